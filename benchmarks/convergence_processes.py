@@ -32,7 +32,7 @@ from cluster.processes.children import Child, start, stop, wait_all_ready
 READY_S = 120.0
 TRIAL_S = 5.0
 CRASH_S = 30.0
-WORDS = ("shelf", "atlas", "river", "engine", "letter", "window", "market", "garden", "winter", "copper", "signal")
+WORDS = ("shelf", "atlas", "river", "engine", "outgoing", "window", "market", "garden", "winter", "copper", "signal")
 MODEL = "lab-model"
 CHAT_TURNS = 10
 LOADED_CLIENTS = 16
@@ -72,7 +72,7 @@ class Cluster:
     def words(self, count: int) -> str:
         return " ".join(self.rng.choice(WORDS) for _ in range(count))
 
-    async def say(self, node: Node, messages: list[dict[str, str]]) -> str:
+    async def announce(self, node: Node, messages: list[dict[str, str]]) -> str:
         """One more turn of a chat by this node; the backend that served it. `messages` grow by the answer."""
         body = {"model": MODEL, "messages": messages, "max_tokens": 8}
         answer = await self.http.post(f"{node.url}/v1/chat/completions", json=body)
@@ -172,7 +172,7 @@ async def usable(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, A
     for _ in range(arguments.trials):
         node, other = cluster.rng.sample(cluster.nodes, 2)
         messages = [{"role": "user", "content": cluster.words(150)}]
-        backend = await cluster.say(node, messages)
+        backend = await cluster.announce(node, messages)
         began = trio.current_time()
         following = {"model": MODEL, "messages": [*messages, {"role": "user", "content": "And then?"}]}
         with trio.fail_after(TRIAL_S):
@@ -196,7 +196,7 @@ async def loaded(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, A
             if turn % CHAT_TURNS == 0:
                 messages = [{"role": "system", "content": cluster.words(80)}]
             messages.append({"role": "user", "content": cluster.words(60)})
-            await cluster.say(rng.choice(cluster.nodes), messages)
+            await cluster.announce(rng.choice(cluster.nodes), messages)
 
     async with trio.open_nursery() as nursery:
         for number in range(LOADED_CLIENTS):

@@ -85,7 +85,7 @@ class Step:
     engines: Selector = "none"
     for_s: float = 0.0  # 0 = until something else ends it
     every_s: float = 0.0  # between one node of the step and the next
-    one_way: bool = False  # only from `nodes` to `others`
+    one_direction: bool = False  # only from `nodes` to `others`
     keep_state: bool = True  # whether the small state file survives
     down_s: float = 1.0  # between kill and start of a restart
     loss: float = 0.0  # share of datagrams; a stream is delayed instead
@@ -164,8 +164,8 @@ VERBS: Mapping[str, Verb] = {
     "slow": Verb(("nodes", "factor"), ("for_s",)),  # less of a processor
     "disk_full": Verb(("nodes",), ("for_s",)),
     "descriptors": Verb(("nodes", "for_s"), ("every_s",), runs_on=("processes",)),  # hardly a file descriptor left
-    "cut": Verb(("nodes",), ("others", "one_way", "planes", "refuse", "for_s", "every_s"), "nodes"),
-    "link": Verb(("nodes",), ("others", "one_way", "for_s", *LINK), "nodes"),  # at least one of LINK
+    "cut": Verb(("nodes",), ("others", "one_direction", "planes", "refuse", "for_s", "every_s"), "nodes"),
+    "link": Verb(("nodes",), ("others", "one_direction", "for_s", *LINK), "nodes"),  # at least one of LINK
     "heal": Verb(whom="all"),  # every cut and link
     "core": Verb(("nodes",), whom="all"),  # these run, and all between them is well for good; nothing else is mended
     "dns": Verb(("dns",), ("nodes", "for_s"), "all"),  # for these nodes, default all
@@ -400,7 +400,7 @@ def rule_of(step: Step, nodes: Sequence[int], addresses: Sequence[Hashable]) -> 
             mtu=step.mtu or PERFECT.mtu,
             **{name: getattr(step, name) for name in LINK if name != "mtu"},
         ),
-        step.one_way,
+        step.one_direction,
         frozenset(plane for name in step.planes for plane in PLANES[name]),
     )
 

@@ -53,7 +53,10 @@ OLD_WORDS = frozenset(
 )
 """DESIGN's table of words, left column: what the field has a standard term for. `in_flight` is the field's own."""
 
-GERUNDS_THAT_ARE_NONE = frozenset({"ring", "rings", "keyring"})
+FOREIGN = frozenset({"stem", "ParkingLot"})
+"""Of pathlib and of trio."""
+
+GERUNDS_THAT_ARE_NONE = frozenset({"ring", "keyring", "outgoing"})
 
 TIMING = re.compile(r"\d\s?(us|µs|ns|microseconds)\b|\b([Cc]osts?|[Tt]akes)\b[^.\n]{0,40}\d\s?ms\b")
 """What a docstring says of speed: that is for benchmarks to say."""
@@ -212,7 +215,7 @@ def words_of(identifier: str) -> list[str]:
 def old_words_in(identifier: str) -> list[str]:
     if identifier.startswith("__"):
         return []
-    words = words_of(re.sub(r"(?i)in_?flight", "", identifier))
+    words = [] if identifier in FOREIGN else words_of(re.sub(r"(?i)in_?flight", "", identifier))
     return [word for word in words if word in OLD_WORDS]
 
 

@@ -125,7 +125,7 @@ def test_config_check_shows_what_is_set_and_from_where_but_no_secret(
 
 
 @pytest.mark.parametrize("command", ["version", "config"])
-def test_a_full_disk_behind_the_output_is_said_in_one_line(command: str) -> None:
+def test_a_full_disk_behind_the_output_is_stated_in_one_line(command: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "ranvier_py", command], stdout=full, stderr=-1, text=True, check=False
@@ -133,15 +133,15 @@ def test_a_full_disk_behind_the_output_is_said_in_one_line(command: str) -> None
     assert (done.returncode, done.stderr) == (1, "ranvier: the output can't be written: No space left on device\n")
 
 
-def test_every_problem_of_a_command_line_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_problem_of_a_command_line_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--lisen", "0.0.0.0:1", "--control-key", KEY, "stray", "--workers", "0", "--policy", "best"]
     assert cli.main(["serve", *flags]) == cli.EXIT_CONFIG
     captured = capsys.readouterr()
-    told = captured.err.splitlines()
-    assert told[0] == "ranvier: the configuration has problems:"
-    assert [line.split()[0] for line in told[1:]] == ["--lisen:", "--control-key:", "stray:", "workers:", "policy:"]
-    assert "did you mean --listen?" in told[1]
-    assert "use --control-key-file or $RANVIER_CONTROL_KEY" in told[2]
+    reported = captured.err.splitlines()
+    assert reported[0] == "ranvier: the configuration has problems:"
+    assert [line.split()[0] for line in reported[1:]] == ["--lisen:", "--control-key:", "stray:", "workers:", "policy:"]
+    assert "did you mean --listen?" in reported[1]
+    assert "use --control-key-file or $RANVIER_CONTROL_KEY" in reported[2]
     assert KEY not in captured.err
 
 
@@ -149,7 +149,7 @@ def test_every_problem_of_a_command_line_is_told_at_once(capsys: pytest.CaptureF
     ("command", "typed", "meant"),
     [("replay x", "--polcy", "--policy"), ("status", "--wach", "--watch"), ("reporter", "--worker-d", "--worker-id")],
 )
-def test_a_flag_that_was_mistyped_is_told_the_right_one(
+def test_a_flag_that_was_mistyped_is_reported_the_right_one(
     command: str, typed: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*command.split(), typed, "3"]) == cli.EXIT_CONFIG
@@ -185,7 +185,7 @@ def test_explain_asks_the_node_and_prints_its_answer(
     assert control.asked == [("/explain", None, b'{"messages": []}'), ("/explain", f"Bearer {KEY}", b"{}")]
 
 
-def test_a_refusal_is_told_in_the_words_of_the_node(
+def test_a_refusal_is_reported_in_the_words_of_the_node(
     control: SimpleNamespace, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     body = tmp_path / "body"
@@ -194,7 +194,7 @@ def test_a_refusal_is_told_in_the_words_of_the_node(
     assert capsys.readouterr().err == "ranvier: 400: the body is not JSON\n"
 
 
-def test_a_missing_body_file_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_body_file_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["explain", str(tmp_path / "none")]) == cli.EXIT_FAILED
     assert "No such file" in capsys.readouterr().err
 
@@ -212,12 +212,12 @@ def test_a_node_that_is_not_there_has_an_exit_code_of_its_own(
     "address", ["http://[::", "127.0.0.1:80:80", "", "nonsense://", "ftp://host", "http://", "http://a:b"]
 )
 @pytest.mark.parametrize("flag", ["--control", "--against"])
-def test_an_address_that_is_none_is_told_in_one_line(
+def test_an_address_that_is_none_is_reported_in_one_line(
     flag: str, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["status", flag, address]) == cli.EXIT_CONFIG
-    told = capsys.readouterr().err
-    assert told == f"ranvier: {address!r} is no control port, expected one like http://127.0.0.1:9180\n"
+    reported = capsys.readouterr().err
+    assert reported == f"ranvier: {address!r} is no control port, expected one like http://127.0.0.1:9180\n"
 
 
 def test_a_key_may_be_any_line_of_text_and_is_never_shown(
@@ -228,9 +228,9 @@ def test_a_key_may_be_any_line_of_text_and_is_never_shown(
     assert {key.encode("latin-1").decode() for _, key, _ in control.asked} == {"Bearer schl\u00fcssel"}
     monkeypatch.setenv("RANVIER_CONTROL_KEY", "two\nlines")
     assert cli.main(["status", "--control", control.url]) == cli.EXIT_CONFIG
-    told = capsys.readouterr().err
-    assert "RANVIER_CONTROL_KEY must be one line of text" in told
-    assert "lines" not in told
+    reported = capsys.readouterr().err
+    assert "RANVIER_CONTROL_KEY must be one line of text" in reported
+    assert "lines" not in reported
 
 
 def test_status_is_one_page_about_the_node(
@@ -283,8 +283,8 @@ def test_a_node_that_restarts_is_watched_on(
 
     monkeypatch.setattr(cli.time, "sleep", pause)
     assert cli.main(["status", "--watch", "--control", control.url]) == cli.EXIT_OK
-    said = capsys.readouterr().out
-    assert (said.count("Backends"), said.count("can't be reached")) == (3, 1)
+    sent = capsys.readouterr().out
+    assert (sent.count("Backends"), sent.count("can't be reached")) == (3, 1)
     monkeypatch.setattr(cli, "asked", away)
     assert cli.main(["status", "--watch", "--control", control.url]) == cli.EXIT_UNREACHABLE
 
@@ -310,7 +310,7 @@ def test_status_can_be_watched_until_it_is_interrupted(
     assert capsys.readouterr().out.count("Backends") == 3
 
 
-def test_status_shows_who_the_peers_are_and_what_was_said() -> None:
+def test_status_shows_who_the_peers_are_and_what_was_stated() -> None:
     member = {"name": "b", "state": "suspect", "address": "10.0.0.2:7946", "incarnation": 3, "routes": False}
     cluster = {
         "name": "a",
@@ -348,7 +348,7 @@ def test_nothing_a_node_answers_can_play_with_the_terminal() -> None:
     assert max(map(len, page.splitlines())) < 80
 
 
-def test_a_node_without_backends_says_how_to_add_one() -> None:
+def test_a_node_without_backends_states_how_to_add_one() -> None:
     assert "none; add one" in status_page(NodeStatus("n", True, "", [], {}))
 
 

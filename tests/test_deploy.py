@@ -31,7 +31,6 @@ from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
 from ranvier_py.core.gossip.port_traffic import PortOptions
 from ranvier_py.io.gossip.state_file import LAST_WRITE_S
 from ranvier_py.node.cluster_parts import LEAVE_S_MAX
-from ranvier_py.node.node import CLOSE_S
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -82,7 +81,7 @@ def test_the_annotated_configuration_can_be_loaded() -> None:
 
 
 def test_the_margin_has_room_for_the_goodbye_and_for_what_is_written_last() -> None:
-    assert LEAVE_S_MAX + LAST_WRITE_S + CLOSE_S < END_MARGIN_S
+    assert LEAVE_S_MAX + LAST_WRITE_S < END_MARGIN_S
 
 
 def test_the_unit_leaves_time_to_drain() -> None:
@@ -211,7 +210,7 @@ def test_a_pod_advertises_its_own_address_and_name(monkeypatch: pytest.MonkeyPat
     assert not config.insecure_gossip
 
 
-def test_ipv6_pods_need_what_the_configuration_says_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ipv6_pods_need_what_the_configuration_states_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Else each of them would be a cluster of its own, on a port that nobody can write to."""
     fields = {"status.podIP": "fd00::7", "metadata.name": "ranvier-2"}
     with pytest.raises(ConfigError, match="gossip on \\[::\\]"):
@@ -264,7 +263,7 @@ def test_the_container_has_the_ports_of_its_configuration(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("probe", "path"), [("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")]
 )
-def test_probes_ask_the_control_port_what_it_tells_without_a_key(probe: str, path: str) -> None:
+def test_probes_ask_the_control_port_what_it_reports_without_a_key(probe: str, path: str) -> None:
     """A probe that needs the key ends every pod. A liveness probe of /readyz ends it with the engines."""
     assert container()[probe]["httpGet"] == {"path": path, "port": "control"}
     assert path in OPEN_PATHS
@@ -310,7 +309,7 @@ def test_a_pod_has_time_to_leave_its_services_and_to_drain(monkeypatch: pytest.M
     assert pod()["terminationGracePeriodSeconds"] >= int(wait_s) + drain_s + END_MARGIN_S
 
 
-def test_keys_come_from_the_secret_that_the_readme_tells_how_to_make() -> None:
+def test_keys_come_from_the_secret_that_the_readme_reports_how_to_make() -> None:
     secret = volume("keys")["secret"]
     (command,) = re.findall(r"kubectl create secret generic (.*)", (DEPLOY / "README.md").read_text())
     name, *files = shlex.split(command)
@@ -450,7 +449,7 @@ def test_compose_publishes_one_port_for_each_node_on_this_machine_only(monkeypat
     assert int(target) == host_port(config_in_compose(monkeypatch).listen)[1]
 
 
-def test_compose_asks_for_health_what_the_control_port_tells_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_asks_for_health_what_the_control_port_reports_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     kind, python, option, program = service()["healthcheck"]["test"]
     assert (kind, python, option) == ("CMD", "/opt/ranvier/bin/python", "-c")
     compile(program, "healthcheck", "exec")

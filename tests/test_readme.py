@@ -43,7 +43,7 @@ def commands(name: str) -> list[list[str]]:
     return [words[len(name.split()) :] for words in typed]
 
 
-def told(main: Any, *words: str) -> str:
+def reported(main: Any, *words: str) -> str:
     """The help of a command."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
@@ -59,15 +59,15 @@ def test_every_flag_of_every_command_is_known() -> None:
     typed = commands("ranvier ")
     assert {words[0] for words in typed} >= {"serve", "config", "explain", "status", "replay", "reporter"}
     for words in typed:
-        assert flags(" ".join(words)) <= flags(told(cli.main, words[0])), words
+        assert flags(" ".join(words)) <= flags(reported(cli.main, words[0])), words
     for words in commands("python -m cluster load"):
         from cluster.load.load_command import main  # noqa: PLC0415  # only here
 
-        assert flags(" ".join(words)) <= flags(told(main)), words
+        assert flags(" ".join(words)) <= flags(reported(main)), words
 
 
 def test_every_flag_that_the_text_names_is_one_of_some_command() -> None:
-    known = {flag for name in ("serve", "replay", "status", "reporter") for flag in flags(told(cli.main, name))}
+    known = {flag for name in ("serve", "replay", "status", "reporter") for flag in flags(reported(cli.main, name))}
     named = set(re.findall(r"`(--[a-z][a-z-]+)", section("In front") + section("How it") + section("What would")))
     assert len(named) > 5
     assert named <= known

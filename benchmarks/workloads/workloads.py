@@ -35,7 +35,7 @@ AMPLE_TOKENS = 40_000_000  # of one engine: more than all prompts of any workloa
 A100_8B = preset("a100-llama-8b")
 L4_8B = replace(preset("l4-llama-8b"), cache_tokens=100_000)
 """With weights of 8 bits, as KubeAI had them: that leaves 24e9 x 0.9 - 8e9 bytes to the cache."""
-QWEN_32B = derived(H100, LanguageModel(32.8e9, layers=64, heads=8), ways=2)
+QWEN_32B = derived(H100, LanguageModel(32.8e9, layers=64, heads=8), modes=2)
 """llm-d's pods: Qwen3-32B on two H100. 299,000 tokens of cache, 15,900 prompt tokens/s."""
 
 Retime = Callable[[Trace, int], Trace]

@@ -218,7 +218,7 @@ class Engine:
         while not mailbox.ended:
             out = await mailbox.wait_tokens(out)
             if out >= fault_at:
-                if not await keeps_going(fault):
+                if not await keeps_open(fault):
                     return False
                 fault_at = NEVER
         if mailbox.aborted:
@@ -241,7 +241,7 @@ class Engine:
             await writer.write(head + reply.text_chunks(answer.pieces[sent:out]))
             sent = out
             if sent >= fault_at:
-                if not await keeps_going(fault):
+                if not await keeps_open(fault):
                     return False
                 fault_at = NEVER
         usage = usage_of(mailbox.job.prompt_tokens, len(answer.ids), mailbox.cached_tokens)
@@ -372,7 +372,7 @@ def fault_depth(fault: Fault | None, answer: Answer) -> int:
     return min(fault.after_tokens, len(answer.ids))
 
 
-async def keeps_going(fault: Fault | None) -> bool:
+async def keeps_open(fault: Fault | None) -> bool:
     """Carry out a fault in mid-answer. False when the connection is to be cut."""
     if fault is not None and fault.kind is FaultKind.STALL:
         await trio.sleep(fault.seconds)

@@ -107,14 +107,14 @@ class Rule:
     sources: Collection[Hashable]
     targets: Collection[Hashable]
     link: Link
-    one_way: bool = False
+    one_direction: bool = False
     planes: frozenset[Plane] = frozenset(Plane)
 
     def concerns(self, source: Hashable, target: Hashable, plane: Plane) -> bool:
         if plane not in self.planes:
             return False
         there = source in self.sources and target in self.targets
-        return there or (not self.one_way and target in self.sources and source in self.targets)
+        return there or (not self.one_direction and target in self.sources and source in self.targets)
 
 
 class Links:

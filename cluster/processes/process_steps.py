@@ -158,7 +158,7 @@ class ProcessSteps:
 
     async def do_link(self, step: Step, nodes: Sequence[int]) -> Undo:
         rule = self.links.add(rule_of(step, nodes, range(len(self.nodes))))
-        sides = f"{list(nodes)} | {list(rule.targets)}{' one way' * step.one_way}"
+        sides = f"{list(nodes)} | {list(rule.targets)}{' one path' * step.one_direction}"
         self.fleet.note(f"{step.do} {sides}")
         await self.control.apply()
 

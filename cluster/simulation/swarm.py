@@ -82,8 +82,8 @@ def far(draw: Draw) -> Step:
 
 
 def cut(draw: Draw) -> Step:
-    one_way, refuse = draw.rng.random() < 0.3, draw.rng.random() < 0.2
-    return draw.lasting("cut", 1.0, 40.0, nodes=draw.split(), one_way=one_way, refuse=refuse)
+    one_direction, refuse = draw.rng.random() < 0.3, draw.rng.random() < 0.2
+    return draw.lasting("cut", 1.0, 40.0, nodes=draw.split(), one_direction=one_direction, refuse=refuse)
 
 
 def partial(draw: Draw) -> Step:
@@ -169,7 +169,7 @@ def ending(rng: Random, nodes: int, at: float, *, liveness: bool) -> list[Step]:
     if liveness:
         core = tuple(sorted(rng.sample(range(nodes), max(2, nodes * 2 // 3))))
         outside = tuple(number for number in range(nodes) if number not in core)
-        broken = [Step(at, "cut", nodes=outside, one_way=True)] if rng.random() < 0.5 else []
+        broken = [Step(at, "cut", nodes=outside, one_direction=True)] if rng.random() < 0.5 else []
         return [*broken, Step(at, "dns", dns="all", nodes=core), Step(at, "core", nodes=core)]
     everyone = tuple(range(nodes))
     return [Step(at, "heal"), Step(at, "dns", dns="all", nodes=everyone), Step(at, "core", nodes=everyone)]

@@ -357,12 +357,12 @@ class EnginePoller:
                 began = trio.current_time()
                 metrics = await self._metrics(engine)
                 now = trio.current_time()
-            says_something = engine.metrics.looked(metrics, now - began, now)
+            is_informative = engine.metrics.looked(metrics, now - began, now)
             if self._is_watched(engine):
                 self.counters.metrics_pages += 1
                 self.counters.metrics_failed += metrics is None
-                self.counters.metrics_unknown += metrics is not None and not says_something
-                if metrics is not None and says_something:
+                self.counters.metrics_unknown += metrics is not None and not is_informative
+                if metrics is not None and is_informative:
                     assert self._measured is not None
                     self._measured(engine.id, metrics)
             interval_s = engine.metrics.interval_s()

@@ -285,7 +285,7 @@ class TokenizerWorker:
 
     def _learn(self, attempt: Attempt, job: TokenizeJob, now: float) -> None:
         try:
-            self._router.taught(attempt, job.ancestor, job.segments, job.answer, now)
+            self._router.learn_tokens(attempt, job.ancestor, job.segments, job.answer, now)
         except (TypeError, UnicodeError):  # an answer with values beyond JSON, such as lone surrogates
             self.counters.failed += 1
             return

@@ -81,8 +81,8 @@ class Calibrated:
         for engine, model in enumerate(self._engines):
             node = engine % len(self._routers)
             known, limits = self._routers[node].registry[BackendId(engine)], model.limits
-            told = ReportedCache(limits.cache_tokens, limits.block_size)
-            self.calibrations[node].report(known.id, known.url, known.generation, told)
+            reported = ReportedCache(limits.cache_tokens, limits.block_size)
+            self.calibrations[node].report(known.id, known.url, known.generation, reported)
 
 
 class EventReaders:

@@ -219,8 +219,8 @@ class DelayedNetwork:
             withdrawn.clear()
 
     def _receive(self, index: int, update: DelayedUpdate) -> None:
-        for news in update.learned:
-            self._orphans[index].learn(news.chain, news.parent, news.backend, news.generation, news.at)
+        for updates in update.learned:
+            self._orphans[index].learn(updates.chain, updates.parent, updates.backend, updates.generation, updates.at)
         for gone in update.withdrawn:
             self._routers[index].routes.withdraw(gone.fingerprint, gone.backend)
         registry = self._routers[index].registry

@@ -97,8 +97,8 @@ def table(results: ReplayResults, *, bold: bool, width: int | None = None) -> st
         runs = [run for run in results.runs if run.trace == trace.name]
         shown = fitting(runs, width)
         head = wrapped(headline(trace, runs), width)
-        said = [wrapped(f"- {each}", width or WIDTH) for each in findings(runs)]
-        parts.append("\n".join([head, *lines(runs, shown, bold=bold), "", *said]))
+        sent = [wrapped(f"- {each}", width or WIDTH) for each in findings(runs)]
+        parts.append("\n".join([head, *lines(runs, shown, bold=bold), "", *sent]))
     return "\n\n".join([*parts, wrapped(legend(shown), width or WIDTH, indent="")])
 
 

@@ -104,9 +104,9 @@ def line_chart(title: str, series: Sequence[ChartLine], x: Axis, y: Axis) -> str
 
 
 def dot(point: tuple[float, float], series: ChartLine, here: tuple[float, float]) -> str:
-    says = escape(f"{series.name}: {point[0]:g}, {point[1]:g}")
+    states = escape(f"{series.name}: {point[0]:g}, {point[1]:g}")
     place = f'cx="{here[0]:.1f}" cy="{here[1]:.1f}"'
-    return f'<circle class="dot c{series.colour % COLOURS}" {place} r="3"><title>{says}</title></circle>'
+    return f'<circle class="dot c{series.colour % COLOURS}" {place} r="3"><title>{states}</title></circle>'
 
 
 def bar_chart(title: str, bars: Sequence[Bar], x: Axis) -> str:
@@ -151,8 +151,8 @@ def frame(x: Axis, y: Axis, across: Scale, up: Scale) -> str:
     return "".join(parts)
 
 
-def text(x: float, y: float, says: str, anchor: str) -> str:
-    return f'<text class="label" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(says)}</text>'
+def text(x: float, y: float, states: str, anchor: str) -> str:
+    return f'<text class="label" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(states)}</text>'
 
 
 def svg(title: str, parts: Sequence[str], height: float) -> str:

@@ -107,7 +107,7 @@ class EventRelay:
         self._ask = 0  # the router's question that is being answered; 0: none
         self._first = 0  # the next number of that answer
         self._was_connected: bool | None = None  # when it was last answered
-        self._said = False
+        self._connected_sent = False
         self._batch_at = self._beat_at = 0.0
         self._sent = (0, 0, False)  # `_next` and `_first` after what was last sent, and whether that ended the answer
 
@@ -133,7 +133,7 @@ class EventRelay:
         start = log.next if self._next is None else self._next
         messages = log.since(start) if connected and not self._ask else ()
         self._sent = (messages[-1][0] + 1 if messages else start, first, ended)
-        self._said = connected
+        self._connected_sent = connected
         body: dict[str, Any] = {**self._head, "connected": connected, "next": self._sent[0]}
         body["messages"] = written(messages)
         body |= {"begins": True} if self._next is None else {}
@@ -143,7 +143,7 @@ class EventRelay:
 
     def answered(self, reply: Mapping[str, Any], now: float) -> None:
         """The router took it in."""
-        self._was_connected = self._said
+        self._was_connected = self._connected_sent
         self._batch_at, self._beat_at = now + BATCH_S, now + BEAT_S
         if self._run != self._log.runs:
             return

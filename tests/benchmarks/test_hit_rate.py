@@ -17,8 +17,8 @@ from ranvier_py.replay.traces.trace import Trace
 def asked(prompts: str) -> Trace:
     """Requests for documents of two blocks each, one for each letter."""
     writer = Writer()
-    documents = {letter: writer.passage(32) for letter in sorted(set(prompts))}
-    requests = [writer.request(0.0, "", [documents[letter]], writer.passage(16)) for letter in prompts]
+    documents = {outgoing: writer.passage(32) for outgoing in sorted(set(prompts))}
+    requests = [writer.request(0.0, "", [documents[outgoing]], writer.passage(16)) for outgoing in prompts]
     return Trace("t", requests, 16, timed=True)
 
 

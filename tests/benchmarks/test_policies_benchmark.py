@@ -189,6 +189,6 @@ def test_a_quick_run_writes_no_results(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_policy_that_is_none_is_said_before_anything_is_read() -> None:
+def test_a_policy_that_is_none_is_stated_before_anything_is_read() -> None:
     with pytest.raises(SystemExit, match="no such policy: best"):
         policies.main(["--policy", "ttft,best"])

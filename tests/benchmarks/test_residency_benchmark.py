@@ -17,7 +17,7 @@ def test_a_full_cache_removes_a_block_for_each_that_it_stores() -> None:
     assert streams.events > streams.removed
 
 
-def test_the_node_holds_what_the_engine_does_and_tells_the_route_table() -> None:
+def test_the_node_holds_what_the_engine_does_and_reports_the_route_table() -> None:
     streams = make_streams(CAPACITY_BLOCKS, 600, 2)
     node, blocks, spent = apply_streams([streams], 2, engine_caches=True)
     assert blocks == 2 * streams.blocks

@@ -25,7 +25,7 @@ def small(name: str, seed: int = 1) -> Trace:
     return made[name]()
 
 
-def told(request: TraceRequest) -> tuple[object, ...]:
+def reported(request: TraceRequest) -> tuple[object, ...]:
     """Everything about a request that a run could see."""
     return (
         request.at, request.session, request.prompt_tokens, request.answer_tokens,
@@ -36,8 +36,8 @@ def told(request: TraceRequest) -> tuple[object, ...]:
 @pytest.mark.parametrize("name", ["groups", "hot", "users", "threads"])
 def test_a_seed_gives_the_same_traffic_and_another_one_other_traffic(name: str) -> None:
     first, again, other = small(name), small(name), small(name, seed=2)
-    assert list(map(told, first.requests)) == list(map(told, again.requests))
-    assert list(map(told, first.requests)) != list(map(told, other.requests))
+    assert list(map(reported, first.requests)) == list(map(reported, again.requests))
+    assert list(map(reported, first.requests)) != list(map(reported, other.requests))
 
 
 @pytest.mark.parametrize("name", ["groups", "hot", "users", "threads"])

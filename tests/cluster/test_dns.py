@@ -89,7 +89,7 @@ def test_a_name_without_such_an_address_is_empty_and_an_unknown_one_does_not_exi
     assert asked(zone, "ROUTER.Lab").addresses == NODES
 
 
-def test_answers_live_as_long_as_the_zone_says() -> None:
+def test_answers_live_as_long_as_the_zone_states() -> None:
     zone = Zone({NAME: NODES}, ttl_s=30)
     assert asked(zone).ttl_s == 30
 
@@ -106,7 +106,7 @@ def test_answers_live_as_long_as_the_zone_says() -> None:
         (DnsFault(DnsFaultKind.SLOW), Rcode.NOERROR, NODES),
     ],
 )
-def test_each_fault_says_what_it_should_and_ends(fault: DnsFault, code: Rcode, addresses: tuple[str, ...]) -> None:
+def test_each_fault_states_what_it_should_and_ends(fault: DnsFault, code: Rcode, addresses: tuple[str, ...]) -> None:
     zone = zone_of()
     zone.fault(NAME, fault)
     answer = asked(zone, asker="127.0.0.3")
@@ -148,7 +148,7 @@ def test_a_query_as_the_rfc_writes_it_is_understood() -> None:
 
 
 @pytest.mark.parametrize(("more", "bytes_max"), [({}, 512), ({"use_edns": 0, "payload": 1232}, 1232)])
-def test_an_answer_that_does_not_fit_says_so_and_fits_over_tcp(more: dict[str, int], bytes_max: int) -> None:
+def test_an_answer_that_does_not_fit_states_so_and_fits_over_tcp(more: dict[str, int], bytes_max: int) -> None:
     zone = zone_of(*(f"10.0.0.{number}" for number in range(60)))
     query = query_of(**more)
     short, whole = (zone.answer(query, ASKER, over_tcp=over_tcp).data for over_tcp in (False, True))
@@ -220,7 +220,7 @@ async def test_too_many_slow_answers_are_dropped_and_counted() -> None:
     assert zone.counts["dropped"] == 10
 
 
-async def test_a_name_that_fails_says_how() -> None:
+async def test_a_name_that_fails_states_how() -> None:
     zone = zone_of()
     async with served(zone) as server:
         with pytest.raises(LookupFailed, match="NXDOMAIN"):

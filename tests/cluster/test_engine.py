@@ -76,7 +76,7 @@ def stream_objects(text: str) -> list[Any]:
 # ---- answers
 
 
-async def test_a_chat_is_answered_in_vllms_shape_and_says_who_served() -> None:
+async def test_a_chat_is_answered_in_vllms_shape_and_states_who_served() -> None:
     async with lab() as it:
         answer = await it.chat()
         body = answer.json()
@@ -92,7 +92,7 @@ async def test_a_chat_is_answered_in_vllms_shape_and_says_who_served() -> None:
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
-async def test_a_stream_has_role_text_finish_usage_and_end_and_says_the_same_as_the_whole_answer() -> None:
+async def test_a_stream_has_role_text_finish_usage_and_end_and_states_the_same_as_the_whole_answer() -> None:
     async with lab() as it:
         whole = (await it.chat()).json()
         answer = await it.chat(stream=True, stream_options={"include_usage": True})
@@ -163,8 +163,8 @@ async def test_tokens_come_one_decode_step_apart() -> None:
 async def test_the_next_turn_finds_prompt_and_answer_of_the_one_before() -> None:
     async with lab() as it:
         first = (await it.chat("word " * 64, max_tokens=64)).json()
-        said = first["choices"][0]["message"]
-        messages = [{"role": "user", "content": "word " * 64}, {"role": "assistant", "content": said["content"]}]
+        sent = first["choices"][0]["message"]
+        messages = [{"role": "user", "content": "word " * 64}, {"role": "assistant", "content": sent["content"]}]
         messages.append({"role": "user", "content": "go on"})
         second = (await it.post("/v1/chat/completions", messages=messages, max_tokens=1)).json()
     known = first["usage"]["prompt_tokens"] + 64 - 1  # the last token was never fed back
@@ -181,7 +181,7 @@ async def test_salts_and_adapters_share_no_cache(fields: dict[str, str]) -> None
     assert same["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-async def test_metrics_and_statistics_tell_what_usage_told() -> None:
+async def test_metrics_and_statistics_report_what_usage_reported() -> None:
     async with lab() as it:
         usages = [(await it.chat("word " * 64)).json()["usage"] for _ in range(2)]
         page = (await it.client.get("/metrics")).text
@@ -327,7 +327,7 @@ async def test_a_client_that_goes_away_frees_its_blocks_and_its_place(stream: bo
 # ---- faults
 
 
-async def test_a_status_fault_hits_as_often_as_it_was_told_and_leaves_probes_alone() -> None:
+async def test_a_status_fault_hits_as_often_as_it_was_reported_and_leaves_probes_alone() -> None:
     async with lab() as it:
         await it.post("/admin/faults", kind="status", status=503, count=2)
         assert (await it.client.get("/health")).status_code == 200
@@ -409,7 +409,7 @@ async def test_with_a_models_tokenizer_the_whole_rendered_chat_is_tokenized_and_
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= (prompt_tokens + 39) // 16 * 16 - 16
 
 
-def test_the_process_says_where_it_listens_and_ends_well_on_a_signal() -> None:
+def test_the_process_states_where_it_listens_and_ends_well_on_a_signal() -> None:
     command = [sys.executable, "-m", "cluster", "engine", "--listen", "127.0.0.1:0", "--tokenizer", "bytes"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -436,7 +436,7 @@ def test_a_wrong_option_or_command_ends_with_code_2() -> None:
         assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 2
 
 
-def test_an_address_in_use_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_in_use_is_stated_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
         assert engine_command(["--listen", address, "--tokenizer", "bytes"]) == 1

@@ -25,14 +25,14 @@ from ranvier_py.core.engine_cache.sources.publishers import Publisher, at_home, 
 from ranvier_py.replay.engine.block_cache import KeyRemoved, KeysCleared, KeysStored
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.core.engine_cache import model
-from tests.io.engine_events.kv_fakes import Heard, hearing, until
+from tests.io.engine_events.kv_fakes import Received, reading, until
 
 SMALL = EngineLimits(cache_tokens=640, prefill_tokens_per_s=1e6, decode_s=0.0)
 IDS = np.arange(32, dtype=np.uint32)
 EVENTS = [KeysStored((5, 2**64 - 2), 0, IDS), KeyRemoved(5), KeyRemoved(2**64 - 2), KeysCleared()]
 
 
-def told(encoding: str, scope: Scope = Scope()) -> Any:  # noqa: B008  # a tuple
+def reported(encoding: str, scope: Scope = Scope()) -> Any:  # noqa: B008  # a tuple
     encoder = KvEncoder(encoding, 16)
     encoder.note(5, scope)
     return msgpack.unpackb(encoder.batch(EVENTS, 1.5))
@@ -40,7 +40,7 @@ def told(encoding: str, scope: Scope = Scope()) -> Any:  # noqa: B008  # a tuple
 
 def test_the_shape_is_that_of_vllm() -> None:
     """As sent by vLLM 0.32."""
-    at, events, rank = told("map")
+    at, events, rank = reported("map")
     assert (at, rank) == (1.5, 0)
     assert events[0] == {
         "type": "BlockStored",
@@ -60,7 +60,7 @@ def test_the_shape_is_that_of_vllm() -> None:
 
 
 def test_the_older_shape_is_an_array() -> None:
-    events = told("array", Scope("french", "pepper"))[1]
+    events = reported("array", Scope("french", "pepper"))[1]
     keys = [["french", "pepper"], ["french"]]
     assert events[0][:5] == ["BlockStored", [5, 2**64 - 2], None, list(range(32)), 16]
     assert events[0][5:] == [None, "GPU", "french", keys]
@@ -72,7 +72,7 @@ def test_the_older_shape_is_an_array() -> None:
 
 
 def test_sglang_signs_its_hashes_and_removes_many_at_once() -> None:
-    events = told("sglang", Scope("", "pepper"))[1]
+    events = reported("sglang", Scope("", "pepper"))[1]
     assert events[0]["block_hashes"] == [5, -2]
     assert events[0]["cache_salt"] == "pepper"
     assert "extra_keys" not in events[0]
@@ -92,22 +92,22 @@ def test_every_shape_is_read_without_a_rest(encoding: str) -> None:
 
 
 class Lab:
-    def __init__(self, engine: Engine, client: httpx.AsyncClient, heard: Heard) -> None:
-        self.engine, self.client, self.heard = engine, client, heard
+    def __init__(self, engine: Engine, client: httpx.AsyncClient, received: Received) -> None:
+        self.engine, self.client, self.received = engine, client, received
         self.decoder = EventDecoder()
 
     async def ask(self, prompt: list[int], **fields: Any) -> None:
         body = {"model": "lab", "prompt": prompt, "max_tokens": 5, **fields}
         assert (await self.client.post("/v1/completions", json=body)).status_code == 200
 
-    async def heard_all(self) -> None:
+    async def received_all(self) -> None:
         assert self.engine.kv is not None
-        await until(lambda: self.heard.stream.machine.next_seq == self.engine.kv.publisher._next)
+        await until(lambda: self.received.stream.machine.next_seq == self.engine.kv.publisher._next)
 
     def residency(self) -> Residency:
         """All that was told, applied anew."""
         residency = Residency(model.hasher(), model.namespace_of)
-        for _, payload in self.heard.stream.applied:
+        for _, payload in self.received.stream.applied:
             for event in self.decoder.decode(payload).events:
                 residency.apply(event)
             while not residency.settle().complete:
@@ -130,9 +130,9 @@ async def lab(encoding: str = "map") -> AsyncIterator[Lab]:
             host, port = await nursery.start(serve, engine, "127.0.0.1", 0)
             async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
                 publisher = await found(client, encoding)
-                async with hearing(publisher) as heard:
-                    await until(lambda: heard.level is Level.EXACT)
-                    yield Lab(engine, client, heard)
+                async with reading(publisher) as received:
+                    await until(lambda: received.level is Level.EXACT)
+                    yield Lab(engine, client, received)
             nursery.cancel_scope.cancel()
 
 
@@ -152,31 +152,31 @@ async def test_whoever_listens_knows_the_engine_block_by_block(encoding: str) ->
     async with lab(encoding) as engine:
         for number in range(30):
             await engine.ask([*range(number % 4, number % 4 + 48), *range(1000 * number, 1000 * number + 30)])
-        await engine.heard_all()
+        await engine.received_all()
         assert engine.engine.live.model.cache.evicted_blocks > 0
         assert engine.residency().copies(Tier.GPU) == engine.table()
         counts = engine.decoder.counters
         assert (counts.unread, counts.refused, counts.tags_skipped, counts.fields_skipped) == (0, 0, 0, 0)
 
 
-async def test_salt_and_adapter_are_told() -> None:
+async def test_salt_and_adapter_are_reported() -> None:
     async with lab() as engine:
         await engine.ask(list(range(40)), cache_salt="pepper")
         await engine.ask(list(range(40)), model="adapter")
-        await engine.heard_all()
+        await engine.received_all()
         tiers = engine.residency().tiers()
         for scope in (model.Scope(None, None, "pepper"), model.Scope("adapter", None, None)):
             assert model.fingerprint(list(range(32)), scope) in tiers
         assert model.fingerprint(list(range(32))) not in tiers
 
 
-async def test_messages_that_were_lost_are_told_again() -> None:
+async def test_messages_that_were_lost_are_reported_again() -> None:
     async with lab() as engine:
         assert (await engine.client.post("/admin/kv", json={"lose": 2})).status_code == 200
         for number in range(6):
             await engine.ask(list(range(100 * number, 100 * number + 40)))
-        await engine.heard_all()
-        assert engine.heard.stream.machine.counters.repaired >= 1
+        await engine.received_all()
+        assert engine.received.stream.machine.counters.repaired >= 1
         assert engine.residency().copies(Tier.GPU) == engine.table()
         assert (await engine.client.post("/admin/kv", json={"lose": "many"})).status_code == 400
 
@@ -186,24 +186,24 @@ async def test_a_restarted_engine_counts_from_zero(encoding: str) -> None:
     async with lab(encoding) as engine:
         for number in range(5):
             await engine.ask(list(range(100 * number, 100 * number + 40)))
-        await engine.heard_all()
+        await engine.received_all()
         assert (await engine.client.post("/admin/restart")).status_code == 200
-        await until(lambda: engine.heard.subscriber.counters.connects == 2)
+        await until(lambda: engine.received.subscriber.counters.connects == 2)
         await engine.ask(list(range(7, 47)))
-        await engine.heard_all()
+        await engine.received_all()
         assert engine.residency().copies(Tier.GPU) == engine.table()
         assert len(engine.table()) == 2
 
 
-async def test_a_cleared_cache_is_told() -> None:
+async def test_a_cleared_cache_is_reported() -> None:
     async with lab() as engine:
         await engine.ask(list(range(40)))
         await engine.client.post("/admin/clear")
-        await engine.heard_all()
+        await engine.received_all()
         assert engine.residency().copies(Tier.GPU) == {} == engine.table()
 
 
-def test_the_options_of_the_command_say_where() -> None:
+def test_the_options_of_the_command_state_where() -> None:
     arguments = parser().parse_args(["--kv-events", "tcp://*:0", "--kv-replay", "tcp://*:0", "--kv-encoding", "array"])
     kv = config_of(arguments).kv
     assert kv == KvEvents(KvEndpoints("tcp://*:0", "tcp://*:0", replays_topic=False), "array")
@@ -212,7 +212,7 @@ def test_the_options_of_the_command_say_where() -> None:
         config_of(parser().parse_args(["--kv-replay", "tcp://*:0"]))
 
 
-def test_an_engine_without_events_says_so() -> None:
+def test_an_engine_without_events_states_so() -> None:
     engine = Engine(EngineConfig("e1", ("lab",), SMALL, 640), ByteTokenizer())
     assert engine.kv is None
     assert (b"GET", b"/kv_event_sources") not in engine._routes

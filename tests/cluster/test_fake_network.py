@@ -39,7 +39,7 @@ def make_net(seed: int = 1) -> tuple[VirtualTime, Network, list[Box]]:
 def rule(net: Network, link: Link, others: tuple[int, ...] = (1,), **more: bool) -> Rule:
     """From 0 to the others, and back."""
     planes = UDP if not more.pop("tcp", True) else UDP | TCP
-    return net.links.add(Rule((0,), others, link, more.get("one_way", False), planes))
+    return net.links.add(Rule((0,), others, link, more.get("one_direction", False), planes))
 
 
 def numbered(count: int) -> list[bytes]:
@@ -94,10 +94,10 @@ def test_what_is_larger_than_the_link_allows_vanishes() -> None:
     assert net.counters.oversize == 1
 
 
-@pytest.mark.parametrize(("one_way", "back"), [(True, 1), (False, 0)])
-def test_a_cut_can_be_one_way(one_way: bool, back: int) -> None:
+@pytest.mark.parametrize(("one_direction", "back"), [(True, 1), (False, 0)])
+def test_a_cut_can_be_one_path(one_direction: bool, back: int) -> None:
     time, net, boxes = make_net()
-    rule(net, CUT, one_way=one_way)
+    rule(net, CUT, one_direction=one_direction)
     net.send(0, 1, Plane.DATAGRAM, b"there")
     net.send(1, 0, Plane.DATAGRAM, b"back")
     net.send(0, 2, Plane.DATAGRAM, b"elsewhere")
@@ -173,7 +173,7 @@ def test_the_sender_learns_of_a_refusal_at_once() -> None:
     assert boxes[0].broken == [(1, Plane.DATAGRAM)]
 
 
-def test_a_core_is_well_whatever_the_rules_say() -> None:
+def test_a_core_is_well_whatever_the_rules_state() -> None:
     time, net, boxes = make_net()
     rule(net, CUT, others=(1, 2))
     net.links.protect((0, 1))
@@ -191,7 +191,7 @@ def test_an_address_of_nobody_swallows_everything() -> None:
     assert all(not box.got for box in boxes)
 
 
-def test_the_seed_says_when_and_what_arrives() -> None:
+def test_the_seed_states_when_and_what_arrives() -> None:
     def once(seed: int) -> tuple[list[tuple[bytes, int, Plane]], int]:
         time, net, boxes = make_net(seed)
         rule(net, Link(loss=0.2, duplicate=0.2, reorder=0.5, corrupt=0.2, jitter_s=0.01))

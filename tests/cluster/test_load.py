@@ -140,7 +140,7 @@ async def test_a_recorded_tool_call_stands_instead_of_the_real_answer() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_report_holds_what_the_engine_said(stream: bool) -> None:
+async def test_the_report_holds_what_the_engine_stated(stream: bool) -> None:
     """Hit rate by engine truth, and times only where they were measured."""
     async with running_engine() as engine:
         log = await closed(engine, chat("a", "one", "two"), stream=stream)
@@ -288,8 +288,8 @@ async def test_a_branch_goes_on_from_its_parents_history() -> None:
     branch = chat("branch", "other", parent="parent", parent_turns=1)
     async with running_engine() as engine:
         await closed(engine, parent, branch, users=2)
-    said = [[message["content"] for message in body["messages"]] for body in engine.bodies]
-    assert ["one", "answer 1", "other"] in said
+    sent = [[message["content"] for message in body["messages"]] for body in engine.bodies]
+    assert ["one", "answer 1", "other"] in sent
 
 
 async def test_an_open_loop_does_not_wait_for_answers() -> None:

@@ -33,7 +33,7 @@ from cluster.load.workload import (
 )
 
 
-def said(role: str, text: str | None = "x", **rest: Any) -> dict[str, Any]:
+def sent(role: str, text: str | None = "x", **rest: Any) -> dict[str, Any]:
     return {"role": role, "content": text, **rest}
 
 
@@ -49,17 +49,17 @@ def test_a_seed_gives_the_same_plan_and_another_seed_another_one() -> None:
 
 
 def test_a_request_is_what_stands_before_each_answer() -> None:
-    messages = [said("system"), said("assistant", "hi"), said("user", "1"), said("assistant"), said("user", "2")]
+    messages = [sent("system"), sent("assistant", "hi"), sent("user", "1"), sent("assistant"), sent("user", "2")]
     turns = split_turns(messages)
     assert [len(turn.messages) for turn in turns] == [3, 1]
     assert all(turn.recorded is None for turn in turns)
 
 
 def test_recorded_tool_calls_are_kept_and_other_answers_only_on_demand() -> None:
-    call = said("assistant", None, tool_calls=[{}])
-    messages = [said("user"), call, said("tool"), said("assistant", "done")]
+    call = sent("assistant", None, tool_calls=[{}])
+    messages = [sent("user"), call, sent("tool"), sent("assistant", "done")]
     assert [turn.recorded for turn in split_turns(messages)] == [call, None]
-    assert [turn.recorded for turn in split_turns(messages, keep_recorded=True)] == [call, said("assistant", "done")]
+    assert [turn.recorded for turn in split_turns(messages, keep_recorded=True)] == [call, sent("assistant", "done")]
 
 
 def test_a_branch_has_an_earlier_parent_that_is_long_enough() -> None:
@@ -110,7 +110,7 @@ def write(path: Path, *lines: str) -> Path:
 
 
 def test_a_trace_is_read_with_its_sessions_and_times(tmp_path: Path) -> None:
-    chat = {"messages": [said("user"), said("assistant")]}
+    chat = {"messages": [sent("user"), sent("assistant")]}
     lines = [json.dumps(chat | {"session": "s", "timestamp": 3}), "", json.dumps(chat | {"timestamp_ms": 1500})]
     found = read_trace(write(tmp_path / "t.jsonl", *lines))
     assert [(one.name, one.start_s) for one in found] == [("s", 3.0), ("line-3", 1.5)]

@@ -129,7 +129,7 @@ def test_hits_that_do_not_come_back_in_time_are_no_good(
     assert verdict.holds is holds
 
 
-def test_where_steps_end_with_the_traffic_nobody_can_tell_whether_hits_are_back() -> None:
+def test_where_steps_end_with_the_traffic_nobody_can_report_whether_hits_are_back() -> None:
     assert hits_back_s({"recovered_after_last_step_s": None}, Expect(hits_back_s=5.0), 91.0, 100.0) == {}
 
 
@@ -240,7 +240,7 @@ async def test_what_broke_after_its_first_byte_is_not_tried_again(behaviour: Beh
     assert entry.reason == "connection closed in mid-answer"
 
 
-async def test_an_error_that_a_node_says_is_a_failure() -> None:
+async def test_an_error_that_a_node_states_is_a_failure() -> None:
     async with stub_nodes(refuses_in_words, good) as clients:
         (entry,) = await ask(clients)
     assert (entry.reason, entry.first_byte, entry.retries) == ("HTTP 502", False, [])
@@ -299,7 +299,7 @@ def test_a_key_ring_is_one_secret_per_line_and_the_same_for_all(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("way", "step", "word"),
+    ("path", "step", "word"),
     [
         ("direct", Step(1.0, "cut", nodes=(0,)), "namespaces or the relay"),
         ("relay", Step(1.0, "cut", nodes=(0,)), ""),
@@ -313,19 +313,19 @@ def test_a_key_ring_is_one_secret_per_line_and_the_same_for_all(tmp_path: Path) 
         ("direct", Step(1.0, "kill", nodes=(0,)), ""),
     ],
 )
-def test_what_a_way_cannot_do_is_refused_before_anything_starts(
-    way: str, step: Step, word: str, monkeypatch: pytest.MonkeyPatch
+def test_what_a_path_cannot_do_is_refused_before_anything_starts(
+    path: str, step: Step, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.processes.link_control.can_be_private", lambda: "")
     scenario = Scenario("x", "x", 10.0, steps=(step,))
     if word:
         with pytest.raises(CannotDo, match=word):
-            choose(way, scenario)
+            choose(path, scenario)
     else:
-        assert choose(way, scenario).name == way
+        assert choose(path, scenario).name == path
 
 
-def test_the_way_is_chosen_by_what_the_scenario_needs_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_is_chosen_by_what_the_scenario_needs_and_states_why(monkeypatch: pytest.MonkeyPatch) -> None:
     lossy = Scenario("x", "x", 10.0, steps=(Step(1.0, "link", nodes=(0,), loss=0.1),))
     monkeypatch.setattr("cluster.processes.link_control.can_be_private", lambda: "")
     assert choose("auto", Scenario("x", "x", 10.0)).name == "namespaces"
@@ -362,16 +362,16 @@ def test_flags_change_the_scenario_and_are_checked() -> None:
 
 def test_a_link_is_open_again_when_the_last_cut_has_ended() -> None:
     links = Links()
-    first = links.add(Rule([0], [1], CUT, one_way=True, planes=UDP))
-    second = links.add(Rule([0, 1], [1, 2], CUT, one_way=True, planes=TCP))
-    links.add(Rule([0], [1], Link(loss=0.5), one_way=True))
+    first = links.add(Rule([0], [1], CUT, one_direction=True, planes=UDP))
+    second = links.add(Rule([0, 1], [1, 2], CUT, one_direction=True, planes=TCP))
+    links.add(Rule([0], [1], Link(loss=0.5), one_direction=True))
     assert links.link(0, 1, Plane.DATAGRAM) == CUT._replace(loss=0.5)
     links.remove(first)
     assert links.link(0, 1, Plane.DATAGRAM) == Link(loss=0.5)
     assert links.link(0, 1, Plane.BULK).cut
     links.protect((1, 2))
     assert not links.link(1, 2, Plane.BULK).cut, "well for good"
-    links.add(Rule([1, 2], [2, 0], CUT, one_way=True))
+    links.add(Rule([1, 2], [2, 0], CUT, one_direction=True))
     assert not links.link(1, 2, Plane.BULK).cut
     assert links.link(2, 0, Plane.BULK).cut
     links.remove(second)
@@ -380,7 +380,7 @@ def test_a_link_is_open_again_when_the_last_cut_has_ended() -> None:
     assert links.link(2, 0, Plane.BULK) == Link()
 
 
-HEAR = """
+RECEIVE = """
 import socket
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
     sock.bind(("10.77.0.3", 5000))
@@ -389,14 +389,14 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.sendto(*sock.recvfrom(9))
 """
 
-SAY = """
+ANNOUNCE = """
 import socket
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
     sock.settimeout(0.3)
     try:
         sock.sendto(b"x", ("10.77.0.3", 5000))
         sock.recv(9)
-        print("heard")
+        print("received")
     except TimeoutError:
         print("silence")
     except OSError as error:
@@ -448,7 +448,7 @@ def test_in_namespaces_directions_are_cut_silently_or_refused_and_disks_fill(tmp
         pytest.skip(obstacle)
     resolver = Path("/etc/resolv.conf").read_text()
     driver = tmp_path / "driver.py"
-    driver.write_text(f"HEAR, SAY = {HEAR!r}, {SAY!r}\n{DRIVER}")
+    driver.write_text(f"HEAR, SAY = {RECEIVE!r}, {ANNOUNCE!r}\n{DRIVER}")
     done = subprocess.run(
         [*private_command(), sys.executable, str(driver), str(tmp_path), str(ROOT)],
         capture_output=True,
@@ -457,13 +457,13 @@ def test_in_namespaces_directions_are_cut_silently_or_refused_and_disks_fill(tmp
         check=False,
     )
     assert done.stdout.splitlines() == [
-        "heard",
+        "received",
         "silence",
-        "heard",
+        "received",
         "silence",
-        "heard",
+        "received",
         "No route to host",
-        "heard",
+        "received",
         "No space left on device",
         "1000 1",
         "nameserver 10.77.0.1",

@@ -29,7 +29,7 @@ class Pair:
         """Let this direction be so; all others are open."""
         self.links.heal()
         if link is not None:
-            self.links.add(Rule([sender], [receiver], link, one_way=True))
+            self.links.add(Rule([sender], [receiver], link, one_direction=True))
         self.relay.wake()
 
     def shown(self, number: int) -> tuple[str, int]:
@@ -88,8 +88,8 @@ async def test_a_cut_is_silent_in_its_direction_alone_until_it_heals() -> None:
     async with pair() as two:
         two.set(0, 1, CUT)
         await two.send(0, b"lost")
-        await two.send(1, b"heard")
-        assert await two.receive(0) == (b"heard", SHOWN[1])
+        await two.send(1, b"received")
+        assert await two.receive(0) == (b"received", SHOWN[1])
         assert await two.receives_nothing(1)
         two.set(0, 1, None)
         await two.send(0, b"again")
@@ -194,7 +194,7 @@ async def test_the_recorder_has_what_passed() -> None:
 # --- the recorder alone ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_found_only_inside_the_seal_is_said_so() -> None:
+def test_what_is_found_only_inside_the_seal_is_stated_so() -> None:
     recorder = Recorder()
     recorder.note(0, 1, "udp", bytes(byte ^ 0xFF for byte in b"hidden words"))
     assert recorder.search([b"hidden words"]) == []
@@ -202,7 +202,7 @@ def test_what_is_found_only_inside_the_seal_is_said_so() -> None:
     assert finding.opened
 
 
-def test_a_full_recorder_says_that_it_is_not_complete() -> None:
+def test_a_full_recorder_states_that_it_is_not_complete() -> None:
     recorder = Recorder(bytes_max=10)
     recorder.note(0, 1, "udp", b"12345678")
     recorder.note(0, 1, "udp", b"12345678")

@@ -66,7 +66,7 @@ def test_agreement_counts_from_when_it_lasts() -> None:
     assert census.agree_s(3.5) == 0.0
 
 
-def test_a_death_is_known_when_the_last_who_lives_has_said_so() -> None:
+def test_a_death_is_known_when_the_last_who_lives_has_stated_so() -> None:
     census = Census()
     assert census.dead_s() is None
     seen(census, 9.0, agreeing("a", "b", "c"))
@@ -97,7 +97,7 @@ def test_who_runs_well_and_is_held_for_dead_is_a_false_death_once() -> None:
     assert census.false_deaths == {(0, "b"): 2.0}
 
 
-def test_who_said_goodbye_and_is_held_for_dead_was_not_heard() -> None:
+def test_who_stated_goodbye_and_is_held_for_dead_was_not_received() -> None:
     """A node that ends without a word is found out all the same, seconds later: only this tells the two apart."""
     census = Census()
     seen(census, 1.0, agreeing("a", "b", "c"))

@@ -115,15 +115,15 @@ def test_no_word_of_a_prompt_and_no_token_of_it_is_ever_on_the_wire(outcome: Out
     load = outcome.scenario.load
     assert load is not None
     talks = list(conversations(load, rates_of(load, ()), 3.0, outcome.options.seed))
-    said = [str(message["content"]) for talk in talks for turn in talk.turns for message in turn.messages]
+    sent = [str(message["content"]) for talk in talks for turn in talk.turns for message in turn.messages]
     tokenizer = load_tokenizer(str(DEFAULT_TOKENIZER))
-    tokens = [[int(token) for token in tokenizer.encode(text[:400], special=False)] for text in said[:12]]
-    needles = text_needles(text[:200] for text in said) + [needle for run in tokens for needle in token_needles(run)]
+    tokens = [[int(token) for token in tokenizer.encode(text[:400], special=False)] for text in sent[:12]]
+    needles = text_needles(text[:200] for text in sent) + [needle for run in tokens for needle in token_needles(run)]
     assert len(needles) > 500
     assert recorder.search(needles, opened) == []
 
 
-def test_an_outcome_tells_how_to_have_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_outcome_reports_how_to_have_it_again(capsys: pytest.CaptureFixture[str]) -> None:
     options = chaos.make_parser().parse_args(["--seed", "9", "--nodes", "2", "--links", "direct", "--no-gossip"])
     scenario = chaos.scenario_of("steady", options)
     assert chaos.again(scenario, options) == (

@@ -22,7 +22,7 @@ def sim_nodes(run: Run) -> list[SimNode]:
     return [host.node for host in run.world.hosts if isinstance(host.node, SimNode)]
 
 
-def test_all_know_each_other_from_the_start_and_have_nothing_to_say() -> None:
+def test_all_know_each_other_from_the_start_and_have_nothing_to_state() -> None:
     run = Run(CALM, 1, SimNodes())
     result = run.result()
     assert result.violation is None
@@ -33,7 +33,7 @@ def test_all_know_each_other_from_the_start_and_have_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize("nodes", [5, 90])
-def test_it_notices_a_death_and_tells_every_route_update(nodes: int) -> None:
+def test_it_notices_a_death_and_reports_every_route_update(nodes: int) -> None:
     """Beyond the mesh, too, where most sessions are yet to be proved."""
     scenario = replace(
         CALM,

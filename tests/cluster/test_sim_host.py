@@ -145,7 +145,7 @@ def test_the_state_file_is_written_in_time_unless_the_disk_is_full() -> None:
     assert host.state == b"at 30"
 
 
-def test_who_leaves_says_so_writes_and_is_gone() -> None:
+def test_who_leaves_states_so_writes_and_is_gone() -> None:
     time, host, node = make_host()
     time.run(1.0)
     host.stop()
@@ -185,7 +185,7 @@ def test_a_loop_that_turns_for_nothing_is_counted() -> None:
         ("foreign", {5}),
     ],
 )
-def test_the_name_says_what_the_scenario_wants(word: str, found: set[int]) -> None:
+def test_the_name_states_what_the_scenario_wants(word: str, found: set[int]) -> None:
     assert {number_of(address) for address in ask(word, 2)} == found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.scenario import Cluster, Expect, Load, Scenario, ScenarioError, Step, check, load_scenario
-from cluster.simulation.sim_engine import Words
+from cluster.simulation.sim_engine import ChatTokens
 from cluster.simulation.sim_node import SimNodes
 from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.engine_cache.gap_values import Level
@@ -33,17 +33,17 @@ QUICK = Scenario(
 
 
 @pytest.mark.parametrize("name", ["kv_publisher_dead", "kv_garbage", "kv_owner_killed_rolled"])
-def test_engines_that_cannot_be_heard_cost_less_than_five_points_of_hits(name: str) -> None:
+def test_engines_that_cannot_be_received_cost_less_than_five_points_of_hits(name: str) -> None:
     """Against the same chats with all of them heard; and while it lasts, not only on the whole."""
     scenario = load_scenario(name)
     nothing = tuple(Step(at_s=step.at_s, do="heal", for_s=step.for_s) for step in scenario.steps)
-    heard = simulate(replace(scenario, steps=nothing, expect=Expect(same_routes_s=12.0)), 1, SimNodes())
+    received = simulate(replace(scenario, steps=nothing, expect=Expect(same_routes_s=12.0)), 1, SimNodes())
     unheard = simulate(scenario, 1, SimNodes())
     assert unheard.violation is None
     assert unheard.measures["kv_exact"] < unheard.measures["kv_readers"] or name == "kv_owner_killed_rolled"
     for share in ("hit_share", "hit_share_during", "hit_share_after"):
-        if heard.measures[share] is not None:  # a kill is over at once
-            assert unheard.measures[share] > heard.measures[share] - POINTS, share
+        if received.measures[share] is not None:  # a kill is over at once
+            assert unheard.measures[share] > received.measures[share] - POINTS, share
 
 
 def test_of_a_version_whose_events_nobody_knows_what_traffic_teaches_is_believed() -> None:
@@ -99,35 +99,37 @@ def test_steps_of_events_need_engines_that_publish() -> None:
 
 
 @pytest.fixture(scope="module")
-def told() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
+def reported() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
     """All messages of a cluster in which every token is a mark, with their bodies; and the marks."""
     marks = np.arange(1, 65, dtype=np.uint32) * np.uint32(0x01030107) + np.uint32(0x6B000000)
-    told: list[tuple[Message, bytes]] = []
+    reported: list[tuple[Message, bytes]] = []
     encode = gossip.encode
 
     def recorded(message: Message) -> tuple[int, bytes]:
         kind, body = encode(message)
-        told.append((message, body))
+        reported.append((message, body))
         return kind, body
 
-    def drawn(self: Words, tokens: int) -> TokenIds:
+    def drawn(self: ChatTokens, tokens: int) -> TokenIds:
         return marks[self._rng.choices(range(len(marks)), k=tokens)]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gossip, "encode", recorded)
-        patch.setattr(Words, "drawn", drawn)
+        patch.setattr(ChatTokens, "drawn", drawn)
         scenario = load_scenario("kv_late_joiner")
         run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 1, SimNodes())
         assert run.result().violation is None
         assert Level.EXACT in {
             streams.level(0) for host in run.world.hosts if host.node and (streams := host.node.streams)
         }
-    return told, [order for mark in marks.tolist() for order in (mark.to_bytes(4, "little"), mark.to_bytes(4, "big"))]
+    return reported, [
+        order for mark in marks.tolist() for order in (mark.to_bytes(4, "little"), mark.to_bytes(4, "big"))
+    ]
 
 
-def test_no_token_id_is_in_any_message_between_nodes(told: tuple[list[tuple[Message, bytes]], list[bytes]]) -> None:
+def test_no_token_id_is_in_any_message_between_nodes(reported: tuple[list[tuple[Message, bytes]], list[bytes]]) -> None:
     """Route updates, removals, tables, copies: searched in every alignment, before they are sealed."""
-    messages, marks = told
+    messages, marks = reported
     kinds = [type(message) for message, _ in messages]
     assert kinds.count(SnapshotChunk) > 1
     route_updates = [
@@ -140,11 +142,11 @@ def test_no_token_id_is_in_any_message_between_nodes(told: tuple[list[tuple[Mess
         assert not found, (type(message), found)
 
 
-def test_removals_are_a_small_part_of_what_is_told(
-    told: tuple[list[tuple[Message, bytes]], list[bytes]],
+def test_removals_are_a_small_part_of_what_is_reported(
+    reported: tuple[list[tuple[Message, bytes]], list[bytes]],
 ) -> None:
     """The budget of routes is for both; nobody is told anything twice for the sake of streams."""
-    messages, _ = told
+    messages, _ = reported
     route_updates = [
         entry.route_update for message, _ in messages if isinstance(message, RouteUpdates) for entry in message.entries
     ]

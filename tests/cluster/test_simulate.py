@@ -68,7 +68,7 @@ def test_a_thousand_nodes_know_each_other_each_death_and_each_route_update() -> 
     assert result.measures["node_greetings"] < 150 * 1000
 
 
-def test_a_large_cluster_that_loses_packets_notices_a_death_and_tells_all() -> None:
+def test_a_large_cluster_that_loses_packets_notices_a_death_and_reports_all() -> None:
     """Beyond the mesh: probes of strangers, relays drawn from acquaintances, route updates along rings."""
     scenario = load_scenario("kill_one")
     steps = tuple(replace(step, at_s=5.0) if step.do == "kill" else replace(step, for_s=9.0) for step in scenario.steps)
@@ -128,7 +128,7 @@ def test_a_mistake_in_a_scenario_is_no_traceback(tmp_path: Path, capsys: pytest.
     assert "for_s is missing" in capsys.readouterr().err
 
 
-def test_the_command_of_an_order_says_all_of_it() -> None:
+def test_the_command_of_an_order_states_all_of_it() -> None:
     request = RunRequest("swarm", 7, 5, 30.0, small=True)
     assert command_of(request) == "python -m cluster sim --scenario swarm --seed 7 --small --nodes 5 --for 30"
     assert scenario_of(request).cluster.nodes == 5

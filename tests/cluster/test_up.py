@@ -141,7 +141,7 @@ async def test_a_child_that_dies_is_reported_with_its_last_words(stub: Path, log
     assert all(child.process.poll() is not None for child in stage.children)
 
 
-async def test_it_stays_up_until_a_signal_and_says_where(stub: Path, logs: Path) -> None:
+async def test_it_stays_up_until_a_signal_and_states_where(stub: Path, logs: Path) -> None:
     """Ctrl-C after the replay is the ordinary end: exit code 0."""
     stage = make_stage(stub, logs, once=False)
     codes: list[int] = []
@@ -264,7 +264,7 @@ def test_a_node_is_started_as_anybody_would_start_it() -> None:
     assert (command.ready_port, command.ready_path) == (9180, "/readyz")
 
 
-def test_nodes_of_a_policy_are_peers_of_each_other_unless_told_otherwise(logs: Path) -> None:
+def test_nodes_of_a_policy_are_peers_of_each_other_unless_reported_otherwise(logs: Path) -> None:
     """Two nodes and a key that both have; nothing that a node does not know."""
     stage = up.Stage(Settings(nodes=2, engines=1), plan(Settings(nodes=2, engines=1), Random(1)), logs, Console(), True)
     commands = up.node_commands(stage, "affinity")
@@ -348,7 +348,7 @@ def test_words_for_a_log_and_for_the_next_client() -> None:
     assert "dig @127.0.0.1 -p 20053 router.lab +short" in words
 
 
-def test_a_child_says_what_it_is() -> None:
+def test_a_child_states_what_it_is() -> None:
     class Process:
         pid = 7
 

@@ -68,7 +68,7 @@ def test_every_key_can_be_set_in_all_three_places(tmp_path: Path, monkeypatch: p
             assert origins == {name: variable_of(name)}
 
 
-def test_backends_are_written_the_same_way_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_are_written_the_same_path_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [("http://a:1", 1.0, "a:1"), ("http://b:1", 2.5, "big")]
     flags = {"backend": ["http://a:1/", "http://b:1,weight=2.5,name=big"]}
     table = 'backend = ["http://a:1", {url = "http://b:1", weight = 2.5, name = "big"}]'
@@ -106,7 +106,7 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- all problems at once -------------------------------------------------------------------------------------------
 
 
-def test_all_problems_are_told_at_once_each_with_its_key_and_origin(
+def test_all_problems_are_reported_at_once_each_with_its_key_and_origin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = written(tmp_path, 'route_capacity = "many"\nload_facto = 2.0\n')
@@ -224,11 +224,11 @@ def test_a_secret_file_holds_one_line_of_text(content: bytes, tmp_path: Path) ->
     assert found.startswith(f"control_key_file: {path} ")
 
 
-def test_problems_are_told_in_words_of_an_operator(tmp_path: Path) -> None:
+def test_problems_are_reported_in_words_of_an_operator(tmp_path: Path) -> None:
     file = written(tmp_path, 'tokenizer = ""\nrecord_file = 3\nworkers = 1.5\nlisten = 8080\nbackend = 3\n')
-    told = problems({}, file)
-    assert len(told) == 5
-    assert not any(word in line for line in told for word in ("Input", "String", "class", "pathlib"))
+    reported = problems({}, file)
+    assert len(reported) == 5
+    assert not any(word in line for line in reported for word in ("Input", "String", "class", "pathlib"))
 
 
 def test_a_secret_of_a_variable_or_the_file_is_one_line_of_text_too(
@@ -336,7 +336,7 @@ def test_the_peers_of_a_worker_can_be_switched_off() -> None:
     assert (worker.gossip_endpoints, worker.worker_key, worker.join) == (None, None, ())
 
 
-def test_peers_are_written_the_same_way_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_are_written_the_same_path_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANVIER_INSECURE_GOSSIP", "true")
     expected = ("a", "b:1", "::1")
     assert load({"join": ["a", "b:1,::1"]})[0].join == expected
@@ -414,11 +414,11 @@ def test_what_is_no_backend_url_is_refused(text: str) -> None:
     ]
 
 
-def test_a_backend_says_where_its_kv_events_are(tmp_path: Path) -> None:
+def test_a_backend_states_where_its_kv_events_are(tmp_path: Path) -> None:
     flag = "http://a:1,kv_events=tcp://*:5557,kv_replay=tcp://10.0.0.1:5558,kv_ranks=2"
     table = 'backend = [{url = "http://a:1", kv_events = "off"}, "http://b:1"]'
-    told = load({"backend": [flag]})[0].backend[0]
-    assert (told.kv_events, told.kv_replay, told.kv_ranks) == ("tcp://*:5557", "tcp://10.0.0.1:5558", 2)
+    reported = load({"backend": [flag]})[0].backend[0]
+    assert (reported.kv_events, reported.kv_replay, reported.kv_ranks) == ("tcp://*:5557", "tcp://10.0.0.1:5558", 2)
     off, asked = load(None, written(tmp_path, table))[0].backend
     assert (off.kv_events, asked.kv_events) == ("off", "")
     assert "kv_events" in off.model_dump()

@@ -183,7 +183,7 @@ async def test_backends_come_and_go_and_drain_at_run_time(served: Served) -> Non
         assert (await client.get("/admin/backends")).json() == {"backends": []}
 
 
-async def test_where_an_added_engine_publishes_its_events_can_be_said(served: Served) -> None:
+async def test_where_an_added_engine_publishes_its_events_can_be_stated(served: Served) -> None:
     body = {"url": "http://a:1", "kv_events": "tcp://*:5557", "kv_replay": "tcp://*:5657", "kv_ranks": 2}
     async with served.client() as client:
         added = (await client.post("/admin/backends", json=body)).json()
@@ -192,7 +192,7 @@ async def test_where_an_added_engine_publishes_its_events_can_be_said(served: Se
         assert (off["kv_events"], "kv_replay" in off) == ("off", False)
 
 
-async def test_all_that_is_wrong_with_a_backend_is_said_at_once(served: Served) -> None:
+async def test_all_that_is_wrong_with_a_backend_is_stated_at_once(served: Served) -> None:
     body = {"weight": 0, "name": 5, "kv_replay": "nowhere", "kv_ranks": 999, "kv_event": "tcp://*:1"}
     async with served.client() as client:
         found = error_of(await client.post("/admin/backends", json=body))
@@ -268,7 +268,7 @@ async def test_bad_input_is_refused_with_a_reason_and_never_a_500(served: Served
     assert served.port.known == {}
 
 
-async def test_a_wrong_method_is_told_the_right_one(served: Served) -> None:
+async def test_a_wrong_method_is_reported_the_right_one(served: Served) -> None:
     async with served.client() as client:
         assert (await client.get("/explain")).headers["allow"] == "POST"
 
@@ -507,7 +507,7 @@ async def test_nobody_is_followed_to_another_protocol(
     served.shutdown.set()
 
 
-async def test_an_address_in_use_is_said_at_once(served: Served) -> None:
+async def test_an_address_in_use_is_stated_at_once(served: Served) -> None:
     taken = ControlSettings(host="127.0.0.1", port=int(served.url.rpartition(":")[2]))
     with pytest.raises(OSError, match="in use"):
         await serve(FakePort(), taken, render, shutdown=trio.Event())

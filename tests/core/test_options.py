@@ -33,7 +33,7 @@ def problems_of(**values: OptionValue) -> list[str]:
     return caught.value.problems
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_that_is_wrong_is_stated_at_once() -> None:
     assert problems_of(share=1.5, count=0, on=1, kind="beside") == [
         "share: must be 0 to 1, not 1.5",
         "count: must be a whole number, 1 to 9, not 0",
@@ -51,7 +51,7 @@ def test_a_whole_number_is_a_number() -> None:
     assert Few(share=1).share == 1
 
 
-def test_what_contradicts_each_other_is_said_when_each_is_good() -> None:
+def test_what_contradicts_each_other_is_stated_when_each_is_good() -> None:
     assert problems_of(kind="far") == ["count: must be even where kind is far"]
     assert problems_of(kind="far", count=11) == ["count: must be a whole number, 1 to 9, not 11"]
     assert Few(kind="far", count=4).count == 4

@@ -102,7 +102,7 @@ class Oracle:
             self.serve()
             if self.rng.random() < 0.002:
                 self.cache.reset()
-            self.tell()
+            self.send()
             if number % TABLE_INTERVAL == 0:
                 self.write(["table", self.table()])
 
@@ -114,7 +114,7 @@ class Oracle:
         locked = found.last_device_node
         self.cache.inc_lock_ref(locked)
         self.insert(prompt, salt, adapter)
-        self.tell()
+        self.send()
         self.cache.dec_lock_ref(locked)
         whole = prompt + self.tokens(self.rng.randrange(60))
         self.insert(whole, salt, adapter)
@@ -147,7 +147,7 @@ class Oracle:
     def key(self, tokens: list[int], salt: str | None, adapter: str | None) -> RadixKey:
         return RadixKey(array("q", tokens), ADAPTERS[adapter] if adapter else None, cache_salt=salt)
 
-    def tell(self) -> None:
+    def send(self) -> None:
         events = self.cache.take_events()
         if events:
             self.write(["events", self.encoder.encode(KVEventBatch(ts=1.0, events=events, attn_dp_rank=0))])

@@ -107,7 +107,7 @@ class Oracle:
                 self.finish(self.rng.choice(self.running))
             if self.rng.random() < 0.002:
                 self.reset()
-            self.tell()
+            self.send()
             if number % TABLE_INTERVAL == 0:
                 self.write(["table", self.table()])
         if self.publisher is not None:
@@ -145,7 +145,7 @@ class Oracle:
             done += chunk
             request.num_computed_tokens = done
             first = False
-            self.tell()
+            self.send()
             if self.running and self.rng.random() < 0.5:
                 self.decode(self.rng.choice(self.running), self.rng.randrange(1, 8))
 
@@ -193,7 +193,7 @@ class Oracle:
     def tokens(self, count: int) -> list[int]:
         return [self.rng.randrange(VOCABULARY) for _ in range(count)]
 
-    def tell(self) -> None:
+    def send(self) -> None:
         events = self.manager.take_events()
         if not events:
             return

@@ -239,10 +239,10 @@ class Chats:
         self.words = [
             f"{a}{b}" for a in ("read", "write", "list", "string", "open") for b in ("er", "ing", "s", "_to", "")
         ]
-        opening = [self.say(system_words) for _ in range(systems)]
+        opening = [self.announce(system_words) for _ in range(systems)]
         self.chats = [[{"role": "system", "content": opening[number % systems]}] for number in range(count)]
 
-    def say(self, words: int) -> str:
+    def announce(self, words: int) -> str:
         return " ".join(self.rng.choice(self.words) for _ in range(words))
 
     async def run(self, urls: Sequence[str], turns: int, *, users: int = 3, pause_s: float = 0.7) -> list[Served]:
@@ -255,7 +255,7 @@ class Chats:
             while left:
                 number, messages = left.pop()
                 for turn in range(turns):
-                    messages.append({"role": "user", "content": self.say(self.rng.randrange(30, 120))})
+                    messages.append({"role": "user", "content": self.announce(self.rng.randrange(30, 120))})
                     served = await ask(http, urls[(number + turn) % len(urls)], messages)
                     messages.append({"role": "assistant", "content": served.text})
                     found.append(served)

@@ -82,7 +82,7 @@ class Held:
     def __init__(self) -> None:
         self.hasher = TokenHasher(b"a key of thirty-two bytes' length", SIZE)
         self.decoder = EventDecoder()
-        self.residency = Residency(self.hasher, namespace_of, tells_again=True)  # as a node has it
+        self.residency = Residency(self.hasher, namespace_of, repeats=True)  # as a node has it
         self.removed = 0
 
     def take(self, payload: bytes) -> None:

@@ -63,7 +63,7 @@ class Site:
     def counters(self, name: str) -> float:
         return sum(engine.counter(name) for engine in self.engines)
 
-    def tell(self, name: str, served: list[Served]) -> Share:
+    def send(self, name: str, served: list[Served]) -> Share:
         share = share_of(served)
         self.rows.append(share.row(name))
         return share
@@ -98,7 +98,7 @@ def test_two_nodes_predict_what_two_engines_hold(site: Site, chats: Chats) -> No
     """Each turn of a chat comes by the other node; one node reads each engine's events and tells its peer."""
     hits, queries = site.counters(HITS), site.counters(QUERIES)
     served = site.run(chats, 4)
-    share = site.tell("chats of four turns", served)
+    share = site.send("chats of four turns", served)
     assert site.counters(HITS) - hits == share.cached, "the engines' own counters say otherwise"
     assert site.counters(QUERIES) - queries == share.prompt_tokens
     assert {each.backend for each in served} == {"a", "b"}
@@ -112,7 +112,7 @@ def test_evictions_are_noticed(site: Site, chats: Chats) -> None:
     """The chats are more than fits by now: what is gone must not be promised, and what is left must."""
     more = Chats(2, 18)
     removed = sum(source["stream"]["counts"]["blocks_removed"] for source in site.streams())
-    share = site.tell("more than fits", [*site.run(more, 4), *site.run(chats, 2)])
+    share = site.send("more than fits", [*site.run(more, 4), *site.run(chats, 2)])
     assert sum(source["stream"]["counts"]["blocks_removed"] for source in site.streams()) > removed + BLOCKS // 2
     assert share.cached > share.prompt_tokens // 3
     assert share.precision >= GOAL, share.wrong
@@ -134,9 +134,9 @@ def test_a_killed_engine_is_believed_to_be_empty_and_learned_anew(site: Site, ch
     time.sleep(SETTLED_S)
     assert {source["backend"]: source["stream"]["blocks"] for source in site.streams()}["a"] == 0
     served = [*site.run(chats, 1), *site.run(Chats(3, 8), 4)]
-    site.tell("one engine for all of it", without)
-    everywhere = site.tell("after a restart", served)
-    there = site.tell("... by the engine that came back", [each for each in served if each.backend == engine.name])
+    site.send("one engine for all of it", without)
+    everywhere = site.send("after a restart", served)
+    there = site.send("... by the engine that came back", [each for each in served if each.backend == engine.name])
     assert there.cached > 0, "it was never asked for what it holds"
     assert there.precision >= GOAL, there.wrong
     assert everywhere.precision >= CROWDED, everywhere.wrong
@@ -153,7 +153,7 @@ def test_the_first_token_comes_sooner_than_by_turns(site: Site) -> None:
     for policy in ("affinity", "round_robin"):
         site.put_before(policy)
         runs = [site.run(Chats(seed, 10, systems=5), 4) for seed in seeds_of(policy)]
-        found[policy] = site.tell(policy, [each for served in runs for each in served])
+        found[policy] = site.send(policy, [each for served in runs for each in served])
     ours, by_turns = found["affinity"], found["round_robin"]
     assert ours.cached / ours.prompt_tokens > by_turns.cached / by_turns.prompt_tokens
     assert ours.first_p50_ms < by_turns.first_p50_ms

@@ -32,7 +32,7 @@ def test_the_residency_is_the_managers_block_table(block_size: int, blocks: int,
     assert seen.removed > blocks, "nearly nothing was evicted: this proves nothing"
     assert seen.copied_blocks > 0, "no block was there twice: this proves nothing"
     counts = held.residency.counters
-    assert (counts.told_again > 0) is (more == FULL), "what a request reuses is told of if it wants that"
+    assert (counts.repeated > 0) is (more == FULL), "what a request reuses is told of if it wants that"
     assert (counts.removed_unknown, counts.contradicted, counts.mismatched, counts.opaque) == (0, 0, 0, 0)
     read = held.decoder.counters
     assert read.unread == read.tags_skipped == read.fields_skipped == 0

@@ -297,36 +297,36 @@ async def test_a_real_lookup_runs_in_a_thread_of_its_own_and_one_at_a_time(
 
 
 @pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def modes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Which address of ours faces which of theirs; no way to any other."""
     table: dict[str, str] = {}
     monkeypatch.setattr(discovery, "facing", lambda host: table.get(host, ""))
     return table
 
 
-async def test_our_address_is_the_one_that_faces_the_peers(autojump_clock: Clock, ways: dict[str, str]) -> None:
-    ways.update({"10.0.0.2": "10.0.0.1", "192.0.2.1": "172.16.0.1", "127.0.0.1": "127.0.0.1"})
+async def test_our_address_is_the_one_that_faces_the_peers(autojump_clock: Clock, modes: dict[str, str]) -> None:
+    modes.update({"10.0.0.2": "10.0.0.1", "192.0.2.1": "172.16.0.1", "127.0.0.1": "127.0.0.1"})
     assert await own_host([("127.0.0.1", 1), ("10.0.0.2", 1)], socket.AF_INET) == "10.0.0.1"
     assert await own_host([("127.0.0.1", 1)], socket.AF_INET) == "172.16.0.1"
     trio.socket.set_custom_hostname_resolver(FakeResolver({"peers": ["10.0.0.2"], "bad": NXDOMAIN, "slow": 99.0}))
     assert await own_host([("bad", 1), ("peers", 1)], socket.AF_INET) == "10.0.0.1"
     assert await own_host([("slow", 1)], socket.AF_INET) == "172.16.0.1"
-    ways.pop("192.0.2.1")
+    modes.pop("192.0.2.1")
     assert await own_host([("127.0.0.1", 1)], socket.AF_INET) == "127.0.0.1"
 
 
-async def test_an_address_that_can_not_be_found_out_must_be_set(autojump_clock: Clock, ways: dict[str, str]) -> None:
-    ways["10.0.0.2"] = "0.0.0.0"
+async def test_an_address_that_can_not_be_found_out_must_be_set(autojump_clock: Clock, modes: dict[str, str]) -> None:
+    modes["10.0.0.2"] = "0.0.0.0"
     with pytest.raises(ConfigError, match="advertise"):
         await own_host([("10.0.0.2", 1)], socket.AF_INET)
 
 
-def test_the_kernel_tells_which_address_of_ours_faces_another() -> None:
+def test_the_kernel_reports_which_address_of_ours_faces_another() -> None:
     assert discovery.facing("127.0.0.2") == "127.0.0.1"
     assert discovery.facing("255.255.255.255") == ""
 
 
-async def test_a_node_that_nobody_answers_says_once_what_may_be_wrong(
+async def test_a_node_that_nobody_answers_states_once_what_may_be_wrong(
     autojump_clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever has another key or cluster_name gets_updates nothing at all, and looks like a cluster of one."""

@@ -129,7 +129,7 @@ def healthy(*names: str) -> FakeEngine:
     return FakeEngine({"/health": page(200), "/v1/models": models(*names)})
 
 
-async def test_the_first_probe_comes_at_once_and_tells_health_models_and_start_time() -> None:
+async def test_the_first_probe_comes_at_once_and_reports_health_models_and_start_time() -> None:
     engine = healthy("base", "adapter")
     engine.pages["/metrics"] = page(200, b"# TYPE x gauge\nprocess_start_time_seconds 1.76e+09\nx 1\n")
     async with serving(engine), probing(RARE) as (poller, reports):
@@ -197,7 +197,7 @@ async def test_only_some_statuses_of_the_health_page_mean_life(status: int, ok: 
         assert engine.asked == ["/health"]  # a redirect is not followed
 
 
-async def test_a_refused_connection_is_told_from_other_failures() -> None:
+async def test_a_refused_connection_is_reported_from_other_failures() -> None:
     async with serving(healthy("m")) as engine:
         pass
     async with probing(RARE) as (poller, reports):
@@ -217,7 +217,7 @@ async def test_an_engine_that_hangs_up_or_talks_nonsense_has_failed_but_was_not_
     assert result.detail
 
 
-async def test_an_engine_that_says_nothing_is_given_up_at_the_deadline() -> None:
+async def test_an_engine_that_states_nothing_is_given_up_at_the_deadline() -> None:
     engine = FakeEngine({"/health": None})
     async with serving(engine), probing(PollOptions(probe_timeout_s=0.05)) as (poller, reports):
         poller.watch(A, engine.url)
@@ -293,7 +293,7 @@ async def test_forgetting_a_backend_ends_its_probe_even_while_it_waits_for_an_an
         assert reports.receive.statistics().current_buffer_used == 0
 
 
-async def test_the_key_of_a_backend_goes_to_that_backend_alone_and_no_other_header_tells_of_us() -> None:
+async def test_the_key_of_a_backend_goes_to_that_backend_alone_and_no_other_header_reports_of_us() -> None:
     guarded, open_ = healthy("m"), healthy("m")
     async with serving(guarded), serving(open_), probing(RARE) as (poller, reports):
         poller.watch(A, guarded.url, api_key="word")
@@ -481,7 +481,7 @@ async def discovering(*engines: FakeEngine, options: PollOptions = SELDOM) -> As
         yield discovery
 
 
-async def test_vllm_is_asked_first_and_says_enough() -> None:
+async def test_vllm_is_asked_first_and_states_enough() -> None:
     async with serving(FakeEngine({VLLM: sources(5557, 5558)})) as engine, discovering(engine) as discovery:
         await until(lambda: discovery.found)
         assert discovery.found == [(A, here(5557, 5558))]
@@ -565,7 +565,7 @@ async def test_an_engine_that_points_elsewhere_is_refused_with_a_warning(host: s
         page(302, b"", b"Location: http://127.0.0.1:1/kv_event_sources"),
     ],
 )
-async def test_odd_answers_about_publishers_say_nothing(answer: bytes) -> None:
+async def test_odd_answers_about_publishers_state_nothing(answer: bytes) -> None:
     async with serving(FakeEngine({VLLM: answer})) as engine, discovering(engine) as discovery:
         await until(lambda: discovery.looks == 1)
         assert discovery.found == []

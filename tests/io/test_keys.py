@@ -23,7 +23,7 @@ def secret(*lines: str) -> bytes:
     return parse_keys("\n".join(lines)).fingerprint_secret
 
 
-def test_fingerprints_follow_from_the_first_key_unless_a_line_says_otherwise() -> None:
+def test_fingerprints_follow_from_the_first_key_unless_a_line_states_otherwise() -> None:
     """Two nodes with one key file must agree, or they share no route."""
     assert secret(A) == secret(A, B) == secret("# comment", "", A)
     assert secret(B, A) == secret(B) != secret(A)
@@ -43,7 +43,7 @@ def test_a_rotation_without_one_changes_them_once() -> None:
     assert [left == right for left, right in pairwise(states)] == [True, False, True]
 
 
-def test_the_ring_is_what_the_other_lines_say() -> None:
+def test_the_ring_is_what_the_other_lines_state() -> None:
     ring = parse_keys(f"fingerprint: {C}\n7:{A}\n8:{B}").ring
     assert (list(ring.keys), ring.primary) == ([7, 8], 7)
 

@@ -45,12 +45,12 @@ def records(path: Path) -> list[Any]:
     return [read_record(orjson.loads(line)) for line in lines]
 
 
-async def recorded(target: Recorder, tell: Callable[[Recorder], None]) -> None:
+async def recorded(target: Recorder, send: Callable[[Recorder], None]) -> None:
     """Run the recorder while it is told, and to its end."""
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             await nursery.start(target.run)
-            tell(target)
+            send(target)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
 
@@ -58,7 +58,7 @@ async def recorded(target: Recorder, tell: Callable[[Recorder], None]) -> None:
 async def test_a_attempt_is_written_when_its_answer_has_been_read(tmp_path: Path) -> None:
     one = attempt()
 
-    def tell(target: Recorder) -> None:
+    def send(target: Recorder) -> None:
         target.attempt_sent(one, 10.0)
         target.started(one, 10.5)
         target.answered(one, one.prompt.end, NOTHING, 11.0)
@@ -69,7 +69,7 @@ async def test_a_attempt_is_written_when_its_answer_has_been_read(tmp_path: Path
         target.answered(one, one.prompt.end, ANSWER, 12.3)
 
     target = made(tmp_path / "node.jsonl")
-    await recorded(target, tell)
+    await recorded(target, send)
     [record] = records(tmp_path / "node.jsonl")
     assert (record.cached_tokens, record.answer_tokens, record.total_s) == (96, 9, 2.0)
     assert (target.counters.lines, target.counters.unlearned) == (1, 0)
@@ -79,13 +79,13 @@ async def test_a_attempt_is_written_when_its_answer_has_been_read(tmp_path: Path
 
 async def test_a_attempt_without_a_token_is_written_at_once(tmp_path: Path) -> None:
     one = attempt(first_at=None)
-    await recorded(made(tmp_path / "a"), lambda told: told.finished(one, Outcome.CONNECT_ERROR, 12.0))
+    await recorded(made(tmp_path / "a"), lambda reported: reported.finished(one, Outcome.CONNECT_ERROR, 12.0))
     [record] = records(tmp_path / "a")
     assert record.outcome == "connect_error"
     assert not record.served
 
 
-async def test_a_attempt_whose_lesson_does_not_come_is_written_without(
+async def test_a_attempt_whose_update_does_not_come_is_written_without(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     """The tokenizer worker drops route updates when it has too many: their lines must not wait for ever, nor be
@@ -99,7 +99,7 @@ async def test_a_attempt_whose_lesson_does_not_come_is_written_without(
         await trio.testing.wait_all_tasks_blocked()
         await trio.sleep(20)
         target.finished(attempt(), Outcome.SUCCESS, trio.current_time())
-        await trio.sleep(recorder.LESSON_WAIT_S - 2)
+        await trio.sleep(recorder.JOB_WAIT_S - 2)
         assert target.counters.unlearned == 0
         await trio.sleep(4)
         assert (target.counters.unlearned, target.counters.waiting) == (1, 0), "handed to the thread"
@@ -108,7 +108,7 @@ async def test_a_attempt_whose_lesson_does_not_come_is_written_without(
 
 async def test_attempts_that_wait_are_written_at_the_end(tmp_path: Path) -> None:
     await recorded(
-        made(tmp_path / "a"), lambda told: told.finished(attempt(), Outcome.SUCCESS, trio.current_time() + 20)
+        made(tmp_path / "a"), lambda reported: reported.finished(attempt(), Outcome.SUCCESS, trio.current_time() + 20)
     )
     assert len(records(tmp_path / "a")) == 1
 
@@ -174,7 +174,7 @@ async def test_a_file_that_is_no_recording_is_never_touched(tmp_path: Path, capl
     path.write_bytes(b"my thesis")
     with caplog.at_level(logging.INFO):
         target = made(path)
-        await recorded(target, lambda told: told.finished(attempt(None), Outcome.SUCCESS, 12.0))
+        await recorded(target, lambda reported: reported.finished(attempt(None), Outcome.SUCCESS, 12.0))
     assert path.read_bytes() == b"my thesis"
     assert os.listdir(tmp_path) == ["precious"]
     assert [entry.getMessage() for entry in caplog.records] == [
@@ -223,18 +223,18 @@ def test_a_file_that_somebody_took_away_is_begun_again(tmp_path: Path) -> None:
     assert len(records(tmp_path / "a")) == 1
 
 
-async def test_a_folder_that_is_not_there_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_folder_that_is_not_there_is_stated_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = made(tmp_path / "nowhere" / "a")
 
-    def tell(told: Recorder) -> None:
+    def send(reported: Recorder) -> None:
         for _ in range(3):
-            told.finished(attempt(None), Outcome.SUCCESS, 12.0)
+            reported.finished(attempt(None), Outcome.SUCCESS, 12.0)
 
     with caplog.at_level(logging.INFO):
-        await recorded(target, tell)
+        await recorded(target, send)
     assert len(caplog.records) == 1
     assert "No such file or directory" in caplog.text
     (tmp_path / "nowhere").mkdir()
     with caplog.at_level(logging.INFO):
-        await recorded(target, tell)
+        await recorded(target, send)
     assert len(records(tmp_path / "nowhere" / "a")) == 3

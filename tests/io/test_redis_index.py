@@ -125,7 +125,7 @@ async def test_cr20_two_routers_share_one_index(server: RedisServer) -> None:
         assert len(two.index) == 0
 
 
-async def test_cx18_what_an_earlier_life_said_counts_no_more_unless_another_hears_the_same(
+async def test_cx18_what_an_earlier_life_stated_counts_no_more_unless_another_receives_the_same(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ranvier_py.core.engine_cache.prefix_index.shared_index.LIVE_S", 0.5)
@@ -142,7 +142,7 @@ async def test_cx18_what_an_earlier_life_said_counts_no_more_unless_another_hear
         await again.until_holders("ab", {Y: 20})
 
 
-async def test_cx18_a_gap_in_one_routers_stream_takes_back_what_it_said_and_no_more(server: RedisServer) -> None:
+async def test_cx18_a_gap_in_one_routers_stream_takes_back_what_it_stated_and_no_more(server: RedisServer) -> None:
     one, two, three = Side(server.url, reads=(X,)), Side(server.url, reads=(X,)), Side(server.url, reads=())
     async with running(one, two, three):
         await all_share(one, two, three)
@@ -157,7 +157,7 @@ async def test_cx18_a_gap_in_one_routers_stream_takes_back_what_it_said_and_no_m
         await one.until_holders("ab", {X: 10})
 
 
-async def test_cx21_a_killed_redis_leaves_each_router_what_it_hears_and_comes_back_by_itself(
+async def test_cx21_a_killed_redis_leaves_each_router_what_it_receives_and_comes_back_by_itself(
     mortal: RedisServer,
 ) -> None:
     one, two = Side(mortal.url, reads=(X,)), Side(mortal.url, reads=(Y,))
@@ -202,7 +202,7 @@ async def test_cx21_events_and_questions_go_on_while_redis_is_killed_in_the_midd
         await until(lambda: len(mortal.client().keys(f"{ROOT}{one.shared.generation}:*")) == 2000)
 
 
-async def test_cx20_a_clear_takes_what_others_heard_before_it(server: RedisServer) -> None:
+async def test_cx20_a_clear_takes_what_others_received_before_it(server: RedisServer) -> None:
     one, two = Side(server.url, reads=(X,)), Side(server.url, reads=(Y,))
     async with running(one, two):
         await all_share(one, two)
@@ -235,7 +235,7 @@ async def test_cx20_a_clear_while_redis_is_away_is_made_up_for(mortal: RedisServ
 
 
 @pytest.mark.parametrize("harm", ["flushall", "client kill type normal"])
-async def test_what_is_lost_in_a_running_redis_is_said_anew(server: RedisServer, harm: str) -> None:
+async def test_what_is_lost_in_a_running_redis_is_stated_anew(server: RedisServer, harm: str) -> None:
     one, two = Side(server.url, reads=(X,)), Side(server.url, reads=())
     async with running(one, two):
         await all_share(one, two)

@@ -32,7 +32,7 @@ class Chaos:
         self.held: dict[str, dict[str, int]] = {X: {}, Y: {}}
         self.is_dead = False
 
-    def engines_say(self) -> None:
+    def engines_report(self) -> None:
         rng = self.rng
         for _ in range(rng.randrange(30)):
             engine, prefix = rng.choice((X, Y)), rng.choice(PREFIXES)
@@ -102,7 +102,7 @@ async def test_cx21_after_any_outages_gaps_and_clears_all_routers_know_what_the_
         async with running(*chaos.sides):
             await all_share(*chaos.sides)
             for _ in range(STEPS):
-                chaos.engines_say()
+                chaos.engines_report()
                 chaos.gap(begins=chaos.rng.random() < 0.05)
                 await chaos.harm()
                 await chaos.pause()

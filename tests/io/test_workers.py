@@ -72,7 +72,7 @@ def test_a_signal_reaches_every_worker_once_and_all_end_well(number: signal.Sign
     with running(WAIT_FOR_SIGTERM) as run:
         run.pids(2)
         run.process.send_signal(number)
-        assert run.lines(2) == [["told", "0", str(int(number))], ["told", "1", str(int(number))]]
+        assert run.lines(2) == [["reported", "0", str(int(number))], ["reported", "1", str(int(number))]]
         assert run.process.wait(DEADLINE_S) == 0
 
 
@@ -83,7 +83,7 @@ def test_a_worker_that_dies_is_started_again_and_the_others_are_left_alone() -> 
         assert run.pids(1)[0] not in (first, second)
         os.kill(second, 0)  # lives
         run.process.terminate()
-        assert [words[0] for words in run.lines(2)] == ["told", "told"]
+        assert [words[0] for words in run.lines(2)] == ["reported", "reported"]
         assert run.process.wait(DEADLINE_S) == 0
 
 
@@ -107,7 +107,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
     with running(WAIT_FOR_SIGTERM, count=1) as run:
         run.pids(1)
         run.process.kill()
-        assert run.line() == ["told", "0", "15"]
+        assert run.line() == ["reported", "0", "15"]
 
 
 def test_a_worker_that_raises_is_started_again(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ async def streamed(node: Lab, messages: list[dict[str, Any]], url: str = "") -> 
     return await node.http.post(f"{url or node.url}/v1/chat/completions", json=body)
 
 
-async def test_streams_tell_how_good_predictions_are_and_the_engine_how_large_it_is() -> None:
+async def test_streams_report_how_good_predictions_are_and_the_engine_how_large_it_is() -> None:
     async with lab(engine_metrics_interval_s=0.1) as node:
         for number in range(4):
             answer = await streamed(node, turn("Where are the maps? " * 20, "There.", f"And number {number}?"))

@@ -112,9 +112,9 @@ class Lab:
         start = partial(trio.run_process, command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         process: trio.Process = await self.nursery.start(start)
         assert process.stdout is not None
-        said = b""
-        while b"listening" not in said:
-            said += await process.stdout.receive_some()
+        sent = b""
+        while b"listening" not in sent:
+            sent += await process.stdout.receive_some()
         return process
 
     async def cluster(self, count: int, **settings: Any) -> list[Node]:
@@ -191,7 +191,7 @@ async def test_a_node_that_is_gone_is_missed_and_its_routes_are_kept(tmp_path: P
         assert (await first.chat(messages)).headers["x-ranvier-backend"] == backend
 
 
-async def test_a_node_that_is_told_to_end_says_goodbye_and_is_never_missed(
+async def test_a_node_that_is_reported_to_end_states_goodbye_and_is_never_missed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A process of its own, since a signal is for all of one. Each roll would look like deaths, and cost suspicions."""
@@ -292,13 +292,13 @@ async def test_nodes_with_another_key_or_of_another_cluster_stay_strangers(
         await first.until("/admin/cluster", lambda view: view["refused"]["tag"] + view["refused"]["key"] > 2)
         for node in (first, stranger, namesake):
             assert (await node.ask("/admin/cluster"))["members"] == []
-        told = [record.getMessage() for record in caplog.records if "gossip.wrong_key" in record.getMessage()]
-        assert told
-        assert all("from 127.0.0.1:" in line and "another key or cluster_name" in line for line in told)
-        assert len(told) <= 3, "one for each node, not one for each packet"
+        reported = [record.getMessage() for record in caplog.records if "gossip.wrong_key" in record.getMessage()]
+        assert reported
+        assert all("from 127.0.0.1:" in line and "another key or cluster_name" in line for line in reported)
+        assert len(reported) <= 3, "one for each node, not one for each packet"
 
 
-async def test_a_node_that_makes_other_fingerprints_is_a_member_without_routes_and_that_is_told(
+async def test_a_node_that_makes_other_fingerprints_is_a_member_without_routes_and_that_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A rolled change of the tokenizer or the block size: nothing that one half learns means anything to the other."""
@@ -329,7 +329,7 @@ async def test_a_key_is_exchanged_while_nodes_run(tmp_path: Path) -> None:
             await node.sees(1)
 
 
-async def test_metrics_tell_of_every_part_of_gossip(tmp_path: Path) -> None:
+async def test_metrics_report_of_every_part_of_gossip(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         first, _ = await place.cluster(2, gossip_state_file=tmp_path / "peers")
         text = (await place.http.get(f"{first.control}/metrics")).text
@@ -351,7 +351,7 @@ async def test_metrics_tell_of_every_part_of_gossip(tmp_path: Path) -> None:
         assert len(samples) == len(set(samples))
 
 
-async def test_a_node_says_how_much_passes_now_and_how_late_it_hears(tmp_path: Path) -> None:
+async def test_a_node_states_how_much_passes_now_and_how_late_it_receives(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         first, second = await place.cluster(2)
         assert (await first.ask("/admin/cluster"))["lag_ms"] == {"p50": None, "p99": None}
@@ -362,7 +362,7 @@ async def test_a_node_says_how_much_passes_now_and_how_late_it_hears(tmp_path: P
         assert 0 < view["lag_ms"]["p50"] <= view["lag_ms"]["p99"]
 
 
-async def test_peers_that_datagrams_do_not_reach_are_peers_and_that_is_told_once(
+async def test_peers_that_datagrams_do_not_reach_are_peers_and_that_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A firewall that lets only TCP through (consul#19965): probes work, later and dearer, so nobody would notice."""
@@ -376,7 +376,7 @@ async def test_peers_that_datagrams_do_not_reach_are_peers_and_that_is_told_once
         assert caplog.text.count("gossip.datagrams_blocked") == 1
 
 
-async def test_a_node_without_peers_says_so(tmp_path: Path) -> None:
+async def test_a_node_without_peers_states_so(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         settings: dict[str, Any] = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "backend": place.engines}
         addresses = await place.nursery.start(partial(run, config_of(**settings)))
@@ -384,7 +384,7 @@ async def test_a_node_without_peers_says_so(tmp_path: Path) -> None:
         assert answer.status_code == 404
 
 
-def test_peers_without_a_key_are_refused_unless_it_is_said() -> None:
+def test_peers_without_a_key_are_refused_unless_it_is_stated() -> None:
     with pytest.raises(ConfigError) as refused:
         load({"join": ["10.0.0.2"]})
     assert "peers need a cluster_key_file" in str(refused.value)
@@ -395,7 +395,7 @@ def test_peers_without_a_key_are_refused_unless_it_is_said() -> None:
     ("listen", "shown"),
     [("0.0.0.0:8080", "10.0.0.7:8080"), ("[::]:8080", "10.0.0.7:8080"), ("192.0.2.1:80", "192.0.2.1:80")],
 )
-def test_peers_are_told_a_public_address_that_can_be_called(listen: str, shown: str) -> None:
+def test_peers_are_reported_a_public_address_that_can_be_called(listen: str, shown: str) -> None:
     assert public_address(listen, "10.0.0.7") == shown
 
 

@@ -46,7 +46,7 @@ async def second(node: Lab, **settings: Any) -> Lab:
 
 
 @needs_redis
-async def test_cr20_a_node_places_by_what_another_node_has_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cr20_a_node_places_by_what_another_node_has_received(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ranvier_py.node.index_parts.PREPARE_S", DEADLINE_S)  # however busy this machine is
     with redis_server() as server:
         shared: dict[str, Any] = {"kv_index_backend": "redis", "kv_redis_url": server.url}
@@ -56,7 +56,7 @@ async def test_cr20_a_node_places_by_what_another_node_has_heard(monkeypatch: py
                 by_ring = (await node.chat(turn("What is cold?"))).headers["x-ranvier-backend"]
                 warm = 1 - int(by_ring.removeprefix("vllm-"))
                 await stats(node, lambda found: not found["shared"]["fallback_active"])
-                await streams.say(warm, "cache_created", OPENING, 10_000)
+                await streams.announce(warm, "cache_created", OPENING, 10_000)
                 await stats(node, lambda found: found["shared"]["written"] >= 1)
                 answer = await other.chat(turn("What is warm?"))  # the first that it sees
                 assert answer.headers["x-ranvier-backend"] == f"vllm-{warm}"
@@ -73,7 +73,7 @@ async def test_cr26_the_state_of_the_shared_index_can_be_seen_and_its_address_wi
         url = f"unix://:hunter2@{server.socket}"
         async with listening(kv_index_backend="redis", kv_redis_url=url) as (node, streams):
             await stats(node, lambda found: not found["shared"]["fallback_active"])
-            await streams.say(0, "cache_created", "ab", 10)
+            await streams.announce(0, "cache_created", "ab", 10)
             found = await stats(node, lambda found: found["shared"]["written"] >= 1)
             assert found["config"]["backend"] == "redis"
             assert len(found["shared"]["generation"]) == 16
@@ -92,9 +92,9 @@ async def test_cr26_the_state_of_the_shared_index_can_be_seen_and_its_address_wi
             assert "hunter2" not in page + "".join(pages)
 
 
-async def test_cr21_a_node_whose_redis_is_not_there_starts_and_places_by_what_it_hears() -> None:
+async def test_cr21_a_node_whose_redis_is_not_there_starts_and_places_by_what_it_receives() -> None:
     async with listening(kv_index_backend="redis", kv_redis_url="redis://127.0.0.1:1") as (node, streams):
-        await streams.say(1, "cache_created", OPENING, 10_000)
+        await streams.announce(1, "cache_created", OPENING, 10_000)
         await stats(node, lambda found: found["index"]["entry_count"] == 1)
         answer = await node.chat(turn("Where are the atlases?"))
         assert answer.headers["x-ranvier-backend"] == "vllm-1"
@@ -139,11 +139,11 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
                 nursery.start_soon(indexing.run)
                 while not shared.sharing:
                     await trio.lowlevel.checkpoint()
-                teacher = Preparing(Tokenizing(shared), lambda: indexing)  # type: ignore[arg-type]
-                assert await teacher.tokenize_first(Opened(), 0.01)  # type: ignore[arg-type]
+                tokenizer_worker = Preparing(Tokenizing(shared), lambda: indexing)  # type: ignore[arg-type]
+                assert await tokenizer_worker.tokenize_first(Opened(), 0.01)  # type: ignore[arg-type]
                 assert shared.counters.asked == 0, "no policy wants it"
                 indexing.join(KvScore())
-                assert await teacher.tokenize_first(Opened(), DEADLINE_S)  # type: ignore[arg-type]
+                assert await tokenizer_worker.tokenize_first(Opened(), DEADLINE_S)  # type: ignore[arg-type]
                 assert indexing.prepared.holders("ab", time.monotonic())[BackendId(5)].tokens == 77
                 nursery.cancel_scope.cancel()
 
@@ -155,11 +155,11 @@ async def test_cr19_a_redis_that_does_not_answer_is_waited_for_until_the_deadlin
     indexing.join(KvScore())
     shared = indexing.prepared.shared
     assert shared is not None
-    teacher = Preparing(Tokenizing(None), lambda: indexing)  # type: ignore[arg-type]
+    tokenizer_worker = Preparing(Tokenizing(None), lambda: indexing)  # type: ignore[arg-type]
     for sharing in (False, True):  # away: nobody waits at all
         shared.sharing = sharing
         with trio.fail_after(DEADLINE_S):
-            assert await teacher.tokenize_first(Opened(), 1.0)  # type: ignore[arg-type]
+            assert await tokenizer_worker.tokenize_first(Opened(), 1.0)  # type: ignore[arg-type]
     assert indexing.prepared.holders("ab", time.monotonic()) == {}
 
 
@@ -180,7 +180,7 @@ def test_cr31_a_shared_index_that_cannot_be_is_refused_at_the_start(bad: dict[st
         load(bad)
 
 
-def test_cr31_without_the_client_of_redis_the_node_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cr31_without_the_client_of_redis_the_node_states_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_redis, "redis", None)
     engine_caches = EngineCaches(RouteTable(capacity=100), lambda _: 0)
     config = config_of(backend=["http://127.0.0.1:9"], kv_index_backend="redis", kv_redis_url=URL)

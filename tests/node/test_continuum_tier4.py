@@ -46,7 +46,7 @@ class Streams:
         self.connections[request.split(b" ")[1].decode()] = stream
         await trio.sleep_forever()
 
-    async def say(self, engine: int, kind: str, prefix: str, tokens: int | None = None) -> None:
+    async def announce(self, engine: int, kind: str, prefix: str, tokens: int | None = None) -> None:
         while f"/{engine}" not in self.connections:
             await trio.lowlevel.checkpoint()
         data = {"prefix_hash": prefix, **({"token_count": tokens} if tokens is not None else {})}
@@ -82,10 +82,10 @@ async def stats(node: Lab, holds: Callable[[dict[str, Any]], bool], page: str = 
             return found
 
 
-async def test_cr21_a_request_goes_where_the_events_say_that_its_opening_is_warm() -> None:
+async def test_cr21_a_request_goes_where_the_events_state_that_its_opening_is_warm() -> None:
     for engine in (0, 1):  # whichever the ring would have named
         async with listening() as (node, streams):
-            await streams.say(engine, "cache_created", OPENING, 10_000)
+            await streams.announce(engine, "cache_created", OPENING, 10_000)
             await stats(node, lambda found: found["index"]["entry_count"] == 1)
             answer = await node.chat(MESSAGES)
             assert answer.headers["x-ranvier-backend"] == f"vllm-{engine}"
@@ -95,16 +95,16 @@ async def test_cr21_a_request_goes_where_the_events_say_that_its_opening_is_warm
 
 async def test_cr21_what_was_purged_is_placed_by_the_ring() -> None:
     async with listening() as (node, streams):
-        await streams.say(0, "cache_created", OPENING, 10_000)
-        await streams.say(0, "cache_purged", OPENING)
+        await streams.announce(0, "cache_created", OPENING, 10_000)
+        await streams.announce(0, "cache_purged", OPENING)
         await stats(node, lambda found: found["event_sources"][0]["events_received"] == 2)
         assert (await node.chat(MESSAGES)).headers["x-ranvier-reason"] == "prefix_hash"
 
 
 async def test_cr26_the_statistics_have_the_documents_shape_and_their_totals_add_up() -> None:
     async with listening() as (node, streams):
-        await streams.say(0, "cache_created", OPENING, 10_000)
-        await streams.say(1, "cache_created", "ab", 5)
+        await streams.announce(0, "cache_created", OPENING, 10_000)
+        await streams.announce(1, "cache_created", "ab", 5)
         await stats(node, lambda found: found["index"]["entry_count"] == 2)
         await node.chat(MESSAGES)
         await node.chat([{"role": "user", "content": "Something else entirely."}])
@@ -124,10 +124,10 @@ async def test_cr26_the_statistics_have_the_documents_shape_and_their_totals_add
         assert first["last_event_at"].endswith("Z")
 
 
-async def test_cr27_each_backend_says_what_came_and_what_it_changed() -> None:
+async def test_cr27_each_backend_states_what_came_and_what_it_changed() -> None:
     async with listening(kv_index_offloading=True) as (node, streams):
         for kind in ("cache_created", "cache_evicted", "cache_reloaded", "cache_painted", "cache_purged"):
-            await streams.say(0, kind, "ab", 7)
+            await streams.announce(0, kind, "ab", 7)
         found = await stats(node, lambda found: found["backends"][0]["events"]["received"] == 5, "backends")
         assert found["backends"][0]["backend_name"] == "vllm-0"
         assert found["backends"][0]["connection"]["connected"] is True
@@ -140,13 +140,13 @@ async def test_cr27_each_backend_says_what_came_and_what_it_changed() -> None:
         }
 
 
-async def test_cr28_clearing_says_how_much_went_and_the_index_fills_again() -> None:
+async def test_cr28_clearing_states_how_much_went_and_the_index_fills_again() -> None:
     async with listening() as (node, streams):
-        await streams.say(0, "cache_created", "ab", 7)
+        await streams.announce(0, "cache_created", "ab", 7)
         await stats(node, lambda found: found["index"]["entry_count"] == 1)
         answer = await node.http.post(f"{node.control}/admin/kv-index/clear")
         assert answer.json() == {"success": True, "entries_before_clear": 1, "cleared_entries": 1}
-        await streams.say(1, "cache_created", "ab", 7)
+        await streams.announce(1, "cache_created", "ab", 7)
         await stats(node, lambda found: found["index"]["entry_count"] == 1)
 
 
@@ -165,7 +165,7 @@ async def test_cr16_what_nobody_asks_for_goes_when_its_time_is_over() -> None:
 
 async def test_cr22_the_metrics_are_there_under_our_prefix() -> None:
     async with listening() as (node, streams):
-        await streams.say(0, "cache_created", OPENING, 10_000)
+        await streams.announce(0, "cache_created", OPENING, 10_000)
         await stats(node, lambda found: found["index"]["entry_count"] == 1)
         await node.chat(MESSAGES)
         page = (await node.http.get(f"{node.control}/metrics")).text
@@ -194,7 +194,7 @@ async def test_cr32_without_the_key_nobody_asks() -> None:
             assert (await node.http.request(method, url, headers=key)).status_code == 200
 
 
-async def test_a_node_without_event_streams_says_so() -> None:
+async def test_a_node_without_event_streams_states_so() -> None:
     async with trio.open_nursery() as nursery:
         config = config_of(
             backend=["http://127.0.0.1:9"], listen="127.0.0.1:0", control="127.0.0.1:0", probe_timeout_s=0.1

@@ -20,7 +20,7 @@ from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.io.tokenizer import EMBEDDED
-from ranvier_py.node import event_reader as hearing
+from ranvier_py.node import event_reader as reading
 from ranvier_py.node.engine_event_parts import FAULTS_LOGGED_MAX, EngineEvents
 from ranvier_py.node.node import Addresses, run
 from ranvier_py.replay.engine.engine_values import EngineLimits
@@ -53,7 +53,7 @@ class Lab:
         (candidate,) = answer.json()["candidates"]
         return candidate["matched_tokens"], candidate["trust"]
 
-    async def tell(self, path: str, **fields: Any) -> None:
+    async def send(self, path: str, **fields: Any) -> None:
         answer = await self.http.post(f"{self.engine}{path}", json=fields)
         assert answer.status_code == 200, answer.text
 
@@ -164,7 +164,7 @@ async def test_a_restart_and_a_cleared_cache_void_all_claims() -> None:
         for path in ("/admin/clear", "/admin/restart"):
             await node.chat(LONG * 8)
             await node.until_predicted(confirmed, LONG * 8)
-            await node.tell(path)
+            await node.send(path)
             await node.chat("Something else: " + LONG)  # an engine that says nothing can't be known to be another
             await node.until_predicted(lambda tokens, _: tokens == 0, LONG * 8)
             await node.until(lambda engine: engine["level"] == "exact")
@@ -174,7 +174,7 @@ async def test_a_restart_and_a_cleared_cache_void_all_claims() -> None:
 async def test_lost_messages_are_asked_for_again() -> None:
     async with lab() as node:
         await node.until(lambda engine: engine["level"] == "exact")
-        await node.tell("/admin/kv", lose=1)
+        await node.send("/admin/kv", lose=1)
         await node.chat(LONG * 8)
         await node.chat("Something else: " + LONG)
         engine = await node.until(lambda engine: engine["gaps"] == 1 and engine["level"] == "exact")
@@ -222,8 +222,8 @@ async def test_a_bug_in_the_engine_cache_costs_no_request(
         while (await node.engine_caches())["faults"] <= FAULTS_LOGGED_MAX:
             pass
         assert (await node.chat(LONG))["usage"]
-    told = [record for record in caplog.records if ".failed" in record.message]
-    assert len(told) == FAULTS_LOGGED_MAX
+    reported = [record for record in caplog.records if ".failed" in record.message]
+    assert len(reported) == FAULTS_LOGGED_MAX
 
 
 async def test_of_two_nodes_one_reads_and_both_know() -> None:
@@ -258,9 +258,9 @@ async def test_of_two_nodes_one_reads_and_both_know() -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_an_engine_that_one_node_cannot_hear_is_left_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_one_node_cannot_receive_is_left_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """The publisher's port may be closed to one machine and open to the next."""
-    monkeypatch.setattr(hearing, "LOST_S", 0.3)
+    monkeypatch.setattr(reading, "LOST_S", 0.3)
     with trio.fail_after(2 * DEADLINE_S):
         async with trio.open_nursery() as nursery:
             engine = await start_engine(nursery)
@@ -301,8 +301,8 @@ async def test_where_an_engine_publishes_is_taken_over_the_control_port() -> Non
             (source,) = events["sources"] if isinstance(events, dict) and "sources" in events else events.values()
             node = await start_node(nursery, silent)
             await node.http.delete(f"{node.control}/admin/backends", params={"url": silent})
-            said = {"kv_events": source["endpoint"], "kv_replay": source["replay_endpoint"]}
-            for body in ({"url": engine, **said}, {"url": silent, "kv_events": "off"}):
+            sent = {"kv_events": source["endpoint"], "kv_replay": source["replay_endpoint"]}
+            for body in ({"url": engine, **sent}, {"url": silent, "kv_events": "off"}):
                 answer = await node.http.post(f"{node.control}/admin/backends", json=body)
                 assert answer.status_code == 200, answer.text
             await node.until(lambda engine: engine["level"] == "exact")

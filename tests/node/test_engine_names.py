@@ -80,7 +80,7 @@ async def test_streams_that_name_their_model_are_read_under_its_names(monkeypatc
 @pytest.mark.parametrize(
     "topics", [("",), ("", ""), ("a", ""), ("a", "a"), ("kv@h@c", "a"), ("kv-events", "kv-events"), ("kv@a", "b")]
 )
-async def test_where_some_of_it_is_not_known_nothing_is_read_and_it_is_said_once(
+async def test_where_some_of_it_is_not_known_nothing_is_read_and_it_is_stated_once(
     topics: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What nobody tells of would be taken for not held."""
@@ -89,8 +89,8 @@ async def test_where_some_of_it_is_not_known_nothing_is_read_and_it_is_said_once
         serves(made, *TWO)
         made.found(ENGINE, publishers(*topics))
         assert read(made) == read(made) == {}
-        told = [record for record in caplog.records if record.message.startswith("engine_events.ambiguous")]
-        assert [record.getMessage().partition(" serves ")[2] for record in told] == [
+        reported = [record for record in caplog.records if record.message.startswith("engine_events.ambiguous")]
+        assert [record.getMessage().partition(" serves ")[2] for record in reported] == [
             "a, b/also-b; its events do not say of which they are"
         ]
         assert unnamed(made) == 1

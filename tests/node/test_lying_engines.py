@@ -27,7 +27,7 @@ def lie(made: EngineEvents, times: int) -> None:
             made._carry(stream, effect)
 
 
-async def test_events_that_tell_of_restarts_without_end_cost_few_epochs_and_few_lines(
+async def test_events_that_report_of_restarts_without_end_cost_few_epochs_and_few_lines(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Peers count epochs, and each forgives an engine its failures."""

@@ -300,7 +300,7 @@ async def test_a_completion_is_explained_as_one() -> None:
         assert (report["reason"], report["prompt_tokens"]) == ("affinity", 192)  # whole blocks
 
 
-async def test_metrics_tell_reasons_engine_caches_and_every_bound() -> None:
+async def test_metrics_report_reasons_engine_caches_and_every_bound() -> None:
     async with lab() as node:
         await node.chat(turn("hello"))
         await node.until(lambda s: s["engine_cached_share"] is not None)
@@ -374,7 +374,7 @@ async def test_the_body_reaches_the_engine_as_it_came_and_the_key_is_passed_on()
         nursery.cancel_scope.cancel()
 
 
-async def test_policies_in_the_shadow_are_told_of_in_status_and_metrics_and_route_nothing() -> None:
+async def test_policies_in_the_shadow_are_reported_of_in_status_and_metrics_and_route_nothing() -> None:
     async with lab(3, shadow=["round_robin", "ttft"]) as one:
         messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
         served = set()

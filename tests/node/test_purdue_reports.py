@@ -241,7 +241,7 @@ def test_pu11_the_map_is_in_memory_and_needs_nothing_beside_the_node() -> None:
             assert {name.partition(".")[0] for name in names} <= allowed, path.name
 
 
-async def test_px11_keys_of_one_model_say_nothing_of_another() -> None:
+async def test_px11_keys_of_one_model_state_nothing_of_another() -> None:
     world = World(2, models=("m", "other"))
     await world.sync("w0", key(1), model="other")
     world.busy("w0")
@@ -257,7 +257,7 @@ async def test_pu3_a_prompt_with_a_salt_is_never_taken_for_one_without() -> None
     assert world.reports.map.counters.keys_foreign == 1
 
 
-async def test_a_worker_that_is_no_backend_is_told_so() -> None:
+async def test_a_worker_that_is_no_backend_is_reported_so() -> None:
     world = World(1)
     with pytest.raises(NotFound, match="worker_id"):
         await world.evict("stranger", key(1))

@@ -44,14 +44,14 @@ async def test_the_sdk_sees_exactly_what_the_engine_would_have_sent(options: dic
         direct, routed = await trio.to_thread.run_sync(both)
         assert routed == direct
         assert (routed[-1]["usage"] is not None) == bool(options)
-        told = await node.until(lambda found: found["engine_cached_share"] is not None)
-        assert told["engine_cached_share"] > 0
+        reported = await node.until(lambda found: found["engine_cached_share"] is not None)
+        assert reported["engine_cached_share"] > 0
 
 
 async def test_a_raw_stream_is_the_engines_own_byte_by_byte() -> None:
     """SDKs forgive a lot."""
 
-    def said(body: bytes) -> list[dict[str, Any]]:
+    def sent(body: bytes) -> list[dict[str, Any]]:
         lines = [json.loads(line[6:]) for line in body.split(b"\n\n") if line and line != b"data: [DONE]"]
         return [{**line, "id": "", "created": 0} for line in lines]
 
@@ -59,7 +59,7 @@ async def test_a_raw_stream_is_the_engines_own_byte_by_byte() -> None:
         body = {"model": MODEL, "messages": turn("Maps?"), "max_tokens": 9, "stream": True}
         direct = await node.http.post(f"{node.engines[0]}/v1/chat/completions", json=body)
         routed = await node.http.post(f"{node.url}/v1/chat/completions", json=body)
-        assert said(routed.content) == said(direct.content)
+        assert sent(routed.content) == sent(direct.content)
         assert routed.content.endswith(b"data: [DONE]\n\n")
         assert len(routed.content) == len(direct.content)
 
@@ -108,7 +108,7 @@ async def test_an_engine_that_refuses_the_question_gets_the_request_as_it_came_a
         assert [b"stream_options" in body for body in backend.bodies] == [True, False, False]
 
 
-async def test_a_body_that_is_refused_either_way_is_the_clients_to_hear_of() -> None:
+async def test_a_body_that_is_refused_either_path_is_the_clients_to_receive_of() -> None:
     backend = Scripted(UNKNOWN)
     async with scripted_lab(backend) as node:
         whole = await node.chat(stream=True)

@@ -341,9 +341,9 @@ async def test_what_a_wait_raises_is_raised_in_the_steps_and_what_they_raise_by_
         try:
             yield fail
         except OSError as error:
-            raise ValueError("told") from error
+            raise ValueError("reported") from error
 
-    with pytest.raises(ValueError, match="told"):
+    with pytest.raises(ValueError, match="reported"):
         await Driver(steps()).run()
 
 

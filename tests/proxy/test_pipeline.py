@@ -239,7 +239,7 @@ async def test_a_client_that_leaves_ends_the_attempt_and_teaches_nothing(script:
     assert routes["rows"] == 0
 
 
-async def test_an_engine_hears_within_a_tenth_of_a_second_that_its_client_left() -> None:
+async def test_an_engine_receives_within_a_tenth_of_a_second_that_its_client_left() -> None:
     """Of three the quickest: a busy machine is late, the node is not."""
     backend = Scripted(STREAM_HEAD, TOKEN, HANG)
     took_s = []
@@ -308,7 +308,7 @@ def test_with_the_default_deadline_there_is_no_second_try() -> None:
     assert 2 * Config().pipeline.first_byte_s > pipeline.FIRST_BYTE_TOTAL_S
 
 
-async def test_the_log_tells_how_much_of_a_broken_answer_was_sent(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_reports_how_much_of_a_broken_answer_was_sent(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ranvier_py"):
         async with lab(Scripted(STREAM_HEAD, TOKEN, HANG), stall_timeout_s=0.1) as node:
             received = await node.stream()
@@ -353,7 +353,7 @@ async def test_no_path_climbs_out_of_what_is_served(path: str) -> None:
     assert backend.bodies == []
 
 
-async def test_a_wrong_method_is_told_the_right_one() -> None:
+async def test_a_wrong_method_is_reported_the_right_one() -> None:
     async with lab(Scripted(GOOD)) as node:
         refused = await node.http.get(f"{node.url}/v1/chat/completions")
         assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
@@ -378,7 +378,7 @@ async def test_an_address_in_use_is_named(key: str) -> None:
     assert any(address in str(error) for error in leaves(caught.value))
 
 
-async def test_a_node_that_knows_no_engine_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_node_that_knows_no_engine_states_so(caplog: pytest.LogCaptureFixture) -> None:
     """A flag that was forgotten looks like a node that works, until the first request."""
     await started_and_stopped()
     assert "node.no_backends" in caplog.text

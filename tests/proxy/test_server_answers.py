@@ -303,7 +303,7 @@ async def test_a_connection_that_ends_between_requests_is_no_failure() -> None:
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-async def test_connections_beyond_the_limit_are_told_to_come_back() -> None:
+async def test_connections_beyond_the_limit_are_reported_to_come_back() -> None:
     async with serving(echo, ServerLimits(tick_s=0.01, connections_max=1)) as (server, port):
         async with await Wire.connect(port) as first:
             await first.send(GET)
@@ -320,7 +320,7 @@ async def test_connections_beyond_the_limit_are_told_to_come_back() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_requests_beyond_the_limit_are_told_to_come_back(whole: bool) -> None:
+async def test_requests_beyond_the_limit_are_reported_to_come_back(whole: bool) -> None:
     held = Held()
     async with serving(held, ServerLimits(tick_s=0.01, in_flight_max=1)) as (server, port):
         async with await Wire.connect(port) as first, await Wire.connect(port) as second:

@@ -198,7 +198,7 @@ async def test_a_client_that_expects_a_100_gets_it_before_it_sends_the_body() ->
         assert (await wire.response())[2].endswith(b" abc")
 
 
-async def test_nobody_is_told_to_go_on_with_a_body_that_is_too_long() -> None:
+async def test_nobody_is_reported_to_go_on_with_a_body_that_is_too_long() -> None:
     async with serving(echo, SMALL) as (_, port), await Wire.connect(port) as wire:
         await wire.send(post(b"", b"expect: 100-continue").replace(b"length: 0", b"length: 3000"))
         assert (await wire.response())[0] == 413

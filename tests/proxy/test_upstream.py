@@ -89,7 +89,7 @@ async def asked(
 # --- unaltered --------------------------------------------------------------------------------------------------------
 
 
-async def test_what_the_client_says_reaches_the_backend_but_for_what_is_between_it_and_us() -> None:
+async def test_what_the_client_states_reaches_the_backend_but_for_what_is_between_it_and_us() -> None:
     seen: list[tuple[bytes, bytes]] = []
 
     async def script(wire: Wire) -> None:
@@ -133,7 +133,7 @@ async def test_chunks_of_the_client_reach_the_backend_with_a_length() -> None:
         assert seen[0][1] == b"abc"
 
 
-async def test_get_and_head_say_no_length() -> None:
+async def test_get_and_head_state_no_length() -> None:
     seen: list[bytes] = []
 
     async def script(wire: Wire) -> None:
@@ -150,7 +150,7 @@ async def test_get_and_head_say_no_length() -> None:
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"418 I'm a Teapot, \xe9", b"500 ", b"429 Too Many Requests"])
-async def test_what_the_backend_says_reaches_the_client_byte_for_byte(status: bytes) -> None:
+async def test_what_the_backend_states_reaches_the_client_byte_for_byte(status: bytes) -> None:
     fields = [b"Server: uvicorn", b"X-Twice: 1", b"x-twice: 2", b"Retry-After: 7", b"content-type: text/plain"]
     reply = answer(b"\x00\xff\r\n\r\nbody", *fields, b"Connection: Keep-Alive, x-hop", b"x-hop: 1", status=status)
     async with proxying(answering(reply)) as (_, _, port), await Wire.connect(port) as wire:
@@ -228,7 +228,7 @@ async def test_half_a_chunk_leaves_at_once_too() -> None:
         (b"POST", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 X\r\na: b\r\n\r\n" + answer(b"abc"), "length", b"abc"),
     ],
 )
-async def test_a_body_ends_where_its_framing_says(method: bytes, reply: bytes, framing: str, body: bytes) -> None:
+async def test_a_body_ends_where_its_framing_states(method: bytes, reply: bytes, framing: str, body: bytes) -> None:
     exchange, got = await asked(reply, method=method)
     assert (exchange.head.framing, got, exchange.complete) == (framing, body, True)
 
@@ -270,13 +270,13 @@ GARBLED = {
 
 
 @pytest.mark.parametrize("case", GARBLED)
-async def test_an_answer_that_is_not_http_is_told_as_such(case: str) -> None:
+async def test_an_answer_that_is_not_http_is_reported_as_such(case: str) -> None:
     with pytest.raises(UpstreamGarbled):
         await asked(GARBLED[case])
 
 
 @pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 200", answer(b"abcdef")[:-1], CHUNKED_HEAD + b"3\r\nabc\r\n"])
-async def test_a_backend_that_closes_too_early_is_told_as_such(reply: bytes) -> None:
+async def test_a_backend_that_closes_too_early_is_reported_as_such(reply: bytes) -> None:
     with pytest.raises(UpstreamClosed):
         await asked(reply, close=True)
 
@@ -468,7 +468,7 @@ async def test_an_answer_that_comes_before_the_request_was_read_is_passed_on() -
         assert found.connections == 2
 
 
-async def test_an_answer_that_comes_before_a_reset_is_passed_on_or_told() -> None:
+async def test_an_answer_that_comes_before_a_reset_is_passed_on_or_reported() -> None:
     async with proxying(answers_early) as (_, _, port), await Wire.connect(port) as wire:
         await wire.send(post(b"x" * 8_000_000))
         assert (await wire.response())[0] in (413, 502)
@@ -500,7 +500,7 @@ async def test_a_large_request_arrives_whole() -> None:
         assert found.connections == 1
 
 
-async def test_a_backend_that_is_not_there_is_told_as_such() -> None:
+async def test_a_backend_that_is_not_there_is_reported_as_such() -> None:
     async with backend(answering()) as found:
         pass
     upstream = Upstream(LIMITS)

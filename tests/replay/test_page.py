@@ -88,7 +88,7 @@ def test_the_page_is_whole_and_asks_nobody_for_anything() -> None:
     assert "url(" not in text
 
 
-def test_it_says_in_words_what_came_out() -> None:
+def test_it_states_in_words_what_came_out() -> None:
     text = report(run("ttft", 1.0, hit_rate=0.6), run("least_loaded", 2.0, hit_rate=0.1), run("oracle_ttft", 0.8))
     assert "Least p90 to the first token: ttft, 1.00 s." in text
     assert "50% less at p90" in text
@@ -97,7 +97,7 @@ def test_it_says_in_words_what_came_out() -> None:
     assert "believed 10.0% of the prompt tokens more to be cached than were" in text
 
 
-def test_it_says_where_the_best_changes_and_what_to_do() -> None:
+def test_it_states_where_the_best_changes_and_what_to_do() -> None:
     runs = [run("affinity", 1.0), run("ttft", 1.2), run("affinity", 9.0, rate=2.0), run("ttft", 3.0, rate=2.0)]
     stuck = [replace(run(policy, 50.0, rate=4.0), requests_per_s=2.0) for policy in ("affinity", "ttft")]
     text = report(*runs, *stuck, run("ttft", 3.2, rate=2.0, nodes=4))
@@ -126,7 +126,7 @@ def test_requests_that_come_all_at_once_have_no_rate() -> None:
     assert "Least p90 to the first token at rate 2: ttft, 1.00 s." in report(*once)
 
 
-def test_a_few_requests_are_said_to_be_few() -> None:
+def test_a_few_requests_are_stated_to_be_few() -> None:
     few = [replace(run(policy, p90), requests=60) for policy, p90 in (("ttft", 1.0), ("affinity", 2.0))]
     assert "Only 60 requests: the p90 hangs on 6 requests. Replay more traffic" in report(*few)
     assert "Replay more traffic" not in report(run("ttft", 1.0), run("affinity", 2.0))
@@ -138,7 +138,7 @@ def test_two_that_are_as_good_are_both_named() -> None:
     assert "What to do" not in report(run("ttft", 1.0), run("oracle_ttft", 0.5))
 
 
-def test_it_says_what_was_asked_for_with_units() -> None:
+def test_it_states_what_was_asked_for_with_units() -> None:
     settings = {"seed": 3, "engines": [{"count": 4, "cache_tokens": 20_000, "decode_s": 0.01}], "gossip_delay_s": None}
     text = page(ReplayResults(settings, [TRACE], [run("ttft", 1.0)]))
     assert "seed 3; engines count=4 cache_tokens=20000 decode_s=0.01</p>" in text
@@ -160,7 +160,7 @@ def test_the_best_router_of_each_rate_is_marked_and_never_an_oracle() -> None:
     assert "Saturation" in text
 
 
-def test_failures_are_told() -> None:
+def test_failures_are_reported() -> None:
     text = report(run("a", 1.0, failed=7))
     assert "Failed, in all runs: 7 by a full queue (queue_full); most with a at rate 1: 7." in text
 

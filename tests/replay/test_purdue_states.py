@@ -65,8 +65,8 @@ def four_states(cause: str) -> dict[str, dict]:
 
 @pytest.mark.parametrize("cause", ["eviction", "restart"])
 def test_a_prefix_goes_through_the_four_states_of_the_report(cause: str) -> None:
-    told = four_states(cause)
-    cold, sticky, evicted, recovered = (told[name] for name in ("cold", "sticky", "evicted", "recovered"))
+    reported = four_states(cause)
+    cold, sticky, evicted, recovered = (reported[name] for name in ("cold", "sticky", "evicted", "recovered"))
     assert (cold["reason"], cold["cached"]) == ("miss", 0)
     assert (sticky["reason"], sticky["cached"]) == ("hit", PREFIX_BLOCKS * BLOCK)
     assert sticky["engine"] == cold["engine"]

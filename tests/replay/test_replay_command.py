@@ -66,7 +66,7 @@ def test_results_are_left_as_json_with_the_curves_of_a_sweep(trace: Path, tmp_pa
     assert len(found["runs"][0]["ttft_quantiles"]) == 101
 
 
-def test_requests_are_told_one_by_one_in_the_order_of_the_runs(trace: Path, tmp_path: Path) -> None:
+def test_requests_are_reported_one_by_one_in_the_order_of_the_runs(trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     assert replay(trace, "--policy", "random,ttft", "--per-request", path, "--jobs", 2, "--engines", 3) == 0
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -134,7 +134,7 @@ def test_oracles_are_run_once_whatever_the_number_of_nodes(trace: Path, capsys: 
         (["--speed", "1e-300"], "TRACE: the requests come within"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_what_is_wrong_is_stated_in_one_line(
     trace: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert replay(trace, *words) == 2
@@ -164,7 +164,7 @@ def test_sizes_are_read_as_people_write_them(text: str, value: int | None) -> No
 # --- what a person does who has not read anything -------------------------------------------------------------------
 
 
-def test_time_stamps_of_two_clocks_are_told_from_a_long_trace(
+def test_time_stamps_of_two_clocks_are_reported_from_a_long_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "far.jsonl"
@@ -241,7 +241,7 @@ def test_a_reader_of_the_table_who_goes_away_costs_no_results(
     assert json.loads((tmp_path / "results.json").read_text())["runs"]
 
 
-def test_traces_of_one_name_are_told_apart(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traces_of_one_name_are_reported_apart(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The recordings of two workers are `rec.jsonl.0` and `rec.jsonl.1`: both were called `rec.jsonl`."""
     paths = [tmp_path / f"rec.jsonl.{number}" for number in range(2)]
     for path in paths:

@@ -156,7 +156,7 @@ def test_a_peer_looks_at_its_router_only_after_something_happened_to_it() -> Non
     assert looks < 500
 
 
-def test_nodes_that_tell_each_other_nothing_have_no_network() -> None:
+def test_nodes_that_report_each_other_nothing_have_no_network() -> None:
     routers = [make_router(PLAN, BLOCK, f"1/{index}") for index in range(2)]
     assert make_network(routers, key=KEY, seed=1, delay_s=inf, now=0.0) is None
     assert make_network(routers[:1], key=KEY, seed=1, delay_s=None, now=0.0) is None

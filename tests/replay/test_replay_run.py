@@ -73,7 +73,7 @@ def test_answers_are_learned_with_their_depth() -> None:
     assert first.prompt.end.parent is second.prompt.end.parent.parent  # type: ignore[union-attr]  # the same objects
 
 
-def test_what_opens_a_chat_is_what_the_trace_says() -> None:
+def test_what_opens_a_chat_is_what_the_trace_states() -> None:
     """Or a policy that hashes openings would take all chats of a trace for one."""
     request = replace(READY.items[0].request, opening=b"sixteen bytes of")
     item = make_ready(Trace("one", [request], BLOCK, timed=True)).items[0]
@@ -140,7 +140,7 @@ def test_nodes_forget_what_a_restarted_engine_held() -> None:
     assert result.predicted_hit_rate < result.hit_rate + 0.1
 
 
-def test_load_is_told_in_few_samples_that_end_with_nothing_in_flight() -> None:
+def test_load_is_reported_in_few_samples_that_end_with_nothing_in_flight() -> None:
     result = done(plan()).result
     assert 10 < len(result.load_over_time) <= SAMPLES_MAX
     times = [row[0] for row in result.load_over_time]
@@ -154,7 +154,7 @@ def rows(run: Done) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in run.lines.splitlines()]
 
 
-def test_each_request_is_told_alone_where_that_is_wanted() -> None:
+def test_each_request_is_reported_alone_where_that_is_wanted() -> None:
     lines = rows(done(plan(per_request=True)))
     assert len(lines) == 200
     assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
@@ -173,7 +173,7 @@ def test_processes_give_the_results_of_one_in_the_order_of_the_tasks() -> None:
     assert seen[-1] == (600, 3)
 
 
-def test_a_run_that_dies_says_where() -> None:
+def test_a_run_that_dies_states_where() -> None:
     broken = Task(Ready(READY.summary, (None,)), plan())  # type: ignore[arg-type]
     with pytest.raises(RunFailed, match=r"affinity on 1 nodes at rate 1 died: (?s:.*)Traceback"):
         execute_all([broken, broken], 2, lambda: 0.0)
@@ -181,7 +181,7 @@ def test_a_run_that_dies_says_where() -> None:
 
 def test_a_run_ends_when_its_command_was_killed() -> None:
     """Whoever kills the command has no other way to end the processes that it began."""
-    told, telling = os.pipe()
+    reported, reporting = os.pipe()
     command = os.fork()
     if command == 0:  # the command; it is killed as soon as its runs are under way, of which each takes ten seconds
         long = Ready(READY.summary, make_ready(chats(1500)).items)
@@ -192,10 +192,10 @@ def test_a_run_ends_when_its_command_was_killed() -> None:
 
         execute_all([Task(long, plan())] * 2, 2, lambda: 0.0, killed)
         os._exit(0)
-    os.close(telling)  # open in the command and in its runs alone
+    os.close(reporting)  # open in the command and in its runs alone
     os.waitpid(command, 0)
-    ended, _, _ = select.select([told], [], [], RUNS_END_S)
-    os.close(told)
+    ended, _, _ = select.select([reported], [], [], RUNS_END_S)
+    os.close(reported)
     assert ended, "a run goes on"
 
 
@@ -239,5 +239,5 @@ def test_a_choice_that_is_refused_has_no_regret_in_seconds() -> None:
     small = replace(LIMITS, cache_tokens=40 * BLOCK)
     found = done(plan("round_robin", engines=(small, LIMITS), regret=True, per_request=True))
     assert found.result.regret_s["sum"] < 1e6
-    told = [orjson.loads(line) for line in found.lines.splitlines()]
-    assert all(("failed" in line) != ("regret_s" in line) for line in told)
+    reported = [orjson.loads(line) for line in found.lines.splitlines()]
+    assert all(("failed" in line) != ("regret_s" in line) for line in reported)

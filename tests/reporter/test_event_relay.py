@@ -148,7 +148,7 @@ async def test_px6_a_report_that_was_not_answered_is_sent_again_and_counts_once(
     assert (wire.level, wire.held) == (Level.EXACT, 1)
 
 
-async def test_pu10_a_report_that_was_lost_on_the_way_is_asked_for_with_the_next_one() -> None:
+async def test_pu10_a_report_that_was_lost_on_the_path_is_asked_for_with_the_next_one() -> None:
     wire = Wire()
     await wire.run()
     wire.publish(block(1))
@@ -237,7 +237,7 @@ async def test_what_one_of_an_engines_ranks_holds_the_engine_holds_and_all_must_
     assert wire.confirmed == 0
 
 
-async def test_px7_a_reporter_that_is_silent_or_does_not_hear_its_engine_is_not_believed_for_exact() -> None:
+async def test_px7_a_reporter_that_is_silent_or_does_not_receive_its_engine_is_not_believed_for_exact() -> None:
     wire = Wire()
     wire.publish(block(1))
     await wire.run()

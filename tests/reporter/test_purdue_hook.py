@@ -78,7 +78,7 @@ async def test_pu5_ten_thousand_evictions_in_a_moment_are_one_report(router: Ser
         assert sender.evictions <= 2, "two where the last batch fell into the middle"
 
 
-async def test_pu4_a_router_that_is_not_there_costs_the_engine_nothing_and_hears_all_when_it_comes() -> None:
+async def test_pu4_a_router_that_is_not_there_costs_the_engine_nothing_and_receives_all_when_it_comes() -> None:
     async with trio.open_nursery() as nursery:
         first = await start(nursery)
         port = int(first.url.rpartition(":")[2])
@@ -96,7 +96,7 @@ async def test_pu4_a_router_that_is_not_there_costs_the_engine_nothing_and_hears
         nursery.cancel_scope.cancel()
 
 
-async def test_several_routers_are_each_told_and_one_that_is_gone_holds_up_nobody(nursery: trio.Nursery) -> None:
+async def test_several_routers_are_each_reported_and_one_that_is_gone_holds_up_nobody(nursery: trio.Nursery) -> None:
     one, other = await start(nursery), await start(nursery)
     gone = Served(one.world, "http://127.0.0.1:1")
     async with reporting(one, gone, other) as reporter:
@@ -144,7 +144,7 @@ async def test_pu10_what_the_hook_missed_a_scan_of_the_engine_finds(router: Serv
         await until(lambda: len(router.world.reports.map) == 1)
 
 
-async def test_what_makes_no_sense_is_counted_and_the_rest_is_told(router: Served) -> None:
+async def test_what_makes_no_sense_is_counted_and_the_rest_is_reported(router: Served) -> None:
     def scan() -> list[str]:
         raise RuntimeError("the engine's own trouble")
 
@@ -168,7 +168,7 @@ async def test_calls_beyond_the_bound_are_dropped_and_nothing_is_believed_any_mo
         await until(lambda: len(router.world.reports.map) == 0)
 
 
-async def test_last_words_are_said_before_it_ends(router: Served) -> None:
+async def test_last_words_are_stated_before_it_ends(router: Served) -> None:
     async with reporting(router, sync_s=5.0) as reporter:
         reporter.store_block(hexed(1))
     assert len(router.world.reports.map) == 1
@@ -216,7 +216,7 @@ def test_px6_what_was_not_answered_is_sent_again_as_it_is_by_then() -> None:
     assert sender.is_idle
 
 
-def test_px6_what_waits_is_bounded_and_a_sync_says_it_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_px6_what_waits_is_bounded_and_a_sync_states_it_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook, "PENDING_MAX", 100)
     sender = PrefixSender("w1", "", {})
     sent(sender, 0.0)

@@ -78,7 +78,7 @@ async def test_pu9_pu10_the_four_states_then_a_lost_report_then_a_killed_router_
                 scope.cancel()
 
 
-async def test_px2_px8_events_are_known_exactly_for_small_reports_and_told_anew_after_a_restart() -> None:
+async def test_px2_px8_events_are_known_exactly_for_small_reports_and_reported_anew_after_a_restart() -> None:
     """A node alone makes its key up when it starts, so that nothing of before has a meaning to it."""
     async with purdue_lab(DEADLINE_S) as lab:
         await lab.start_all()

@@ -51,8 +51,8 @@ def names_by_topic(models: Sequence[tuple[str, ...]], topics: Sequence[str]) -> 
     """
     if len(models) == 1:
         return tuple(models) * len(topics)
-    told = [next((names for names in models if model_in(topic) in names), ()) for topic in topics]
-    return tuple(told) if all(told) and set(told) == set(models) else ()
+    reported = [next((names for names in models if model_in(topic) in names), ()) for topic in topics]
+    return tuple(reported) if all(reported) and set(reported) == set(models) else ()
 
 
 def model_in(topic: str) -> str:
@@ -84,7 +84,7 @@ class Names:
             return None  # older engines tell adapters by numbers of their own
         return self._namespace_of(self.base[0] if self.base else "", scope.lora_name or "", scope.salt or "")
 
-    def told(self, changes: Changes) -> Changes:
+    def reported(self, changes: Changes) -> Changes:
         """The same under all names."""
         if not self._steps:
             return changes

@@ -260,7 +260,7 @@ class EventStream:
         complete = changes.complete and not frozen
         self._settle_at = None if complete else now + FROZEN_S * frozen
         if self.is_open:
-            self._engine_caches.changed(self.source, self.names.told(changes._replace(complete=complete)), now)
+            self._engine_caches.changed(self.source, self.names.reported(changes._replace(complete=complete)), now)
         self._report_level(now)
 
     def _report_level(self, now: float) -> None:

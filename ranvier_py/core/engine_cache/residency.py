@@ -282,7 +282,7 @@ class Residency:
             self.counters.uncounted += not block.more(tier)
         if block.known is READY:
             self._look(block)
-        elif block.known is NAME and self._tell(block, own, weight):
+        elif block.known is NAME and self._report(block, own, weight):
             self._fresh.append(block)
         elif block.known is NAME and not own and tier is Tier.GPU:
             self.lack = Lack.TOKENS  # copies elsewhere are of blocks that were stored with theirs
@@ -341,7 +341,7 @@ class Residency:
         """What a block of so many tokens counts for: itself, and the fingerprints in it."""
         return 1 - tokens // -self._hasher.block_tokens
 
-    def _tell(self, block: Block, data: bytes, weight: int) -> bool:
+    def _report(self, block: Block, data: bytes, weight: int) -> bool:
         """A block that had a name only has tokens now; or it continues one that has no fingerprint."""
         if block.parent is not None and block.parent.known is OPAQUE:
             self._darken(block)

@@ -111,7 +111,7 @@ class Backend(SharedWork):
     def peers_progress_at(self) -> float:
         return self.peers_moved_at
 
-    def heard(self, load: Load, now: float) -> None:
+    def received(self, load: Load, now: float) -> None:
         """What peers have there together is now this."""
         before, self.peers = self.peers, load
         self.load += load.requests - before.requests

@@ -342,7 +342,7 @@ class Registry:
 
     def set_peer_load(self, id: BackendId, load: Load, now: float) -> None:  # noqa: A002
         """What the peers have at it together, as they report."""
-        self[id].heard(load, now)
+        self[id].received(load, now)
 
     def count_models(self, backend: Backend, step: int) -> None:
         if backend.models is None:

@@ -268,7 +268,7 @@ class Router:
             assert boundary.parent is not None
             boundary = boundary.parent
 
-    def taught(
+    def learn_tokens(
         self, attempt: Attempt, ancestor: Boundary, segments: Sequence[Segment | None], answer: Answer, now: float
     ) -> None:
         """What came of a attempt's tokens and answer: fill in, extend by the answer, learn what the prefill has proved.

@@ -365,7 +365,7 @@ class LastingConnection:
         pause_s, tries = options.retry_s, 0
         while True:
             why = await self._once(tries)
-            self._tell(why, is_first=tries == 0)
+            self._report(why, is_first=tries == 0)
             if self._stood_at is not None and trio.current_time() >= self._stood_at + options.steady_s:
                 pause_s = options.retry_s
             subscription.down(why)
@@ -392,7 +392,7 @@ class LastingConnection:
         log.info("event_stream.connected %s", self._subscription.where.endpoint)
         self._subscription.up()
 
-    def _tell(self, why: str, *, is_first: bool) -> None:
+    def _report(self, why: str, *, is_first: bool) -> None:
         endpoint = self._subscription.where.endpoint
         if self._stood_at is not None:
             log.info("event_stream.disconnected %s: %s; trying again", endpoint, why)

@@ -69,11 +69,11 @@ LLAMA_8B = LanguageModel(8.03e9, layers=32, heads=8)  # Llama 3.1 8B: 16.06 GB, 
 LLAMA_70B = LanguageModel(70.6e9, layers=80, heads=8)  # Llama 3.1 70B: 141.2 GB, 327,680 bytes a token
 
 
-def derived(accelerator: Accelerator, model: LanguageModel, ways: int = 1) -> EngineLimits:
+def derived(accelerator: Accelerator, model: LanguageModel, modes: int = 1) -> EngineLimits:
     """What `model` does on so many accelerators as one (tensor parallelism). Raises ValueError if it does not fit."""
-    left_bytes = MEMORY_SHARE * accelerator.memory_bytes * ways - model.weight_bytes
-    bytes_per_s = BANDWIDTH_SHARE * accelerator.bytes_per_s * ways
-    prefill_tokens_per_s = ARITHMETIC_SHARE * accelerator.operations_per_s * ways / (2 * model.parameters)
+    left_bytes = MEMORY_SHARE * accelerator.memory_bytes * modes - model.weight_bytes
+    bytes_per_s = BANDWIDTH_SHARE * accelerator.bytes_per_s * modes
+    prefill_tokens_per_s = ARITHMETIC_SHARE * accelerator.operations_per_s * modes / (2 * model.parameters)
     return EngineLimits(
         cache_tokens=int(left_bytes / model.token_bytes),
         prefill_tokens_per_s=prefill_tokens_per_s,
@@ -89,9 +89,9 @@ PRESETS = MappingProxyType(
     {
         "lab": EngineLimits(),  # the lab's fake engine as it is started without options
         "h100-llama-8b": derived(H100, LLAMA_8B),  # 427k tokens, 32,600/s, 6.4 ms
-        "h100-llama-70b-tp4": derived(H100, LLAMA_70B, ways=4),  # 448k tokens, 14,800/s, 14.1 ms
+        "h100-llama-70b-tp4": derived(H100, LLAMA_70B, modes=4),  # 448k tokens, 14,800/s, 14.1 ms
         "a100-llama-8b": derived(A100, LLAMA_8B),  # 427k tokens, 10,300/s, 10.5 ms
-        "a100-llama-70b-tp4": derived(A100, LLAMA_70B, ways=4),  # 448k tokens, 4,700/s, 23 ms
+        "a100-llama-70b-tp4": derived(A100, LLAMA_70B, modes=4),  # 448k tokens, 4,700/s, 23 ms
         "l4-llama-8b": derived(L4, LLAMA_8B),  # 42k tokens, 4,000/s, 71 ms
     }
 )

@@ -90,23 +90,23 @@ class Prefixes:
         """The request whose prompt are the first `turn` messages; the one after them, if there is one, answers it."""
         prompt = self._prefix(conversation, turn)
         cue = self._cue(conversation, turn)
-        if cue is None:  # the prompt as sent does not begin like a history: nothing to build on
+        if cue is None:  # the prompt as answered does not begin like a history: nothing to build on
             ids = self._plain(self._tokenizer.render(part(conversation.chat, turn), generation=True))
             above, cue, prompt_tokens = conversation.start, ids, len(ids)
         else:
             above, prompt_tokens = prompt, prompt.state.tokens + len(cue)
-        chain, ends, said = prompt.chain, prompt.ends, NO_TOKENS
+        chain, ends, answered = prompt.chain, prompt.ends, NO_TOKENS
         if turn < len(conversation.chat.messages):
             history = self._prefix(conversation, turn + 1)
-            said = self._said(conversation.chat.messages[turn], prompt, history, cue)
+            answered = self._answer_tokens(conversation.chat.messages[turn], prompt, history, cue)
             if history.chain[: len(chain)] == chain:
                 chain, ends = history.chain, history.ends
         blocks = continued(
-            above.blocks, joined(above.state.rest, np.concatenate((cue, said))), self._size, conversation.salt
+            above.blocks, joined(above.state.rest, np.concatenate((cue, answered))), self._size, conversation.salt
         )
-        total = prompt_tokens + len(said)
+        total = prompt_tokens + len(answered)
         last = next((index for index in range(len(chain), 0, -1) if chain[index - 1].tokens <= total), 0)
-        return ChatTurn(prompt_tokens, len(said), chain[:last], tuple(end for end in ends if end < last), blocks)
+        return ChatTurn(prompt_tokens, len(answered), chain[:last], tuple(end for end in ends if end < last), blocks)
 
     def _prefix(self, conversation: Conversation, count: int) -> Prefix:
         """What is known of the first `count` messages."""
@@ -154,20 +154,20 @@ class Prefixes:
         if place not in self._cues or not self._tokenizer.incremental:
             chat = part(conversation.chat, turn)
             history = self._tokenizer.render(chat, generation=False).removesuffix(self._tokenizer.profile.trailer)
-            sent = self._tokenizer.render(chat, generation=True)
-            self._cues[place] = self._plain(sent[len(history) :]) if sent.startswith(history) else None
+            answered = self._tokenizer.render(chat, generation=True)
+            self._cues[place] = self._plain(answered[len(history) :]) if answered.startswith(history) else None
         return self._cues[place]
 
-    def _said(self, answer: Message, prompt: Prefix, history: Prefix, cue: TokenIds) -> TokenIds:
-        """The tokens that the engine generated: those of the history where it continues the prompt as sent."""
+    def _answer_tokens(self, answer: Message, prompt: Prefix, history: Prefix, cue: TokenIds) -> TokenIds:
+        """The tokens that the engine generated: those of the history where it continues the prompt as answered."""
         piece = history.own
         follows = history.state.tokens - len(piece) == prompt.state.tokens
         if follows and len(piece) > len(cue) and np.array_equal(piece[: len(cue)], cue):
-            said = piece[len(cue) :]
+            answered = piece[len(cue) :]
             size = len(self._line_end)
-            if len(said) > size and said[-size:].tolist() == self._line_end:  # put there by the template
-                return said[:-size]
-            return said
+            if len(answered) > size and answered[-size:].tolist() == self._line_end:  # put there by the template
+                return answered[:-size]
+            return answered
         content = answer.get("content") or orjson.dumps(answer.get("tool_calls") or ".").decode()
         return self._plain(content if isinstance(content, str) else orjson.dumps(content).decode())
 

@@ -58,7 +58,7 @@ def test_an_answer_with_reasoning_teaches_no_boundary_since_the_next_turn_leaves
     assert read_answer(raw, chunked=False, streamed=True, kind="chat").message is None
 
 
-def test_several_choices_teach_nothing() -> None:
+def test_several_choices_learn_nothing() -> None:
     raw = event({"content": "a"}) + b'data: {"choices":[{"index":1,"delta":{"content":"b"}}]}\n\n'
     assert read_answer(raw, chunked=False, streamed=True, kind="chat").message is None
 

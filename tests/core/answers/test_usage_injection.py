@@ -111,14 +111,14 @@ def test_a_backend_that_refuses_is_not_asked_again_until_it_is_another_process()
     assert asking.body(prompt(PLAIN), backend, 2) is not None
 
 
-def test_a_body_that_is_refused_either_way_says_nothing_of_the_question() -> None:
+def test_a_body_that_is_refused_either_path_states_nothing_of_the_question() -> None:
     asking = UsageAsking()
     asking.refused(BackendId(3), 1, 400)
     assert asking.terms(BackendId(3), 1) is Terms.UNKNOWN
     assert asking.counters.refused == 1
 
 
-def test_a_backend_that_tells_unasked_is_not_asked() -> None:
+def test_a_backend_that_reports_unasked_is_not_asked() -> None:
     asking = UsageAsking()
     remover = UsageRemover("close", None)
     remover.counts_anyway = True

@@ -30,8 +30,8 @@ class Capture(NamedTuple):
 def capture(name: str) -> Capture:
     found = Capture([], [], [])
     for line in (FOLDER / f"{name}.jsonl").read_text().splitlines():
-        told = json.loads(line)
-        getattr(found, told["from"]).append([base64.b64decode(frame) for frame in told["frames"]])
+        reported = json.loads(line)
+        getattr(found, reported["from"]).append([base64.b64decode(frame) for frame in reported["frames"]])
     return found
 
 

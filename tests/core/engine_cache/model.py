@@ -39,7 +39,7 @@ class Model:
     """Blocks that were told once stay known here for ever, so events must never tell one name twice differently."""
 
     def __init__(self) -> None:
-        self.told: dict[EngineHash, tuple[EngineHash | None, list[int], Scope]] = {}
+        self.reported: dict[EngineHash, tuple[EngineHash | None, list[int], Scope]] = {}
         self.copies: dict[tuple[EngineHash, Tier], int] = {}
 
     def apply(self, event: Event) -> None:
@@ -48,7 +48,7 @@ class Model:
             for place, key in enumerate(event.hashes):
                 if ids:
                     own = ids[place * width : (place + 1) * width]
-                    self.told[key] = (parent, own, Scope(event.lora_name, event.lora_id, event.salt))
+                    self.reported[key] = (parent, own, Scope(event.lora_name, event.lora_id, event.salt))
                 self.copies[key, event.tier] = self.copies.get((key, event.tier), 0) + 1
                 parent = key
         elif isinstance(event, BlocksRemoved):
@@ -82,11 +82,11 @@ class Model:
         path = []
         at: EngineHash | None = key
         while at is not None:
-            if at not in self.told or len(path) > len(self.told):
+            if at not in self.reported or len(path) > len(self.reported):
                 return None
             nearest = min((tier for tier in Tier if self.copies.get((at, tier))), default=Tier.ABSENT)
-            path.append((nearest, *self.told[at][1:]))
-            at = self.told[at][0]
+            path.append((nearest, *self.reported[at][1:]))
+            at = self.reported[at][0]
         return path[::-1]
 
 
@@ -99,7 +99,7 @@ class Listener:
         self.tokens: dict[Fingerprint, int] = {}
         self.parents: dict[Fingerprint, Fingerprint] = {}
 
-    def hear(self, steps_max: int = 1000) -> Changes:
+    def receive(self, steps_max: int = 1000) -> Changes:
         changes = self.residency.settle(steps_max)
         if changes.cleared:
             self.tiers.clear()
@@ -113,6 +113,6 @@ class Listener:
                 self.tiers[change.fingerprint] = change.tier
         return changes
 
-    def hear_all(self, steps_max: int = 1000) -> None:
-        while not self.hear(steps_max).complete:
+    def receive_all(self, steps_max: int = 1000) -> None:
+        while not self.receive(steps_max).complete:
             pass

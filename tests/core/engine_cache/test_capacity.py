@@ -125,21 +125,21 @@ def test_an_engine_that_has_shown_little_is_taken_for_as_large_as_the_others() -
     assert estimate.learned > 120_000
 
 
-def test_what_the_engine_tells_is_never_exceeded() -> None:
+def test_what_the_engine_reports_is_never_exceeded() -> None:
     estimate = CapacityEstimate()
-    estimate.told = 30_000
+    estimate.reported = 30_000
     assert estimate.limit == 30_000
     assert estimate.learned == inf
 
 
-def test_one_that_tells_nothing_is_no_larger_than_the_largest_that_tells_unless_it_shows_more() -> None:
+def test_one_that_reports_nothing_is_no_larger_than_the_largest_that_reports_unless_it_shows_more() -> None:
     fleet = CapacityEstimate()
-    fleet.told = 30_000
+    fleet.reported = 30_000
     estimate = CapacityEstimate(fleet)
     assert estimate.limit == 30_000
-    estimate.told = 20_000
+    estimate.reported = 20_000
     assert estimate.limit == 20_000
-    estimate.told = None
+    estimate.reported = None
     for _ in range(5):
         estimate.observe(60_000, 1.0, 0.0)
         estimate.counted()

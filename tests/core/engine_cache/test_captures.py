@@ -69,13 +69,13 @@ def test_the_block_table_is_the_engines_at_every_message(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_told_again_is_what_was_told(name: str) -> None:
-    told = capture(name)
-    live = {frames[1]: frames[2] for frames in told.events}
-    *again, end = told.replay
+def test_what_is_reported_again_is_what_was_reported(name: str) -> None:
+    reported = capture(name)
+    live = {frames[1]: frames[2] for frames in reported.events}
+    *again, end = reported.replay
     assert {frames[-2]: frames[-1] for frames in again} == {seq: live[seq] for seq in list(live)[5:]}
     assert (end[-2], end[-1]) == (END, b"")
-    assert {len(frames) for frames in told.replay} == {3 if "array" in name or "sglang" in name else 4}
+    assert {len(frames) for frames in reported.replay} == {3 if "array" in name or "sglang" in name else 4}
 
 
 def test_sglangs_load_is_read() -> None:
@@ -165,7 +165,7 @@ class Rude:
         self.took(self.stream.tick(self.now))
         self.engine_caches.sweep(self.now, 50)
 
-    def say(self, step: tuple[str, int, bytes]) -> None:
+    def announce(self, step: tuple[str, int, bytes]) -> None:
         what, number, payload = step
         stream, ask = self.stream, self.asks[-1].ask if self.asks else 0
         if what == "live":
@@ -218,7 +218,7 @@ def test_after_any_nonsense_a_good_engine_is_known_exactly(
     for place, payload in enumerate(payloads):
         what = data.draw(st.sampled_from(CALLS))
         number = data.draw(st.just(place) | st.integers(0, 12) | st.integers(0, 2**63 - 1))
-        rude.say((what, number, payload))
+        rude.announce((what, number, payload))
         assert rude.stream.residency.view().entries <= ENTRIES_MAX
         assert len(rude.routes) <= 200
     clean = [at_another_time(payload) for payload in capture(good).payloads]

@@ -171,7 +171,7 @@ def test_cx23_an_event_without_a_count_keeps_the_one_that_is_known_and_else_is_w
     assert index.query("bb", 1.0)[A].tokens == 0
 
 
-def test_cr28_clearing_says_how_many_entries_there_were() -> None:
+def test_cr28_clearing_states_how_many_entries_there_were() -> None:
     index = KvIndex()
     for number in range(5):
         index.apply(A, created(f"{number:02x}"), 0.0)
@@ -261,7 +261,7 @@ def engines(*loads: int) -> tuple[Engine, ...]:
     return tuple(Engine(BackendId(number), f"e{number}", load=load) for number, load in enumerate(loads))
 
 
-def test_cr18_the_backend_with_the_warmer_prefix_is_chosen_and_says_how_much_it_holds() -> None:
+def test_cr18_the_backend_with_the_warmer_prefix_is_chosen_and_states_how_much_it_holds() -> None:
     policy = KvScore()
     policy.index = prepared((A, created("aa", 400)), (B, created("aa", 900)))
     choice = asked(policy, engines(1, 1))

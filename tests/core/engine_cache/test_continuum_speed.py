@@ -78,7 +78,7 @@ def test_cr29_a_thousand_scores_take_less_than_a_hundred_milliseconds() -> None:
     assert best_s(lambda: policy.choose(match, engines, rng), 1) < 0.1
 
 
-def test_cr30_an_entry_costs_no_more_memory_than_the_module_says() -> None:
+def test_cr30_an_entry_costs_no_more_memory_than_the_module_states() -> None:
     gc.collect()
     tracemalloc.start()
     try:

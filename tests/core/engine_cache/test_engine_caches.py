@@ -31,15 +31,15 @@ class Cache:
         """(tokens, fingerprint, the anchor above) of each."""
         for _, name, _ in chain:
             self.tiers[name] = tier
-        return told(*chain, tier=tier)
+        return reported(*chain, tier=tier)
 
     def remove(self, *chain: tuple[int, int, int]) -> Changes:
         for _, name, _ in chain:
             del self.tiers[name]
-        return told(*chain, tier=Tier.ABSENT)
+        return reported(*chain, tier=Tier.ABSENT)
 
 
-def told(*chain: tuple[int, int, int], tier: Tier, cleared: bool = False) -> Changes:
+def reported(*chain: tuple[int, int, int], tier: Tier, cleared: bool = False) -> Changes:
     changes = [Change(Fingerprint(name), tokens, tier, Fingerprint(above)) for tokens, name, above in chain]
     return Changes(cleared, tuple(changes), complete=True)
 
@@ -85,13 +85,15 @@ def test_a_row_that_traffic_made_is_confirmed_at_any_depth() -> None:
     assert world.holders((48, 0, 203), wanted=2)[0] == Holder(ENGINE, 48, Trust.CONFIRMED)
 
 
-def test_a_removal_withdraws_the_claim_and_what_is_below_it_and_is_told() -> None:
+def test_a_removal_withdraws_the_claim_and_what_is_below_it_and_is_reported() -> None:
     world = World()
     world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
     world.routes.learn([(80, 105, 0), (64, 104, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
     world.engine_caches.changed(STREAM, world.cache.remove(RUN[3]), 11.0)
     assert world.holders((80, 105, 0), (64, 104, 0), (32, 102, 0)) == [Holder(ENGINE, 32, Trust.CONFIRMED)]
-    assert [(news.backend, news.generation, news.fingerprint) for news in world.routes.outgoing.withdrawn] == [
+    assert [
+        (updates.backend, updates.generation, updates.fingerprint) for updates in world.routes.outgoing.withdrawn
+    ] == [
         (ENGINE, 1, 104),
         (ENGINE, 1, 105),
     ]
@@ -111,7 +113,7 @@ def test_a_restart_that_was_noticed_otherwise_begins_no_second_epoch() -> None:
     world = World()
     world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
     world.generations[ENGINE] += 1  # a probe saw it first
-    world.engine_caches.changed(STREAM, told(tier=Tier.GPU, cleared=True), 11.0)
+    world.engine_caches.changed(STREAM, reported(tier=Tier.GPU, cleared=True), 11.0)
     assert world.generations == [2, 1]
 
 
@@ -126,7 +128,7 @@ def test_a_sweep_at_exact_withdraws_what_is_not_held_once_the_grace_is_over() ->
     assert world.holders((64, 104, 204), (32, 102, 0)) == [Holder(ENGINE, 32, Trust.CONFIRMED)]
 
 
-def test_a_prompt_with_media_is_not_taken_for_gone_because_no_event_tells_of_it() -> None:
+def test_a_prompt_with_media_is_not_taken_for_gone_because_no_event_reports_of_it() -> None:
     """It goes with what is above it, and with a restart."""
     world = World()
     world.engine_caches.set_level(STREAM, Level.EXACT, "heard all", 0.0)
@@ -172,13 +174,13 @@ def test_an_epoch_that_began_for_nothing_costs_no_claim_of_what_is_held() -> Non
     assert world.holders((64, 104, 0), now=20.0) == [Holder(ENGINE, 64, Trust.CONFIRMED)]
 
 
-def test_a_restart_that_two_channels_tell_of_begins_one_epoch() -> None:
+def test_a_restart_that_two_channels_report_of_begins_one_epoch() -> None:
     """The second one would void what the new process has served by then."""
     world = World()
     push = Source(ENGINE, "push")
     world.engine_caches.open(push, Cache(), 0.0)
     for source in (STREAM, push):
-        world.engine_caches.changed(source, told(*RUN, tier=Tier.GPU), 10.0)
+        world.engine_caches.changed(source, reported(*RUN, tier=Tier.GPU), 10.0)
     for source, now in ((STREAM, 20.0), (push, 23.0)):
         world.engine_caches.changed(source, Changes(True, (), complete=True), now)
     assert world.generations == [2, 1]
@@ -190,11 +192,11 @@ def test_a_restart_that_one_of_two_channels_notices_begins_an_epoch() -> None:
     world = World()
     world.engine_caches.open(Source(ENGINE, "push"), Cache(), 1.0)
     world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
-    world.engine_caches.changed(STREAM, told(tier=Tier.GPU, cleared=True), 11.0)
+    world.engine_caches.changed(STREAM, reported(tier=Tier.GPU, cleared=True), 11.0)
     assert world.generations == [2, 1]
 
 
-def test_claims_below_the_gpu_say_so_until_they_are_back() -> None:
+def test_claims_below_the_gpu_state_so_until_they_are_back() -> None:
     world = World()
     world.engine_caches.changed(STREAM, world.cache.store(*RUN, tier=Tier.CPU), 10.0)
     assert world.holders((64, 104, 0)) == [Holder(ENGINE, 64, Trust.CONFIRMED, 1)]
@@ -202,7 +204,7 @@ def test_claims_below_the_gpu_say_so_until_they_are_back() -> None:
     assert world.holders((64, 104, 0)) == [Holder(ENGINE, 64, Trust.CONFIRMED, 0)]
 
 
-def test_a_row_that_came_after_the_blocks_went_below_the_gpu_is_told_by_a_sweep() -> None:
+def test_a_row_that_came_after_the_blocks_went_below_the_gpu_is_reported_by_a_sweep() -> None:
     world = World()
     world.engine_caches.changed(STREAM, world.cache.store(*RUN, tier=Tier.CPU), 10.0)
     world.routes.learn([(48, 103, 203)], ENGINE, 1, Trust.LOCAL, 10.0)
@@ -242,9 +244,9 @@ def test_what_one_rank_drops_and_another_holds_stays() -> None:
 
 def test_words_of_nobody_are_counted() -> None:
     world = World()
-    world.engine_caches.changed(Source(OTHER, "zmq/0"), told((16, 101, 0), tier=Tier.GPU), 10.0)
+    world.engine_caches.changed(Source(OTHER, "zmq/0"), reported((16, 101, 0), tier=Tier.GPU), 10.0)
     world.generations[ENGINE] = -1
-    world.engine_caches.changed(STREAM, told((16, 101, 0), tier=Tier.GPU), 10.0)
+    world.engine_caches.changed(STREAM, reported((16, 101, 0), tier=Tier.GPU), 10.0)
     assert (world.engine_caches.counters.unknown, len(world.routes)) == (2, 0)
 
 
@@ -263,7 +265,7 @@ def test_a_sweep_takes_the_nearest_tier_of_all_ranks() -> None:
     assert found == [1, 1, 0]
 
 
-def test_one_engine_fills_its_share_of_the_table_and_no_more_whatever_it_says() -> None:
+def test_one_engine_fills_its_share_of_the_table_and_no_more_whatever_it_states() -> None:
     """Else a stream of garbage would push out what is known of all others."""
     world = World()
     world.routes.learn([(48, 7, 8)], OTHER, 1, Trust.REMOTE, 1.0)

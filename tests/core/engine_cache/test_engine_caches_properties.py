@@ -20,7 +20,7 @@ from tests.core.engine_cache.model import SIZE, Model, fingerprint, hasher, name
 
 ENGINE, OTHER = BackendId(0), BackendId(1)
 STREAM = Source(ENGINE, "zmq/0")
-WAYS = [[0] * 20, [0, 0, 0, 1] * 5, [0] * 9 + [1] * 11, [1, 0] * 3]
+PATHS = [[0] * 20, [0, 0, 0, 1] * 5, [0] * 9 + [1] * 11, [1, 0] * 3]
 """Prompts, each number a block of 16 equal tokens; some share their beginnings."""
 
 actions = st.lists(
@@ -36,8 +36,8 @@ actions = st.lists(
 )
 
 
-def tokens(way: list[int]) -> list[int]:
-    return [bit for bit in way for _ in range(SIZE)]
+def tokens(path: list[int]) -> list[int]:
+    return [bit for bit in path for _ in range(SIZE)]
 
 
 class World:
@@ -60,16 +60,16 @@ class World:
         self.generations[backend] += 1
         return self.generations[backend]
 
-    def do(self, what: str, way: list[int], depth: int, number: int) -> None:
+    def do(self, what: str, path: list[int], depth: int, number: int) -> None:
         self.now += 1.0
-        way = way[:depth]
+        path = path[:depth]
         if what in ("store", "offload"):
-            self.store(way, "CPU" if what == "offload" else None)
+            self.store(path, "CPU" if what == "offload" else None)
         elif what == "remove":
-            self.remove(way)
+            self.remove(path)
         elif what == "learn":
             backend, trust = (ENGINE, OTHER)[number % 2], (Trust.LOCAL, Trust.REMOTE)[number // 2 % 2]
-            self.routes.learn(self.chain(way, number), backend, self.generations[backend], trust, self.now)
+            self.routes.learn(self.chain(path, number), backend, self.generations[backend], trust, self.now)
         elif what == "restart":
             self.model.copies.clear()
             self.residency.clear()
@@ -78,21 +78,21 @@ class World:
         else:
             self.engine_caches.sweep(self.now, 3 * number)
 
-    def keys(self, way: list[int]) -> list[int]:
-        return [int("1" + "".join(map(str, way[: end + self.width])), 2) for end in self.starts(way)]
+    def keys(self, path: list[int]) -> list[int]:
+        return [int("1" + "".join(map(str, path[: end + self.width])), 2) for end in self.starts(path)]
 
-    def starts(self, way: list[int]) -> range:
-        return range(0, len(way) - self.width + 1, self.width)
+    def starts(self, path: list[int]) -> range:
+        return range(0, len(path) - self.width + 1, self.width)
 
-    def store(self, way: list[int], medium: str | None) -> None:
+    def store(self, path: list[int], medium: str | None) -> None:
         """What is not there of it."""
-        keys = self.keys(way)
+        keys = self.keys(path)
         tier = Tier.CPU if medium else Tier.GPU
         first = next((place for place, key in enumerate(keys) if not self.model.copies.get((key, tier))), len(keys))
         new = keys[first:]
         if not new:
             return
-        data = array("I", tokens(way[first * self.width : len(keys) * self.width])).tobytes()
+        data = array("I", tokens(path[first * self.width : len(keys) * self.width])).tobytes()
         event = BlocksStored(
             hashes=tuple(new),
             parent=keys[first - 1] if first else None,
@@ -103,21 +103,21 @@ class World:
         self.model.apply(event)
         self.residency.apply(event)
 
-    def remove(self, way: list[int]) -> None:
-        for key in self.keys(way)[-1:]:
+    def remove(self, path: list[int]) -> None:
+        for key in self.keys(path)[-1:]:
             for tier in (Tier.GPU, Tier.CPU):
                 if self.model.copies.get((key, tier)):
                     event = BlocksRemoved(hashes=(key,), medium="CPU" if tier is Tier.CPU else None)
                     self.model.apply(event)
                     self.residency.apply(event)
 
-    def chain(self, way: list[int], number: int) -> list[PrefixKey]:
+    def chain(self, path: list[int], number: int) -> list[PrefixKey]:
         """A chat whose messages end at every so many blocks, tokenized; deepest first."""
         step = 3 + number
         found: list[PrefixKey] = []
-        for depth in range(len(way), 0, -1):
-            name = fingerprint(tokens(way[:depth]))
-            if depth % step == 0 or depth == len(way):
+        for depth in range(len(path), 0, -1):
+            name = fingerprint(tokens(path[:depth]))
+            if depth % step == 0 or depth == len(path):
                 found.append((depth * SIZE, name, name ^ step))
             elif is_anchor(depth):
                 found.append((depth * SIZE, name, 0))
@@ -128,7 +128,7 @@ class World:
         self.engine_caches.changed(STREAM, changes, self.now)
         return changes
 
-    def said(self) -> dict[int, tuple[bool, int]]:
+    def sent(self) -> dict[int, tuple[bool, int]]:
         """Live claims of the engine at rows with tokens: CONFIRMED or not, and whether below the GPU."""
         found = {}
         for view in self.routes.subtree(0, limit=len(self.routes)):
@@ -151,30 +151,30 @@ class World:
 
 @settings(max_examples=120, deadline=None)
 @given(st.sampled_from([1, 2]), actions)
-def test_after_a_whole_sweep_the_table_says_what_the_engine_holds(
+def test_after_a_whole_sweep_the_table_states_what_the_engine_holds(
     width: int, todo: list[tuple[str, int, int, int]]
 ) -> None:
     world = World(width, 10_000)
-    for what, way, depth, number in todo:
-        world.do(what, WAYS[way], depth, number)
+    for what, path, depth, number in todo:
+        world.do(what, PATHS[path], depth, number)
     world.heal()
     held = world.model.tiers()
-    depths = {fingerprint(tokens(way[:depth])): depth for way in WAYS for depth in range(1, len(way) + 1)}
+    depths = {fingerprint(tokens(path[:depth])): depth for path in PATHS for depth in range(1, len(path) + 1)}
     rows = {name for name in depths if world.routes.prefix_key_of(name) is not None}
     wanted = {name for name in held if name in rows or is_anchor(depths[name])}
-    assert world.said() == {name: (True, int(held[name] is not Tier.GPU)) for name in wanted}
+    assert world.sent() == {name: (True, int(held[name] is not Tier.GPU)) for name in wanted}
     assert world.engine_caches.tier(ENGINE, Fingerprint(12345)) is Tier.ABSENT
 
 
 @settings(max_examples=60, deadline=None)
 @given(actions)
-def test_in_a_table_that_evicts_nothing_is_said_that_is_not_held(todo: list[tuple[str, int, int, int]]) -> None:
+def test_in_a_table_that_evicts_nothing_is_stated_that_is_not_held(todo: list[tuple[str, int, int, int]]) -> None:
     world = World(1, 12)
-    for what, way, depth, number in todo:
-        world.do(what, WAYS[way], depth, number)
+    for what, path, depth, number in todo:
+        world.do(what, PATHS[path], depth, number)
         rows, claims = world.routes._rows, world.routes._claims
         assert all(rows.parent[row] >= 0 for row in claims.lowered), "a tier of a row that is gone"
     world.heal()
     held = world.model.tiers()
-    assert all(world.said()[name] == (True, int(held.get(Fingerprint(name)) is not Tier.GPU)) for name in world.said())
-    assert world.said().keys() <= held.keys()
+    assert all(world.sent()[name] == (True, int(held.get(Fingerprint(name)) is not Tier.GPU)) for name in world.sent())
+    assert world.sent().keys() <= held.keys()

@@ -77,7 +77,7 @@ def test_ranks_of_vllm_add_up_and_the_fullest_is_the_usage() -> None:
     assert found.requests == 6
 
 
-def test_a_page_of_sglang_tells_once_for_each_rank_and_by_priority() -> None:
+def test_a_page_of_sglang_reports_once_for_each_rank_and_by_priority() -> None:
     found = read_metrics(SGLANG)
     assert (found.running, found.waiting, found.usage) == (4, 3, 0.74)
     assert (found.queried_tokens, found.hit_tokens) == (4_882_260, 1_500_000)
@@ -105,7 +105,7 @@ def test_pages_of_tensorrt_llm_and_of_triton() -> None:
     assert (triton.running, triton.waiting, triton.capacity_tokens, triton.block_tokens) == (3, 1, 6239 * 64, 64)
 
 
-def test_an_engine_without_prefix_caching_says_so() -> None:
+def test_an_engine_without_prefix_caching_states_so() -> None:
     assert read_metrics(VLLM.replace(b'caching="True"', b'caching="False"')).caches is False
 
 

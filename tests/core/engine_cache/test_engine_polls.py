@@ -76,7 +76,7 @@ def test_models_and_start_time_are_asked_for_now_and_then_and_again_after_a_fail
         (EngineMetrics(), 0.001, 1, 600.0),
     ],
 )
-def test_a_page_is_looked_at_less_often_where_it_is_slow_fails_or_says_nothing(
+def test_a_page_is_looked_at_less_often_where_it_is_slow_fails_or_states_nothing(
     metrics: EngineMetrics | None, took_s: float, looks: int, interval_s: float
 ) -> None:
     schedule = MetricsSchedule(PollOptions())
@@ -94,7 +94,7 @@ def test_an_engine_that_reports_its_queue_in_its_events_needs_no_page() -> None:
     assert schedule.load_reported(load(1, 2, rank=10_000), 100.0) is None
 
 
-def test_the_ranks_of_an_engine_add_up_and_its_page_says_the_rest() -> None:
+def test_the_ranks_of_an_engine_add_up_and_its_page_states_the_rest() -> None:
     schedule = MetricsSchedule(PollOptions())
     schedule.looked(PAGE, 0.001, 0.0)
     assert schedule.load_reported(load(3, 2), 1.0) is None, "the page is not old yet"

@@ -250,7 +250,7 @@ def test_base_names_are_those_of_one_root(cards: list[dict[str, Any]], names: tu
     assert base_names(cards) == names
 
 
-def test_a_view_says_what_a_stream_knows() -> None:
+def test_a_view_states_what_a_stream_knows() -> None:
     world = World()
     world.exact()
     world.stream.live(0, payload(stored(), {"type": "Unheard"}), world.now)
@@ -258,11 +258,11 @@ def test_a_view_says_what_a_stream_knows() -> None:
     view = world.stream.view()
     assert (view["level"], view["next"], view["blocks"], view["block_tokens"]) == ("exact", 1, 4, 16)
     assert (view["unknown_tags"], view["counts"]["decoder_tags_skipped"]) == ({"Unheard": 1}, 1)
-    (told,) = world.engine_caches.sources()
-    assert (told.level, told.changes, told.source.name) == (Level.EXACT, 4, "zmq/0")
+    (reported,) = world.engine_caches.sources()
+    assert (reported.level, reported.changes, reported.source.name) == (Level.EXACT, 4, "zmq/0")
 
 
-def test_a_closed_stream_says_nothing_of_the_one_that_follows_it() -> None:
+def test_a_closed_stream_states_nothing_of_the_one_that_follows_it() -> None:
     """Its connection ends a moment later, which is not the news of the next one."""
     world = World()
     old = world.stream
@@ -364,7 +364,7 @@ def reasons(world: World) -> list[str]:
     return [source.reason for source in world.engine_caches.sources()]
 
 
-def test_at_exact_what_the_engine_does_not_tell_is_not_held() -> None:
+def test_at_exact_what_the_engine_does_not_report_is_not_held() -> None:
     world = World()
     world.exact()
     assert not believed(world)
@@ -374,8 +374,8 @@ def test_an_engine_whose_events_all_have_unknown_names_is_not_taken_for_empty() 
     """Another version of an engine must not cost the claims that traffic makes (llm-d-kv-cache#661, kthena#1535)."""
     world = World()
     world.exact()
-    told = world.stream.live(0, payload({**stored(), "type": "BlockKept"}), world.now)
-    assert [(each.level, each.reason) for each in told if isinstance(each, LevelChanged)] == [
+    reported = world.stream.live(0, payload({**stored(), "type": "BlockKept"}), world.now)
+    assert [(each.level, each.reason) for each in reported if isinstance(each, LevelChanged)] == [
         (Level.ESTIMATED, "its events have names that we do not know")
     ]
     assert world.engine_caches.level(ENGINE) is Level.ESTIMATED

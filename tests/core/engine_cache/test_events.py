@@ -74,7 +74,7 @@ def test_every_field_of_a_stored_event_is_read_from_a_map() -> None:
     assert (decoder.counters.fields_skipped, decoder.counters.unread) == (0, 0)
 
 
-def test_an_array_says_the_same_as_a_map() -> None:
+def test_an_array_states_the_same_as_a_map() -> None:
     """Engines up to vLLM 0.23 would be read into other fields."""
     names = list(STORED)[:12]
     mapped = {name: STORED[name] for name in names}
@@ -396,9 +396,9 @@ def test_the_salt_in_an_events_metadata_is_its_salt() -> None:
     assert decoder.decode(packed({**plain, "metadata": "tenant-a"})).unread == 1
 
 
-def test_what_an_engine_marks_as_reused_is_told_apart() -> None:
+def test_what_an_engine_marks_as_reused_is_reported_apart() -> None:
     decoder = EventDecoder()
     plain = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1, 2], "block_size": 2}
-    told = [only(decoder, {**plain, "origin": origin}).reused for origin in ("NEW", "REUSED", None, "REUSED", 5)]
-    assert told == [False, True, False, True, False]
+    reported = [only(decoder, {**plain, "origin": origin}).reused for origin in ("NEW", "REUSED", None, "REUSED", 5)]
+    assert reported == [False, True, False, True, False]
     assert not only(decoder, plain).reused

@@ -38,7 +38,7 @@ class Stream:
         self.levels: list[Level] = []
         self.copy: list[str] = []
 
-    def hear(self, effects: list[Effect]) -> None:
+    def receive(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Apply):
                 self.applied.append(effect.payload.decode())
@@ -55,21 +55,21 @@ class Stream:
 
     def live(self, *seqs: int, run: str = "a", now: float = 0.0) -> None:
         for seq in seqs:
-            self.hear(self.machine.live(seq, message(seq, run), now))
+            self.receive(self.machine.live(seq, message(seq, run), now))
 
     def answer(self, *seqs: int, run: str = "a", end: bool = True, now: float = 0.0) -> None:
         """Answers of the replay socket to the question that was last asked when this began."""
         assert self.replay is not None
         ask = self.replay.ask
         for seq in seqs:
-            self.hear(self.machine.replayed(ask, seq, message(seq, run), now))
+            self.receive(self.machine.replayed(ask, seq, message(seq, run), now))
         if end:
-            self.hear(self.machine.replay_ended(ask, now))
+            self.receive(self.machine.replay_ended(ask, now))
 
     def offer(self, last: int, run: str = "a") -> None:
         assert self.peer is not None
         self.copy = names(last, run)
-        self.hear(self.machine.snapshot_offered(self.peer.ask, last, digest(last, run), 0.0))
+        self.receive(self.machine.snapshot_offered(self.peer.ask, last, digest(last, run), 0.0))
 
     @property
     def level(self) -> Level:
@@ -88,19 +88,19 @@ def at(last: int, **settings: Any) -> Stream:
     return stream
 
 
-def test_nothing_is_known_until_something_is_heard_and_nobody_waits() -> None:
+def test_nothing_is_known_until_something_is_received_and_nobody_waits() -> None:
     stream = Stream()
     assert (stream.level, stream.machine.wake_at()) == (Level.ESTIMATED, None)
 
 
-def test_a_stream_heard_from_its_beginning_is_exact() -> None:
+def test_a_stream_received_from_its_beginning_is_exact() -> None:
     stream = at(5)
     assert (stream.applied, stream.replay, stream.levels) == (names(5), None, [Level.EXACT])
 
 
 def test_who_comes_late_asks_for_all_that_was() -> None:
     stream = Stream()
-    stream.hear(stream.machine.connected(0.0))
+    stream.receive(stream.machine.connected(0.0))
     assert (stream.level, stream.replay) == (Level.REPAIRING, AskReplay(1, 0))
     stream.live(7, 8)
     assert stream.applied == []
@@ -110,9 +110,9 @@ def test_who_comes_late_asks_for_all_that_was() -> None:
     assert stream.applied == names(9)
 
 
-def test_an_engine_that_never_said_anything_is_known_exactly() -> None:
+def test_an_engine_that_never_stated_anything_is_known_exactly() -> None:
     stream = Stream()
-    stream.hear(stream.machine.connected(0.0))
+    stream.receive(stream.machine.connected(0.0))
     stream.answer()
     assert stream.level is Level.EXACT
 
@@ -182,7 +182,7 @@ def test_a_copy_that_is_ahead_is_taken_when_its_last_message_came_here_too() -> 
 
 
 @pytest.mark.parametrize(("last", "run"), [(3, "a"), (11, "a"), (13, "b")])
-def test_a_copy_that_cannot_be_told_to_be_of_this_run_is_refused(last: int, run: str) -> None:
+def test_a_copy_that_cannot_be_reported_to_be_of_this_run_is_refused(last: int, run: str) -> None:
     stream = at(5)
     stream.live(12)
     stream.answer()
@@ -195,8 +195,8 @@ def test_a_copy_that_cannot_be_told_to_be_of_this_run_is_refused(last: int, run:
 def test_a_copy_is_not_taken_on_what_was_known_before_we_were_cut_off() -> None:
     """The engine may have been restarted meanwhile, and the peer not know it either."""
     stream = at(5, replay=False)
-    stream.hear(stream.machine.disconnected(0.0))
-    stream.hear(stream.machine.connected(0.0))
+    stream.receive(stream.machine.disconnected(0.0))
+    stream.receive(stream.machine.connected(0.0))
     stream.offer(5)
     assert stream.level is Level.DEGRADED
     assert stream.machine.counters.snapshots_refused == 1
@@ -208,9 +208,9 @@ def test_peers_are_asked_again_while_something_is_missing() -> None:
     stream.answer()
     first = stream.peer
     assert stream.machine.wake_at() == 5.0
-    stream.hear(stream.machine.tick(5.0))
+    stream.receive(stream.machine.tick(5.0))
     assert (stream.level, stream.machine.wake_at()) == (Level.ESTIMATED, 35.0)
-    stream.hear(stream.machine.tick(35.0))
+    stream.receive(stream.machine.tick(35.0))
     assert (stream.peer != first, stream.level) == (True, Level.ESTIMATED)
 
 
@@ -218,7 +218,7 @@ def test_a_replay_without_an_answer_ends_by_itself() -> None:
     stream = at(5, peers=False, replay_timeout_s=5.0)
     stream.live(8)
     assert stream.machine.wake_at() == 5.0
-    stream.hear(stream.machine.tick(5.0))
+    stream.receive(stream.machine.tick(5.0))
     assert (stream.level, stream.machine.wake_at()) == (Level.ESTIMATED, None)
 
 
@@ -227,7 +227,7 @@ def test_an_engine_without_replay_leaves_a_hole_at_once() -> None:
     stream.live(8)
     assert (stream.level, stream.applied) == (Level.ESTIMATED, [*names(5), "a8"])
     late = Stream(replay=False, peers=False)
-    late.hear(late.machine.connected(0.0))
+    late.receive(late.machine.connected(0.0))
     assert late.level is Level.ESTIMATED
     late.live(0, 1)
     assert late.level is Level.EXACT
@@ -265,29 +265,29 @@ def test_an_answer_that_contradicts_is_a_restart() -> None:
 
 def test_a_reconnection_is_exact_again_only_when_the_engine_is_known_to_be_the_same() -> None:
     stream = at(5)
-    stream.hear(stream.machine.disconnected(0.0))
+    stream.receive(stream.machine.disconnected(0.0))
     assert stream.level is Level.DEGRADED
     stream.live(6)
     assert (stream.level, stream.applied) == (Level.REPAIRING, names(5))
     stream.answer(5, 6)
     assert (stream.level, stream.applied) == (Level.EXACT, names(6))
-    stream.hear(stream.machine.disconnected(0.0))
-    stream.hear(stream.machine.connected(0.0))
+    stream.receive(stream.machine.disconnected(0.0))
+    stream.receive(stream.machine.connected(0.0))
     stream.answer(6, run="b", end=False)
     assert stream.applied == []
 
 
 def test_who_is_cut_off_for_long_estimates() -> None:
     stream = at(5, estimated_after_s=30.0)
-    stream.hear(stream.machine.disconnected(1.0))
+    stream.receive(stream.machine.disconnected(1.0))
     assert stream.machine.wake_at() == 31.0
-    stream.hear(stream.machine.tick(31.0))
+    stream.receive(stream.machine.tick(31.0))
     assert stream.level is Level.ESTIMATED
 
 
 def test_an_engine_that_lost_its_history_was_restarted() -> None:
     stream = at(5)
-    stream.hear(stream.machine.contradicted(0.0))
+    stream.receive(stream.machine.contradicted(0.0))
     assert stream.replay == AskReplay(1, 5)
     stream.answer()
     assert (stream.level, stream.applied, stream.machine.counters.restarts) == (Level.REPAIRING, [], 1)
@@ -298,13 +298,13 @@ def test_an_engine_that_lost_its_history_was_restarted() -> None:
 
 def test_an_engine_whose_answers_contradict_is_not_asked_all_the_time() -> None:
     stream = at(5, verify_interval_s=10.0)
-    stream.hear(stream.machine.contradicted(0.0))
+    stream.receive(stream.machine.contradicted(0.0))
     stream.answer(5)
     assert (stream.level, stream.applied) == (Level.EXACT, names(5))
     first = stream.replay
-    stream.hear(stream.machine.contradicted(9.0))
+    stream.receive(stream.machine.contradicted(9.0))
     assert stream.replay == first
-    stream.hear(stream.machine.contradicted(10.0))
+    stream.receive(stream.machine.contradicted(10.0))
     assert stream.replay != first
 
 
@@ -312,16 +312,16 @@ def test_a_cleared_cache_makes_up_for_all_that_was_lost_before_it() -> None:
     stream = at(5, peers=False)
     stream.live(8)
     stream.answer()
-    stream.hear(stream.machine.cleared(5))
+    stream.receive(stream.machine.cleared(5))
     assert stream.level is Level.ESTIMATED, "what was lost came after it"
     stream.live(9)
-    stream.hear(stream.machine.cleared(9))
+    stream.receive(stream.machine.cleared(9))
     assert stream.level is Level.EXACT
 
 
 def test_what_cannot_be_read_is_lost() -> None:
     stream = at(5, peers=False)
-    stream.hear(stream.machine.unreadable(5, 0.0))
+    stream.receive(stream.machine.unreadable(5, 0.0))
     assert stream.level is Level.DEGRADED
 
 
@@ -332,7 +332,7 @@ def test_what_is_held_has_a_bound_and_then_the_gap_is_jumped_over() -> None:
     stream.live(18)
     assert (stream.applied, stream.machine.counters.held_full) == (names(5) + names(18, first=8), 1)
     big = at(5, peers=False, held_bytes_max=100)
-    big.hear(big.machine.live(8, bytes(101), 0.0))
+    big.receive(big.machine.live(8, bytes(101), 0.0))
     assert big.machine.next_seq == 9
 
 
@@ -349,11 +349,11 @@ def test_a_copy_for_which_too_much_came_is_not_waited_for() -> None:
 def test_an_answer_whose_end_was_lost_is_not_waited_for() -> None:
     """libzmq drops what a pipe has no room for, the mark of the end among it."""
     stream = Stream(replay_timeout_s=5.0, replay_pause_s=1.0)
-    stream.hear(stream.machine.connected(0.0))
+    stream.receive(stream.machine.connected(0.0))
     assert stream.machine.wake_at() == 5.0
     stream.answer(*range(4), end=False, now=2.0)
     assert stream.machine.wake_at() == 3.0
-    stream.hear(stream.machine.tick(3.0))
+    stream.receive(stream.machine.tick(3.0))
     assert (stream.applied, stream.replay) == (names(3), AskReplay(2, 3)), "what there may be beyond is asked for"
     stream.answer(3, now=3.0)
     assert stream.level is Level.EXACT
@@ -362,7 +362,7 @@ def test_an_answer_whose_end_was_lost_is_not_waited_for() -> None:
 def test_a_hole_in_the_connection_before_does_not_end_the_replay_of_the_next() -> None:
     stream = Stream()
     stream.live(1)
-    stream.hear(stream.machine.disconnected(0.0))
-    stream.hear(stream.machine.connected(0.0))
+    stream.receive(stream.machine.disconnected(0.0))
+    stream.receive(stream.machine.connected(0.0))
     stream.answer(*range(12))
     assert (stream.level, stream.applied) == (Level.EXACT, names(11))

@@ -36,14 +36,14 @@ class World:
         self.history: list[bytes] = []
         self.old_history: list[bytes] = []
         self.buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
-        self.on_the_way: deque[tuple[int, int, bytes | None]] = deque()  # answers: ask, number, payload or the end
+        self.in_transit: deque[tuple[int, int, bytes | None]] = deque()  # answers: ask, number, payload or the end
         self.replay: AskReplay | None = None
         self.peer: AskPeer | None = None
         self.copy: list[bytes] = []
         self.applied: list[bytes] = []
         self.levels: dict[Level, int] = {}
 
-    def hear(self, effects: list[Effect]) -> None:
+    def receive(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Apply):
                 self.applied.append(effect.payload)
@@ -51,7 +51,7 @@ class World:
                 self.applied = []
             elif isinstance(effect, AskReplay):
                 self.replay = effect
-                self.on_the_way.clear()
+                self.in_transit.clear()
             elif isinstance(effect, AskPeer):
                 self.peer = effect
             elif isinstance(effect, Install):
@@ -76,22 +76,22 @@ class World:
         self.buffer.append((seq, payload))
         if self.rng.random() < self.loss:
             return
-        self.hear(self.machine.live(seq, payload, self.now))
+        self.receive(self.machine.live(seq, payload, self.now))
         if self.rng.random() < self.loss:
-            self.hear(self.machine.live(seq, payload, self.now))
+            self.receive(self.machine.live(seq, payload, self.now))
 
     def restart(self) -> None:
         self.run += 1
         self.old_history, self.history = self.history, []
         self.buffer.clear()
-        self.on_the_way.clear()
+        self.in_transit.clear()
         self.replay = None
-        self.hear(self.machine.disconnected(self.now))
+        self.receive(self.machine.disconnected(self.now))
         for _ in range(self.rng.randrange(8)):  # said before we are back
             self.history.append(b"%d/%d" % (self.run, len(self.history)))
             self.buffer.append((len(self.history) - 1, self.history[-1]))
         if self.rng.random() < 0.7:
-            self.hear(self.machine.connected(self.now))
+            self.receive(self.machine.connected(self.now))
 
     def serve(self) -> None:
         """The engine takes the question; its answers are on the way."""
@@ -106,20 +106,20 @@ class World:
             for place in range(len(kept) - 1):
                 if self.rng.random() < 0.3:
                     kept[place], kept[place + 1] = kept[place + 1], kept[place]
-        self.on_the_way.extend(kept)
+        self.in_transit.extend(kept)
         # An empty answer is the end of an empty history: it is never made by loss alone.
         if (not answers or kept) and self.rng.random() >= self.loss:
-            self.on_the_way.append((ask, 0, None))
+            self.in_transit.append((ask, 0, None))
 
     def answer(self, count: int) -> None:
-        for _ in range(min(count, len(self.on_the_way))):
-            if not self.on_the_way:
+        for _ in range(min(count, len(self.in_transit))):
+            if not self.in_transit:
                 return  # a new question was asked meanwhile
-            ask, seq, payload = self.on_the_way.popleft()
+            ask, seq, payload = self.in_transit.popleft()
             if payload is None:
-                self.hear(self.machine.replay_ended(ask, self.now))
+                self.receive(self.machine.replay_ended(ask, self.now))
             else:
-                self.hear(self.machine.replayed(ask, seq, payload, self.now))
+                self.receive(self.machine.replayed(ask, seq, payload, self.now))
 
     def offer(self, *, honest: bool) -> None:
         if self.peer is None:
@@ -127,15 +127,15 @@ class World:
         ask, self.peer = self.peer.ask, None
         source = self.history if honest or self.rng.random() < 0.6 else self.old_history
         if not source:
-            self.hear(self.machine.snapshot_failed(ask, self.now))
+            self.receive(self.machine.snapshot_failed(ask, self.now))
             return
         last = len(source) - 1 if honest else self.rng.randrange(len(source))
         self.copy = source[: last + 1]
-        self.hear(self.machine.snapshot_offered(ask, last, xxhash.xxh3_64_intdigest(source[last]), self.now))
+        self.receive(self.machine.snapshot_offered(ask, last, xxhash.xxh3_64_intdigest(source[last]), self.now))
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        self.hear(self.machine.tick(self.now))
+        self.receive(self.machine.tick(self.now))
 
     def step(self) -> None:
         action = self.rng.random()
@@ -152,9 +152,9 @@ class World:
         elif action < 0.98:
             self.restart()
         elif action < 0.99:
-            self.hear(self.machine.contradicted(self.now))
+            self.receive(self.machine.contradicted(self.now))
         else:
-            self.hear(self.machine.disconnected(self.now))
+            self.receive(self.machine.disconnected(self.now))
 
     def calm(self) -> None:
         """From now on nothing is lost."""

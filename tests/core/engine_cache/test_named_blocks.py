@@ -14,13 +14,13 @@ from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 
 BLOCK = 16
-WAYS = ((1, 2, 3, 4, 5), (1, 2, 13, 14), (21, 22, 23))
+PATHS = ((1, 2, 3, 4, 5), (1, 2, 13, 14), (21, 22, 23))
 """Prompts by the names of their blocks; two share a beginning."""
 
 steps = st.lists(
     st.tuples(
         st.sampled_from(["store", "store", "remove", "clear", "look"]),
-        st.sampled_from(WAYS),
+        st.sampled_from(PATHS),
         st.integers(0, 4),
         st.integers(1, 5),
     ),
@@ -30,29 +30,29 @@ steps = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(steps)
-def test_what_is_told_sums_up_to_what_a_walk_finds(todo: list[tuple[str, tuple[int, ...], int, int]]) -> None:
+def test_what_is_reported_sums_up_to_what_a_walk_finds(todo: list[tuple[str, tuple[int, ...], int, int]]) -> None:
     blocks = NamedBlocks(BLOCK)
     copies: dict[int, int] = {}
-    heard: dict[int, int] = {}
+    received: dict[int, int] = {}
 
     def look() -> None:
         changes = blocks.changes()
         if changes.cleared:
-            heard.clear()
+            received.clear()
         for change in changes.changes:
-            assert (change.fingerprint in heard) is (change.tier is Tier.ABSENT)
+            assert (change.fingerprint in received) is (change.tier is Tier.ABSENT)
             if change.tier is Tier.ABSENT:
-                del heard[change.fingerprint]
+                del received[change.fingerprint]
             else:
-                heard[change.fingerprint] = change.tokens
+                received[change.fingerprint] = change.tokens
 
-    for what, way, start, count in todo:
-        if what == "store" and (start == 0 or all(copies.get(name) for name in way[:start])):
-            blocks.stored(way[start : start + count], way[start - 1] if 0 < start <= len(way) else 0)
-            for name in way[start : start + count]:
+    for what, path, start, count in todo:
+        if what == "store" and (start == 0 or all(copies.get(name) for name in path[:start])):
+            blocks.stored(path[start : start + count], path[start - 1] if 0 < start <= len(path) else 0)
+            for name in path[start : start + count]:
                 copies[name] = copies.get(name, 0) + 1
         elif what == "remove":
-            name = way[min(start, len(way) - 1)]
+            name = path[min(start, len(path) - 1)]
             blocks.removed(name)
             copies[name] = max(0, copies.get(name, 0) - 1)
         elif what == "clear":
@@ -63,18 +63,18 @@ def test_what_is_told_sums_up_to_what_a_walk_finds(todo: list[tuple[str, tuple[i
     look()
     wanted = {
         name: BLOCK * (depth + 1)
-        for way in WAYS
-        for depth, name in enumerate(way)
-        if all(copies.get(each) for each in way[: depth + 1])
+        for path in PATHS
+        for depth, name in enumerate(path)
+        if all(copies.get(each) for each in path[: depth + 1])
     }
-    assert heard == wanted
-    assert all(blocks.tier(name) is (Tier.GPU if name in wanted else Tier.ABSENT) for way in WAYS for name in way)
+    assert received == wanted
+    assert all(blocks.tier(name) is (Tier.GPU if name in wanted else Tier.ABSENT) for path in PATHS for name in path)
     for left in [name for name in copies for _ in range(copies[name])]:
         blocks.removed(left)
     assert not blocks._blocks, "what nobody holds is forgotten"
 
 
-def test_a_block_that_went_and_came_back_between_two_looks_is_no_news() -> None:
+def test_a_block_that_went_and_came_back_between_two_looks_is_no_updates() -> None:
     blocks = NamedBlocks(BLOCK)
     blocks.stored((1, 2))
     assert len(blocks.changes().changes) == 2

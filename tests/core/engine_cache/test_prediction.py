@@ -103,7 +103,7 @@ def test_the_block_of_the_last_token_is_no_error() -> None:
     assert world.view.precision == 1.0
 
 
-def test_a_larger_block_of_the_engine_is_no_error_once_it_is_told() -> None:
+def test_a_larger_block_of_the_engine_is_no_error_once_it_is_reported() -> None:
     world = World()
     world.calibration.report(A, "http://a:1", 1, ReportedCache(None, 32))
     world.served([1, 2, 3], 0, 10.0)
@@ -123,20 +123,20 @@ def test_a_prefix_that_answered_cold_is_withdrawn_and_no_other() -> None:
     assert world.view.refuted == 1
 
 
-def test_a_backend_whose_events_tell_is_measured_and_not_corrected() -> None:
-    said: list[BackendId] = []
-    world = World(estimated=lambda _: False, contradicted=said.append)
+def test_a_backend_whose_events_report_is_measured_and_not_corrected() -> None:
+    sent: list[BackendId] = []
+    world = World(estimated=lambda _: False, contradicted=sent.append)
     for names, cached in (([1, 2, 3, 4], 0), ([1, 2, 5, 6], 32)):
         world.served(names, cached, 10.0)
     world.served([1, 2, 3, 4], 0, 20.0)
     assert world.depth([1, 2, 5, 6], 21.0) == 64
     assert world.view.precision == 32 / 96
-    assert said == [A]
+    assert sent == [A]
 
 
-def test_a_prompt_with_media_that_answered_cold_is_withdrawn_though_events_tell_of_others() -> None:
-    said: list[BackendId] = []
-    world = World(estimated=lambda _: False, contradicted=said.append)
+def test_a_prompt_with_media_that_answered_cold_is_withdrawn_though_events_report_of_others() -> None:
+    sent: list[BackendId] = []
+    world = World(estimated=lambda _: False, contradicted=sent.append)
     picture = [1, 2, MEDIA_MARK | 3 << 40, MEDIA_MARK | 4 << 40]
     for names, cached in ((picture, 0), ([1, 2, 5, 6], 32)):
         world.served(names, cached, 10.0)
@@ -145,27 +145,27 @@ def test_a_prompt_with_media_that_answered_cold_is_withdrawn_though_events_tell_
     assert world.depth([1, 2, 5, 6], 21.0) == 64
     assert world.depth(picture, 21.0) == 64, "computed anew just now"
     assert world.view.refuted == 1
-    assert said == []
+    assert sent == []
 
 
 def test_events_that_are_another_engines_are_named_and_those_of_its_own_are_not() -> None:
     """A wrong endpoint in a configuration looks like any other: EXACT, and nothing missed."""
-    told: list[BiasChange] = []
+    reported: list[BiasChange] = []
     world = World(estimated=lambda _: False)
     for number in range(60):
         world.served([100 * number + block + 1 for block in range(10)], 0, 10.0 + number)
         world.served([100 * number + block + 1 for block in range(10)], 160 if number % 10 else 0, 10.5 + number)
-        told += world.calibration.tick(world.now)
-    assert told == []
+        reported += world.calibration.tick(world.now)
+    assert reported == []
     for number in range(60, 200):
         world.served([100 * number + block + 1 for block in range(10)], 96, 100.0 + number)
-        told += world.calibration.tick(world.now)
-    assert [(change.bias, change.appeared) for change in told] == [(Bias.EVENTS, True)]
-    assert "another engine's" in told[0].detail
+        reported += world.calibration.tick(world.now)
+    assert [(change.bias, change.appeared) for change in reported] == [(Bias.EVENTS, True)]
+    assert "another engine's" in reported[0].detail
     for number in range(280):
         world.served([100 * (60 + number % 140) + block + 1 for block in range(10)], 160, 400.0 + number)
-        told += world.calibration.tick(world.now)
-    assert [(change.bias, change.appeared) for change in told[1:]] == [(Bias.EVENTS, False)]
+        reported += world.calibration.tick(world.now)
+    assert [(change.bias, change.appeared) for change in reported[1:]] == [(Bias.EVENTS, False)]
 
 
 def press(world: World, capacity: int, answers: int) -> float:
@@ -230,7 +230,7 @@ def test_what_peers_send_pushes_out_too() -> None:
     assert world.depth([10**7 + 100 * 59 + block for block in range(40)], now + 62) == 640
 
 
-def test_what_engines_tell_of_their_capacity_limits_what_is_believed_at_once() -> None:
+def test_what_engines_report_of_their_capacity_limits_what_is_believed_at_once() -> None:
     world = World()
     world.calibration.report(A, "http://a:1", 1, ReportedCache(2000, 16))
     for number in range(8):
@@ -240,7 +240,7 @@ def test_what_engines_tell_of_their_capacity_limits_what_is_believed_at_once() -
     assert world.depth([700 + block + 1 for block in range(40)], 30.0) == 640
 
 
-def test_a_bias_is_told_once_when_it_appears_and_once_when_it_goes() -> None:
+def test_a_bias_is_reported_once_when_it_appears_and_once_when_it_goes() -> None:
     world = World()
     changes = []
     for number in range(40):
@@ -253,7 +253,7 @@ def test_a_bias_is_told_once_when_it_appears_and_once_when_it_goes() -> None:
     assert [(change.bias, change.appeared) for change in changes[1:]] == [(Bias.NO_COUNTS, False)]
 
 
-def test_an_engine_that_told_once_means_nothing_by_silence() -> None:
+def test_an_engine_that_reported_once_means_nothing_by_silence() -> None:
     """vLLM leaves cached tokens out where there are none."""
     world = World()
     world.served([1, 2], 0, 10.0)

@@ -66,14 +66,14 @@ def home(found: Found, host: str = "engine", *addresses: str) -> Found:
     return at_home(found, host, addresses)
 
 
-def test_vllm_tells_each_rank() -> None:
+def test_vllm_reports_each_rank() -> None:
     expected = Publisher(0, Endpoint("engine", 5557), Endpoint("engine", 5558), "kv@127.0.0.1@tiny")
     assert home(read_event_sources(body(VLLM_032))) == Found((expected,))
 
 
-@pytest.mark.parametrize("told", [VLLM_LIST, {"sources": VLLM_LIST}])
-def test_a_list_of_sources_is_read_too(told: Any) -> None:
-    found = home(read_event_sources(body(told)))
+@pytest.mark.parametrize("reported", [VLLM_LIST, {"sources": VLLM_LIST}])
+def test_a_list_of_sources_is_read_too(reported: Any) -> None:
+    found = home(read_event_sources(body(reported)))
     assert found == Found(
         (
             Publisher(0, Endpoint("engine", 41001), Endpoint("engine", 41003)),
@@ -82,7 +82,7 @@ def test_a_list_of_sources_is_read_too(told: Any) -> None:
     )
 
 
-def test_ranks_that_are_told_with_one_port_are_at_port_and_rank() -> None:
+def test_ranks_that_are_reported_with_one_port_are_at_port_and_rank() -> None:
     """vLLM told the option it was started with, and binds port + rank."""
     option = VLLM_032["0"]
     found = home(read_event_sources(body({"0": option, "1": option, "3": option})))
@@ -93,7 +93,7 @@ def test_ranks_that_are_told_with_one_port_are_at_port_and_rank() -> None:
     ]
 
 
-def test_sglang_tells_a_base_port_and_where_its_load_is() -> None:
+def test_sglang_reports_a_base_port_and_where_its_load_is() -> None:
     found = home(read_server_info(body(SGLANG)))
     assert found == Found(
         (
@@ -103,15 +103,15 @@ def test_sglang_tells_a_base_port_and_where_its_load_is() -> None:
     )
 
 
-def test_an_older_sglang_tells_only_its_option() -> None:
-    told = {"dp_size": 1, "kv_events_config": SGLANG["kv_events_config"]}
-    assert home(read_server_info(body(told))).publishers == (
+def test_an_older_sglang_reports_only_its_option() -> None:
+    reported = {"dp_size": 1, "kv_events_config": SGLANG["kv_events_config"]}
+    assert home(read_server_info(body(reported))).publishers == (
         Publisher(0, Endpoint("engine", 5557), Endpoint("engine", 5561)),
     )
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         {},
         [],
@@ -120,13 +120,15 @@ def test_an_older_sglang_tells_only_its_option() -> None:
         {"0": {"enable_kv_cache_events": False, "endpoint": "tcp://*:5557"}},
     ],
 )
-def test_an_engine_without_events_has_no_publisher(told: Any) -> None:
-    assert read_event_sources(body(told)) == NOTHING
+def test_an_engine_without_events_has_no_publisher(reported: Any) -> None:
+    assert read_event_sources(body(reported)) == NOTHING
 
 
-@pytest.mark.parametrize("told", [{}, {"kv_events": None}, {"kv_events_config": "{}"}, {"kv_events_config": None}, []])
-def test_an_sglang_without_events_has_no_publisher(told: Any) -> None:
-    assert read_server_info(body(told)) == NOTHING
+@pytest.mark.parametrize(
+    "reported", [{}, {"kv_events": None}, {"kv_events_config": "{}"}, {"kv_events_config": None}, []]
+)
+def test_an_sglang_without_events_has_no_publisher(reported: Any) -> None:
+    assert read_server_info(body(reported)) == NOTHING
 
 
 # --- whom to believe ------------------------------------------------------------------------------------------------
@@ -134,17 +136,17 @@ def test_an_sglang_without_events_has_no_publisher(told: Any) -> None:
 
 @pytest.mark.parametrize("host", ["10.0.0.9", "evil.example", "169.254.169.254", "[::ffff:10.0.0.9]"])
 def test_an_engine_can_not_send_us_elsewhere(host: str) -> None:
-    told = read_event_sources(body([{"data_parallel_rank": 0, "endpoint": f"tcp://{host}:5557"}]))
-    assert home(told, "engine", "10.0.0.1") == Found((), ("rank 0: its events are on another host",))
+    reported = read_event_sources(body([{"data_parallel_rank": 0, "endpoint": f"tcp://{host}:5557"}]))
+    assert home(reported, "engine", "10.0.0.1") == Found((), ("rank 0: its events are on another host",))
 
 
 def test_an_address_that_the_backends_name_stands_for_is_its_own() -> None:
     """vLLM with port 0 tells the address of its machine."""
-    told = read_event_sources(body([{"data_parallel_rank": 0, "endpoint": "tcp://10.0.0.1:5557"}]))
-    assert home(told, "engine", "10.0.0.1").publishers == (Publisher(0, Endpoint("engine", 5557)),)
+    reported = read_event_sources(body([{"data_parallel_rank": 0, "endpoint": "tcp://10.0.0.1:5557"}]))
+    assert home(reported, "engine", "10.0.0.1").publishers == (Publisher(0, Endpoint("engine", 5557)),)
 
 
-def test_a_replay_or_a_load_elsewhere_is_left_out_and_the_events_are_heard() -> None:
+def test_a_replay_or_a_load_elsewhere_is_left_out_and_the_events_are_received() -> None:
     elsewhere = Endpoint("10.0.0.9", 1)
     found = home(Found((Publisher(0, Endpoint(OWN, 5557), elsewhere, "", elsewhere),)))
     assert found.publishers == (Publisher(0, Endpoint("engine", 5557)),)
@@ -235,9 +237,9 @@ JSON = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(JSON | st.just(SGLANG))
-def test_whatever_an_engine_says_is_read_or_refused(told: Any) -> None:
+def test_whatever_an_engine_states_is_read_or_refused(reported: Any) -> None:
     for read in (read_event_sources, read_server_info):
-        found = at_home(read(body(told)), "engine", ["10.0.0.1"])
+        found = at_home(read(body(reported)), "engine", ["10.0.0.1"])
         assert len(found.publishers) <= RANKS_MAX
         assert len({each.rank for each in found.publishers}) == len(found.publishers)
         for each in found.publishers:
@@ -247,7 +249,7 @@ def test_whatever_an_engine_says_is_read_or_refused(told: Any) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_json_tell_nothing(data: bytes) -> None:
+def test_bytes_that_are_no_json_report_nothing(data: bytes) -> None:
     read_event_sources(data)
     read_server_info(data)
     assert read_event_sources(b"[" * 100_000) == NOTHING

@@ -79,7 +79,7 @@ def test_pu2_a_prompt_shorter_than_the_key_has_that_of_all_its_tokens() -> None:
     assert noted_of(list(range(5))) == [], "less than a block has no fingerprint"
 
 
-def test_pu2_the_length_is_that_of_the_request_and_64_where_it_says_none_or_0() -> None:
+def test_pu2_the_length_is_that_of_the_request_and_64_where_it_states_none_or_0() -> None:
     assert prefix_len_of(b'{"messages":[],"prefix_len":128}') == 128
     for body in (
         b'{"messages":[]}',

@@ -43,7 +43,9 @@ STEPS = st.lists(st.tuples(st.sampled_from(["evict", "sync", "forget"]), st.samp
 
 @given(STEPS)
 @settings(max_examples=80, deadline=None)
-def test_pu7_forward_and_reverse_map_agree_whatever_workers_say(steps: list[tuple[str, BackendId, list[int]]]) -> None:
+def test_pu7_forward_and_reverse_map_agree_whatever_workers_state(
+    steps: list[tuple[str, BackendId, list[int]]],
+) -> None:
     pushed, model = PushMap(), {A: set[int](), B: set[int]()}
     for verb, backend, keys in steps:
         other = model[B if backend is A else A].copy()

@@ -141,7 +141,7 @@ def test_blocks_wait_for_their_parent() -> None:
     assert (held.view().orphaned, held.counters.resolved_late) == (0, 4)
 
 
-def test_parked_blocks_have_a_bound_and_the_oldest_go_first() -> None:
+def test_orphaned_blocks_have_a_bound_and_the_oldest_go_first() -> None:
     held = residency(orphaned_max=30)
     for number in range(0, 100, 2):
         held.apply(stored([b"%d" % number], TEXT[:16], parent=b"%d" % (number + 1)))
@@ -153,7 +153,7 @@ def test_parked_blocks_have_a_bound_and_the_oldest_go_first() -> None:
     assert (held.view().entries, held.view().orphaned) == (0, 0)
 
 
-def test_with_a_parked_block_goes_all_that_continues_it() -> None:
+def test_with_a_orphaned_block_goes_all_that_continues_it() -> None:
     """What stayed would wait for a parent that is another one when it comes."""
     held = residency(orphaned_max=7)
     held.apply(stored([2], TEXT[16:32], parent=1))
@@ -202,7 +202,7 @@ def test_moving_to_another_tier_is_one_change() -> None:
     assert held.settle().changes == (Change(fingerprint(TEXT[:16]), 16, Tier.CPU, Fingerprint(0)),)
 
 
-def test_a_name_without_tokens_is_told_later() -> None:
+def test_a_name_without_tokens_is_reported_later() -> None:
     held = residency()
     held.apply(BlocksStored(hashes=(1, 2), medium="CPU"))
     held.apply(stored([1, 2], TEXT[:32]))
@@ -303,7 +303,7 @@ def test_a_ring_of_parents_is_no_prefix_and_harms_nobody() -> None:
     assert held.view().entries <= 8
 
 
-def test_a_block_told_under_another_parent_stays_where_it_was() -> None:
+def test_a_block_reported_under_another_parent_stays_where_it_was() -> None:
     held = residency()
     held.apply(stored([1, 2], TEXT[:32]))
     held.apply(stored([7, 2, 8], [*range(16), *TEXT[16:48]], parent=66))
@@ -315,10 +315,10 @@ def test_settling_may_be_cut_into_steps() -> None:
     held = residency()
     listener = Listener(held)
     held.apply(stored(range(1, 101), TEXT[:1600]))
-    assert not listener.hear(steps_max=10).complete
+    assert not listener.receive(steps_max=10).complete
     assert len(listener.tiers) == 10
     held.apply(removed(1))
-    listener.hear_all(steps_max=7)
+    listener.receive_all(steps_max=7)
     assert (listener.tiers, held.view().unsettled) == ({}, 0)
 
 
@@ -355,7 +355,7 @@ def test_a_report_brings_back_what_was_missed() -> None:
     assert depths(held) == [16, 32, 48]
 
 
-def test_a_mark_says_what_is_reused_wherever_it_begins() -> None:
+def test_a_mark_states_what_is_reused_wherever_it_begins() -> None:
     held = residency()
     held.apply(stored([1, 2], TEXT[:32]))
     held.apply(stored([2], TEXT[16:32], parent=1, reused=True))

@@ -63,11 +63,11 @@ def test_what_is_reported_is_what_a_walk_over_all_blocks_finds(
     for action, number in todo:
         event = event_of(action, number, blocks, model, width)
         if event is None:
-            listener.hear(steps_max=1 + number % 4)
+            listener.receive(steps_max=1 + number % 4)
             continue
         model.apply(event)
         residency.apply(event)
-    listener.hear_all(steps_max=3)
+    listener.receive_all(steps_max=3)
     assert listener.tiers == model.tiers() == residency.tiers()
     for tier in HELD_TIERS:
         assert residency.copies(tier) == model.block_table(tier)
@@ -76,7 +76,7 @@ def test_what_is_reported_is_what_a_walk_over_all_blocks_finds(
         "a prefix without its shorter"
     )
     forget_all(model, residency)
-    listener.hear_all()
+    listener.receive_all()
     assert (residency.view().entries, residency.view().orphaned, listener.tiers) == (0, 0, {})
 
 
@@ -134,16 +134,16 @@ def test_contradictions_and_rings_keep_the_bounds(events: list[Event], entries_m
     listener = Listener(residency)
     for event in events:
         residency.apply(event)
-        listener.hear(steps_max=2)
+        listener.receive(steps_max=2)
         view = residency.view()
         assert view.entries <= entries_max
         assert view.prefixes <= entries_max
-    listener.hear_all()
+    listener.receive_all()
     assert listener.tiers == residency.tiers()
     for key in range(7):
         for medium in (None, "CPU"):
             residency.apply(BlocksRemoved(hashes=(key,) * 160, medium=medium))
-    listener.hear_all()
+    listener.receive_all()
     assert listener.tiers == {}
 
 
@@ -202,13 +202,13 @@ def test_the_block_table_of_a_cache_that_evicts_is_known_exactly(width: int, cap
         if rng.random() < 0.005:
             cache.clear()
         events = cache.drain_events()
-        heard = over_the_wire(events, width, rng) if step % 2 else [translated(event, width) for event in events]
-        for event in heard:
+        received = over_the_wire(events, width, rng) if step % 2 else [translated(event, width) for event in events]
+        for event in received:
             residency.apply(event)
         doubled = max(doubled, *residency.copies(Tier.GPU).values(), 0)
-        listener.hear(steps_max=10)
+        listener.receive(steps_max=10)
         if step % 20 == 0:
-            listener.hear_all()
+            listener.receive_all()
             compare(cache, residency, listener, chats, width)
         evicted = cache.evicted_blocks
     assert evicted > 2 * capacity, "nothing was tested"

@@ -123,7 +123,7 @@ def verbs(jobs: Iterable[RedisJob]) -> list[str]:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def test_cr20_what_one_router_hears_another_one_knows() -> None:
+def test_cr20_what_one_router_receives_another_one_knows() -> None:
     one, two = pair()
     one.receive(Verb.CREATED, "ab", 1.1, X, 2048)
     one.receive(Verb.OFFLOADED, "ab", 1.1, Y, 512)
@@ -163,7 +163,7 @@ def test_cr16_what_expires_or_is_evicted_here_goes_from_redis_too() -> None:
     assert one.mirrored() == {}
 
 
-def test_cx18_what_a_stream_that_begins_anew_had_said_is_taken_back() -> None:
+def test_cx18_what_a_stream_that_begins_anew_had_stated_is_taken_back() -> None:
     one, two = pair()
     for backend in (X, Y):
         one.receive(Verb.CREATED, "ab", 1.1, backend)
@@ -217,7 +217,7 @@ def test_cr19_redis_is_asked_once_a_prefix_in_a_tenth_of_a_second() -> None:
     assert two.shared.counters.asked == 2
 
 
-def test_cr20_what_a_router_hears_itself_counts_more_and_an_answer_ends_after_a_second() -> None:
+def test_cr20_what_a_router_receives_itself_counts_more_and_an_answer_ends_after_a_second() -> None:
     one, two = pair()
     two.receive(Verb.CREATED, "aa", 1.0, X, 10)
     one.receive(Verb.CREATED, "aa", 1.0, X, 500)
@@ -238,7 +238,7 @@ def test_of_two_routers_words_on_one_backend_the_greater_counts() -> None:
     assert sides[2].holders("aa", 0.3) == {"http://x": 30}
 
 
-def test_cx21_while_redis_is_away_what_was_heard_here_decides() -> None:
+def test_cx21_while_redis_is_away_what_was_received_here_decides() -> None:
     one, two = pair()
     one.receive(Verb.CREATED, "aa", 1.0, Y)
     two.receive(Verb.CREATED, "aa", 1.0, X)
@@ -253,8 +253,8 @@ def test_cx21_while_redis_is_away_what_was_heard_here_decides() -> None:
     assert two.shared.done(job, [], 3.3) is False, "what comes of a job of before is nothing"
 
 
-@pytest.mark.parametrize("heard_when", ["under way", "answered"])
-def test_cx28_an_answer_never_contradicts_what_was_heard_here_since_it_was_asked(heard_when: str) -> None:
+@pytest.mark.parametrize("received_at", ["under way", "answered"])
+def test_cx28_an_answer_never_contradicts_what_was_received_here_since_it_was_asked(received_at: str) -> None:
     redis = FakeRedis()
     one, two = Side(redis, X, Y, seed=1), Side(redis, X, seed=2)
     one.work(0.0)
@@ -267,10 +267,10 @@ def test_cx28_an_answer_never_contradicts_what_was_heard_here_since_it_was_asked
     job = two.shared.next_job(0.4)
     assert job is not None
     replies = redis.run(job.commands)
-    if heard_when == "under way":
+    if received_at == "under way":
         two.receive(Verb.PURGED, "aa", 0.41)
     two.shared.done(job, replies, 0.42)
-    if heard_when == "answered":
+    if received_at == "answered":
         two.receive(Verb.PURGED, "aa", 0.43)
     assert set(two.prepared.holders("aa", 0.44)) == {Y}
 
@@ -368,7 +368,7 @@ def test_cr33_tries_again_come_slower_and_slower_up_to_half_a_minute() -> None:
 # --- clears ---------------------------------------------------------------------------------------------------------
 
 
-def test_cx20_a_clear_takes_what_others_heard_before_it() -> None:
+def test_cx20_a_clear_takes_what_others_received_before_it() -> None:
     one, two = pair()
     one.receive(Verb.CREATED, "ab", 1.0)
     one.work(1.1)
@@ -389,7 +389,7 @@ def test_cx20_a_clear_takes_what_others_heard_before_it() -> None:
     assert len(two.index) == 1
 
 
-def test_cx20_a_clear_is_told_until_redis_has_it_and_what_is_heard_after_it_stays() -> None:
+def test_cx20_a_clear_is_reported_until_redis_has_it_and_what_is_received_after_it_stays() -> None:
     one, two = pair()
     two.receive(Verb.CREATED, "ab", 1.0)
     job = one.shared.next_job(2.5)

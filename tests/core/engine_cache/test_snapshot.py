@@ -68,8 +68,8 @@ def test_a_copy_is_equal_and_goes_on_as_the_original_does(
     copy = copied(original)
     listener = Listener(copy)
     happen(after, original, copy)
-    Listener(original).hear_all()
-    listener.hear_all(steps_max=3)
+    Listener(original).receive_all()
+    listener.receive_all(steps_max=3)
     for tier in HELD_TIERS:
         assert copy.copies(tier) == original.copies(tier)
     assert copy.tiers() == original.tiers() == model.tiers() == listener.tiers
@@ -107,7 +107,7 @@ def test_an_adapter_and_a_salt_find_their_root_again() -> None:
     assert copy.counters.contradicted == 0
 
 
-def test_taking_a_copy_tells_what_is_otherwise_and_nothing_else() -> None:
+def test_taking_a_copy_reports_what_is_otherwise_and_nothing_else() -> None:
     full, partial = residency(), residency()
     full.apply(stored([1, 2, 3], TEXT[:48]))
     partial.apply(stored([2], TEXT[16:32], parent=1))
@@ -122,7 +122,7 @@ def test_taking_a_copy_tells_what_is_otherwise_and_nothing_else() -> None:
     assert [change.tier for change in partial.settle().changes] == [Tier.ABSENT]
 
 
-def test_a_copy_that_is_taken_before_the_last_changes_were_told_tells_the_sum() -> None:
+def test_a_copy_that_is_taken_before_the_last_changes_were_reported_reports_the_sum() -> None:
     full, partial = residency(), residency()
     full.apply(stored([1], TEXT[:16]))
     partial.apply(stored([1], TEXT[:16]))
@@ -223,7 +223,7 @@ def test_bent_columns_are_refused_or_make_another_valid_copy(seed: int) -> None:
     except BadSnapshot:
         return
     other.apply(BlocksRemoved((1, b"two", 3)))
-    Listener(other).hear_all()
+    Listener(other).receive_all()
 
 
 def test_more_than_there_is_room_for_is_refused() -> None:

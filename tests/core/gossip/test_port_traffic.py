@@ -11,7 +11,7 @@ from ranvier_py.core.gossip.port_traffic import (
 )
 
 
-def test_a_steady_flow_is_shown_as_what_it_is_each_second_and_way() -> None:
+def test_a_steady_flow_is_shown_as_what_it_is_each_second_and_path() -> None:
     rates = TrafficRates()
     for second in range(30):
         assert rates.due(float(second))

@@ -190,14 +190,14 @@ def test_a_plain_hasher_hashes_the_same_to_the_very_end() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=5))
 def test_blocks_of_many_jobs_at_once_equal_those_of_each_by_itself(jobs: list[tuple[int, int]]) -> None:
     """What engines hold is hashed by one of these, prompts by the other: a difference would make every claim wrong."""
-    hasher, todo, told, expected = TokenHasher(KEY), [], [], []
+    hasher, todo, reported, expected = TokenHasher(KEY), [], [], []
     for number, (before, blocks) in enumerate(jobs):
         ids = np.arange(16 * (before + blocks), dtype=np.uint32) * 2654435761 + number
         cut = 16 * before
         state = hasher.extend(hasher.start(Fingerprint(number + 1)), ids[:cut], [cut])[0].state
         todo.append((state, blocks))
-        told.append(ids[cut:])
+        reported.append(ids[cut:])
         segments = hasher.extend(state, ids[cut:], range(16, 16 * blocks + 1, 16))
         expected += [(segment.state.total, segment.end[1]) for segment in segments]
-    totals, fingerprints = hasher.every_block(todo, np.concatenate(told))
+    totals, fingerprints = hasher.every_block(todo, np.concatenate(reported))
     assert list(zip(totals, fingerprints, strict=True)) == expected

@@ -29,8 +29,8 @@ def reader() -> PromptReader:
 
 
 def chat(texts: PromptReader, messages: int = 1, **fields: object) -> Prompt:
-    told = [{"role": "user", "content": f"message {number}"} for number in range(messages)]
-    return texts.chat(json.dumps({"model": "m", "messages": told, **fields}).encode())
+    reported = [{"role": "user", "content": f"message {number}"} for number in range(messages)]
+    return texts.chat(json.dumps({"model": "m", "messages": reported, **fields}).encode())
 
 
 def tokenized(prompt: Prompt) -> Boundary:
@@ -81,12 +81,12 @@ def test_models_adapters_and_salts_keep_tokens_apart() -> None:
     assert all(tokens_of(one).isdisjoint(tokens_of(other)) for one, other in combinations(ends, 2))
 
 
-def test_what_an_engine_says_of_an_adapter_is_found_by_requests_for_it() -> None:
+def test_what_an_engine_states_of_an_adapter_is_found_by_requests_for_it() -> None:
     """vLLM has the adapter as the model of a request, SGLang as its `lora_path`; events name both."""
     texts = reader()
-    told = HASHER.start(texts.namespace_of("base", "adapter", "s"))
+    reported = HASHER.start(texts.namespace_of("base", "adapter", "s"))
     for fields in ({"model": "adapter"}, {"model": "base", "lora_path": "adapter"}):
-        assert chat(texts, 1, cache_salt="s", **fields).end.root().state == told
+        assert chat(texts, 1, cache_salt="s", **fields).end.root().state == reported
 
 
 @given(st.integers(0, MASK))

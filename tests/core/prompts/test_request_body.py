@@ -254,7 +254,7 @@ def test_large_tools_are_not_kept_in_memory() -> None:
     assert all(len(str(known.fields)) < 300 for known in kept)
 
 
-def test_a_boundary_says_what_it_is() -> None:
+def test_a_boundary_states_what_it_is() -> None:
     assert repr(Boundary(None, reader()._texts.namespace({}), 0)) == "<Boundary 0 messages, 0 tokens (estimated)>"
 
 

@@ -75,7 +75,7 @@ def refusing(chat: Chat) -> str:
 
 
 def by_character(texts: Sequence[str]) -> list[list[int]]:
-    return [[ord(letter) for letter in text] for text in texts]
+    return [[ord(outgoing) for outgoing in text] for text in texts]
 
 
 def by_position(texts: Sequence[str]) -> list[list[int]]:
@@ -116,7 +116,7 @@ def test_a_template_that_moves_the_system_text_keeps_no_turns() -> None:
     assert not profile.incremental
 
 
-def test_a_tokenizer_that_tells_the_start_of_a_text_apart_is_not_incremental() -> None:
+def test_a_tokenizer_that_reports_the_start_of_a_text_apart_is_not_incremental() -> None:
     profile = TemplateProbe(chatml, by_position, FACTS).profile()
     assert not profile.incremental
     assert "tokenize" in profile.reason

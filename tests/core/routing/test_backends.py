@@ -560,7 +560,7 @@ def test_two_peers_or_one_and_our_own_failure_take_it_out_until_our_own_probes_s
         assert registry.pool("", 4.0).ids == (backend.id,)
 
 
-def test_what_is_pending_and_what_decodes_is_counted_from_departure_to_landing() -> None:
+def test_what_is_pending_and_what_decodes_is_counted_from_start_to_end() -> None:
     registry = Registry(BackendLimits())
     backend = registry.add("http://a:1")
     registry.dispatched(backend.id, 0.0, 500)
@@ -575,7 +575,7 @@ def test_what_is_pending_and_what_decodes_is_counted_from_departure_to_landing()
     assert (backend.pending_tokens, backend.decoding) == (0, 0)
 
 
-def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignores_what_says_nothing() -> None:
+def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignores_what_states_nothing() -> None:
     registry = Registry(BackendLimits())
     backend = registry.add("http://a:1")
 

@@ -39,7 +39,7 @@ trial     closed/probation closed/probation open/start_open open/start_open \
 """
 
 
-def test_every_pair_of_state_and_event_leads_where_the_grid_says() -> None:
+def test_every_pair_of_state_and_event_leads_where_the_grid_states() -> None:
     walked = set()
     for line in GRID.strip().splitlines():
         before, *cells = line.split()
@@ -179,7 +179,7 @@ def test_a_failed_probe_opens_a_half_open_circuit_again() -> None:
     assert vitals.wake_at == 90
 
 
-def test_a_trial_that_says_nothing_frees_its_place() -> None:
+def test_a_trial_that_states_nothing_frees_its_place() -> None:
     vitals = opened()
     vitals.tick(30)
     vitals.dispatch(30)
@@ -204,7 +204,7 @@ STEPS = st.one_of(st.booleans(), st.sampled_from(Outcome), st.sampled_from(["dis
 
 
 @given(st.lists(STEPS, max_size=80))
-def test_a_circuit_that_is_not_closed_always_has_a_way_back(steps: list[bool | Outcome | str]) -> None:
+def test_a_circuit_that_is_not_closed_always_has_a_path_back(steps: list[bool | Outcome | str]) -> None:
     """An open circuit or a trial without a wake-up would keep a backend out for ever."""
     vitals = Vitals(LIMITS)
     for now, step in enumerate(steps):

@@ -143,7 +143,7 @@ def test_a_header_reads_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "states"),
     [
         ({"chain": None}, "found no chain"),
         ({"chain": [[16, "zz"]]}, "found the prefix key"),
@@ -163,13 +163,13 @@ def test_a_header_reads_back() -> None:
         ({"cached_tokens": "all"}, "found cached_tokens 'all'"),
     ],
 )
-def test_what_is_no_record_is_said(change: dict[str, Any], says: str) -> None:
+def test_what_is_no_record_is_stated(change: dict[str, Any], states: str) -> None:
     with pytest.raises(BadRecord) as caught:
         read_record({**orjson.loads(RECORD.line()), **change})
-    assert says in str(caught.value)
+    assert states in str(caught.value)
 
 
 @pytest.mark.parametrize("change", [{"ranvier_recording": 2}, {"scheme": 5}, {"started": None}, {"block_tokens": 0}])
-def test_what_is_no_header_is_said(change: dict[str, Any]) -> None:
+def test_what_is_no_header_is_stated(change: dict[str, Any]) -> None:
     with pytest.raises(BadRecord):
         read_header({**orjson.loads(Header(1.0, 16, "a").line()), **change})

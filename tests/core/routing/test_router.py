@@ -75,7 +75,7 @@ def test_the_answer_is_learned_too_since_the_next_turn_contains_it() -> None:
     router = make_router()
     first = serve(router, chat("one"))
     answer = Answer({"role": "assistant", "content": "answer" * 20})
-    router.taught(first, first.prompt.end, (), answer, 0.0)
+    router.learn_tokens(first, first.prompt.end, (), answer, 0.0)
     second = start_attempt(router, chat("one", "answer", "two"))
     assert second.decision.matched_tokens > first.prompt.tokens
 
@@ -141,31 +141,31 @@ class Noting:
     """An observer that notes what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, float]] = []
+        self.reported: list[tuple[str, float]] = []
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
-        self.told.append(("departed", now))
+        self.reported.append(("departed", now))
 
     def started(self, attempt: Attempt, now: float) -> None: ...
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None: ...
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        self.told.append(("landed", now))
+        self.reported.append(("landed", now))
 
 
 @pytest.mark.parametrize("announces", [0, 1, 2])
-def test_a_quiet_departure_is_told_once_and_before_the_landing(announces: int) -> None:
+def test_a_quiet_start_is_reported_once_and_before_the_end(announces: int) -> None:
     """Also that of a request which never left: an observer that counts attempts would lose one."""
     router, observer = make_router(), Noting()
     router.observers = (observer,)
     prompt = router.read(CHAT_PATH, chat("one"))
     attempt = router.start_attempt(prompt, router.place(prompt, router.find(prompt, 1.0)), 1.0, quiet=True)
-    assert not observer.told
+    assert not observer.reported
     for _ in range(announces):
         router.announce(attempt)
     router.finish_attempt(attempt, Outcome.SUCCESS, 2.0)
-    assert observer.told == [("departed", 1.0), ("landed", 2.0)]
+    assert observer.reported == [("departed", 1.0), ("landed", 2.0)]
 
 
 def test_the_backend_that_served_is_learned_and_not_the_one_that_failed_before() -> None:
@@ -185,7 +185,7 @@ def test_an_engine_that_restarted_has_lost_its_claims_and_late_route_updates_of_
     attempt = serve(router, chat("one"))
     router.registry.restart(router.registry[attempt.backend], "test", 0.0)
     assert not router.find(router.read(CHAT_PATH, chat("one")), 0.0).holders
-    router.taught(attempt, attempt.prompt.end, (), NOTHING, 0.0)
+    router.learn_tokens(attempt, attempt.prompt.end, (), NOTHING, 0.0)
     assert not router.find(router.read(CHAT_PATH, chat("one")), 0.0).holders
 
 
@@ -193,7 +193,7 @@ def test_a_removed_backend_is_never_chosen_again_and_its_late_route_update_is_ig
     router = make_router(backends=2)
     attempt = serve(router, chat("one"))
     router.registry.remove(router.registry[attempt.backend].name)
-    router.taught(attempt, attempt.prompt.end, (), NOTHING, 0.0)
+    router.learn_tokens(attempt, attempt.prompt.end, (), NOTHING, 0.0)
     other = start_attempt(router, chat("one"))
     assert other.backend != attempt.backend
 
@@ -207,7 +207,7 @@ def test_in_flight_counts_are_exact() -> None:
     assert sum(backend.inflight for backend in router.registry) == 0
 
 
-def test_a_attempt_that_lands_twice_is_a_bug() -> None:
+def test_a_attempt_that_finishes_twice_is_a_bug() -> None:
     router = make_router()
     attempt = start_attempt(router, chat("one"))
     router.finish_attempt(attempt, Outcome.SUCCESS, 0.0)
@@ -223,7 +223,7 @@ def fill_tokens(router: Router, attempt: Attempt, lengths: Sequence[int]) -> Non
     assert root.state is not None
     ends = np.cumsum(lengths).tolist()
     segments = router.hasher.extend(root.state, np.arange(ends[-1], dtype=np.uint32), ends)
-    router.taught(attempt, root, segments, NOTHING, 0.0)
+    router.learn_tokens(attempt, root, segments, NOTHING, 0.0)
 
 
 def test_the_documents_own_chat_is_learned_at_its_block_aligned_boundaries() -> None:
@@ -275,7 +275,7 @@ def test_completions_match_by_their_token_ids() -> None:
     assert (longer.backend, longer.decision.matched_tokens) == (first.backend, 64)
 
 
-def test_nobody_to_ask_is_an_error_that_says_so() -> None:
+def test_nobody_to_ask_is_an_error_that_states_so() -> None:
     router = make_router(backends=0)
     with pytest.raises(NoBackend):
         router.find(router.read(CHAT_PATH, chat("one")), 0.0)
@@ -296,17 +296,17 @@ def test_an_explanation_names_every_candidate_and_changes_nothing() -> None:
     assert sum(backend.inflight for backend in router.registry) == 0
 
 
-def test_counters_say_how_much_was_predicted_and_how_much_the_engines_had() -> None:
+def test_counters_state_how_much_was_predicted_and_how_much_the_engines_had() -> None:
     router = make_router()
     attempt = serve(router, chat("one"))
-    router.taught(attempt, attempt.prompt.end, (), Answer(None, "", 100, 64, 5), 0.0)
+    router.learn_tokens(attempt, attempt.prompt.end, (), Answer(None, "", 100, 64, 5), 0.0)
     counters = router.counters
     assert (counters.engine_prompt_tokens, counters.engine_cached_tokens) == (100, 64)
     assert counters.decisions == {attempt.decision.reason: 1}
     assert counters.outcomes == {"success": 1}
 
 
-def test_a_policy_that_wants_the_opening_is_told_it_and_places_all_chats_of_one_opening_together() -> None:
+def test_a_policy_that_wants_the_opening_is_reported_it_and_places_all_chats_of_one_opening_together() -> None:
     router = make_router(policy="chwbl")
     placed = {serve(router, chat(f"question {number}")).backend for number in range(4)}
     assert len(placed) == 1

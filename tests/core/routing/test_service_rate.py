@@ -89,7 +89,7 @@ def test_a_few_observations_do_not_make_decoding_dear() -> None:
     assert queue_s < 0.5
 
 
-def test_a_new_backend_is_taken_for_one_of_the_fleet_until_it_shows_another_pace() -> None:
+def test_a_new_backend_is_taken_for_one_of_the_fleet_until_it_shows_another_rate() -> None:
     service_rates = ServiceRates()
     show(service_rates, 200, per_token=1e-4, alone=0.01, queued=0.01)
     assert service_rates[SECOND].per_token_s == pytest.approx(1e-4, rel=0.05)
@@ -115,7 +115,7 @@ def test_a_backend_that_gets_slower_is_known_as_slower_after_a_window() -> None:
     assert service_rates[FIRST].per_token_s == pytest.approx(3e-4, rel=0.15)
 
 
-def test_what_the_engine_says_amends_what_was_predicted() -> None:
+def test_what_the_engine_states_amends_what_was_predicted() -> None:
     """An engine that had evicted what we believed in it looks slow, until it says how much it computed."""
     service_rates = ServiceRates()
     for _ in range(50):

@@ -25,8 +25,8 @@ def shadowed(*policies: str, real: str = "affinity") -> tuple[Router, list[Shado
 
 def turns(count: int) -> list[bytes]:
     """A chat, turn by turn."""
-    said = [f"words of message {number}" for number in range(2 * count)]
-    return [chat(*said[: 2 * number + 1]) for number in range(count)]
+    sent = [f"words of message {number}" for number in range(2 * count)]
+    return [chat(*sent[: 2 * number + 1]) for number in range(count)]
 
 
 def stream(body: bytes) -> bytes:
@@ -72,7 +72,7 @@ def test_shadows_change_nothing_of_what_really_happens() -> None:
 def test_answers_are_learned_in_the_shadow_too() -> None:
     router, (shadow,) = shadowed("affinity")
     attempt = serve(router, chat("one"))
-    router.taught(attempt, attempt.prompt.end, (), Answer({"role": "assistant", "content": "answer" * 20}), 0.0)
+    router.learn_tokens(attempt, attempt.prompt.end, (), Answer({"role": "assistant", "content": "answer" * 20}), 0.0)
     second = start_attempt(router, chat("one", "answer", "two"))
     assert shadow.attempts[second].decision.matched_tokens == second.decision.matched_tokens > attempt.prompt.tokens
 
@@ -107,7 +107,7 @@ def test_attempts_whose_answers_nobody_reads_are_forgotten() -> None:
     router.answered(attempts[0], attempts[0].prompt.end, NOTHING, 0.0)  # too late, and no harm
 
 
-def test_bodies_of_landed_attempts_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_of_finished_attempts_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A attempt keeps its body alive: a thousand long ones are a gigabyte."""
     body = chat("one")
     monkeypatch.setattr("ranvier_py.core.routing.shadow.FINISHED_BYTES_MAX", 3 * len(body))

@@ -77,7 +77,7 @@ class GapStream:
         return [seq for seq, _ in self.applied]
 
 
-class Heard:
+class Received:
     """One subscriber, its stream, and what it told."""
 
     def __init__(
@@ -86,9 +86,9 @@ class Heard:
         self.stream = GapStream(settings)
         self.levels: list[Level] = []
         self.loads: list[bytes] = []
-        self.subscriber = KvSubscriber(sockets, publisher, self.stream, Random(1), self.told, options=options)
+        self.subscriber = KvSubscriber(sockets, publisher, self.stream, Random(1), self.reported, options=options)
 
-    def told(self, effect: object) -> None:
+    def reported(self, effect: object) -> None:
         if isinstance(effect, LevelChanged):
             self.levels.append(effect.level)
         elif isinstance(effect, LoadReceived):
@@ -100,14 +100,14 @@ class Heard:
 
 
 @asynccontextmanager
-async def hearing(
+async def reading(
     publisher: Publisher, options: Options = QUICK, settings: GapSettings | None = None
-) -> AsyncIterator[Heard]:
+) -> AsyncIterator[Received]:
     with KvSockets() as sockets:
-        heard = Heard(sockets, publisher, options, settings)
+        received = Received(sockets, publisher, options, settings)
         async with trio.open_nursery() as nursery:
-            await nursery.start(heard.subscriber.run)
-            yield heard
+            await nursery.start(received.subscriber.run)
+            yield received
             nursery.cancel_scope.cancel()
 
 

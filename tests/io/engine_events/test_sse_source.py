@@ -83,7 +83,7 @@ async def request_of(stream: trio.SocketStream) -> bytes:
     return data
 
 
-async def test_events_are_heard_as_they_come() -> None:
+async def test_events_are_received_as_they_come() -> None:
     requests: list[bytes] = []
 
     async def serve(stream: trio.SocketStream, number: int) -> None:
@@ -103,7 +103,7 @@ async def test_events_are_heard_as_they_come() -> None:
     assert b"authorization: bearer secret" in requests[0].lower()
 
 
-async def test_a_stream_that_ends_is_connected_again_and_says_that_it_begins_anew() -> None:
+async def test_a_stream_that_ends_is_connected_again_and_states_that_it_begins_anew() -> None:
     async def serve(stream: trio.SocketStream, number: int) -> None:
         await request_of(stream)
         await stream.send_all(HEAD + EVENT)
@@ -185,7 +185,7 @@ class Frames:
                     await self.stream.send_all(self.connection.send(AcceptConnection()))
                     return event
 
-    async def say(self, message: Message | Ping) -> None:
+    async def announce(self, message: Message | Ping) -> None:
         await self.stream.send_all(self.connection.send(message))
 
 
@@ -194,10 +194,10 @@ async def test_cx29_frames_of_a_websocket_are_events() -> None:
         frames = Frames(stream)
         request = await frames.accept()
         assert request.target == "/v1/kv_events?x=1"
-        await frames.say(Ping(b"are you there"))
-        await frames.say(TextMessage('{"event":"cache_cre', message_finished=False))
-        await frames.say(TextMessage('ated","prefix_hash":"ab","token_count":64}'))
-        await frames.say(TextMessage("not json"))
+        await frames.announce(Ping(b"are you there"))
+        await frames.announce(TextMessage('{"event":"cache_cre', message_finished=False))
+        await frames.announce(TextMessage('ated","prefix_hash":"ab","token_count":64}'))
+        await frames.announce(TextMessage("not json"))
         assert (await stream.receive_some(100))[0] == 0x8A  # the pong
         await trio.sleep_forever()
 
@@ -217,7 +217,7 @@ async def test_a_websocket_that_is_refused_is_tried_again(answer: bytes) -> None
             return
         frames = Frames(stream)
         await frames.accept()
-        await frames.say(TextMessage("x" * (EVENT_BYTES_MAX + 1)) if number == 1 else TextMessage("{}"))
+        await frames.announce(TextMessage("x" * (EVENT_BYTES_MAX + 1)) if number == 1 else TextMessage("{}"))
         await trio.sleep_forever()
 
     async with listening(serve, "ws") as received:
@@ -230,7 +230,7 @@ def test_no_credentials_of_an_address_are_shown() -> None:
 
 
 @pytest.mark.parametrize("media_type", ["text/html", "application/json; charset=utf-8", ""])
-async def test_what_is_no_stream_of_events_is_said_and_not_read(media_type: str) -> None:
+async def test_what_is_no_stream_of_events_is_stated_and_not_read(media_type: str) -> None:
     """The address of a page, or of the engine itself, is a usual mistake."""
 
     async def serve(stream: trio.SocketStream, number: int) -> None:
@@ -266,7 +266,7 @@ async def test_who_sends_without_end_has_a_third_of_the_loop(monkeypatch: pytest
             rests.append(seconds)
             await trio.lowlevel.checkpoint()
 
-        received.source._heard = work
+        received.source._received = work
         monkeypatch.setattr(kv_sse, "time", SimpleNamespace(monotonic=lambda: now[0]))
         monkeypatch.setattr(kv_sse, "trio", SimpleNamespace(**{**vars(trio), "sleep": rest}))
         await until(lambda: len(received.events) == many.count(b"data: "))
@@ -274,7 +274,7 @@ async def test_who_sends_without_end_has_a_third_of_the_loop(monkeypatch: pytest
         assert sum(rests) == pytest.approx(REST * now[0])
 
 
-async def test_a_stream_that_comes_and_goes_is_not_told_of_each_time(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stream_that_comes_and_goes_is_not_reported_of_each_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def serve(stream: trio.SocketStream, number: int) -> None:

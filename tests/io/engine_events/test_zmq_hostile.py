@@ -29,12 +29,12 @@ from ranvier_py.io.engine_events.zmq_source import KvSubscriber, Options, Room
 from tests.io.engine_events.kv_fakes import (
     QUICK,
     GapStream,
-    Heard,
+    Received,
     at,
     connections_to,
-    hearing,
     publisher_of,
     publishing,
+    reading,
     until,
     with_replay,
 )
@@ -48,11 +48,11 @@ FRAMES = st.lists(
 )
 
 
-async def still_heard(source: KvPublisher, heard: Heard) -> None:
+async def still_received(source: KvPublisher, received: Received) -> None:
     """A good message comes through, whatever was before it."""
     payload = b"good %d" % source.published
     number = source.publish(payload)
-    await until(lambda: (number, payload) in heard.stream.applied)
+    await until(lambda: (number, payload) in received.stream.applied)
 
 
 # --- any frames -----------------------------------------------------------------------------------------------------
@@ -79,13 +79,13 @@ def test_any_frames_leave_the_subscriber_and_its_stream_whole(live: list[list[by
 @given(st.lists(FRAMES, min_size=1, max_size=15))
 def test_any_frames_may_come_over_the_wire(live: list[list[bytes]]) -> None:
     async def main() -> None:
-        async with publishing(with_replay()) as source, hearing(publisher_of(source)) as heard:
-            await until(lambda: heard.level is Level.EXACT)
+        async with publishing(with_replay()) as source, reading(publisher_of(source)) as received:
+            await until(lambda: received.level is Level.EXACT)
             for frames in live:
                 source.send(*frames)
             numbered = b"\x00" * 7 + b"\x07"
             source.send(b"", numbered, b"from nowhere")
-            counts = heard.subscriber.counters
+            counts = received.subscriber.counters
             await until(lambda: counts.messages + sum(counts.malformed.values()) + counts.loads > len(live))
             assert counts.faults == 0
 
@@ -102,10 +102,10 @@ def test_any_answer_to_a_question_ends_it(answers: list[list[bytes]], ends: bool
         async with publishing(KvEndpoints()) as source, answering([*answers, *end]) as replay:
             place = publisher_of(source)._replace(replay=replay)
             options = Options(retry_s=0.02, replay_silence_s=0.1)
-            async with hearing(place, options, GapSettings(peers=False, replay_timeout_s=0.1)) as heard:
-                await until(lambda: heard.stream.calls[-1:] in (["ended"], ["failed"]))
-                await until(lambda: heard.level is not Level.REPAIRING)
-                assert heard.subscriber.counters.faults == 0
+            async with reading(place, options, GapSettings(peers=False, replay_timeout_s=0.1)) as received:
+                await until(lambda: received.stream.calls[-1:] in (["ended"], ["failed"]))
+                await until(lambda: received.level is not Level.REPAIRING)
+                assert received.subscriber.counters.faults == 0
 
     trio.run(main)
 
@@ -164,47 +164,47 @@ def test_any_bytes_end_the_connection_or_are_passed_over(before: bytes, chunks: 
             for chunk in chunks:
                 await stream.send_all(chunk)
 
-        async with speaking(speak) as place, hearing(place) as heard:
-            await until(lambda: heard.subscriber.counters.failures + heard.subscriber.counters.connects >= 2)
-            assert heard.subscriber.counters.faults == 0
+        async with speaking(speak) as place, reading(place) as received:
+            await until(lambda: received.subscriber.counters.failures + received.subscriber.counters.connects >= 2)
+            assert received.subscriber.counters.faults == 0
 
     trio.run(main)
 
 
-async def test_a_server_that_says_nothing_is_no_publisher(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_states_nothing_is_no_publisher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ranvier_py.io.engine_events.zmq_sockets.CONNECT_S", 0.1)
 
     async def speak(_: trio.SocketStream) -> None:
         await trio.sleep_forever()
 
-    async with speaking(speak) as place, hearing(place) as heard:
-        await until(lambda: heard.subscriber.counters.failures >= 2)
-        assert heard.subscriber.why in ("no answer in time", "no ZeroMQ there")
+    async with speaking(speak) as place, reading(place) as received:
+        await until(lambda: received.subscriber.counters.failures >= 2)
+        assert received.subscriber.why in ("no answer in time", "no ZeroMQ there")
 
 
 async def test_a_name_that_is_not_found_is_tried_again() -> None:
-    async with hearing(Publisher(0, Endpoint("nowhere.invalid", 1))) as heard:
-        await until(lambda: heard.subscriber.counters.failures >= 2)
+    async with reading(Publisher(0, Endpoint("nowhere.invalid", 1))) as received:
+        await until(lambda: received.subscriber.counters.failures >= 2)
 
 
 # --- too much -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_message_that_is_too_large_costs_the_connection() -> None:
-    async with publishing(with_replay()) as source, hearing(publisher_of(source)) as heard:
-        await until(lambda: heard.level is Level.EXACT)
+    async with publishing(with_replay()) as source, reading(publisher_of(source)) as received:
+        await until(lambda: received.level is Level.EXACT)
         source.send(b"", NUMBER.pack(0), bytes(FRAME_BYTES_MAX + 1))
-        await until(lambda: heard.subscriber.counters.connects == 2)
-        await still_heard(source, heard)
-        assert heard.subscriber.counters.message_bytes < 1000
+        await until(lambda: received.subscriber.counters.connects == 2)
+        await still_received(source, received)
+        assert received.subscriber.counters.message_bytes < 1000
 
 
 async def test_a_message_of_many_parts_is_counted_and_its_parts_are_dropped() -> None:
-    async with publishing(with_replay()) as source, hearing(publisher_of(source)) as heard:
-        await until(lambda: heard.level is Level.EXACT)
+    async with publishing(with_replay()) as source, reading(publisher_of(source)) as received:
+        await until(lambda: received.level is Level.EXACT)
         source.send(b"", *[b"x" * 100] * 50_000)
-        await until(lambda: heard.subscriber.counters.malformed.get("frames") == 1)
-        await still_heard(source, heard)
+        await until(lambda: received.subscriber.counters.malformed.get("frames") == 1)
+        await still_received(source, received)
     assert FRAMES_MAX < 50_000
 
 
@@ -223,38 +223,38 @@ async def test_a_message_without_an_end_costs_the_connection(monkeypatch: pytest
             sent += len(part)
 
     options = Options(retry_s=1.0, room=Room(64, 8 << 20))
-    async with speaking(speak) as place, hearing(place, options) as heard:
-        await until(lambda: heard.subscriber.why == "too much at once")
+    async with speaking(speak) as place, reading(place, options) as received:
+        await until(lambda: received.subscriber.why == "too much at once")
         assert 8 << 20 <= sent < 400 << 20
-        assert heard.subscriber.counters.messages == 0
+        assert received.subscriber.counters.messages == 0
 
 
 async def test_a_long_stream_that_is_read_never_seems_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is handed over is counted with its heads: a drift would cost a good connection some day."""
     monkeypatch.setattr("ranvier_py.io.engine_events.zmq_sockets.GUARD_INTERVAL_S", 0.01)
     options = Options(room=Room(64, 100_000))
-    async with publishing(KvEndpoints()) as source, hearing(publisher_of(source), options) as heard:
-        await until(lambda: heard.subscriber.is_connected)
+    async with publishing(KvEndpoints()) as source, reading(publisher_of(source), options) as received:
+        await until(lambda: received.subscriber.is_connected)
         for number in range(400):
             source.publish(bytes(number * 10))
-            await until(lambda: heard.subscriber.counters.messages == number + 1)  # noqa: B023
+            await until(lambda: received.subscriber.counters.messages == number + 1)  # noqa: B023
         await trio.sleep(0.05)
-        assert heard.subscriber.counters.message_bytes == 798_000
-        assert heard.subscriber.counters.connects == 1
+        assert received.subscriber.counters.message_bytes == 798_000
+        assert received.subscriber.counters.connects == 1
 
 
 async def test_without_room_for_sockets_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ranvier_py.io.engine_events.zmq_sockets.SOCKETS_MAX", 4)
     async with publishing(KvEndpoints()) as source:
         with KvSockets() as sockets:
-            heard = [Heard(sockets, publisher_of(source), QUICK, None) for _ in range(3)]
+            received = [Received(sockets, publisher_of(source), QUICK, None) for _ in range(3)]
             async with trio.open_nursery() as nursery:
-                for each in heard:
+                for each in received:
                     nursery.start_soon(each.subscriber.run)
-                await until(lambda: sum(each.subscriber.counters.failures for each in heard) >= 3)
-                await until(lambda: any(each.subscriber.is_connected for each in heard))
+                await until(lambda: sum(each.subscriber.counters.failures for each in received) >= 3)
+                await until(lambda: any(each.subscriber.is_connected for each in received))
                 source.publish(b"0")
-                await until(lambda: any(each.stream.seqs == [0] for each in heard))
+                await until(lambda: any(each.stream.seqs == [0] for each in received))
                 nursery.cancel_scope.cancel()
 
 
@@ -262,14 +262,14 @@ async def test_what_we_can_not_take_waits_with_the_engine() -> None:
     """Nothing is read here while a thousand large messages are sent; then the engine dies."""
     options = Options(retry_s=10.0, room=Room(8, 1 << 30))
     source = KvPublisher(KvEndpoints())
-    async with hearing(publisher_of(source), options) as heard:
-        await until(lambda: heard.subscriber.is_connected)
+    async with reading(publisher_of(source), options) as received:
+        await until(lambda: received.subscriber.is_connected)
         for _ in range(1000):
             source.publish(bytes(64 * 1024))
         time.sleep(0.3)  # not trio's: libzmq takes all that it may meanwhile  # noqa: ASYNC251
         source.close()
-        await until(lambda: not heard.subscriber.is_connected)
-        assert 8 <= heard.subscriber.counters.messages < 500, "the rest is in the buffers of TCP"
+        await until(lambda: not received.subscriber.is_connected)
+        assert 8 <= received.subscriber.counters.messages < 500, "the rest is in the buffers of TCP"
 
 
 async def test_the_loop_is_held_for_a_turn_at_most_however_many_flood() -> None:
@@ -311,11 +311,11 @@ async def test_an_answer_without_an_end_is_cut() -> None:
     async with (
         publishing(KvEndpoints()) as source,
         answering(answers) as replay,
-        hearing(publisher_of(source)._replace(replay=replay), options) as heard,
+        reading(publisher_of(source)._replace(replay=replay), options) as received,
     ):
-        await until(lambda: "failed" in heard.stream.calls)
-        assert heard.subscriber.counters.replay_messages <= 11
-        assert heard.subscriber.counters.replays_failed >= 1
+        await until(lambda: "failed" in received.stream.calls)
+        assert received.subscriber.counters.replay_messages <= 11
+        assert received.subscriber.counters.replays_failed >= 1
 
 
 async def test_an_answer_that_drips_is_cut() -> None:
@@ -324,24 +324,24 @@ async def test_an_answer_that_drips_is_cut() -> None:
     async with (
         publishing(KvEndpoints()) as source,
         answering([[b"", NUMBER.pack(0), b"x"]]) as replay,
-        hearing(publisher_of(source)._replace(replay=replay), options) as heard,
+        reading(publisher_of(source)._replace(replay=replay), options) as received,
     ):
-        await until(lambda: "failed" in heard.stream.calls)
-        assert heard.stream.seqs == [0]
+        await until(lambda: "failed" in received.stream.calls)
+        assert received.stream.seqs == [0]
 
 
 async def test_a_new_question_ends_the_one_before() -> None:
     async with (
         publishing(KvEndpoints()) as source,
         answering([]) as replay,
-        hearing(publisher_of(source)._replace(replay=replay)) as heard,
+        reading(publisher_of(source)._replace(replay=replay)) as received,
     ):
         await until(lambda: connections_to(replay.endpoint) == 1)
         for ask in range(100, 120):
-            heard.subscriber.carry([AskReplay(ask, 0)])
+            received.subscriber.carry([AskReplay(ask, 0)])
         await until(lambda: connections_to(replay.endpoint) == 1)
-        assert heard.subscriber.counters.replays == 21
-        assert heard.subscriber.counters.replays_failed == 0, "who asks again does not wait for the old answer"
+        assert received.subscriber.counters.replays == 21
+        assert received.subscriber.counters.replays_failed == 0, "who asks again does not wait for the old answer"
 
 
 # --- a process ------------------------------------------------------------------------------------------------------
@@ -368,10 +368,10 @@ async def engine(events: str, replay: str, name: str) -> AsyncIterator[tuple[tri
     command = [sys.executable, "-c", ENGINE, events, replay, name]
     async with trio.open_nursery() as nursery:
         process = await nursery.start(partial(trio.run_process, command, stdout=PIPE, cwd=ROOT, check=False))
-        said = b""
-        while not said.endswith(b"\n"):
-            said += await process.stdout.receive_some()
-        events, replay = said.decode().split()
+        sent = b""
+        while not sent.endswith(b"\n"):
+            sent += await process.stdout.receive_some()
+        events, replay = sent.decode().split()
         try:
             yield process, Publisher(0, at(events), at(replay))
         finally:
@@ -380,16 +380,16 @@ async def engine(events: str, replay: str, name: str) -> AsyncIterator[tuple[tri
 
 async def test_an_engine_that_is_killed_and_started_again_is_known_as_another() -> None:
     with trio.fail_after(30):
-        async with engine(ANYWHERE, ANYWHERE, "first") as (process, place), hearing(place, QUICK) as heard:
-            await until(lambda: len(heard.stream.applied) > 50 and heard.level is Level.EXACT)
+        async with engine(ANYWHERE, ANYWHERE, "first") as (process, place), reading(place, QUICK) as received:
+            await until(lambda: len(received.stream.applied) > 50 and received.level is Level.EXACT)
             os.kill(process.pid, signal.SIGKILL)
-            await until(lambda: not heard.subscriber.is_connected)
-            assert heard.level is Level.DEGRADED
+            await until(lambda: not received.subscriber.is_connected)
+            assert received.level is Level.DEGRADED
             assert place.replay is not None
             async with engine(place.events.endpoint, place.replay.endpoint, "second"):
-                await until(lambda: heard.level is Level.EXACT and len(heard.stream.applied) > 20)
-                assert heard.stream.resets == 1
-                applied = heard.stream.applied
+                await until(lambda: received.level is Level.EXACT and len(received.stream.applied) > 20)
+                assert received.stream.resets == 1
+                applied = received.stream.applied
                 assert applied == [(number, b"second %d" % number) for number in range(len(applied))]
 
 
@@ -401,7 +401,7 @@ async def test_an_engine_that_hangs_up_at_once_is_not_called_in_a_hurry() -> Non
         await trio.sleep(0.01)
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    async with speaking(speak) as place, hearing(place, Options(retry_s=0.05, retry_s_max=10.0)) as heard:
+    async with speaking(speak) as place, reading(place, Options(retry_s=0.05, retry_s_max=10.0)) as received:
         await trio.sleep(0.8)
-        counts = heard.subscriber.counters
+        counts = received.subscriber.counters
         assert 2 <= counts.connects + counts.failures <= 6

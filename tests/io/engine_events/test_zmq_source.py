@@ -15,7 +15,7 @@ from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.io.engine_events import zmq_sockets as kv_sockets
 from ranvier_py.io.engine_events.zmq_source import KvSockets, NoZmq, Options
 from tests.core.engine_cache.captured import NAMES, capture
-from tests.io.engine_events.kv_fakes import at, connections_to, hearing, publisher_of, publishing, until, with_replay
+from tests.io.engine_events.kv_fakes import at, connections_to, publisher_of, publishing, reading, until, with_replay
 
 
 def payloads(count: int, start: int = 0) -> list[bytes]:
@@ -23,18 +23,18 @@ def payloads(count: int, start: int = 0) -> list[bytes]:
 
 
 async def test_events_flow_in_order_and_the_stream_is_exact() -> None:
-    async with publishing(with_replay()) as source, hearing(publisher_of(source)) as heard:
-        await until(lambda: heard.level is Level.EXACT)
+    async with publishing(with_replay()) as source, reading(publisher_of(source)) as received:
+        await until(lambda: received.level is Level.EXACT)
         for payload in payloads(100):
             source.publish(payload)
-        await until(lambda: len(heard.stream.applied) == 100)
-        assert heard.stream.applied == list(enumerate(payloads(100)))
-        assert heard.level is Level.EXACT
-        assert heard.subscriber.is_connected
-        assert heard.subscriber.counters.messages == 100
-        assert heard.subscriber.counters.message_bytes == sum(map(len, payloads(100)))
-    assert heard.stream.calls[0] == "connected"
-    assert heard.stream.calls[-1] == "disconnected", "whoever stops is disconnected"
+        await until(lambda: len(received.stream.applied) == 100)
+        assert received.stream.applied == list(enumerate(payloads(100)))
+        assert received.level is Level.EXACT
+        assert received.subscriber.is_connected
+        assert received.subscriber.counters.messages == 100
+        assert received.subscriber.counters.message_bytes == sum(map(len, payloads(100)))
+    assert received.stream.calls[0] == "connected"
+    assert received.stream.calls[-1] == "disconnected", "whoever stops is disconnected"
 
 
 @pytest.mark.parametrize("replays_topic", [True, False])
@@ -43,13 +43,13 @@ async def test_one_who_is_late_gets_what_the_engine_still_has(replays_topic: boo
     async with publishing(with_replay(replays_topic=replays_topic, topic="kv")) as source:
         for payload in payloads(300):
             source.publish(payload)
-        async with hearing(publisher_of(source, topic="kv")) as heard:
-            await until(lambda: heard.level is Level.EXACT)
-            assert heard.stream.applied == list(enumerate(payloads(300)))
-            assert heard.subscriber.counters.replay_messages == 300
+        async with reading(publisher_of(source, topic="kv")) as received:
+            await until(lambda: received.level is Level.EXACT)
+            assert received.stream.applied == list(enumerate(payloads(300)))
+            assert received.subscriber.counters.replay_messages == 300
             source.publish(b"live")
-            await until(lambda: heard.stream.applied[-1] == (300, b"live"))
-            assert not heard.subscriber.counters.malformed
+            await until(lambda: received.stream.applied[-1] == (300, b"live"))
+            assert not received.subscriber.counters.malformed
 
 
 async def test_an_answer_of_which_the_engine_drops_some_is_asked_for_again() -> None:
@@ -58,38 +58,38 @@ async def test_an_answer_of_which_the_engine_drops_some_is_asked_for_again() -> 
         sent = [b"%d" % number + bytes(1000) for number in range(2500)]
         for payload in sent:
             source.publish(payload)
-        async with hearing(publisher_of(source), settings=GapSettings(peers=False, replay_timeout_s=0.3)) as heard:
-            await until(lambda: heard.level is Level.EXACT)
-            assert heard.stream.applied == list(enumerate(sent))
+        async with reading(publisher_of(source), settings=GapSettings(peers=False, replay_timeout_s=0.3)) as received:
+            await until(lambda: received.level is Level.EXACT)
+            assert received.stream.applied == list(enumerate(sent))
 
 
 async def test_a_gap_is_filled_while_live_messages_go_on() -> None:
-    async with publishing(with_replay()) as source, hearing(publisher_of(source)) as heard:
-        await until(lambda: heard.level is Level.EXACT)
+    async with publishing(with_replay()) as source, reading(publisher_of(source)) as received:
+        await until(lambda: received.level is Level.EXACT)
         sent = payloads(200)
         for number, payload in enumerate(sent):
             source.to_lose += number in (50, 51, 120)
             source.publish(payload)
             await trio.sleep(0.0005)
-        await until(lambda: len(heard.stream.applied) == 200)
-        assert heard.stream.applied == list(enumerate(sent))
-        assert heard.level is Level.EXACT
-        assert Level.REPAIRING in heard.levels
-        assert heard.stream.machine.counters.repaired >= 1
+        await until(lambda: len(received.stream.applied) == 200)
+        assert received.stream.applied == list(enumerate(sent))
+        assert received.level is Level.EXACT
+        assert Level.REPAIRING in received.levels
+        assert received.stream.machine.counters.repaired >= 1
 
 
 async def test_without_a_replay_socket_a_gap_is_passed_over_at_once() -> None:
     """Waiting for a deadline would leave the stream in repair for seconds."""
-    async with publishing(KvEndpoints()) as source, hearing(publisher_of(source)) as heard:
-        await until(lambda: heard.subscriber.is_connected)
+    async with publishing(KvEndpoints()) as source, reading(publisher_of(source)) as received:
+        await until(lambda: received.subscriber.is_connected)
         source.publish(b"0")
-        await until(lambda: heard.stream.seqs == [0])
+        await until(lambda: received.stream.seqs == [0])
         source.to_lose = 1
         source.publish(b"1")
         source.publish(b"2")
-        await until(lambda: heard.stream.seqs == [0, 2])
-        assert heard.level is Level.ESTIMATED
-        assert heard.subscriber.counters.replays_failed == heard.subscriber.counters.replays
+        await until(lambda: received.stream.seqs == [0, 2])
+        assert received.level is Level.ESTIMATED
+        assert received.subscriber.counters.replays_failed == received.subscriber.counters.replays
 
 
 async def test_a_replay_socket_that_is_not_there_fails_and_the_stream_goes_on() -> None:
@@ -98,50 +98,50 @@ async def test_a_replay_socket_that_is_not_there_fails_and_the_stream_goes_on() 
         port = listener.socket.getsockname()[1]
         await listener.aclose()
         nowhere = publisher_of(source)._replace(replay=at(f"tcp://127.0.0.1:{port}"))
-        async with hearing(nowhere) as heard:
-            await until(lambda: heard.stream.calls[-1:] == ["failed"])
+        async with reading(nowhere) as received:
+            await until(lambda: received.stream.calls[-1:] == ["failed"])
             source.publish(b"0")
-            await until(lambda: heard.stream.seqs == [0])
+            await until(lambda: received.stream.seqs == [0])
 
 
-async def test_a_replay_socket_that_says_nothing_is_given_up_by_the_stream() -> None:
+async def test_a_replay_socket_that_states_nothing_is_given_up_by_the_stream() -> None:
     async with publishing(KvEndpoints()) as source:
         mute = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
         silent = publisher_of(source)._replace(replay=at(f"tcp://127.0.0.1:{mute.socket.getsockname()[1]}"))
-        async with hearing(silent, settings=GapSettings(peers=False, replay_timeout_s=0.2)) as heard:
-            await until(lambda: Level.REPAIRING in heard.levels)
-            await until(lambda: heard.level is Level.ESTIMATED)
+        async with reading(silent, settings=GapSettings(peers=False, replay_timeout_s=0.2)) as received:
+            await until(lambda: Level.REPAIRING in received.levels)
+            await until(lambda: received.level is Level.ESTIMATED)
             source.publish(b"0")
-            await until(lambda: heard.stream.seqs == [0])
+            await until(lambda: received.stream.seqs == [0])
         await mute.aclose()
 
 
-async def test_a_restarted_engine_is_heard_from_its_first_message_on() -> None:
-    async with publishing(with_replay()) as source, hearing(publisher_of(source)) as heard:
-        await until(lambda: heard.level is Level.EXACT)
+async def test_a_restarted_engine_is_received_from_its_first_message_on() -> None:
+    async with publishing(with_replay()) as source, reading(publisher_of(source)) as received:
+        await until(lambda: received.level is Level.EXACT)
         for payload in payloads(10):
             source.publish(payload)
-        await until(lambda: len(heard.stream.applied) == 10)
+        await until(lambda: len(received.stream.applied) == 10)
         source.restart()
         source.publish(b"another process")  # which nobody hears yet
-        await until(lambda: heard.stream.applied == [(0, b"another process")])
-        await until(lambda: heard.level is Level.EXACT)
-        assert heard.stream.resets == 1
-        assert heard.subscriber.counters.connects == 2
-        assert heard.stream.calls.count("disconnected") == 1
+        await until(lambda: received.stream.applied == [(0, b"another process")])
+        await until(lambda: received.level is Level.EXACT)
+        assert received.stream.resets == 1
+        assert received.subscriber.counters.connects == 2
+        assert received.stream.calls.count("disconnected") == 1
 
 
 async def test_an_engine_that_comes_late_is_found() -> None:
     async with publishing(with_replay()) as first:
         place = publisher_of(first)
-    async with hearing(place) as heard:
-        await until(lambda: heard.subscriber.counters.failures >= 3)
-        assert heard.stream.calls == []
-        assert heard.subscriber.why == "refused or unreachable"
+    async with reading(place) as received:
+        await until(lambda: received.subscriber.counters.failures >= 3)
+        assert received.stream.calls == []
+        assert received.subscriber.why == "refused or unreachable"
         assert place.replay is not None
         async with publishing(KvEndpoints(place.events.endpoint, place.replay.endpoint)) as source:
             source.publish(b"0")
-            await until(lambda: heard.stream.seqs == [0])
+            await until(lambda: received.stream.seqs == [0])
 
 
 async def test_the_addresses_of_a_name_take_turns() -> None:
@@ -158,10 +158,10 @@ async def test_the_addresses_of_a_name_take_turns() -> None:
     async with publishing(with_replay()) as source:
         place = publisher_of(source)
         named = place._replace(events=place.events._replace(host="engine.test"))
-        async with hearing(named) as heard:
-            await until(lambda: heard.subscriber.is_connected)
-            assert heard.subscriber.counters.failures == 1
-            assert heard.subscriber.publisher.events.endpoint.startswith("tcp://engine.test:")
+        async with reading(named) as received:
+            await until(lambda: received.subscriber.is_connected)
+            assert received.subscriber.counters.failures == 1
+            assert received.subscriber.publisher.events.endpoint.startswith("tcp://engine.test:")
 
 
 async def test_pauses_between_tries_grow() -> None:
@@ -170,18 +170,18 @@ async def test_pauses_between_tries_grow() -> None:
     place = Publisher(0, at(f"tcp://127.0.0.1:{listener.socket.getsockname()[1]}"))
     await listener.aclose()
     with trio.fail_after(10):
-        async with hearing(place, Options(retry_s=0.01, retry_s_max=10.0)) as heard:
+        async with reading(place, Options(retry_s=0.01, retry_s_max=10.0)) as received:
             await trio.sleep(0.7)
-            assert 2 <= heard.subscriber.counters.failures <= 7
+            assert 2 <= received.subscriber.counters.failures <= 7
 
 
 async def test_whoever_stops_leaves_the_engine() -> None:
     """A forgotten connection would cost the engine a queue of 100,000 messages."""
     async with publishing(with_replay()) as source:
-        async with hearing(publisher_of(source)) as heard:
-            await until(lambda: heard.subscriber.is_connected)
+        async with reading(publisher_of(source)) as received:
+            await until(lambda: received.subscriber.is_connected)
             source.publish(b"0")
-            await until(lambda: heard.stream.seqs == [0])
+            await until(lambda: received.stream.seqs == [0])
             assert connections_to(source.events) == 1
         await until(lambda: not connections_to(source.events))
 
@@ -190,8 +190,8 @@ async def test_two_ranks_are_two_streams() -> None:
     async with (
         publishing(with_replay()) as one,
         publishing(with_replay()) as two,
-        hearing(publisher_of(one)) as first,
-        hearing(publisher_of(two)._replace(rank=1)) as second,
+        reading(publisher_of(one)) as first,
+        reading(publisher_of(two)._replace(rank=1)) as second,
     ):
         await until(lambda: first.level is Level.EXACT and second.level is Level.EXACT)
         one.publish(b"of rank 0")
@@ -202,78 +202,78 @@ async def test_two_ranks_are_two_streams() -> None:
         assert second.stream.applied == [(0, b"of rank 1"), (1, b"and again")]
 
 
-async def test_only_the_topic_is_heard() -> None:
+async def test_only_the_topic_is_received() -> None:
     async with (
         publishing(with_replay(topic="kv@engine")) as source,
-        hearing(publisher_of(source, topic="kv@")) as heard,
+        reading(publisher_of(source, topic="kv@")) as received,
     ):
-        await until(lambda: heard.level is Level.EXACT)
+        await until(lambda: received.level is Level.EXACT)
         source.send(b"other", (0).to_bytes(8, "big"), b"not for us")
         source.publish(b"0")
-        await until(lambda: heard.stream.applied == [(0, b"0")])
-        assert heard.subscriber.counters.messages == 1
+        await until(lambda: received.stream.applied == [(0, b"0")])
+        assert received.subscriber.counters.messages == 1
 
 
 LOAD = b"\x96\xa8LoadStat\x01\x02\x03\x04\x00"
 
 
 @pytest.mark.parametrize("topic", ["", "kv"])
-async def test_load_on_the_socket_of_the_events_is_told_apart(topic: str) -> None:
+async def test_load_on_the_socket_of_the_events_is_reported_apart(topic: str) -> None:
     """Its numbers are its own: taken for an event it would be a gap."""
     async with (
         publishing(with_replay(topic=topic)) as source,
-        hearing(publisher_of(source, topic=topic, load_topic="load")) as heard,
+        reading(publisher_of(source, topic=topic, load_topic="load")) as received,
     ):
-        await until(lambda: heard.level is Level.EXACT)
+        await until(lambda: received.level is Level.EXACT)
         source.send(b"load", (77).to_bytes(8, "big"), LOAD)
         source.publish(b"0")
-        await until(lambda: heard.stream.seqs == [0] and heard.loads)
-        assert heard.loads == [LOAD]
-        assert heard.level is Level.EXACT
+        await until(lambda: received.stream.seqs == [0] and received.loads)
+        assert received.loads == [LOAD]
+        assert received.level is Level.EXACT
 
 
-async def test_load_is_heard_on_a_socket_of_its_own() -> None:
+async def test_load_is_received_on_a_socket_of_its_own() -> None:
     async with publishing(with_replay()) as source, publishing(KvEndpoints(topic="load")) as loads:
         place = publisher_of(source, load=at(loads.events), load_topic="load")
-        async with hearing(place) as heard:
-            await until(lambda: heard.subscriber.counters.connects == 2)
+        async with reading(place) as received:
+            await until(lambda: received.subscriber.counters.connects == 2)
             loads.publish(LOAD)
             loads.publish(b"no load")
-            await until(lambda: heard.loads and heard.subscriber.counters.malformed.get("load"))
-            assert heard.loads == [LOAD]
-            assert heard.stream.applied == []
+            await until(lambda: received.loads and received.subscriber.counters.malformed.get("load"))
+            assert received.loads == [LOAD]
+            assert received.stream.applied == []
 
 
 async def test_a_stream_that_raises_costs_its_message_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    async with publishing(KvEndpoints()) as source, hearing(publisher_of(source)) as heard:
-        await until(lambda: heard.subscriber.is_connected)
-        heard.stream.raises = 2
+    async with publishing(KvEndpoints()) as source, reading(publisher_of(source)) as received:
+        await until(lambda: received.subscriber.is_connected)
+        received.stream.raises = 2
         for payload in payloads(4):
             source.publish(payload)
-        await until(lambda: heard.stream.seqs == [2, 3])
-        assert heard.subscriber.counters.faults == 2
+        await until(lambda: received.stream.seqs == [2, 3])
+        assert received.subscriber.counters.faults == 2
         assert sum("event_stream.failed" in record.message for record in caplog.records) == 1, (
             "logged once, not for each"
         )
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_what_engines_were_recorded_to_send_is_heard(name: str) -> None:
+async def test_what_engines_were_recorded_to_send_is_received(name: str) -> None:
     """Frame by frame, with the topics and the shape of answers of each engine."""
-    told = capture(name)
-    topic = told.events[0][0].decode()
-    replays_topic = len(told.replay[0]) == 4
+    reported = capture(name)
+    topic = reported.events[0][0].decode()
+    replays_topic = len(reported.replay[0]) == 4
     async with publishing(with_replay(topic=topic, replays_topic=replays_topic)) as source:
-        for payload in told.payloads[:7]:
+        for payload in reported.payloads[:7]:
             source.publish(payload)
-        async with hearing(publisher_of(source, topic=topic, load_topic="load")) as heard:
-            await until(lambda: heard.level is Level.EXACT)
-            for frames in (*told.events[7:], *told.load):
+        async with reading(publisher_of(source, topic=topic, load_topic="load")) as received:
+            await until(lambda: received.level is Level.EXACT)
+            for frames in (*reported.events[7:], *reported.load):
                 source.send(*frames)
-            await until(lambda: len(heard.stream.applied) == len(told.events))
-            assert heard.stream.applied == list(enumerate(told.payloads))
-            await until(lambda: heard.loads == [frames[2] for frames in told.load])
-            assert not heard.subscriber.counters.malformed
+            await until(lambda: len(received.stream.applied) == len(reported.events))
+            assert received.stream.applied == list(enumerate(reported.payloads))
+            await until(lambda: received.loads == [frames[2] for frames in reported.load])
+            assert not received.subscriber.counters.malformed
 
 
 def test_without_pyzmq_all_but_the_sockets_can_be_imported() -> None:

@@ -313,7 +313,7 @@ async def test_errors_of_receiving_do_not_end_the_loop(caplog: pytest.LogCapture
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
 
 
-async def test_a_full_socket_drops_and_says_nothing_about_the_peer() -> None:
+async def test_a_full_socket_drops_and_states_nothing_about_the_peer() -> None:
     async with shell(wrap=partial(Broken, sending=[errno.EAGAIN])) as (net, gossip), shell() as (peer, _):
         send(net, address_of(peer), Plane.DATAGRAM, packet())
         assert net.counters.drops["socket_full"] == 1

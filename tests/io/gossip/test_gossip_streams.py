@@ -390,7 +390,7 @@ async def test_memory_grows_with_what_came_and_not_with_what_was_announced(dial:
         ([frame(bulk()) + b"\x40\x00"], "slow"),
     ],
 )
-async def test_streams_that_say_nothing_or_too_slowly_are_closed(dial: Dial, sent: list[bytes], why: str) -> None:
+async def test_streams_that_state_nothing_or_too_slowly_are_closed(dial: Dial, sent: list[bytes], why: str) -> None:
     async with shell(first_frame_s=0.05, idle_in_s=0.05, frame_s=0.05) as (net, _):
         stream = await dial(net)
         for data in sent:

@@ -14,11 +14,10 @@ from random import Random
 import pytest
 import trio
 import trio.testing
-from cluster.simulation.node_values import Birth
-from cluster.simulation.sim_parts import KEY, Parts
 
 from cluster.scenario import Cluster
 from cluster.simulation.sim_node import ring_of
+from cluster.simulation.sim_router import KEY, Birth, SimRouter
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane
 from ranvier_py.core.gossip.peer.router_peer import PeerSettings, RouterPeer
@@ -68,7 +67,7 @@ class Node:
             engines=(ENGINE,),
         )
         rng = birth.rng()
-        self.parts = Parts(birth, rng)
+        self.parts = SimRouter(birth, rng)
         gossip = GossipSettings(
             name=self.name,
             host=self.host,

@@ -60,7 +60,7 @@ class NaiveEngine:
                 break
             del self.waiting[request_id]
             request = self.running[request_id] = Serving(request_id, job, lease, lease.hits * limits.block_size)
-            self.tell(EngineEventKind.STARTED, request, now)
+            self.send(EngineEventKind.STARTED, request, now)
             tokens = min(budget, job.prompt_tokens - request.computed)
             prefill += tokens
             budget -= self.compute(request, tokens)
@@ -82,11 +82,11 @@ class NaiveEngine:
             request.computed += tokens
             if request.computed >= request.job.prompt_tokens:
                 request.out += 1
-                self.tell(EngineEventKind.TOKEN, request, self.ends_at)
+                self.send(EngineEventKind.TOKEN, request, self.ends_at)
             if request.out == request.job.answer_tokens:
                 del self.running[request.request_id]
                 self.cache.release(request.lease)
-                self.tell(EngineEventKind.FINISHED, request, self.ends_at)
+                self.send(EngineEventKind.FINISHED, request, self.ends_at)
 
-    def tell(self, kind: EngineEventKind, request: Serving, at: float) -> None:
+    def send(self, kind: EngineEventKind, request: Serving, at: float) -> None:
         self.events.append(EngineEvent(kind, request.request_id, at, request.out, request.cached))

@@ -19,7 +19,7 @@ from ranvier_py.replay.engine.model import EngineModel
 from tests.replay.engine.naive import NaiveEngine
 
 BLOCK = 4
-TOLD = (EngineEventKind.STARTED, EngineEventKind.FINISHED)
+REPORTED = (EngineEventKind.STARTED, EngineEventKind.FINISHED)
 
 
 def options_of(prefill_tokens_per_s: Any, decode_s: Any, running_s: Any, context_s: Any) -> Any:
@@ -62,7 +62,7 @@ def job(limits: EngineLimits, prompt: Sequence[int], answer: int) -> Job:
 
 
 def main_events(events: Sequence[EngineEvent]) -> list[EngineEvent]:
-    return [event for event in events if event.kind in TOLD or event.tokens == 1]
+    return [event for event in events if event.kind in REPORTED or event.tokens == 1]
 
 
 def to_the_end(model: EngineModel) -> list[EngineEvent]:
@@ -169,8 +169,8 @@ def test_times_do_not_depend_on_when_the_engine_is_asked(
         work = job(limits, prompt, answer)
         for model in models if models[0].accepts(work) else ():
             model.submit(f"r{number}", work, now)
-    told = [by_request([*found, *to_the_end(model)]) for model, found in zip(models, events, strict=True)]
-    assert told[0] == told[1] == told[2]
+    reported = [by_request([*found, *to_the_end(model)]) for model, found in zip(models, events, strict=True)]
+    assert reported[0] == reported[1] == reported[2]
 
 
 def test_sums_of_awkward_times_are_those_of_single_steps() -> None:
@@ -183,8 +183,8 @@ def test_sums_of_awkward_times_are_those_of_single_steps() -> None:
     naive.run_to(inf)
     leapt, stepped = by_request(to_the_end(model)), by_request(naive.events)
     assert leapt.keys() == stepped.keys()
-    for name, told in leapt.items():
-        assert [at for _, at, _ in told] == pytest.approx([at for _, at, _ in stepped[name]], rel=1e-12)
+    for name, reported in leapt.items():
+        assert [at for _, at, _ in reported] == pytest.approx([at for _, at, _ in stepped[name]], rel=1e-12)
 
 
 def both(limits: EngineLimits) -> tuple[EngineModel, NaiveEngine]:
@@ -282,7 +282,7 @@ def test_a_request_that_comes_as_a_place_is_free_misses_the_step_that_begins_the
     assert model.first_token_at(work, freed_at) == happens_at(model, work, freed_at) == freed_at + 0.125 + 0.375
 
 
-def test_a_forecast_gives_up_with_a_lower_bound_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forecast_gives_up_with_a_lower_bound_and_states_so(monkeypatch: pytest.MonkeyPatch) -> None:
     model = EngineModel(EngineLimits(running_max=1))
     work = Job.named(3000, 100, ())
     for number in range(10):

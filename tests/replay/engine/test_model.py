@@ -315,7 +315,7 @@ class CacheUnderConcurrency(RuleBasedStateMachine):
         self.cache.clear()
 
     @invariant()
-    def blocks_are_conserved_and_events_tell_what_can_be_found(self) -> None:
+    def blocks_are_conserved_and_events_report_what_can_be_found(self) -> None:
         self.cache.check()
         for event in self.cache.drain_events():
             if isinstance(event, KeysStored):
@@ -368,7 +368,7 @@ def test_a_long_prefill_goes_in_chunks_beside_the_decoding_of_others() -> None:
     assert times(events, "b", EngineEventKind.TOKEN) == pytest.approx([1.59 + 0.5 + 0.21])
 
 
-def test_decode_steps_grow_with_the_batch_when_told_so() -> None:
+def test_decode_steps_grow_with_the_batch_when_reported_so() -> None:
     model = EngineModel(EngineLimits(cache_tokens=400, block_size=BLOCK, decode_s=1.0, decode_s_per_running=0.25,
                                      prefill_tokens_per_s=float("inf")))  # fmt: skip
     model.submit("a", job(numbers(4), answer=2), now=0.0)
@@ -521,6 +521,10 @@ def test_whatever_happens_time_is_monotone_blocks_are_conserved_and_every_reques
     whole = ["started", "token", "finished"]
     for name in names:
         of_it = [event for event in events if event.request_id == name]
-        told = [event.kind.value for event in of_it if event.kind is not EngineEventKind.TOKEN or event.tokens == 1]
-        cut = name in cancelled or told[-1:] == ["aborted"]
-        assert told == whole if not cut else [kind for kind in told if kind != "aborted"] in (whole[:2], whole[:1], [])
+        reported = [event.kind.value for event in of_it if event.kind is not EngineEventKind.TOKEN or event.tokens == 1]
+        cut = name in cancelled or reported[-1:] == ["aborted"]
+        assert (
+            reported == whole
+            if not cut
+            else [kind for kind in reported if kind != "aborted"] in (whole[:2], whole[:1], [])
+        )

@@ -16,7 +16,7 @@ def test_a_derived_engine_meets_the_measurements_its_shares_come_from() -> None:
     alone = preset("h100-llama-8b")
     assert alone.decode_s + alone.decode_s_per_running == pytest.approx(0.00648, rel=0.02)
     qwen_32b = LLAMA_8B.__class__(32.8e9, layers=64, heads=8)
-    assert derived(H100, qwen_32b, ways=2).prefill_tokens_per_s == pytest.approx(15_928, rel=0.01)
+    assert derived(H100, qwen_32b, modes=2).prefill_tokens_per_s == pytest.approx(15_928, rel=0.01)
 
 
 def test_the_arithmetic_of_one_preset_by_hand() -> None:
@@ -39,6 +39,6 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
         derived(L4, LLAMA_70B)
 
 
-def test_an_unknown_name_is_told_the_known_ones() -> None:
+def test_an_unknown_name_is_reported_the_known_ones() -> None:
     with pytest.raises(ValueError, match="h100-llama-8b"):
         preset("h100")

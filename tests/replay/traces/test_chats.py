@@ -214,7 +214,7 @@ def test_forgotten_prefixes_cost_time_only(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "states"),
     [
         ({"messages": []}, "found messages [], expected a list of 1 to 10000 messages"),
         ({"messages": "hello"}, "found messages 'hello'"),
@@ -230,13 +230,13 @@ def test_forgotten_prefixes_cost_time_only(tmp_path: Path, monkeypatch: pytest.M
         ({"transcript": "a", "queries": [{"q": 1}]}, "found the question {'q': 1}"),
     ],
 )
-def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: Any, says: str) -> None:
+def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: Any, states: str) -> None:
     with pytest.raises(TraceError) as caught:
         loaded(tmp_path, "chats", {"messages": [message_of("a")]}, line)
-    assert f"trace.jsonl:2: {says}" in str(caught.value)
+    assert f"trace.jsonl:2: {states}" in str(caught.value)
 
 
-def test_a_tokenizer_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_not_there_is_stated(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="can't be loaded"):
         loaded(tmp_path, "chats", {"messages": [message_of("a")]}, tokenizer=str(tmp_path))
 

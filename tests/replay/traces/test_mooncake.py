@@ -79,7 +79,7 @@ def test_the_limit_takes_the_first_in_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "states"),
     [
         (record([1, 2], 1500), "found 2 hash_ids for input_length 1500, expected 3 of them (512 tokens to a block)"),
         (record([], 0), "found input_length 0, expected a whole number from 1"),
@@ -94,10 +94,10 @@ def test_the_limit_takes_the_first_in_time(tmp_path: Path) -> None:
         (b"\xff\xfe", "found no JSON"),
     ],
 )
-def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: Any, says: str) -> None:
+def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: Any, states: str) -> None:
     with pytest.raises(TraceError) as caught:
         requests_of(tmp_path, record([1], 400), b"", line)
-    assert f"trace.jsonl:3: {says}" in str(caught.value)
+    assert f"trace.jsonl:3: {states}" in str(caught.value)
 
 
 def test_an_empty_file_is_no_trace(tmp_path: Path) -> None:

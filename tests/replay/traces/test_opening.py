@@ -27,7 +27,7 @@ HEADER = b"TIMESTAMP,ContextTokens,GeneratedTokens"
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("line", [MOONCAKE, TOKENS, CHAT, DOCUMENT])
-def test_the_format_is_told_by_the_first_line(tmp_path: Path, line: Any, packed: bool) -> None:
+def test_the_format_is_reported_by_the_first_line(tmp_path: Path, line: Any, packed: bool) -> None:
     trace = open_trace(written(tmp_path / "what.ever.jsonl", [b" ", line], packed))
     assert trace.name == "what.ever"
     [request] = trace.requests
@@ -40,7 +40,7 @@ def test_a_given_format_is_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "says"),
+    ("lines", "states"),
     [
         ([{"prompt": "a", "n": 1}], "a:1: found an object with prompt, n, expected one with hash_ids (mooncake)"),
         ([{}], "found an object with nothing"),
@@ -51,18 +51,18 @@ def test_a_given_format_is_believed(tmp_path: Path) -> None:
         ([b"\x1f\x8bnot gzipped"], "can't be read"),
     ],
 )
-def test_what_is_no_trace_is_said(tmp_path: Path, lines: Any, says: str) -> None:
+def test_what_is_no_trace_is_stated(tmp_path: Path, lines: Any, states: str) -> None:
     with pytest.raises(TraceError) as caught:
         open_trace(written(tmp_path / "a", lines))
-    assert says in str(caught.value)
+    assert states in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_stated(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="nowhere: can't be read"):
         open_trace(tmp_path / "nowhere")
 
 
-def test_a_file_that_was_cut_off_is_said(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_off_is_stated(tmp_path: Path) -> None:
     path = tmp_path / "cut.gz"
     path.write_bytes(gzip.compress(b"\n".join(orjson.dumps(MOONCAKE | {"timestamp": at}) for at in range(500)))[:-20])
     with pytest.raises(TraceError, match=r"cut.gz:\d+: can't be read"):
@@ -103,7 +103,7 @@ MESSAGES = st.lists(
     min_size=1,
     max_size=4,
 )
-SPOKEN = st.builds(lambda said, answer: as_bytes({"messages": said, "answer": answer}), MESSAGES, VALUES)
+SPOKEN = st.builds(lambda sent, answer: as_bytes({"messages": sent, "answer": answer}), MESSAGES, VALUES)
 LINES = st.lists(CHANGED | SPOKEN | st.binary(max_size=40) | VALUES.map(as_bytes), max_size=4)
 
 
@@ -173,7 +173,7 @@ def test_a_longer_trace_takes_the_arrivals_again(tmp_path: Path) -> None:
     assert times == pytest.approx([0.0, 1.0, 4.0, 6.0, 7.0])
 
 
-def test_times_of_its_own_are_replaced_only_if_told_so(tmp_path: Path) -> None:
+def test_times_of_its_own_are_replaced_only_if_reported_so(tmp_path: Path) -> None:
     path, lender = written(tmp_path / "a", [MOONCAKE, MOONCAKE]), azure(tmp_path, "46.0000000", "47.5000000")
     with pytest.raises(TraceError, match="has times of its own; --arrivals-replace takes"):
         open_trace(path, TraceOptions(arrivals=lender))
@@ -182,7 +182,7 @@ def test_times_of_its_own_are_replaced_only_if_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "says"),
+    ("lines", "states"),
     [
         ([b"at,prompt,answer"], "a:1: found b'at,prompt,answer"),
         ([HEADER], "found no arrival"),
@@ -191,10 +191,10 @@ def test_times_of_its_own_are_replaced_only_if_told_so(tmp_path: Path) -> None:
         ([HEADER, b"2023-11-16 18:15:46.6,many,44"], "a:2: found"),
     ],
 )
-def test_what_are_no_arrivals_is_said(tmp_path: Path, lines: Any, says: str) -> None:
+def test_what_are_no_arrivals_is_stated(tmp_path: Path, lines: Any, states: str) -> None:
     with pytest.raises(TraceError) as caught:
         read_arrivals(written(tmp_path / "a", lines))
-    assert says in str(caught.value)
+    assert states in str(caught.value)
 
 
 def test_the_published_arrivals_are_read() -> None:

@@ -103,7 +103,7 @@ def test_recordings_of_different_schemes_are_not_one_trace(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("lines", "says"),
+    ("lines", "states"),
     [
         ([HEADER, b"{}"], "node.jsonl:2: found no chain"),
         ([HEADER, RECORD, b'{"at":', RECORD], "node.jsonl:3: found no JSON"),
@@ -111,13 +111,13 @@ def test_recordings_of_different_schemes_are_not_one_trace(tmp_path: Path) -> No
         ([b'{"ranvier_recording":9}'], "node.jsonl:1: found version 9 of a recording, expected 1"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, lines: list[Any], says: str) -> None:
+def test_a_bad_line_is_named(tmp_path: Path, lines: list[Any], states: str) -> None:
     with pytest.raises(TraceError) as caught:
         loaded(tmp_path, *lines)
-    assert says in str(caught.value)
+    assert states in str(caught.value)
 
 
-def test_a_record_without_a_header_is_said(tmp_path: Path) -> None:
+def test_a_record_without_a_header_is_stated(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="expected the header before it"):
         loaded(tmp_path, RECORD, format="recording")
 
@@ -139,7 +139,7 @@ def test_no_record_is_more_than_a_trace_error(tmp_path_factory: pytest.TempPathF
     try:
         loaded(folder, HEADER, line)
     except TraceError as error:
-        said = str(error)
+        sent = str(error)
     else:
-        said = str(folder)
-    assert said.startswith(str(folder))
+        sent = str(folder)
+    assert sent.startswith(str(folder))

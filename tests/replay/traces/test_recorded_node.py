@@ -35,7 +35,7 @@ class Library:
         self.url = url
         self.control = control
         self.http = http
-        self.said: list[list[dict[str, Any]]] = []
+        self.sent: list[list[dict[str, Any]]] = []
 
     async def ask(self, messages: list[dict[str, Any]], *, stream: bool = False) -> list[dict[str, Any]]:
         """One turn. Returns the messages with the answer."""
@@ -46,8 +46,8 @@ class Library:
         answer = await self.http.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
         assert answer.status_code == 200, answer.text
         text = answer.json()["choices"][0]["message"]["content"] if not stream else streamed_text(answer.text)
-        self.said.append([*messages, {"role": "assistant", "content": text}])
-        return self.said[-1]
+        self.sent.append([*messages, {"role": "assistant", "content": text}])
+        return self.sent[-1]
 
     async def recorded(self, lines: int) -> None:
         """Wait until so many lines have been written."""
@@ -89,20 +89,20 @@ async def recorded_chats(path: Path) -> list[list[dict[str, Any]]]:
                         question = f"The atlases are many, visitor {number}. Are they on shelf seven? " * 6
                         messages = [*messages, {"role": "user", "content": f"{question} Part {turn}."}]
                         messages = await library.ask(messages, stream=turn == 1)
-                        await library.recorded(len(library.said))
+                        await library.recorded(len(library.sent))
             nursery.cancel_scope.cancel()
-    return library.said
+    return library.sent
 
 
 async def test_what_a_node_recorded_is_a_trace(tmp_path: Path) -> None:
     """Depths, message ends and lengths are those of the same chats as text; sharing is the same; no text is there."""
     path = tmp_path / "node.jsonl"
-    said = await recorded_chats(path)
+    sent = await recorded_chats(path)
     data = path.read_bytes()
     for secret in SECRETS:
         assert secret.encode() not in data
     trace = await trio.to_thread.run_sync(open_trace, path)
-    log = [{"messages": messages[:-1], "answer": messages[-1], "model": MODEL} for messages in said]
+    log = [{"messages": messages[:-1], "answer": messages[-1], "model": MODEL} for messages in sent]
     chats = await trio.to_thread.run_sync(open_trace, written(tmp_path / "chats.jsonl", log))
     assert trace.timed
     assert len(trace.requests) == len(chats.requests) == 6

@@ -59,7 +59,7 @@ def test_without_stamps_the_order_is_that_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "states"),
     [
         (record([]), "found no token of a prompt"),
         ({"prompt_token_ids": "1 2 3"}, "found prompt_token_ids '1 2 3'"),
@@ -74,11 +74,11 @@ def test_without_stamps_the_order_is_that_of_the_file(tmp_path: Path) -> None:
         (record([1], model=3.5), "found model 3.5"),
     ],
 )
-def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: Any, says: str) -> None:
+def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: Any, states: str) -> None:
     with pytest.raises(TraceError) as caught:
         requests_of(tmp_path, record([1]), line)
     assert "trace.jsonl:2: " in str(caught.value)
-    assert says in str(caught.value)
+    assert states in str(caught.value)
 
 
 def test_time_stamps_are_on_all_lines_or_on_none(tmp_path: Path) -> None:

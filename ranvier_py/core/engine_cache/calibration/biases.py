@@ -95,30 +95,30 @@ class Evidence:
         "_fresh",
         "_fresh_cold",
         "_fresh_found",
+        "_reported",
+        "_reported_by_events",
         "_silent",
         "_step",
         "_steps",
-        "_told",
-        "_told_by_events",
         "_weight",
     )
 
     def __init__(self) -> None:
         self._differences: dict[int, float] = {}
         self._weight = 1.0  # of the next difference
-        self._told = Hiding()
+        self._reported = Hiding()
         self._silent = Hiding()
         self._fresh = Hiding()
         self._fresh_cold = Hiding()
         self._fresh_found = Hiding()
-        self._told_by_events = Hiding()
+        self._reported_by_events = Hiding()
         self._far = Hiding()
         self._steps: deque[tuple[int, int]] = deque(maxlen=STEPS_SEEN)
         self._step: int | None = 0  # None: to be found again
 
     def counted(self, cached_tokens: int | None) -> None:
         """An answer said how much was cached, or did not."""
-        self._told.add(1.0)
+        self._reported.add(1.0)
         self._silent.add(cached_tokens is None)
 
     def found(self, cached_tokens: int, predicted_tokens: int) -> None:
@@ -142,16 +142,16 @@ class Evidence:
         self._fresh_cold.add(cached_tokens == 0)
         self._fresh_found.add(2 * cached_tokens >= usable_tokens)
 
-    def told_by_events(self, cached_tokens: int, held_tokens: int) -> None:
+    def reported_by_events(self, cached_tokens: int, held_tokens: int) -> None:
         """So much of a prompt was cached where its events said that it holds that much."""
-        self._told_by_events.add(1.0)
+        self._reported_by_events.add(1.0)
         low, high = sorted((cached_tokens, held_tokens))
         self._far.add(low <= FAR * high)
 
     @property
     def far_share(self) -> float:
         """Of its answers, those far from what its events say; 0 while there are few."""
-        return part(self._far.value, self._told_by_events.value)
+        return part(self._far.value, self._reported_by_events.value)
 
     @property
     def step_tokens(self) -> int:
@@ -172,7 +172,7 @@ class Evidence:
     def strengths(self, block_tokens: int) -> dict[Bias, float]:
         """How strong each bias is, 1 being what names it. 0 where too little is known."""
         found = dict.fromkeys(Bias, 0.0)
-        found[Bias.NO_COUNTS] = part(self._silent.value, self._told.value) / NO_COUNTS_SHARE
+        found[Bias.NO_COUNTS] = part(self._silent.value, self._reported.value) / NO_COUNTS_SHARE
         found[Bias.TEMPLATE] = self._template()
         found[Bias.EVENTS] = self.far_share / EVENTS_SHARE
         cold, warm = part(self._fresh_cold.value, self._fresh.value), part(self._fresh_found.value, self._fresh.value)

@@ -100,7 +100,7 @@ class Calibration:
         self._second = -1
         self._sampled = 0  # in this second
         self._changes: list[BiasChange] = []
-        routes.remote_use = self._heard
+        routes.remote_use = self._received
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 
@@ -150,8 +150,8 @@ class Calibration:
             return
         known = self._known(attempt)
         cached = answer.cached_tokens
-        known.tells_cached |= cached is not None
-        if cached is None and known.tells_cached:
+        known.reports_cached |= cached is not None
+        if cached is None and known.reports_cached:
             cached = 0
         known.evidence.counted(cached)
         own = attempt.prompt.end
@@ -168,7 +168,7 @@ class Calibration:
         else:
             held = known.usable(attempt.decision.matched_tokens, answer.prompt_tokens)
             if max(held, cached) >= EVENTS_TOKENS_MIN:
-                known.evidence.told_by_events(cached, held)
+                known.evidence.reported_by_events(cached, held)
         gone = self._gone(known, attempt, end, answer.prompt_tokens, cached)
         if gone is not None and (estimated or is_untold(gone)):
             known.refuted += 1
@@ -184,7 +184,7 @@ class Calibration:
         if known is None or known.url != url:
             known = self._backends[backend] = self._begin(url, generation)
         known.reported = reported
-        known.estimate.told = reported.capacity_tokens
+        known.estimate.reported = reported.capacity_tokens
         self._know_largest()
 
     def tick(self, now: float) -> list[BiasChange]:
@@ -229,14 +229,16 @@ class Calibration:
         return BackendPredictions(url, generation, CapacityEstimate(self._fleet), self._block_tokens)
 
     def _know_largest(self) -> None:
-        told = [known.estimate.told for known in self._backends.values() if known.estimate.told is not None]
-        self._fleet.told = max(told, default=None)
+        reported = [known.estimate.reported for known in self._backends.values() if known.estimate.reported is not None]
+        self._fleet.reported = max(reported, default=None)
 
     def _sample(self, attempt: Attempt) -> AttemptSample | None:
         sample = self._samples.get(id(attempt))
         return sample if sample is not None and sample.sent_at == attempt.sent_at else None
 
-    def _heard(self, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int) -> None:
+    def _received(
+        self, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int
+    ) -> None:
         """Peers' requests used these prompts; their claims are about to be raised."""
         known = self._backends.get(backend)
         if known is None or known.generation != generation or not self._estimated(backend):
@@ -328,8 +330,8 @@ class Calibration:
 
     def _judge(self, backend: BackendId, known: BackendPredictions) -> None:
         strengths = known.evidence.strengths(self._block_tokens)
-        learned, told = known.estimate.learned, known.reported.capacity_tokens
-        small = learned < (inf if told is None else SMALL_SHARE * told)
+        learned, reported = known.estimate.learned, known.reported.capacity_tokens
+        small = learned < (inf if reported is None else SMALL_SHARE * reported)
         strengths[Bias.SMALL_CACHE] = float(small and self._estimated(backend))
         for bias, strength in strengths.items():
             before = bias in known.biases

@@ -129,9 +129,9 @@ class StackClock:
 
 
 class CapacityEstimate:
-    """Outcomes by distance. `told`: what the engine says it can hold, in tokens; None while it says nothing.
+    """Outcomes by distance. `reported`: what the engine says it can hold, in tokens; None while it says nothing.
 
-    With no `fleet` it is that of all engines together, and `told` is of the largest.
+    With no `fleet` it is that of all engines together, and `reported` is of the largest.
     """
 
     __slots__ = (
@@ -144,7 +144,7 @@ class CapacityEstimate:
         "_warm",
         "cold_outcomes",
         "outcomes",
-        "told",
+        "reported",
     )
 
     def __init__(self, fleet: CapacityEstimate | None = None) -> None:
@@ -157,7 +157,7 @@ class CapacityEstimate:
         self._refit_at = 0  # outcomes of the fleet that make our part of them old
         self.outcomes = 0
         self.cold_outcomes = 0.0
-        self.told: int | None = None
+        self.reported: int | None = None
 
     def observe(self, distance: float, warm: float, cold: float) -> None:
         """A part of a prompt at this distance was found or not: shares of the prompt, 0 to 1."""
@@ -190,10 +190,15 @@ class CapacityEstimate:
     @property
     def limit(self) -> float:
         """The distance beyond which claims are not to be believed."""
-        told, fleet = self.told, self._fleet
-        if told is None and fleet is not None and fleet.told is not None and not self._is_warm_beyond(fleet.told):
-            told = fleet.told
-        return min(self.learned, inf if told is None else told)
+        reported, fleet = self.reported, self._fleet
+        if (
+            reported is None
+            and fleet is not None
+            and fleet.reported is not None
+            and not self._is_warm_beyond(fleet.reported)
+        ):
+            reported = fleet.reported
+        return min(self.learned, inf if reported is None else reported)
 
     def _is_warm_beyond(self, distance: float) -> bool:
         """Whether answers say that it holds more than that."""

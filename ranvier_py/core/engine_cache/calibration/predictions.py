@@ -88,12 +88,12 @@ class BackendPredictions:
     reported: ReportedCache = field(default_factory=ReportedCache)
     clock: StackClock = field(default_factory=StackClock)
     evidence: Evidence = field(default_factory=Evidence)
-    tells_cached: bool = False
+    reports_cached: bool = False
 
     def begin(self, generation: int) -> None:
         """It is another process: what it held and how it counts is to be seen anew. How large it is stays learned."""
         self.generation = generation
-        self.clock, self.evidence, self.tells_cached = StackClock(), Evidence(), False
+        self.clock, self.evidence, self.reports_cached = StackClock(), Evidence(), False
 
     @property
     def block_tokens(self) -> int:

@@ -57,7 +57,7 @@ ANSWER_LIFE_S = 1.0
 """A second of requests to a backend that has just evicted, against none of what others know of any prefix that comes
 less than ten times a second."""
 
-LETTER_OF = {Storage.HOT: "h", Storage.WARM: "w"}
+CODE_OF = {Storage.HOT: "h", Storage.WARM: "w"}
 STORAGE_OF = {b"h": Storage.HOT, b"w": Storage.WARM}
 ENTRY = re.compile(rb"(\d{1,10}) ([hw])\Z")
 TOKEN = re.compile(rb"[0-9a-f]{16}\Z")
@@ -286,7 +286,7 @@ class SharedIndex:
                 commands.append(("HDEL", name, self._names[backend]))
             else:
                 self.counters.written += 1
-                commands.append(("HSET", name, self._names[backend], f"{entry.tokens} {LETTER_OF[entry.storage]}"))
+                commands.append(("HSET", name, self._names[backend], f"{entry.tokens} {CODE_OF[entry.storage]}"))
                 commands.append(("PEXPIRE", name, ttl_ms))
         return commands
 

@@ -135,13 +135,13 @@ def _home(where: Endpoint | None, host: str, addresses: Collection[str]) -> Endp
 
 def read_event_sources(body: bytes) -> Found:
     """vLLM's GET /kv_event_sources."""
-    told = _json(body)
-    if isinstance(told, dict) and isinstance(told.get("sources"), list):
-        told = told["sources"]
-    if isinstance(told, dict):
-        entries = [({"data_parallel_rank": _rank(key), **value}) for key, value in told.items() if _is_map(value)]
-    elif isinstance(told, list):
-        entries = [{"data_parallel_rank": place, **value} for place, value in enumerate(told) if _is_map(value)]
+    reported = _json(body)
+    if isinstance(reported, dict) and isinstance(reported.get("sources"), list):
+        reported = reported["sources"]
+    if isinstance(reported, dict):
+        entries = [({"data_parallel_rank": _rank(key), **value}) for key, value in reported.items() if _is_map(value)]
+    elif isinstance(reported, list):
+        entries = [{"data_parallel_rank": place, **value} for place, value in enumerate(reported) if _is_map(value)]
     else:
         return NOTHING
     return _checked([_of_vllm(entry) for entry in entries[: RANKS_MAX + 1] if _publishes(entry)])
@@ -149,18 +149,18 @@ def read_event_sources(body: bytes) -> Found:
 
 def read_server_info(body: bytes) -> Found:
     """SGLang's GET /server_info, or /get_server_info of its older releases."""
-    told = _json(body)
-    if not isinstance(told, dict):
+    reported = _json(body)
+    if not isinstance(reported, dict):
         return NOTHING
-    option = _json(told.get("kv_events_config"))
+    option = _json(reported.get("kv_events_config"))
     option = option if isinstance(option, dict) else {}
-    block = told.get("kv_events")
+    block = reported.get("kv_events")
     if isinstance(block, dict):
         first = _endpoint(block.get("endpoint_host"), block.get("endpoint_port_base"))
-    elif "kv_events" in told or option.get("publisher") != "zmq":
+    elif "kv_events" in reported or option.get("publisher") != "zmq":
         return NOTHING
     else:  # before the block came
-        block = {"topic": option.get("topic", ""), "dp_size": told.get("dp_size")}
+        block = {"topic": option.get("topic", ""), "dp_size": reported.get("dp_size")}
         first = parse_endpoint(option.get("endpoint", "tcp://*:5557"))
     return _checked(list(_of_sglang(block, first, parse_endpoint(option.get("replay_endpoint")))))
 
@@ -195,14 +195,14 @@ def _of_sglang(block: Mapping[str, Any], first: Endpoint | None, replay: Endpoin
         )
 
 
-def _checked(told: Sequence[Publisher | str]) -> Found:
+def _checked(reported: Sequence[Publisher | str]) -> Found:
     """Each rank once, by rank. Ranks that are told with one port are at port + rank, as vLLM places them."""
-    refused = [item for item in told if isinstance(item, str)]
+    refused = [item for item in reported if isinstance(item, str)]
     by_rank: dict[int, Publisher] = {}
-    for item in told[:RANKS_MAX]:
+    for item in reported[:RANKS_MAX]:
         if isinstance(item, Publisher):
             by_rank.setdefault(item.rank, item)
-    if len(told) > RANKS_MAX:
+    if len(reported) > RANKS_MAX:
         refused.append(f"more than {RANKS_MAX} ranks")
     publishers = [by_rank[rank] for rank in sorted(by_rank)]
     if len(publishers) > 1 and len({each.events for each in publishers}) == 1:

@@ -16,7 +16,7 @@ from math import inf
 from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
 from ranvier_py.core.gossip.replication.update_log import UpdateLogs
 
-ON_ITS_WAY_S = 0.25
+IN_TRANSIT_S = 0.25
 """Under load something that was pushed so lately is always on its way between two nodes, and their digests differ: it
 must not be sent twice. If it was lost, the next digest finds it."""
 
@@ -58,7 +58,7 @@ class EagerPush:
         self._ticked_at = now
         own, sent, self._sent = self._logs.session, self._sent, self._logs.own
         received, self._received = self._received, {}
-        if now - self._marked_at >= ON_ITS_WAY_S:
+        if now - self._marked_at >= IN_TRANSIT_S:
             self._settled, self._marked, self._marked_at = self._marked, sent, now
         if not self._outbox.targets:
             return
@@ -67,10 +67,10 @@ class EagerPush:
         for origin, (after, sender) in received.items():
             self._outbox.counters.relayed += self._push(origin, after, sender, now)
 
-    def is_on_its_way(self, session: int, have: int, now: float) -> bool:
+    def is_in_transit(self, session: int, have: int, now: float) -> bool:
         """Whether a peer that has our own route updates up to this number lacks only what was pushed to it a moment
         ago."""
-        lately = now - self._ticked_at < ON_ITS_WAY_S
+        lately = now - self._ticked_at < IN_TRANSIT_S
         return lately and self._settled <= have < self._sent and session not in self.lazy
 
     def _push(self, origin: int, after: int, sender: int, now: float) -> int:

@@ -119,7 +119,7 @@ class Repair:
             have = theirs.get(origin, 0)
             if have < number and origin != peer.session and not logs.is_spent(origin):
                 lacking[origin] = have
-        if self._eager.is_on_its_way(peer.session, lacking.get(logs.session, logs.own), now):
+        if self._eager.is_in_transit(peer.session, lacking.get(logs.session, logs.own), now):
             del lacking[logs.session]
         if self._is_too_much(lacking):
             for origin in lacking:

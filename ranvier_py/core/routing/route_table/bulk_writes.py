@@ -93,12 +93,12 @@ class Merge:
         token, text, backend = columns.token[at], columns.text[at], columns.backend[at]
         by_text = np.array(list(map(get, text.tolist(), zero)), np.int64)
         row = np.where(token != 0, np.array(list(map(get, token.tolist(), zero)), np.int64), by_text)
-        said = (row > 0) & ((text == 0) | (by_text == row))
-        said &= np.frombuffer(rows.backend, np.int16)[row] == backend
-        said &= np.frombuffer(rows.generation, np.int32)[row] == self._generations[backend]
-        said &= np.frombuffer(rows.evidence, np.int32)[row] >= columns.evidence[at]
-        said &= (np.frombuffer(rows.parent, np.int32)[row] != 0) | (columns.parent[at] == 0)
-        unsaid: list[int] = at[~said].tolist()
+        sent = (row > 0) & ((text == 0) | (by_text == row))
+        sent &= np.frombuffer(rows.backend, np.int16)[row] == backend
+        sent &= np.frombuffer(rows.generation, np.int32)[row] == self._generations[backend]
+        sent &= np.frombuffer(rows.evidence, np.int32)[row] >= columns.evidence[at]
+        sent &= (np.frombuffer(rows.parent, np.int32)[row] != 0) | (columns.parent[at] == 0)
+        unsaid: list[int] = at[~sent].tolist()
         return unsaid
 
     def _append(self, columns: RouteColumns) -> None:

@@ -126,9 +126,9 @@ async def record(name: str, messages: list[bytes], load: bytes = b"", **endpoint
     with KvPublisher(at) as source, zmq.Context() as context, trio.fail_after(20):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(source.run)
-            with context.socket(zmq.SUB) as hears, context.socket(zmq.DEALER) as asks:
-                hears.setsockopt(zmq.SUBSCRIBE, b"")
-                hears.connect(source.events)
+            with context.socket(zmq.SUB) as receives, context.socket(zmq.DEALER) as asks:
+                receives.setsockopt(zmq.SUBSCRIBE, b"")
+                receives.connect(source.events)
                 asks.connect(source.replay)
                 await trio.sleep(0.3)
                 for message in messages:
@@ -136,13 +136,13 @@ async def record(name: str, messages: list[bytes], load: bytes = b"", **endpoint
                 if load:
                     source.send(b"load", bytes(8), load)
                 asks.send_multipart([b"", REPLAY_FROM.to_bytes(8, "big")])
-                lines += await told(hears, "events")
-                lines += await told(asks, "replay")
+                lines += await reported(receives, "events")
+                lines += await reported(asks, "replay")
             nursery.cancel_scope.cancel()
     (HERE / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-async def told(socket: zmq.Socket[bytes], name: str) -> list[dict[str, Any]]:
+async def reported(socket: zmq.Socket[bytes], name: str) -> list[dict[str, Any]]:
     """All that comes until nothing more does."""
     lines: list[dict[str, Any]] = []
     await trio.sleep(0.5)

@@ -31,10 +31,10 @@ class Net:
         for _ in range(5):
             for peer, node in self.nodes.items():
                 node.tick(now)
-                letters, self.outbox[peer][:] = list(self.outbox[peer]), []
-                for letter in letters:
-                    to = next(other for other in self.nodes if other.session == letter.session)
-                    self.nodes[to].receive(peer, letter.message, now)
+                outgoing_messages, self.outbox[peer][:] = list(self.outbox[peer]), []
+                for outgoing in outgoing_messages:
+                    to = next(other for other in self.nodes if other.session == outgoing.session)
+                    self.nodes[to].receive(peer, outgoing.message, now)
 
 
 def fact(
@@ -43,7 +43,7 @@ def fact(
     return Fact(ENGINE, generation, started_at, verdict, draining, drain_clock)
 
 
-def hear(node: BackendFacts, peer: Peer, *facts: Fact, now: float = 1.0) -> None:
+def receive(node: BackendFacts, peer: Peer, *facts: Fact, now: float = 1.0) -> None:
     node.receive(peer, Facts(peer.session, 1, facts), now)
 
 
@@ -92,11 +92,11 @@ def test_load_travels_by_datagram_while_it_fits_one() -> None:
     net[A].tick(1.0)
     net[A].carry(dict.fromkeys(range(1000), Load(1)))
     net[A].tick(2.0)
-    planes = [letter.plane for letter in net.outbox[A] if isinstance(letter.message, Loads)]
+    planes = [outgoing.plane for outgoing in net.outbox[A] if isinstance(outgoing.message, Loads)]
     assert planes == [Plane.DATAGRAM, Plane.BULK]
 
 
-def test_a_newcomer_hears_of_load_within_a_tick() -> None:
+def test_a_newcomer_receives_of_load_within_a_tick() -> None:
     """Else it would think engines idle until the next repetition, and fill them."""
     net, settings = Net(A, B, C), FactSettings()
     net[A].peers([B])
@@ -143,7 +143,7 @@ def test_a_newcomer_takes_over_the_count_without_voiding_its_claims() -> None:
     """Both know the same process: only the number differs."""
     node = Net(A, B)[A]
     node.observe(ENGINE, Verdict.HEALTHY, 100.0)
-    hear(node, B, fact(5, 100.0, draining=False))
+    receive(node, B, fact(5, 100.0, draining=False))
     assert node.generation(ENGINE) == 5
     assert not [change for change in node.changes if isinstance(change, NewGeneration)]
 
@@ -158,7 +158,7 @@ def test_of_two_processes_with_one_number_the_later_one_counts_everywhere() -> N
     assert not [change for change in net[B].changes if isinstance(change, NewGeneration)]
 
 
-def test_a_route_update_of_an_unheard_boot_is_believed_and_an_old_one_is_not() -> None:
+def test_a_route_update_of_an_unheard_generation_is_believed_and_an_old_one_is_not() -> None:
     node = Net(A, B)[A]
     node.observe(ENGINE, Verdict.HEALTHY, 0.0)
     assert node.generation_of(ENGINE, 1) == 1
@@ -167,45 +167,45 @@ def test_a_route_update_of_an_unheard_boot_is_believed_and_an_old_one_is_not() -
     assert node.generation_of(ENGINE, 250) < node.generation(ENGINE)
 
 
-def test_the_latest_order_to_drain_holds_in_whatever_order_it_is_heard() -> None:
+def test_the_latest_order_to_drain_holds_in_whatever_order_it_is_received() -> None:
     net = Net(A, B)
     net[A].drain(ENGINE, draining=True)
     net.run(1.0)
     assert DrainChange(ENGINE, draining=True) in net[B].changes
     net[B].drain(ENGINE, draining=False)
     net.run(2.0)
-    hear(net[A], B, fact(drain_clock=1, draining=True), now=3.0)
+    receive(net[A], B, fact(drain_clock=1, draining=True), now=3.0)
     assert net[A].changes[-1] == DrainChange(ENGINE, draining=False)
 
 
 def test_what_is_ill_is_a_doubt_that_passes() -> None:
     node = Net(A, B, C)[A]
     node.observe(ENGINE, Verdict.HEALTHY, 0.0)
-    hear(node, B, fact(verdict=2, draining=False), now=1.0)
+    receive(node, B, fact(verdict=2, draining=False), now=1.0)
     assert node.changes[-1] == Doubt(ENGINE, 1)
-    hear(node, C, fact(verdict=3, draining=False), now=2.0)
+    receive(node, C, fact(verdict=3, draining=False), now=2.0)
     assert node.changes[-1] == Doubt(ENGINE, 2)
     assert node.doubts(ENGINE, 4.5) == 1
     assert node.doubts(ENGINE, 5.5) == 0
 
 
-def test_an_observer_that_says_well_again_withdraws_its_doubt_and_heals_nothing() -> None:
+def test_an_observer_that_states_well_again_withdraws_its_doubt_and_heals_nothing() -> None:
     node = Net(A, B)[A]
     node.observe(ENGINE, Verdict.UNHEALTHY, 0.0)
-    hear(node, B, fact(verdict=2, draining=False), now=1.0)
+    receive(node, B, fact(verdict=2, draining=False), now=1.0)
     node.changes.clear()
-    hear(node, B, fact(verdict=1, draining=False), now=1.5)
+    receive(node, B, fact(verdict=1, draining=False), now=1.5)
     assert node.doubts(ENGINE, 1.5) == 0
     assert not node.changes
 
 
-def test_a_fact_told_in_the_name_of_another_is_ignored() -> None:
+def test_a_fact_reported_in_the_name_of_another_is_ignored() -> None:
     node = Net(A, B)[A]
     node.receive(B, Facts(C.session, 1, (fact(9, draining=False),)), 1.0)
     assert node.generation(ENGINE) == 1
 
 
-def test_facts_reach_a_node_that_hears_them_only_from_others() -> None:
+def test_facts_reach_a_node_that_receives_them_only_from_others() -> None:
     """What is learned from a peer is told on, so that a cut between two nodes hides nothing."""
     net = Net(A, B, C)
     net[A].peers([B])
@@ -218,11 +218,11 @@ def test_facts_reach_a_node_that_hears_them_only_from_others() -> None:
 def test_facts_of_more_backends_than_there_can_be_are_dropped_and_counted() -> None:
     node = Net(A, B)[A]
     many = tuple(Fact(key, 1, 0.0, 1, False, 0) for key in range(5000))
-    hear(node, B, *many)
+    receive(node, B, *many)
     assert node.counters.dropped == 5000 - 4096
 
 
-def test_a_peer_that_tells_no_waits_is_heard_all_the_same() -> None:
+def test_a_peer_that_reports_no_waits_is_received_all_the_same() -> None:
     node = Net(A, B)[A]
     node.receive(B, Loads(1, ((ENGINE, 7), (OTHER, 1)), ((9, 500),)), 1.0)
     assert node.peer_load(ENGINE) == Load(7)

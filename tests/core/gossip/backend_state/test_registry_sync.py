@@ -9,23 +9,23 @@ from ranvier_py.core.routing.route_table import Trust
 from tests.core.gossip.replication.route_net import CHAT, ENGINE, NEXT_TURN, OTHER, RouteNode
 
 
-def test_served_by_a_process_that_is_gone_it_is_not_told() -> None:
+def test_served_by_a_process_that_is_gone_it_is_not_reported() -> None:
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     first.serve(CHAT)
     first.restart(11.0)
-    first.tell(second, now=11.0)
+    first.send(second, now=11.0)
     assert second.holders(CHAT, 11.0) == []
     assert first.sync.counters.outdated == len(CHAT)
 
 
-def test_a_route_update_of_a_later_boot_voids_what_the_earlier_process_held() -> None:
+def test_a_route_update_of_a_later_generation_voids_what_the_earlier_process_held() -> None:
     """It may come before the fact of the restart does."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     first.meet(second)
     second.serve(CHAT)
     first.restart(11.0)
     first.serve([(48, 300, 400)], 12.0)
-    first.tell(second, now=12.0)
+    first.send(second, now=12.0)
     assert second.holders(CHAT, 12.0) == []
     assert second.holders([(48, 300, 400)], 12.0) == [(ENGINE, 48, Trust.REMOTE)]
     assert [change.what for change in second.backends.transitions] == ["generation"]
@@ -50,35 +50,35 @@ def test_a_backend_added_later_starts_with_the_load_peers_already_reported() -> 
     assert first.engine().load == 9
 
 
-def test_our_own_requests_in_flight_are_told() -> None:
+def test_our_own_requests_in_flight_are_reported() -> None:
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     first.facts.peers([second.peer])
     first.registry.dispatched(first.engine().id, 1.0)
     first.backends.look(1.0)
     first.facts.tick(1.0)
-    (loads,) = [letter.message for letter in first.outbox if isinstance(letter.message, Loads)]
+    (loads,) = [outgoing.message for outgoing in first.outbox if isinstance(outgoing.message, Loads)]
     assert loads.loads == ((first.key(), 1),)
 
 
 def test_a_drain_ordered_on_one_node_holds_on_another_until_it_is_taken_back() -> None:
     first, second = RouteNode(1, [ENGINE, OTHER]), RouteNode(2, [ENGINE, OTHER])
-    second.hear(first, 1.0, draining=True, drain_clock=1)
+    second.receive(first, 1.0, draining=True, drain_clock=1)
     assert second.engine().draining
     assert second.registry.pool("", 1.0).ids == (second.engine(OTHER).id,)
     second.registry.drain(ENGINE, draining=False)
     second.backends.look(2.0)
-    second.hear(first, 3.0, draining=True, drain_clock=1)
+    second.receive(first, 3.0, draining=True, drain_clock=1)
     assert not second.engine().draining
 
 
-def test_what_peers_say_of_a_backend_that_was_removed_a_moment_ago_changes_nothing() -> None:
+def test_what_peers_state_of_a_backend_that_was_removed_a_moment_ago_changes_nothing() -> None:
     """The operator took it away between two looks: news of it must neither raise nor bring it back."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     key = first.key()
     first.registry.remove(ENGINE)
-    said_of_it = Fact(key, 1, 0.0, 1, True, 1), Fact(key, 9, 0.0, 1, False, 2), Fact(key, 9, 0.0, 3, False, 2)
-    for now, said in enumerate(said_of_it):
-        first.facts.receive(second.peer, Facts(second.session, 1, (said,)), float(now))
+    reports_of_it = Fact(key, 1, 0.0, 1, True, 1), Fact(key, 9, 0.0, 1, False, 2), Fact(key, 9, 0.0, 3, False, 2)
+    for now, sent in enumerate(reports_of_it):
+        first.facts.receive(second.peer, Facts(second.session, 1, (sent,)), float(now))
         first.backends.follow(float(now))
     assert first.registry.find(ENGINE) is None
     assert not first.backends.doubted
@@ -87,40 +87,40 @@ def test_what_peers_say_of_a_backend_that_was_removed_a_moment_ago_changes_nothi
 def test_a_doubt_is_probed_at_once_and_two_are_believed() -> None:
     first, second, third = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE]), RouteNode(3, [ENGINE])
     first.registry.probed(first.engine().id, ProbeResult(ok=True), 0.5)
-    first.hear(second, 1.0, verdict=2)
+    first.receive(second, 1.0, verdict=2)
     assert list(first.backends.doubted) == [first.engine().id]
     assert first.engine().health is Health.HEALTHY
-    first.hear(third, 2.0, verdict=2)
+    first.receive(third, 2.0, verdict=2)
     assert first.engine().health is Health.UNHEALTHY
 
 
-def test_an_illness_that_is_believed_on_others_word_is_not_told_on() -> None:
+def test_an_illness_that_is_believed_on_others_word_is_not_reported_on() -> None:
     """Each would hold the backend for ill because the others do, and go on after all its own probes were good."""
     first, second, third = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE]), RouteNode(3, [ENGINE])
     for node in (first, second, third):
         node.registry.probed(node.engine().id, ProbeResult(ok=True), 0.0)
     for peer in (second, third):
-        first.hear(peer, 1.0, verdict=2)
+        first.receive(peer, 1.0, verdict=2)
     assert first.engine().health is Health.UNHEALTHY
-    assert told_verdict(first) is Verdict.UNKNOWN
+    assert reported_verdict(first) is Verdict.UNKNOWN
     first.registry.probed(first.engine().id, ProbeResult(ok=True), 2.0)
     assert first.engine().health is Health.UNHEALTHY
-    assert told_verdict(first) is Verdict.UNKNOWN
+    assert reported_verdict(first) is Verdict.UNKNOWN
     first.registry.probed(first.engine().id, ProbeResult(ok=False), 3.0)
-    assert told_verdict(first) is Verdict.UNHEALTHY, "we saw it ourselves"
+    assert reported_verdict(first) is Verdict.UNHEALTHY, "we saw it ourselves"
 
 
-def told_verdict(node: RouteNode) -> Verdict:
+def reported_verdict(node: RouteNode) -> Verdict:
     node.backends.look(5.0)
     return next(Verdict(fact.verdict) for fact in node.facts.known())
 
 
-def test_one_restart_that_a_peer_told_of_first_is_one_restart() -> None:
+def test_one_restart_that_a_peer_reported_of_first_is_one_restart() -> None:
     """Counted twice, it would void what was learned of the new process in between."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     first.probe(0.5, 100.0)
     first.backends.look(0.5)
-    first.hear(second, 1.0, generation=2, started_at=500.0)
+    first.receive(second, 1.0, generation=2, started_at=500.0)
     generation = first.engine().generation
     first.serve(CHAT, 2.0)
     first.probe(3.0, 500.2)
@@ -133,7 +133,7 @@ def test_one_restart_without_start_times_is_one_restart_too() -> None:
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     for now in (0.1, 0.2):
         first.registry.probed(first.engine().id, ProbeResult(ok=True), now)
-    first.hear(second, 1.0, generation=2)
+    first.receive(second, 1.0, generation=2)
     generation = first.engine().generation
     first.registry.probed(first.engine().id, ProbeResult(ok=False, refused=True), 1.5)
     first.registry.probed(first.engine().id, ProbeResult(ok=True), 2.0)
@@ -146,7 +146,7 @@ def test_a_restart_that_we_saw_first_is_not_repeated_on_a_peers_word() -> None:
         first.registry.probed(first.engine().id, ProbeResult(ok=True, started_at=started_at), 1.0)
         first.backends.look(1.0)
     generation = first.engine().generation
-    first.hear(second, 2.0, generation=7, started_at=500.0)
+    first.receive(second, 2.0, generation=7, started_at=500.0)
     assert first.engine().generation == generation
 
 
@@ -154,9 +154,9 @@ def test_claims_of_a_process_that_we_never_met_are_not_given_to_the_next_one() -
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     second.probe(0.5, 100.0)
     second.backends.look(0.5)
-    first.hear(second, 1.0, started_at=100.0)
+    first.receive(second, 1.0, started_at=100.0)
     second.serve(CHAT, 1.0)
-    second.tell(first, now=1.0)
+    second.send(first, now=1.0)
     assert first.holders(CHAT, 1.0)
     first.probe(2.0, 900.0)
     first.backends.look(2.0)
@@ -172,7 +172,7 @@ def test_claims_of_a_process_that_nobody_knows_are_void_when_a_peer_knows_the_ne
     second.registry.probed(second.engine().id, ProbeResult(ok=False, refused=True), 1.0)
     for node in (first, third):
         node.meet(second, 1.5)
-    second.tell(third, now=1.5)
+    second.send(third, now=1.5)
     assert third.holders(CHAT, 1.5)
     first.probe(2.0, 900.0)
     first.backends.look(2.0)
@@ -190,13 +190,13 @@ def test_peers_claims_are_void_when_the_engine_was_refused_to_us_until_we_knew_i
     first.registry.probed(first.engine().id, ProbeResult(ok=False, refused=True), 0.2)
     second.serve(CHAT, 0.5)
     first.meet(second, 1.0)
-    second.tell(first, now=1.0)
+    second.send(first, now=1.0)
     assert first.holders(CHAT, 1.0)
     first.probe(2.0, 900.0)
     assert not first.holders(CHAT, 2.0)
 
 
-def test_a_restart_that_only_the_registry_has_seen_voids_what_peers_still_tell_of_the_old_process() -> None:
+def test_a_restart_that_only_the_registry_has_seen_voids_what_peers_still_report_of_the_old_process() -> None:
     """A probe finds it between two looks: until the next look old claims were taken for the new process's."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     for node in (first, second):
@@ -205,7 +205,7 @@ def test_a_restart_that_only_the_registry_has_seen_voids_what_peers_still_tell_o
     first.meet(second)
     second.serve(CHAT, 1.0)
     first.probe(2.0, 900.0)
-    second.tell(first, now=2.0)
+    second.send(first, now=2.0)
     assert not first.holders(CHAT, 2.0)
     first.backends.look(3.0)
     assert not first.holders(CHAT, 3.0)
@@ -220,7 +220,7 @@ def test_nothing_is_taken_from_peers_before_their_counts_are_known() -> None:
     second.serve(CHAT, 1.0)
     first.probe(1.0, 900.0)
     first.backends.look(1.0)
-    second.tell(first, now=2.0)
+    second.send(first, now=2.0)
     assert not first.holders(CHAT, 2.0)
     assert not first.backends.regained()
     first.meet(second, 3.0)
@@ -232,16 +232,16 @@ def test_nothing_is_taken_from_peers_before_their_counts_are_known() -> None:
 def test_a_process_that_peers_count_otherwise_starts_anew_though_we_know_it() -> None:
     """What peers told of the one before, by the number that we gave this one, would pass for its own."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
-    first.hear(second, 0.5, generation=1, started_at=100.0)
+    first.receive(second, 0.5, generation=1, started_at=100.0)
     second.serve(CHAT, 1.0)
-    second.tell(first, now=1.0)
+    second.send(first, now=1.0)
     assert first.holders(CHAT, 1.0)
     first.probe(2.0, 900.0)
-    first.hear(second, 2.1, generation=2, started_at=900.0)
+    first.receive(second, 2.1, generation=2, started_at=900.0)
     assert not first.holders(CHAT, 2.2)
 
 
-def test_what_an_earlier_process_held_is_told_again_when_the_next_one_holds_it() -> None:
+def test_what_an_earlier_process_held_is_reported_again_when_the_next_one_holds_it() -> None:
     """Rows above the known one are not new to us, but to a peer that never took the claim of the earlier process."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     first.meet(second)
@@ -249,12 +249,12 @@ def test_what_an_earlier_process_held_is_told_again_when_the_next_one_holds_it()
     first.updates(10.0)  # and second did not hear it
     first.restart(11.0)
     first.serve(NEXT_TURN, 12.0)
-    first.tell(second, now=12.0)
+    first.send(second, now=12.0)
     assert [(view.tokens, view.level) for view in second.table.subtree(0)] == [(16, 0), (32, 1), (64, 2), (96, 3)]
     assert second.holders(CHAT, 12.0) == [(ENGINE, 64, Trust.REMOTE)]
 
 
-def test_a_restart_seen_here_since_the_last_look_is_the_one_that_a_peer_tells_of() -> None:
+def test_a_restart_seen_here_since_the_last_look_is_the_one_that_a_peer_reports_of() -> None:
     """A probe here and events there see it within one interval, and neither has told the other yet."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     first.probe(0.5, 100.0)
@@ -262,5 +262,5 @@ def test_a_restart_seen_here_since_the_last_look_is_the_one_that_a_peer_tells_of
     before = first.engine().generation
     first.probe(2.0, 900.0)
     first.backends.count_restarts(2.1)
-    first.hear(second, 2.1, generation=2)
+    first.receive(second, 2.1, generation=2)
     assert first.engine().generation == before + 1

@@ -35,7 +35,7 @@ def test_an_order_given_on_one_node_is_followed_by_another() -> None:
 
 
 @pytest.mark.parametrize("change", [{"url": "http://evil:1"}, {"verb": "remove"}, {"weight": 9.0}, {"clock": 5}])
-def test_an_order_changed_on_its_way_is_refused(change: dict[str, object]) -> None:
+def test_an_order_changed_on_its_path_is_refused(change: dict[str, object]) -> None:
     taker, _ = node()
     taker.receive(Commands((command(1)._replace(**change),)))  # type: ignore[arg-type]
     assert not taker.new
@@ -76,10 +76,10 @@ def test_a_clock_near_its_end_can_not_be_forced_on_us() -> None:
     assert taker.refused == 1
 
 
-def test_a_newcomer_is_told_all_orders() -> None:
+def test_a_newcomer_is_reported_all_orders() -> None:
     giver, outbox = node()
     for port in range(300):
         giver.give("add", f"http://10.0.0.1:{port + 1}", 1.0, "")
     giver.peers([PEER])
-    told = [letter.message for letter in outbox if isinstance(letter.message, Commands)]
-    assert sum(len(message.commands) for message in told) == 300
+    reported = [outgoing.message for outgoing in outbox if isinstance(outgoing.message, Commands)]
+    assert sum(len(message.commands) for message in reported) == 300

@@ -82,7 +82,7 @@ def test_what_is_sent_before_the_proof_is_not_lost() -> None:
     assert (two.count("stranger"), one.count("resent")) == (1, 1)
 
 
-def test_a_session_that_was_forgotten_comes_back_by_what_it_says() -> None:
+def test_a_session_that_was_forgotten_comes_back_by_what_it_states() -> None:
     one, two, world = acquainted()
     two.sessions.forget(one.session)
     one.ping(two, seq=7)
@@ -349,7 +349,7 @@ def test_an_address_that_leads_back_to_us_is_left_alone_for_a_while() -> None:
     assert one.sessions.greet(SERVICE, world.now + OWN_S)
 
 
-def test_an_old_greeting_that_comes_back_says_nothing() -> None:
+def test_an_old_greeting_that_comes_back_states_nothing() -> None:
     one, _, world = pair()
     assert one.sessions.greet(SERVICE, world.now)
     (hello,) = one.drain(world.now)

@@ -154,7 +154,7 @@ def test_a_challenge_of_a_peer_is_answered_where_it_is_proved_to_be() -> None:
     ]
 
 
-def test_messages_kept_for_saying_again_are_bounded() -> None:
+def test_messages_kept_for_stating_again_are_bounded() -> None:
     one, two, world = acquainted()
     for port in range(1, RESEND_MAX + 50):
         one.sessions.sent(Outgoing(("10.3.0.1", port), two.session, Plane.DATAGRAM, Ping(port)), world.now)

@@ -273,7 +273,9 @@ class Cluster:
 
     def greet(self, host: Host, address: Address) -> None:
         """Hello, Echo, Echo: each may be lost."""
-        there, back = (self._delay(*way, Plane.DATAGRAM) for way in ((host.address, address), (address, host.address)))
+        there, back = (
+            self._delay(*path, Plane.DATAGRAM) for path in ((host.address, address), (address, host.address))
+        )
         self.sent["Hello"] = self.sent.get("Hello", 0) + 1
         if there is None or address == host.address:
             return

@@ -51,7 +51,7 @@ def strangers(count: int, first: int = 10_000) -> list[Record]:
     return [record_of(f"n{number}", number) for number in range(first, first + count)]
 
 
-def test_a_peer_that_tells_of_ever_new_members_is_received_up_to_its_bound_and_others_as_before() -> None:
+def test_a_peer_that_reports_of_ever_new_members_is_received_up_to_its_bound_and_others_as_before() -> None:
     """Or one of them fills everybody's table, and each entry is greeted, probed, suspected and spread."""
     node = Listener()
     node.reported(1, *strangers(20_000))
@@ -109,7 +109,7 @@ def test_whoever_accuses_this_node_without_end_is_answered_a_few_times_a_second(
     assert node.members.me.incarnation == refutations + 1, "an accusation by somebody else is"
 
 
-def test_the_operator_hears_of_a_flood_once() -> None:
+def test_the_operator_receives_of_a_flood_once() -> None:
     node = Listener()
     node.members.changes.clear()
     node.reported(1, *strangers(3000))

@@ -103,7 +103,7 @@ def test_a_name_taken_in_turn_gets_longer() -> None:
         assert me.record.name == name
 
 
-def test_a_long_name_stays_within_its_bytes_and_whole_letters() -> None:
+def test_a_long_name_stays_within_its_bytes_and_whole_messages() -> None:
     me = Identity(ME._replace(name="é" * 32))
     me.overtake(other(20))
     me.overtake(other(22))

@@ -129,7 +129,7 @@ def test_a_forgotten_member_is_not_spoken_of_any_more() -> None:
     assert (len(table.broadcasts), len(table.roster), len(table.dead)) == (0, 0, 0)
 
 
-def test_only_so_many_pings_for_others_are_under_way() -> None:
+def test_only_so_many_pings_for_others_are_under_path() -> None:
     table, counts = empty()
     outbox: list[Outgoing] = []
     relays = Relays(table, MembershipOutbox(outbox, table.broadcasts, 1000, datagrams=True))

@@ -79,7 +79,7 @@ def test_a_cluster_without_any_datagrams_works_on_streams() -> None:
 
 
 @pytest.mark.parametrize("deaf", [True, False])
-def test_a_one_way_link_kills_nobody_else(deaf: bool) -> None:
+def test_a_one_path_link_kills_nobody_else(deaf: bool) -> None:
     """One that can't be received is dead. One that can't hear takes the others for dead, which they must survive."""
     cluster = Cluster(4)
     hosts = cluster.grow(6)
@@ -323,7 +323,7 @@ def test_two_nodes_at_one_address_poison_nobody() -> None:
 # --- quiet ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_cluster_says_little() -> None:
+def test_an_idle_cluster_states_little() -> None:
     """Two pings and two answers a second for each node, and a list now and then."""
     cluster = Cluster(4)
     cluster.grow(10)

@@ -287,7 +287,7 @@ def test_only_what_came_after_the_suspicion_counts() -> None:
     assert node.holds(X) == (State.DEAD, 1, 0)
 
 
-def test_the_accused_hears_the_accusation_with_its_first_packet_but_not_with_each() -> None:
+def test_the_accused_receives_the_accusation_with_its_first_packet_but_not_with_each() -> None:
     """foca#25: «you are dead» for ever. Once in a probe interval is enough."""
     for state in (State.SUSPECT, State.DEAD):
         node = Node(X, A)
@@ -324,7 +324,7 @@ def test_a_tick_that_comes_late_speaks_against_this_node() -> None:
     assert (node.members.statistics().late_ticks, node.members.statistics().health) == (1, 1)
 
 
-def test_who_leaves_says_so_to_each_at_once() -> None:
+def test_who_leaves_states_so_to_each_at_once() -> None:
     """Rumours alone take some rounds, and a process that is made to end may not have them."""
     node = Node(A, B, C)
     node.members.leave(node.now)
@@ -551,7 +551,7 @@ def test_a_relay_pings_and_passes_the_answer_on_under_the_askers_number() -> Non
     assert not any(isinstance(out.message, Nack) for out in node.outbox)
 
 
-def test_a_relay_says_in_time_that_it_got_no_answer_and_passes_a_late_one_on() -> None:
+def test_a_relay_states_in_time_that_it_got_no_answer_and_passes_a_late_one_on() -> None:
     node = Node(A, X)
     asked(node, X)
     seq = next(out.message.seq for out in node.outbox if isinstance(out.message, Ping))

@@ -80,12 +80,12 @@ class Net:
                 node.look(self.now)
                 node.gossip.tick(self.now)
                 node.streams.follow(self.now, synced=True)
-                letters = list(node.outbox)
+                outgoing_messages = list(node.outbox)
                 node.outbox.clear()
-                for letter in letters:
-                    if letter.session in self.nodes:
-                        message = decode(*encode(letter.message))
-                        self.nodes[letter.session].gossip.receive(node.peer, message, self.now)
+                for outgoing in outgoing_messages:
+                    if outgoing.session in self.nodes:
+                        message = decode(*encode(outgoing.message))
+                        self.nodes[outgoing.session].gossip.receive(node.peer, message, self.now)
 
     def readers(self) -> list[int]:
         """How many nodes read each engine."""
@@ -112,7 +112,7 @@ def test_how_well_a_stream_is_known_is_known_to_nodes_that_do_not_read_it() -> N
     assert levels == {("exact", "exact"), ("degraded", "degraded")}
 
 
-def test_after_a_death_others_read_and_say_so() -> None:
+def test_after_a_death_others_read_and_state_so() -> None:
     net = Net(1, 2, 3)
     net.run(10.0)
     dead = next(session for session, node in net.nodes.items() if node.reads())

@@ -69,9 +69,9 @@ class StreamNet:
 
     def _carry(self) -> None:
         for node in list(self.nodes.values()):
-            letters = list(node.outbox)
+            outgoing_messages = list(node.outbox)
             node.outbox.clear()
-            for _, to, _, message in letters:
+            for _, to, _, message in outgoing_messages:
                 self.sent += 1
                 kind, body = encode(message)
                 self.wire.append(body)

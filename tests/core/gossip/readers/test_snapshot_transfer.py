@@ -51,7 +51,7 @@ def equal(one: Taken, held: Residency) -> bool:
     return other.copies(Tier.GPU) == held.copies(Tier.GPU) and other.tiers() == held.tiers()
 
 
-def test_a_copy_arrives_whole_and_says_where_it_stands() -> None:
+def test_a_copy_arrives_whole_and_states_where_it_stands() -> None:
     net, held = StreamNet(2), filled()
     net.nodes[2].holds(ENGINE, held, seq=41, digest=4242)
     ask(net, [2])
@@ -126,7 +126,7 @@ def test_an_engine_that_restarts_breaks_the_copy() -> None:
     assert taken(net) == [Taken(ENGINE, 5, None)]
 
 
-def test_what_the_engine_says_meanwhile_is_not_in_the_copy_and_not_lost() -> None:
+def test_what_the_engine_states_meanwhile_is_not_in_the_copy_and_not_lost() -> None:
     net, held = StreamNet(2), filled()
     before = held.copies(Tier.GPU)
     net.nodes[2].holds(ENGINE, held)
@@ -174,9 +174,9 @@ def test_who_is_always_busy_is_given_up() -> None:
     for _ in range(300):
         net.now += 0.2
         transfers.tick(net.now)
-        for letter in net.nodes[1].outbox:
-            assert isinstance(letter.message, SnapshotWanted)
-            transfers.receive(peer_of(2), SnapshotRefused(letter.message.request, busy=True), net.now)
+        for outgoing in net.nodes[1].outbox:
+            assert isinstance(outgoing.message, SnapshotWanted)
+            transfers.receive(peer_of(2), SnapshotRefused(outgoing.message.request, busy=True), net.now)
         net.nodes[1].outbox.clear()
     assert taken(net) == [Taken(ENGINE, 5, None)]
 

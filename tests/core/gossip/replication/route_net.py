@@ -1,6 +1,6 @@
 """Nodes that gossip routes, over a network that loses, doubles and delays: one process, one clock, no waiting.
 
-A `RouteNode` is what a node has of routes and backends, without members; `meet` and `tell` hand over what it sends
+A `RouteNode` is what a node has of routes and backends, without members; `meet` and `send` hand over what it sends
 without a network. In a `Net` nodes gossip: every message is encoded and decoded on its way, and frames between two
 nodes stay in order unless `jitter_s` is given.
 """
@@ -96,7 +96,7 @@ class RouteNode:
             two.facts.receive(one.peer, Facts(one.session, 1, tuple(one.facts.known())), now)
             two.backends.follow(now)
 
-    def hear(self, other: RouteNode, now: float, **changes: object) -> None:
+    def receive(self, other: RouteNode, now: float, **changes: object) -> None:
         """A fact about ENGINE that the other might send."""
         fact = Fact(self.key(), 1, 0.0, 1, False, 0)._replace(**changes)  # type: ignore[arg-type]
         self.facts.receive(other.peer, Facts(other.session, 1, (fact,)), now)
@@ -105,7 +105,7 @@ class RouteNode:
     def updates(self, now: float = 10.0, *, everything: bool = False) -> list[tuple[bytes, float]]:
         return list(self.sync.updates(now, everything=everything))
 
-    def tell(self, *others: RouteNode, now: float = 10.0) -> int:
+    def send(self, *others: RouteNode, now: float = 10.0) -> int:
         """Hand over what may be sent now. Returns its bytes."""
         updates = self.updates(now)
         for update, at in updates:

@@ -104,7 +104,7 @@ def post_of(**changes: int) -> tuple[RouteOutbox, list[Outgoing]]:
     return RouteOutbox(1, RouteGossipSettings(**changes), outbox), outbox
 
 
-def test_letters_keep_both_budgets() -> None:
+def test_messages_keep_both_budgets() -> None:
     post, outbox = post_of(node_bytes_per_s=150_000, peer_bytes_per_s=MIN_BYTES_PER_S)
     post.meet(PEERS[:4])
     message = RouteUpdates(5, 0, tuple(Entry(0, bytes(100)) for _ in range(100)))
@@ -126,7 +126,7 @@ def test_what_was_spent_on_a_peer_stays_spent_when_others_come() -> None:
     assert post.room(PEERS[0], 10.0) == left < MIN_BYTES_PER_S / 2 + 1
 
 
-def test_few_nodes_tell_everybody_and_many_tell_some() -> None:
+def test_few_nodes_report_everybody_and_many_report_some() -> None:
     post, _ = post_of()
     post.meet(PEERS[:15])
     assert (list(post.targets), post.relays) == (PEERS[:15], False)
@@ -138,19 +138,19 @@ def test_few_nodes_tell_everybody_and_many_tell_some() -> None:
 def test_what_everybody_passes_on_once_reaches_all_in_few_hops(count: int) -> None:
     rng = Random(count)
     peers = [Peer(rng.getrandbits(64), ("10.0.0.1", 1 + number)) for number in range(count)]
-    told = {
+    reported = {
         peer.session: [other.session for other in Rings(peer.session, 3).successors([p for p in peers if p != peer])]
         for peer in peers
     }
     for start in (peers[0].session, peers[count // 2].session):
         reached, newest, hops = {start}, {start}, 0
         while newest:
-            newest = {other for session in newest for other in told[session]} - reached
+            newest = {other for session in newest for other in reported[session]} - reached
             reached |= newest
             hops += bool(newest)
         assert len(reached) == count
         assert hops <= 8
-    assert all(len(set(listeners)) == 3 for listeners in told.values())
+    assert all(len(set(listeners)) == 3 for listeners in reported.values())
 
 
 @pytest.mark.parametrize(
@@ -180,15 +180,15 @@ def test_rings_change_only_where_somebody_came_or_went() -> None:
     peers = [Peer(rng.getrandbits(64), ("10.0.0.1", 1 + number)) for number in range(60)]
     rings = {peer.session: Rings(peer.session, 3) for peer in peers}
 
-    def told(live: list[Peer]) -> dict[int, list[int]]:
+    def reported(live: list[Peer]) -> dict[int, list[int]]:
         return {
             peer.session: [other.session for other in rings[peer.session].successors([p for p in live if p != peer])]
             for peer in live
         }
 
-    before, gone = told(peers), peers[17].session
-    after = told([peer for peer in peers if peer.session != gone])
+    before, gone = reported(peers), peers[17].session
+    after = reported([peer for peer in peers if peer.session != gone])
     changed = [session for session, listeners in after.items() if listeners != before[session]]
     assert 1 <= len(changed) <= 4
     assert all(gone in before[session] for session in changed)
-    assert told(peers) == before
+    assert reported(peers) == before

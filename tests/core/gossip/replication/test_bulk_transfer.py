@@ -67,7 +67,7 @@ def test_route_updates_go_on_where_the_table_ended() -> None:
     assert sum(len(message.entries) for message in sent(net, RouteUpdates) if isinstance(message, RouteUpdates)) <= 250
 
 
-def test_rows_hang_where_they_hung_at_the_donor() -> None:
+def test_rows_hang_where_they_hung_at_the_source() -> None:
     net = filled(1, 0)
     rng = Random(6)
     for _ in range(200):
@@ -154,7 +154,7 @@ def test_a_peer_that_falls_silent_is_left_for_another() -> None:
     assert net.equal()
 
 
-def test_a_donor_that_dies_is_left_for_another() -> None:
+def test_a_source_that_dies_is_left_for_another() -> None:
     net = filled(2, 3000)
     net.run_until(net.equal)
     net.run(1.0)
@@ -346,7 +346,7 @@ def test_a_large_table_is_there_within_its_time() -> None:
     assert BUCKETS == 4096
 
 
-def test_vectors_of_a_joining_node_s_donor_count_only_before_the_first_chunk() -> None:
+def test_vectors_of_a_joining_node_s_source_count_only_before_the_first_chunk() -> None:
     """A later one names route updates whose rows may have been behind the reader already."""
     net = filled(2, 3000)
     net.link.delay_s = 0.02

@@ -149,22 +149,22 @@ def test_comparing_while_more_is_learned_leaves_no_hole(log_entries_max: int) ->
     rng = Random(5)
     net.run(1.0)
     net.link.delay_s = 0.004
-    hear = net.link.drop
+    receive = net.link.drop
 
     def drop(source: int, target: int, message: Message) -> bool:
         return isinstance(message, RouteUpdates)
 
     for number in range(1200):
         if number % 200 == 0:
-            net.link.drop = drop if net.link.drop is not drop else hear
+            net.link.drop = drop if net.link.drop is not drop else receive
         net.learn(1 + number % 3, turn(rng), number % 4)
         net.run(0.003)
-    net.link.drop = hear
+    net.link.drop = receive
     net.run_until(net.equal, limit_s=10.0)
     assert sum(node.gossip.counters.repairs for node in net.nodes.values()) > 3
 
 
-def test_a_reset_that_says_nothing_new_starts_nothing() -> None:
+def test_a_reset_that_states_nothing_new_starts_nothing() -> None:
     """T-stale-digest-race: what was repaired meanwhile."""
     net = Net(2)
     net.run(1.0)
@@ -219,7 +219,7 @@ def test_equal_tables_are_seen_to_be_equal_by_a_few_bytes() -> None:
 
 
 @pytest.mark.parametrize("turns", [4, 40, 400, 4000])
-def test_sums_are_told_of_groups_that_differ(turns: int) -> None:
+def test_sums_are_reported_of_groups_that_differ(turns: int) -> None:
     """One turn that one node lacks, then ten, a hundred, a thousand."""
     net = differing(1e6, turns)
     differ = len({fingerprint >> 58 for fingerprint in lacking(net)})
@@ -251,7 +251,7 @@ def test_a_question_for_which_there_was_no_room_is_asked_later() -> None:
     assert net.equal()
 
 
-def test_an_answer_that_says_nothing_of_what_differs_ends_nothing() -> None:
+def test_an_answer_that_states_nothing_of_what_differs_ends_nothing() -> None:
     """Else the numbers of a reset would be adopted without its route updates."""
     net = differing(1e6, 80)
     gossip = net.nodes[2].gossip
@@ -294,7 +294,7 @@ def lacking(net: Net) -> list[int]:
     return [name for name in names if not second.knows(name)]
 
 
-def test_an_audit_finds_what_no_number_tells() -> None:
+def test_an_audit_finds_what_no_number_reports() -> None:
     net = differing(20.0, 80)
     net.run_until(net.equal, limit_s=25.0)
     assert len(sent(net, TotalSum)) == len(sent(net, PartSums)) == 2

@@ -18,7 +18,7 @@ def three() -> tuple[RouteNode, RouteNode, RouteNode]:
             if one is not two:
                 one.meet(two)
     server.serve(CHAT)
-    server.tell(reader, other, now=10.0)
+    server.send(reader, other, now=10.0)
     return reader, server, other
 
 
@@ -29,7 +29,7 @@ def confirm(node: RouteNode, chain: list[PrefixKey], now: float) -> None:
 def test_what_an_engine_dropped_is_withdrawn_everywhere_whoever_served_it() -> None:
     reader, server, other = three()
     reader.table.retract(102, reader.engine().id, 20.0)
-    reader.tell(server, other, now=20.0)
+    reader.send(server, other, now=20.0)
     for node in (reader, server, other):
         assert [(url, tokens) for url, tokens, _ in node.holders(CHAT, 20.0)] == [(ENGINE, 16)]
     assert server.sync.counters.removals_withdrawn == 1
@@ -55,7 +55,7 @@ def test_a_piece_that_hangs_elsewhere_at_a_peer_goes_as_well() -> None:
     other.table.withdraw(101, engine.id)
     other.table.learn([(64, 104, 204)], engine.id, engine.generation, Trust.REMOTE, 12.0)
     reader.table.retract(101, reader.engine().id, 20.0)
-    reader.tell(other, now=20.0)
+    reader.send(other, now=20.0)
     assert other.holders(CHAT, 20.0) == []
 
 
@@ -63,7 +63,7 @@ def test_a_removal_of_an_earlier_process_is_not_followed() -> None:
     reader, _, other = three()
     reader.table.retract(101, reader.engine().id, 20.0)
     route_updates = reader.updates(20.0)
-    other.hear(reader, 21.0, generation=2)
+    other.receive(reader, 21.0, generation=2)
     other.serve(CHAT, 21.0)
     for route_update, at in route_updates:
         other.sync.receive(route_update, 30.0 - at, 30.0)
@@ -71,7 +71,7 @@ def test_a_removal_of_an_earlier_process_is_not_followed() -> None:
     assert other.sync.counters.void == 1
 
 
-def test_what_a_gone_process_dropped_is_not_told() -> None:
+def test_what_a_gone_process_dropped_is_not_reported() -> None:
     reader, _, _ = three()
     reader.table.retract(101, reader.engine().id, 20.0)
     reader.restart(20.0)
@@ -79,37 +79,37 @@ def test_what_a_gone_process_dropped_is_not_told() -> None:
     assert reader.sync.counters.outdated == len(CHAT)
 
 
-def test_what_came_and_went_between_two_looks_is_told_as_gone_only() -> None:
+def test_what_came_and_went_between_two_looks_is_reported_as_gone_only() -> None:
     reader, server, other = three()
     confirm(reader, [(128, 900, 0), (64, 104, 0)], 20.0)
     reader.table.retract(900, reader.engine().id, 20.5)
-    reader.tell(server, other, now=20.0 + 2 * CONFIRMED_WAIT_S)
+    reader.send(server, other, now=20.0 + 2 * CONFIRMED_WAIT_S)
     assert [tokens for _, tokens, _ in other.holders([(128, 900, 0), *CHAT], 25.0)] == [64]
     assert reader.sync.counters.gone == 1
 
 
-def test_what_went_and_came_again_is_told_as_there() -> None:
+def test_what_went_and_came_again_is_reported_as_there() -> None:
     reader, server, other = three()
     reader.table.retract(104, reader.engine().id, 20.0)
     confirm(reader, [(64, 104, 0), (32, 102, 0)], 22.0)
-    reader.tell(server, other, now=22.0)
-    reader.tell(server, other, now=22.0 + CONFIRMED_WAIT_S)
+    reader.send(server, other, now=22.0)
+    reader.send(server, other, now=22.0 + CONFIRMED_WAIT_S)
     assert [tokens for _, tokens, _ in other.holders(CHAT, 24.0)] == [64]
 
 
-def test_what_an_engine_says_of_a_prompt_that_a_peer_tells_is_not_told_twice() -> None:
+def test_what_an_engine_states_of_a_prompt_that_a_peer_reports_is_not_reported_twice() -> None:
     reader, server, other = three()
     confirm(reader, [(128, 108, 0), (96, 106, 0), (64, 104, 0)], 20.0)  # its events are faster than the route update
-    assert reader.tell(server, other, now=20.1) == 0
+    assert reader.send(server, other, now=20.1) == 0
     server.serve(NEXT_TURN, 20.1)
-    server.tell(reader, other, now=20.2)
-    reader.tell(server, other, now=20.0 + CONFIRMED_WAIT_S)
+    server.send(reader, other, now=20.2)
+    reader.send(server, other, now=20.0 + CONFIRMED_WAIT_S)
     assert reader.sync.counters.spared == 1
     assert [tokens for _, tokens, _ in other.holders([(128, 108, 0), *NEXT_TURN], 22.0)] == [128]
     assert other.table.prefix_key_of(108) == (128, 108, 0)
 
 
-def test_what_the_reader_knows_of_texts_it_tells_with_what_the_engine_said() -> None:
+def test_what_the_reader_knows_of_texts_it_reports_with_what_the_engine_stated() -> None:
     """The chat went to another engine; a node that has dropped its row meanwhile would know it by its tokens only."""
     reader, server, other = three()
     other.table.withdraw(101, other.engine().id)
@@ -117,31 +117,31 @@ def test_what_the_reader_knows_of_texts_it_tells_with_what_the_engine_said() -> 
     reader.table.retract(104, reader.engine().id, 20.0)
     reader.updates(20.0)
     confirm(reader, [(64, 104, 0), (32, 102, 0), (16, 101, 0)], 21.0)
-    reader.tell(server, other, now=22.0)
+    reader.send(server, other, now=22.0)
     assert reader.table.prefix_key_of(102) == (32, 102, 202)
     confirm(reader, [(64, 104, 0), (32, 102, 0), (16, 101, 0)], 21.0 + reader.table.ttl_s / 2)
-    reader.tell(server, other, now=23.0 + reader.table.ttl_s / 2)
+    reader.send(server, other, now=23.0 + reader.table.ttl_s / 2)
     assert other.table.prefix_key_of(102) == (32, 102, 202)
 
 
-def test_a_text_that_no_peer_told_is_told_though_its_tokens_were() -> None:
+def test_a_text_that_no_peer_reported_is_reported_though_its_tokens_were() -> None:
     """The reader of the stream was faster than the node that served: it knows tokens only."""
     reader, server, other = three()
     confirm(reader, [(96, 106, 0), (64, 104, 0)], 20.0)
     confirm(server, [(512, 999, 0)], 20.0)  # something of its own waits, so it remembers what it hears
     server.updates(20.0)
-    reader.tell(server, other, now=21.0)
+    reader.send(server, other, now=21.0)
     server.serve(NEXT_TURN, 20.05)
     for at in (20.1, 21.2, 23.5):
-        server.tell(reader, other, now=at)
+        server.send(reader, other, now=at)
     assert [tokens for _, tokens, _ in other.holders([(96, 0, 206)], 24.0)] == [96]
 
 
-def test_what_only_the_engine_knows_is_told_within_a_moment() -> None:
+def test_what_only_the_engine_knows_is_reported_within_a_moment() -> None:
     """Requests that reached it past us."""
     reader, server, other = three()
     confirm(reader, [(32, 502, 0), (16, 501, 0)], 20.0)
-    assert reader.tell(server, other, now=20.0 + CONFIRMED_WAIT_S) > 0
+    assert reader.send(server, other, now=20.0 + CONFIRMED_WAIT_S) > 0
     assert other.holders([(32, 502, 0)], 21.0) == [(ENGINE, 32, Trust.REMOTE)]
 
 
@@ -163,7 +163,7 @@ def test_a_removal_takes_nine_bytes_and_a_block_that_came_one() -> None:
     for prompt in range(prompts):
         chain = [(16 * depth, 1000 + 10_000 * prompt + depth, 0) for depth in reversed(anchors)]
         confirm(reader, chain, 20.0)
-    stored = reader.tell(server, other, now=30.0)
+    stored = reader.send(server, other, now=30.0)
     assert stored / (prompts * blocks) < 1.0
     gone = [1000 + 10_000 * prompt + depth for prompt in range(prompts) for depth in reversed(anchors)]
     for fingerprint in gone:  # the last blocks first, as engines do

@@ -8,7 +8,7 @@ import pytest
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.replication.budget import wire_bytes
-from ranvier_py.core.gossip.replication.eager_push import ON_ITS_WAY_S, EagerPush
+from ranvier_py.core.gossip.replication.eager_push import IN_TRANSIT_S, EagerPush
 from ranvier_py.core.gossip.replication.repair import ASK_INTERVAL_S, REPAIR_S, Repair
 from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
 from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
@@ -48,13 +48,13 @@ class Side:
         assert self.logs.open(origin, NOW)
         self.logs.extend(origin, [LoggedUpdate(b"y" * 10, at, at)] * count)
 
-    def said(self) -> list[tuple[int, Message]]:
-        said = [(letter.session, letter.message) for letter in self.outbox]
+    def sent(self) -> list[tuple[int, Message]]:
+        sent = [(outgoing.session, outgoing.message) for outgoing in self.outbox]
         self.outbox.clear()
-        return said
+        return sent
 
     def messages(self) -> list[Message]:
-        return [message for _, message in self.said()]
+        return [message for _, message in self.sent()]
 
 
 def ranges(messages: list[Message]) -> list[tuple[int, int, int]]:
@@ -68,7 +68,7 @@ def test_equal_vectors_end_after_the_digest() -> None:
     side = Side()
     side.own(3)
     side.repair.digest(B, Digest(side.logs.vector.hash, SCHEMA), NOW)
-    assert side.said() == []
+    assert side.sent() == []
 
 
 def test_another_hash_is_answered_with_the_vector() -> None:
@@ -76,13 +76,13 @@ def test_another_hash_is_answered_with_the_vector() -> None:
     side.own(3)
     side.of(C.session, 2)
     side.repair.digest(B, Digest(1, SCHEMA), NOW)
-    assert side.said() == [(B.session, Vector(((1, 3), (3, 2)), reply=True))]
+    assert side.sent() == [(B.session, Vector(((1, 3), (3, 2)), reply=True))]
 
 
 def test_digests_of_another_schema_are_counted_and_ignored() -> None:
     side = Side()
     side.repair.digest(B, Digest(1, SCHEMA + 1), NOW)
-    assert side.said() == []
+    assert side.sent() == []
     assert side.route_outbox.counters.foreign == 1
 
 
@@ -97,11 +97,11 @@ def test_a_node_that_knows_nothing_is_brought_up_to_date() -> None:
     assert ranges(other.messages()) == [(1, 0, 2)]
 
 
-def test_a_newcomer_is_told_the_vector_only() -> None:
+def test_a_newcomer_is_reported_the_vector_only() -> None:
     side = Side()
     side.own(3)
     side.repair.vector(B, Vector((), reply=True), NOW)
-    assert side.said() == [(B.session, Vector(((1, 3),), reply=False))]
+    assert side.sent() == [(B.session, Vector(((1, 3),), reply=False))]
 
 
 def test_a_peer_gets_exactly_what_it_lacks_oldest_first() -> None:
@@ -119,11 +119,11 @@ def test_what_was_pushed_a_moment_ago_is_not_sent_twice() -> None:
     side.own(4)
     side.eager.learned()
     side.eager.tick(NOW)
-    side.said()
+    side.sent()
     have_two = Vector(((1, 2),), reply=False)
-    side.repair.vector(B, have_two, NOW + ON_ITS_WAY_S / 2)
+    side.repair.vector(B, have_two, NOW + IN_TRANSIT_S / 2)
     assert side.messages() == []
-    side.repair.vector(B, have_two, NOW + 2 * ON_ITS_WAY_S)
+    side.repair.vector(B, have_two, NOW + 2 * IN_TRANSIT_S)
     assert ranges(side.messages()) == [(1, 2, 4)], "it was lost"
 
 
@@ -133,17 +133,17 @@ def test_what_was_lost_is_sent_while_more_is_pushed() -> None:
     for step in range(3):
         side.own(1)
         side.eager.learned()
-        side.eager.tick(NOW + step * ON_ITS_WAY_S)
-    side.said()
-    side.repair.vector(B, Vector(((1, 0),), reply=False), NOW + 2 * ON_ITS_WAY_S)
+        side.eager.tick(NOW + step * IN_TRANSIT_S)
+    side.sent()
+    side.repair.vector(B, Vector(((1, 0),), reply=False), NOW + 2 * IN_TRANSIT_S)
     assert ranges(side.messages()) == [(1, 0, 3)]
 
 
-def test_nobody_is_told_what_he_taught() -> None:
+def test_nobody_is_reported_what_he_learned() -> None:
     side = Side()
     side.of(B.session, 5)
     side.repair.vector(B, Vector(((2, 0),), reply=False), NOW)
-    assert side.said() == []
+    assert side.sent() == []
 
 
 def test_a_piece_that_does_not_fit_ends_at_a_number() -> None:
@@ -153,9 +153,9 @@ def test_a_piece_that_does_not_fit_ends_at_a_number() -> None:
     have, rounds = 0, 0
     while have < 2000:
         side.repair.vector(B, Vector(((1, have),), reply=False), NOW + 2 * rounds)
-        said = side.messages()
-        assert sum(wire_bytes(message) for message in said) <= MIN_BYTES_PER_S / 2
-        for origin, after, end in ranges(said):
+        sent = side.messages()
+        assert sum(wire_bytes(message) for message in sent) <= MIN_BYTES_PER_S / 2
+        for origin, after, end in ranges(sent):
             assert (origin, after) == (1, have)
             have = end
         rounds += 1
@@ -199,14 +199,14 @@ def test_what_would_take_too_long_as_route_updates_is_left_to_tables() -> None:
     assert ranges(side.messages()) == [(1, number - 5, number)]
 
 
-def test_nothing_is_said_of_the_dead_whose_route_updates_expired() -> None:
+def test_nothing_is_stated_of_the_dead_whose_route_updates_expired() -> None:
     """T-dead-owner-cleanup (smg#1661): a peer that has forgotten them must not be told of them again."""
     side = Side()
     side.of(D.session, 5, at=NOW - 50)
     side.meet(B, C)
     side.logs.prune(NOW + 50)
     side.repair.vector(B, Vector(((1, 0),), reply=False), NOW + 50)
-    assert side.said() == []
+    assert side.sent() == []
     side.meet(B, C, D)
     side.repair.vector(B, Vector(((1, 0),), reply=False), NOW + 51)
     assert side.messages() == [Reset(D.session, 5)], "it lives: others will hear more of it"
@@ -214,14 +214,14 @@ def test_nothing_is_said_of_the_dead_whose_route_updates_expired() -> None:
 
 def test_digests_go_to_some_peer_twice_a_second() -> None:
     side = Side()
-    told: list[int] = []
+    reported: list[int] = []
     now = NOW
     while now < NOW + 100:
         now = max(now, side.repair.wake_at)
         side.repair.tick(now)
-        told += [session for session, message in side.said() if message == Digest(0, SCHEMA)]
-    assert 180 <= len(told) <= 220
-    assert min(told.count(B.session), told.count(C.session)) > 60
+        reported += [session for session, message in side.sent() if message == Digest(0, SCHEMA)]
+    assert 180 <= len(reported) <= 220
+    assert min(reported.count(B.session), reported.count(C.session)) > 60
 
 
 def test_a_peer_that_was_left_out_is_asked_first() -> None:
@@ -230,7 +230,7 @@ def test_a_peer_that_was_left_out_is_asked_first() -> None:
     side.eager.lazy[C.session] = None
     for second in range(20):
         side.repair.tick(NOW + 1 + second)
-    assert {session for session, _ in side.said()} == {C.session}
+    assert {session for session, _ in side.sent()} == {C.session}
     side.repair.vector(C, Vector(((1, 0),), reply=False), NOW + 30)
     assert side.eager.lazy == {}, "it has everything again"
 
@@ -253,12 +253,12 @@ def test_who_missed_something_asks_soon_and_once() -> None:
     side.repair.missed(D.session, NOW)
     assert side.repair.wake_at <= NOW + ASK_INTERVAL_S / 4
     side.repair.tick(NOW + ASK_INTERVAL_S / 4)
-    asked = [message for session, message in side.said() if session == B.session and isinstance(message, Vector)]
+    asked = [message for session, message in side.sent() if session == B.session and isinstance(message, Vector)]
     assert asked == [Vector(((1, 1),), reply=False)]
     side.repair.missed(B.session, NOW + 0.1)
     for step in range(1, 20):
         side.repair.tick(NOW + step * ASK_INTERVAL_S / 10)
-        vectors = [message for _, message in side.said() if isinstance(message, Vector)]
+        vectors = [message for _, message in side.sent() if isinstance(message, Vector)]
         assert not vectors or step * ASK_INTERVAL_S / 10 >= ASK_INTERVAL_S
 
 
@@ -267,6 +267,6 @@ def test_questions_to_peers_that_left_are_dropped() -> None:
     side.repair.missed(B.session, NOW)
     side.meet(C)
     side.repair.tick(NOW + 0.3)
-    assert {session for session, _ in side.said()} <= {C.session}
+    assert {session for session, _ in side.sent()} <= {C.session}
     side.meet()
     assert side.repair.wake_at == float("inf"), "with nobody there is nothing to repair"

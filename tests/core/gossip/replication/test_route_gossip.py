@@ -66,10 +66,10 @@ class One:
         assert self.gossip.synced
         self.gossip.peers(peers or (B, C), NOW)
 
-    def said(self, kind: type = object) -> list[tuple[int, Message]]:
-        said = [(letter.session, letter.message) for letter in self.outbox if isinstance(letter.message, kind)]
+    def sent(self, kind: type = object) -> list[tuple[int, Message]]:
+        sent = [(outgoing.session, outgoing.message) for outgoing in self.outbox if isinstance(outgoing.message, kind)]
         self.outbox.clear()
-        return said
+        return sent
 
     def route_updates(self) -> list[bytes]:
         return [route_update for route_update, _ in self.sync.received]
@@ -98,17 +98,17 @@ def test_what_is_learned_goes_to_every_peer_within_a_tick() -> None:
     assert one.gossip.wake_at <= NOW + 0.05
     one.gossip.tick(NOW + 0.05)
     message = RouteUpdates(0, 0, (Entry(1, b"x"), Entry(1, b"y")), 30)
-    assert one.said(RouteUpdates) == [(peer.session, message) for peer in (C, D, B)]
+    assert one.sent(RouteUpdates) == [(peer.session, message) for peer in (C, D, B)]
     one.gossip.tick(NOW + 0.2)
-    assert one.said(RouteUpdates) == [], "each route update goes once"
+    assert one.sent(RouteUpdates) == [], "each route update goes once"
 
 
-def test_letters_go_to_the_peer_s_address_as_bulk() -> None:
+def test_messages_go_to_the_peer_s_address_as_bulk() -> None:
     one = One(B)
     one.gossip.announce(b"x", NOW)
     one.gossip.tick(NOW + 0.05)
-    letter = next(letter for letter in one.outbox if isinstance(letter.message, RouteUpdates))
-    assert (letter.to, letter.session, letter.plane) == (B.address, B.session, Plane.BULK)
+    outgoing = next(outgoing for outgoing in one.outbox if isinstance(outgoing.message, RouteUpdates))
+    assert (outgoing.to, outgoing.session, outgoing.plane) == (B.address, B.session, Plane.BULK)
 
 
 def test_announcing_writes_nothing() -> None:
@@ -128,7 +128,7 @@ def test_nothing_is_written_while_there_is_nobody() -> None:
     one.gossip.peers((B,), NOW + 2)
     one.gossip.announce(b"y", NOW + 2)
     one.gossip.tick(NOW + 2.05)
-    assert one.said(RouteUpdates) == [(B.session, RouteUpdates(0, 1, (Entry(1, b"y"),), 50))], (
+    assert one.sent(RouteUpdates) == [(B.session, RouteUpdates(0, 1, (Entry(1, b"y"),), 50))], (
         "the first one is for repair"
     )
 
@@ -140,7 +140,7 @@ def test_what_no_peer_could_read_is_not_announced(size: int) -> None:
     one.gossip.announce(bytes(size), NOW)
     one.gossip.announce(bytes(ROUTE_UPDATE_BYTES_MAX), NOW)
     one.gossip.tick(NOW + 0.1)
-    assert [len(m.entries) for _, m in one.said(RouteUpdates) if isinstance(m, RouteUpdates)] == [1, 1]
+    assert [len(m.entries) for _, m in one.sent(RouteUpdates) if isinstance(m, RouteUpdates)] == [1, 1]
     assert one.gossip.counters.oversized == 1
 
 
@@ -149,50 +149,50 @@ def test_a_peer_without_room_is_left_to_repair() -> None:
     for _ in range(700):
         one.gossip.announce(bytes(100), NOW)
     one.gossip.tick(NOW + 0.05)
-    said = one.said(RouteUpdates)
+    sent = one.sent(RouteUpdates)
     for peer in (B, C):
-        told = sum(wire_bytes(message) for session, message in said if session == peer.session)
-        assert MIN_BYTES_PER_S - BATCH_BYTES_MAX < told <= MIN_BYTES_PER_S, "no more than the budget of each"
+        reported = sum(wire_bytes(message) for session, message in sent if session == peer.session)
+        assert MIN_BYTES_PER_S - BATCH_BYTES_MAX < reported <= MIN_BYTES_PER_S, "no more than the budget of each"
     assert one.gossip.counters.lazy_peers == 2
     one.gossip.announce(b"later", NOW + 2)
     one.gossip.tick(NOW + 2.05)
-    assert one.said(RouteUpdates) == [], "it would not join"
-    have = max(m.after + len(m.entries) for _, m in said if isinstance(m, RouteUpdates))
+    assert one.sent(RouteUpdates) == [], "it would not join"
+    have = max(m.after + len(m.entries) for _, m in sent if isinstance(m, RouteUpdates))
     one.gossip.receive(B, Vector(((ME, have),), reply=False), NOW + 3)
     assert one.gossip.counters.lazy_peers == 1
     one.gossip.announce(b"last", NOW + 3)
-    one.said()
+    one.sent()
     one.gossip.tick(NOW + 3.05)
-    assert [session for session, _ in one.said(RouteUpdates)] == [B.session]
+    assert [session for session, _ in one.sent(RouteUpdates)] == [B.session]
 
 
-def test_among_many_nodes_what_is_new_is_told_on_once() -> None:
+def test_among_many_nodes_what_is_new_is_reported_on_once() -> None:
     peers = [Peer(session, ("10.0.0.1", 7000)) for session in range(2, 30)]
     one = One(*peers)
     one.gossip.receive(peers[0], batch(1, 3, origin=20, held_ms=40), NOW)
     one.gossip.receive(peers[1], batch(1, 4, origin=20, held_ms=10), NOW + 0.01)
     one.gossip.tick(NOW + 0.05)
-    told = [(session, m) for session, m in one.said(RouteUpdates) if isinstance(m, RouteUpdates)]
-    assert 2 <= len(told) <= 3
-    assert all((m.origin, m.after, len(m.entries)) == (20, 0, 4) for _, m in told)
-    assert all(session not in (20, peers[0].session) for session, _ in told)
-    assert all(m.held_ms == 50 for _, m in told), "10 ms there, 40 ms here"
+    reported = [(session, m) for session, m in one.sent(RouteUpdates) if isinstance(m, RouteUpdates)]
+    assert 2 <= len(reported) <= 3
+    assert all((m.origin, m.after, len(m.entries)) == (20, 0, 4) for _, m in reported)
+    assert all(session not in (20, peers[0].session) for session, _ in reported)
+    assert all(m.held_ms == 50 for _, m in reported), "10 ms there, 40 ms here"
     one.gossip.receive(peers[2], batch(1, 4, origin=20), NOW + 0.06)
     one.gossip.tick(NOW + 0.2)
-    assert one.said(RouteUpdates) == []
+    assert one.sent(RouteUpdates) == []
 
 
-def test_among_few_nodes_nothing_is_told_on() -> None:
+def test_among_few_nodes_nothing_is_reported_on() -> None:
     one = One(B, C, D)
     one.gossip.receive(B, batch(1, 3), NOW)
     one.gossip.tick(NOW + 0.1)
-    assert one.said(RouteUpdates) == []
+    assert one.sent(RouteUpdates) == []
 
 
 # --- hearing ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_route_update_is_heard_once_and_in_order() -> None:
+def test_each_route_update_is_received_once_and_in_order() -> None:
     one = One()
     for first, last in ((1, 3), (1, 3), (2, 5), (4, 4), (6, 6)):
         one.gossip.receive(B, batch(first, last), NOW)
@@ -210,12 +210,12 @@ def test_a_batch_that_does_not_join_is_dropped_and_its_sender_is_asked() -> None
     assert one.route_updates() == [b"1", b"2", b"3"]
     assert one.gossip.vector() == {B.session: 3}
     assert one.gossip.counters.gaps == 1
-    one.said()
+    one.sent()
     one.gossip.tick(NOW + 0.06)
-    assert one.said(Vector) == [(B.session, Vector(((B.session, 3),), reply=False))]
+    assert one.sent(Vector) == [(B.session, Vector(((B.session, 3),), reply=False))]
 
 
-def test_what_we_taught_ourselves_is_not_heard_again() -> None:
+def test_what_we_learned_ourselves_is_not_received_again() -> None:
     one = One()
     one.gossip.announce(b"x", NOW)
     one.gossip.receive(B, batch(1, 9, origin=ME), NOW)
@@ -223,7 +223,7 @@ def test_what_we_taught_ourselves_is_not_heard_again() -> None:
     assert one.gossip.vector() == {ME: 1}
 
 
-def test_expired_route_updates_count_but_are_not_heard() -> None:
+def test_expired_route_updates_count_but_are_not_received() -> None:
     one = One()
     message = RouteUpdates(B.session, 0, (Entry(3, b"a"), Entry(100, b"b"), Entry(200, b""), Entry(99, b"c")))
     one.gossip.receive(B, message, NOW)
@@ -241,11 +241,11 @@ def test_a_route_update_too_large_is_marked_as_handled() -> None:
     assert one.gossip.vector() == {B.session: 3}
     assert one.gossip.counters.oversized == 1
     one.gossip.receive(C, Vector(((C.session, 0),), reply=False), NOW)
-    (supplied,) = one.said(RouteUpdates)
+    (supplied,) = one.sent(RouteUpdates)
     assert supplied[1] == RouteUpdates(B.session, 0, (Entry(0, b"a"), Entry(0, b""), Entry(0, b"b")))
 
 
-def test_route_updates_of_one_instant_are_all_heard() -> None:
+def test_route_updates_of_one_instant_are_all_received() -> None:
     """T-tie-break (smg#1592): numbers tell them apart, not times."""
     one = One()
     for origin in (B.session, C.session):
@@ -253,7 +253,7 @@ def test_route_updates_of_one_instant_are_all_heard() -> None:
     assert len(one.sync.received) == 10
 
 
-def test_the_order_of_ways_does_not_matter() -> None:
+def test_the_order_of_paths_does_not_matter() -> None:
     """T-relay-order (smg#689): what comes late by another way neither overwrites nor repeats what is known."""
     direct, relayed = One(), One()
     direct.gossip.receive(B, batch(1, 2), NOW)
@@ -282,7 +282,7 @@ def test_one_peer_brings_no_more_than_its_share() -> None:
     assert one.gossip.vector()[B.session] == limit + 100
 
 
-def test_a_long_message_is_heard_in_part() -> None:
+def test_a_long_message_is_received_in_part() -> None:
     """The loop must not stand still for longer than 2 ms, whatever a peer sends."""
     one = One()
     one.gossip.receive(B, batch(1, 4000), NOW)
@@ -322,14 +322,14 @@ def test_messages_of_strangers_are_counted_and_ignored() -> None:
     assert {type(message) for message in messages} == set(ROUTE_MESSAGES)
     for message in messages:
         one.gossip.receive(D, message, NOW)
-    assert (one.said(), one.sync.received, one.gossip.vector()) == ([], [], {})
+    assert (one.sent(), one.sync.received, one.gossip.vector()) == ([], [], {})
     assert one.gossip.counters.strangers == len(messages)
 
 
 def test_routes_of_another_schema_are_not_asked_for() -> None:
     one = One(schema=1)
     one.gossip.receive(B, Digest(5, 2), NOW)
-    assert one.said() == []
+    assert one.sent() == []
     assert one.gossip.counters.foreign == 1
 
 
@@ -359,14 +359,14 @@ def test_half_a_round_trip_belongs_to_the_lag() -> None:
 # --- peers come and go ------------------------------------------------------------------------------------------------
 
 
-def test_what_a_peer_taught_stays_when_it_is_gone() -> None:
+def test_what_a_peer_learned_stays_when_it_is_gone() -> None:
     """Route updates point to backends: a router's death says nothing about them (T-origin-dies-midway)."""
     one = One()
     one.gossip.receive(B, batch(1, 3), NOW)
     one.gossip.forget(B.session, NOW + 1)
     assert one.gossip.vector() == {B.session: 3}
     one.gossip.receive(C, Vector(((C.session, 0),), reply=False), NOW + 2)
-    assert [m.origin for _, m in one.said(RouteUpdates) if isinstance(m, RouteUpdates)] == [B.session]
+    assert [m.origin for _, m in one.sent(RouteUpdates) if isinstance(m, RouteUpdates)] == [B.session]
 
 
 def test_nothing_is_kept_of_a_thousand_peers_that_came_and_went() -> None:
@@ -412,8 +412,8 @@ def test_a_pushed_range_survives_a_trimmed_log() -> None:
     for number in range(30):
         one.gossip.announce(b"%d" % number, NOW)
     one.gossip.tick(NOW + 0.1)
-    told = [m for _, m in one.said(RouteUpdates) if isinstance(m, RouteUpdates)]
-    assert {(m.after, len(m.entries)) for m in told} == {(20, 10)}
+    reported = [m for _, m in one.sent(RouteUpdates) if isinstance(m, RouteUpdates)]
+    assert {(m.after, len(m.entries)) for m in reported} == {(20, 10)}
 
 
 def test_whoever_was_pushed_first_is_not_always_first() -> None:
@@ -422,7 +422,7 @@ def test_whoever_was_pushed_first_is_not_always_first() -> None:
     for number in range(6):
         one.gossip.announce(b"x", NOW + number)
         one.gossip.tick(NOW + number + 0.05)
-        firsts.append(one.said(RouteUpdates)[0][0])
+        firsts.append(one.sent(RouteUpdates)[0][0])
     assert {firsts.count(peer.session) for peer in (B, C, D)} == {2}
 
 

@@ -50,7 +50,7 @@ def ready(count: int, **given_settings: float) -> Net:
 # --- latency and bytes ------------------------------------------------------------------------------------------------
 
 
-def test_ten_nodes_hear_everything_within_a_tick() -> None:
+def test_ten_nodes_receive_everything_within_a_tick() -> None:
     net = ready(10)
     tick_s, hop_s = 0.05, net.link.delay_s
     rng = Random(1)
@@ -68,15 +68,15 @@ def test_ten_nodes_hear_everything_within_a_tick() -> None:
 def test_a_turn_costs_a_peer_less_than_200_bytes() -> None:
     net = ready(10)
     learned = busy(net, 4.0, 50.0)
-    told = sum(size for _, _, _, message, size in net.sent if isinstance(message, RouteUpdates))
+    reported = sum(size for _, _, _, message, size in net.sent if isinstance(message, RouteUpdates))
     assert len(learned) > 1800
-    assert told / len(learned) / 9 <= 200.0
+    assert reported / len(learned) / 9 <= 200.0
     rest = sum(size for _, _, _, message, size in net.sent if not isinstance(message, RouteUpdates))
     assert rest / 10 / 4.0 < 2000, "digests and vectors, per node and second"
     assert sum(node.gossip.counters.duplicates for node in net.nodes.values()) < 0.02 * 9 * len(learned)
 
 
-def test_an_idle_node_says_little() -> None:
+def test_an_idle_node_states_little() -> None:
     net = ready(10)
     busy(net, 2.0, 5.0)
     net.run(1.0)
@@ -140,7 +140,7 @@ def test_everybody_knows_everything_in_the_end(nodes: int, mesh: int, conditions
     assert all(knows(net, session, name) for _, _, name in learned for session in net.nodes)
 
 
-def test_what_a_dead_node_taught_still_spreads() -> None:
+def test_what_a_dead_node_learned_still_spreads() -> None:
     """T-origin-dies-midway (quickwit#4562): one peer had heard it, the others hear it from him."""
     net = ready(6)
     net.link.drop = lambda source, target, message: source == 1 and target != 2
@@ -243,13 +243,13 @@ def test_any_order_of_route_updates_with_doubles_gives_the_same_table(
     route_updates = origins(turns)
     sums = []
     for _ in range(3):
-        heard = route_updates + (
+        received = route_updates + (
             data.draw(st.lists(st.sampled_from(route_updates), max_size=5)) if route_updates else []
         )
-        rng.shuffle(heard)
+        rng.shuffle(received)
         node = RouteNode(9, rng.sample(URLS, BACKENDS), ttl_s=500.0)
         node.meet(RouteNode(8))
-        for route_update, at in heard:
+        for route_update, at in received:
             node.sync.receive(route_update, 301.0 - at, 301.0)
         sums.append(node.sums(301.0))
     assert sums[0] == sums[1] == sums[2]
@@ -283,7 +283,7 @@ class Adversary:
             if value % 7:  # else it is lost, or stays for another time
                 self.net.nodes[target].gossip.receive(peer_of(source), message, self.net.now)
         for node in self.net.nodes.values():
-            self.flying += [(node.session, letter.session, letter.message) for letter in node.outbox]
+            self.flying += [(node.session, outgoing.session, outgoing.message) for outgoing in node.outbox]
             node.outbox.clear()
         del self.flying[:-200]
         self.check()
@@ -321,7 +321,7 @@ def test_numbers_never_go_back_and_cover_only_what_is_known(actions: list[int], 
 
 
 @pytest.mark.parametrize("delay_s", [0.001, 1.7])
-def test_no_route_gets_younger_on_its_way(delay_s: float) -> None:
+def test_no_route_gets_younger_on_its_path(delay_s: float) -> None:
     """S5: at each hop a route may gain at most what the wire took, which nobody can measure."""
     net = ready(9, mesh_nodes_max=4)
     net.link.delay_s = delay_s
@@ -336,7 +336,7 @@ def test_no_route_gets_younger_on_its_way(delay_s: float) -> None:
             assert claim.evidence <= at + hops * delay_s
 
 
-def test_a_later_boot_voids_what_an_earlier_one_held_everywhere() -> None:
+def test_a_later_generation_voids_what_an_earlier_one_held_everywhere() -> None:
     """T-epoch-bump: route updates of before the restart come late, by another way, and change nothing."""
     net = ready(3)
     rng = Random(6)
@@ -370,7 +370,7 @@ def test_expired_routes_are_passed_on_by_nobody() -> None:
     assert net.nodes[3].sync.counters.received == 0
 
 
-def test_vectors_are_told_only_after_a_difference() -> None:
+def test_vectors_are_reported_only_after_a_difference() -> None:
     """chitchat tells all it knows with every digest: 15 kB/s among ten idle nodes."""
     net = ready(10)
     busy(net, 1.0, 5.0)

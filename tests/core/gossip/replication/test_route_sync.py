@@ -44,23 +44,23 @@ def texts_of(node: RouteNode, now: float) -> list[int]:
 def test_the_next_turn_of_a_chat_finds_its_engine_on_another_node() -> None:
     first, second = two()
     first.serve(CHAT)
-    first.tell(second)
+    first.send(second)
     assert second.holders(NEXT_TURN) == [(ENGINE, 64, Trust.REMOTE)]
 
 
 def test_only_what_is_new_is_sent_and_it_hangs_where_it_belongs() -> None:
     first, second = two()
     first.serve(CHAT)
-    first.tell(second)
+    first.send(second)
     first.serve(NEXT_TURN, 11.0)
-    assert first.tell(second, now=11.0) < 60
+    assert first.send(second, now=11.0) < 60
     assert [(view.tokens, view.level) for view in second.table.subtree(0)] == [(16, 0), (32, 1), (64, 2), (96, 3)]
 
 
-def test_what_is_sent_ages_on_its_way() -> None:
+def test_what_is_sent_ages_on_its_path() -> None:
     first, second = two()
     first.serve(CHAT, 10.0)
-    first.tell(second, now=110.0)
+    first.send(second, now=110.0)
     assert second.holders(CHAT, 110.0)
     (view, *_) = second.table.subtree(0)
     assert view.holders[0].age_s == 100.0
@@ -72,7 +72,7 @@ def test_a_backend_the_operator_did_not_give_us_is_never_ranked() -> None:
     first.meet(second)
     first.serve(CHAT)
     first.serve([(48, 300, 400)], 10.0, OTHER)
-    first.tell(second)
+    first.send(second)
     assert second.holders(CHAT) == []
     assert second.holders([(48, 300, 400)]) == [(OTHER, 48, Trust.REMOTE)]
     assert second.sync.counters.void == 1
@@ -98,7 +98,7 @@ def test_several_texts_that_end_in_one_block_are_sent_as_one_row() -> None:
     """The engine's template adds nothing between these messages."""
     first, second = two()
     first.serve([(32, 102, 203), (32, 102, 202), (16, 101, 201)])
-    first.tell(second)
+    first.send(second)
     assert [(view.tokens, view.level) for view in second.table.subtree(0)] == [(16, 0), (32, 1)]
     assert all(second.holders([(32, 0, text)]) for text in (202, 203))
 
@@ -110,7 +110,7 @@ def test_a_turn_is_sent_once_its_texts_with_its_tokens() -> None:
     """Sent twice it would cost twice the bytes."""
     first, second = two()
     first.serve(CHAT)
-    first.tell(second)
+    first.send(second)
     first.serve([(90, 0, 206), *CHAT], 11.0)
     assert not first.updates(11.0)
     first.serve([(128, 107, 207), (96, 106, 206), *CHAT], 12.0)
@@ -123,9 +123,9 @@ def test_a_turn_is_sent_once_its_texts_with_its_tokens() -> None:
 def test_a_turn_whose_tokens_never_come_is_sent_by_its_texts() -> None:
     first, second = two()
     first.serve(CHAT)
-    first.tell(second)
+    first.send(second)
     first.serve([(90, 0, 206), *CHAT], 11.0)
-    first.tell(second, now=11.0 + LEFT_S)
+    first.send(second, now=11.0 + LEFT_S)
     assert second.holders([(90, 0, 206)], 11.0 + LEFT_S) == [(ENGINE, 90, Trust.REMOTE)]
 
 
@@ -133,7 +133,7 @@ def test_a_new_chat_is_sent_at_once_by_its_texts() -> None:
     """A crowd that comes to all nodes at once must find out where the first one went."""
     first, second = two()
     first.serve([(60, 0, 204), (30, 0, 202)])
-    first.tell(second)
+    first.send(second)
     assert second.holders([(60, 0, 204)]) == [(ENGINE, 60, Trust.REMOTE)]
 
 
@@ -222,10 +222,10 @@ def test_many_rows_at_once_are_learned_as_one_by_one(seed: int, merged: bool, mo
     monkeypatch.setattr(route_sync, "MERGED_MIN", MERGED_MIN if merged else 10_000)
     first, second = two()
     chats = beginnings(first)
-    first.tell(second)
+    first.send(second)
     go_on(first, chats, 300, 11.0, seed)
     for now in (11.0, 11.0 + LEFT_S):
-        first.tell(second, now=now)
+        first.send(second, now=now)
     assert tree(first) == tree(second)
     assert second.sync.counters.received < 20
 
@@ -238,7 +238,7 @@ def test_uses_are_counted_of_many_rows_as_of_one_by_one(seed: int, monkeypatch: 
         monkeypatch.setattr(route_sync, "MERGED_MIN", merged)
         first, second = two()
         chats = beginnings(first)
-        first.tell(second)
+        first.send(second)
         used: Counter[object] = Counter()
 
         def note(
@@ -255,7 +255,7 @@ def test_uses_are_counted_of_many_rows_as_of_one_by_one(seed: int, monkeypatch: 
 
         second.table.remote_use = note
         go_on(first, chats, 200, 11.0, seed)
-        first.tell(second, now=11.0 + LEFT_S)
+        first.send(second, now=11.0 + LEFT_S)
         counted.append(used)
     assert counted[0] == counted[1]
     assert sum(counted[0].values()) > 0
@@ -270,7 +270,7 @@ def test_rows_whose_chat_comes_later_are_hung_where_they_belong(count: int) -> N
     second.sync.receive(encode_rows(begun[: CHATS // 2]), 0.0, 10.0)
     go_on(first, chats, count, 11.0)
     for now in (11.0, 11.0 + LEFT_S):
-        first.tell(second, now=now)
+        first.send(second, now=now)
     assert second.sync.orphans > 0
     second.sync.receive(encode_rows(begun[CHATS // 2 :]), 4.0, 14.0)
     assert second.sync.orphans == 0
@@ -280,7 +280,7 @@ def test_rows_whose_chat_comes_later_are_hung_where_they_belong(count: int) -> N
 def test_of_a_process_that_is_gone_nothing_is_sent_or_taken() -> None:
     first, second = two()
     first.serve(CHAT)
-    first.tell(second)
+    first.send(second)
     for number in range(20):
         first.serve([(72, 0, 5000 + number), *CHAT], 11.0)
     updates = first.updates(11.0 + LEFT_S)
@@ -297,11 +297,11 @@ def test_of_a_process_that_is_gone_nothing_is_sent_or_taken() -> None:
 def test_what_was_withdrawn_meanwhile_is_not_sent() -> None:
     first, second = two()
     first.serve(CHAT)
-    first.tell(second)
+    first.send(second)
     for number in range(20):
         first.serve([(72, 0, 5000 + number), *CHAT], 11.0)
     first.table.withdraw(5007, first.engine().id)
-    first.tell(second, now=11.0 + LEFT_S)
+    first.send(second, now=11.0 + LEFT_S)
     assert first.sync.counters.gone == 1
     assert second.holders([(72, 0, 5006)], 13.0)
     assert not second.holders([(72, 0, 5007)], 13.0)

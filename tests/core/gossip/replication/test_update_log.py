@@ -65,7 +65,7 @@ def read(source: UpdateLogs, origin: int, after: int, now: float = NOW) -> list[
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.integers(1, 2**64 - 1), st.integers(1, 2**64 - 1), max_size=8), st.randoms())
-def test_the_hash_of_a_vector_does_not_depend_on_the_way_there(numbers: dict[int, int], rng: Random) -> None:
+def test_the_hash_of_a_vector_does_not_depend_on_the_path_there(numbers: dict[int, int], rng: Random) -> None:
     direct, winding = VersionVector(), VersionVector()
     for origin, number in numbers.items():
         direct.raise_to(origin, number)
@@ -143,7 +143,7 @@ def test_ages_are_whole_seconds_rounded_up_and_never_negative() -> None:
     assert [entry.age_s for entry in batch.entries] == [2, 1, 1, 0]
 
 
-def test_a_batch_says_how_long_its_newest_route_update_was_held() -> None:
+def test_a_batch_states_how_long_its_newest_route_update_was_held() -> None:
     own = logs()
     own.append(b"x", NOW)
     own.append(b"y", NOW + 0.02)
@@ -247,7 +247,7 @@ def test_an_adopted_number_never_lowers_one() -> None:
     assert read(target, OTHER, 11) == [b"12"]
 
 
-def test_nobody_tells_a_node_what_it_taught_itself() -> None:
+def test_nobody_reports_a_node_what_it_learned_itself() -> None:
     own = logs()
     own.append(b"x", NOW)
     assert not own.adopt(ME, 50)
@@ -286,7 +286,7 @@ def test_much_that_expired_at_once_goes_in_steps() -> None:
     assert len(target) == 0
 
 
-def test_what_a_dead_origin_taught_is_kept_until_it_expires() -> None:
+def test_what_a_dead_origin_learned_is_kept_until_it_expires() -> None:
     """quickwit#4562: to stop sharing what a dead node taught loses what others never got."""
     target = logs()
     target.present([OTHER], NOW)
@@ -312,7 +312,7 @@ def test_a_dead_origin_is_not_forgotten_before_its_death_is_settled() -> None:
     assert target.vector[OTHER] == 0
 
 
-def test_a_forgotten_origin_does_not_come_back_by_hearsay() -> None:
+def test_a_forgotten_origin_does_not_come_back_by_reports() -> None:
     """T-gc-skew: a peer that forgets a second later would bring it back, and be given it in turn, for ever."""
     target = logs()
     extend(target, OTHER, 3)
@@ -382,7 +382,9 @@ def test_what_no_batch_could_carry_leaves_its_number_only() -> None:
 
 @given(st.lists(st.binary(max_size=30), min_size=1, max_size=60), st.integers(1, 40), st.integers(0, 70))
 @settings(max_examples=60, deadline=None)
-def test_room_for_what_follows_is_told_without_a_walk(route_updates: list[bytes], entries_max: int, after: int) -> None:
+def test_room_for_what_follows_is_reported_without_a_walk(
+    route_updates: list[bytes], entries_max: int, after: int
+) -> None:
     """Repair asks for it with each vector: under load a walk over the log was a fifth of gossip's cost."""
     kept = logs(entries_max=entries_max)
     for route_update in route_updates:

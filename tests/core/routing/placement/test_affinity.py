@@ -209,7 +209,7 @@ def test_what_is_common_may_be_followed_all_the_same() -> None:
     assert always.choose(match, engines(1, 2, 0), Random(1)) == Choice(BackendId(0), "affinity", 64)
 
 
-def test_how_much_of_a_prompt_is_worth_following_can_be_said() -> None:
+def test_how_much_of_a_prompt_is_worth_following_can_be_stated() -> None:
     match = Match([Holder(BackendId(1), 100, 2)], 1000, Fingerprint(5), 80, Fingerprint(9))
     tenth = Affinity(AffinityOptions(common_share=0.1))
     assert tenth.choose(match, engines(0, 0), Random(1)).reason == "affinity"

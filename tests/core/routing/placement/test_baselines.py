@@ -80,7 +80,7 @@ def test_a_policy_is_a_function_of_what_it_is_given(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_each_policy_tells_its_name_and_what_the_chosen_backend_holds(name: str) -> None:
+def test_each_policy_reports_its_name_and_what_the_chosen_backend_holds(name: str) -> None:
     policy = make_policy(name)
     match = Match([Holder(BackendId(0), 64, 1)], 100, Fingerprint(5))
     choice = policy.choose(match, engines(0), Random(1))

@@ -120,7 +120,7 @@ def test_a_cold_prefix_leaves_its_homes_for_a_backend_that_is_certainly_better()
     assert choose(trained(error=2.0), warm(), busy).backend in homes
 
 
-def test_equal_costs_are_told_apart_by_load_and_then_the_same_way_every_time() -> None:
+def test_equal_costs_are_reported_apart_by_load_and_then_the_same_path_every_time() -> None:
     loaded = engines(0, 0, 0, decoding=(1, 1, 0))
     unknown = Match((), 0, Fingerprint(7), 100, Fingerprint(9))
     assert choose(Ttft(), unknown, loaded).backend == 2

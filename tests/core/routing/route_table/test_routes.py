@@ -94,7 +94,7 @@ def test_boundaries_that_collapse_to_one_block_are_one_row_with_all_their_texts(
     assert [depth(table, [(250, 0, text)]) for text in (11, 12, 13)] == [256, 256, 256]
 
 
-def test_texts_learned_first_become_one_row_when_their_tokens_say_so(table: RouteTable) -> None:
+def test_texts_learned_first_become_one_row_when_their_tokens_state_so(table: RouteTable) -> None:
     table.learn([(260, 0, 13), (255, 0, 12), (250, 0, 11)], ONE, 7, Trust.LOCAL, 0.0)
     assert len(table) == 3
     table.learn([(256, 99, 13), (256, 99, 12), (256, 99, 11)], TWO, 7, Trust.LOCAL, 0.0)
@@ -174,7 +174,7 @@ def test_a_backend_that_is_not_eligible_is_passed_over_and_keeps_its_claims(tabl
     assert table.match(plain(64, 256), GENERATIONS, 0.0)[0].backend == ONE
 
 
-def test_a_new_boot_epoch_voids_all_claims_at_once_and_the_sweep_removes_them(learned: RouteTable) -> None:
+def test_a_new_generation_epoch_voids_all_claims_at_once_and_the_sweep_removes_them(learned: RouteTable) -> None:
     assert learned.match(prompt(*THREAD), (7, 8), 0.0) == []
     assert learned.sweep(0.0, (7, 8)) == 4
     assert len(learned) == 0
@@ -316,7 +316,7 @@ def test_the_sweep_does_a_bounded_part_of_the_table_at_a_time(table: RouteTable)
     assert len(table) == 400
 
 
-def test_the_subtree_view_tells_depths_parents_holders_and_ages(learned: RouteTable) -> None:
+def test_the_subtree_view_reports_depths_parents_holders_and_ages(learned: RouteTable) -> None:
     learned.match([], GENERATIONS, 30.0)
     chain = prompt(*THREAD)
     view = learned.subtree(chain[1][2])[0]

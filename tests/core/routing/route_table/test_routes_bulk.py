@@ -121,13 +121,13 @@ def test_an_empty_table_gets_the_same_claims(learned: Learned) -> None:
 @given(learned_of(PLAIN), learned_of(PLAIN))
 def test_a_merge_loses_nothing_and_takes_the_later_evidence(mine: Learned, theirs: Learned) -> None:
     source, target = table_of(theirs), table_of(mine)
-    before, told = pairs_of(target), pairs_of(source)
+    before, reported = pairs_of(target), pairs_of(source)
     chunks = chunks_of(source)
     merge_all(target, chunks)
     check(target, GENERATIONS, NOW)
     after = pairs_of(target)
     assert all(after[pair][0] >= trust and after[pair][1] >= evidence for pair, (trust, evidence) in before.items())
-    assert all(after[pair][1] >= evidence for pair, (_, evidence) in told.items())
+    assert all(after[pair][1] >= evidence for pair, (_, evidence) in reported.items())
     again = sums_of(target)
     assert merge_all(target, chunks) == 0, "the same once more is nothing new"
     assert sums_of(target) == again
@@ -212,7 +212,7 @@ def test_a_claim_of_a_new_row_climbs_to_known_parents() -> None:
     check(table, GENERATIONS, NOW)
 
 
-def test_a_row_without_its_parent_finds_it_when_it_is_told_again() -> None:
+def test_a_row_without_its_parent_finds_it_when_it_is_reported_again() -> None:
     table = RouteTable(ttl_s=TTL_S)
     merge_all(table, [columns((1, 32, 2, 0, 0, 0.0))])
     assert [view.level for view in table.subtree(0)] == [0]
@@ -232,7 +232,7 @@ def test_a_full_table_stays_full_and_keeps_the_newest() -> None:
     assert min(evidence for _, evidence in pairs_of(table).values()) >= NOW - 6
 
 
-def test_local_rows_outlive_what_peers_tell() -> None:
+def test_local_rows_outlive_what_peers_report() -> None:
     table = RouteTable(capacity=300, ttl_s=TTL_S)
     for number in range(1, 201):
         table.learn([(16, mix(number), 0)], BackendId(0), 2, Trust.LOCAL, NOW - 15)

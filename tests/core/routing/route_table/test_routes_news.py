@@ -21,13 +21,13 @@ def learn(routes: RouteTable, chain: list[tuple[int, int, int]], now: float = 10
     routes.learn(chain, ENGINE, 0, trust, now)
 
 
-def test_a_new_chat_is_news_from_top_to_end() -> None:
+def test_a_new_chat_is_updates_from_top_to_end() -> None:
     routes = table()
     learn(routes, CHAT)
     assert list(routes.outgoing.new) == [NewRoutes(ENGINE, 0, CHAT, 0, 10.0)]
 
 
-def test_a_next_turn_is_news_only_where_it_is_new_and_says_what_stands_above() -> None:
+def test_a_next_turn_is_updates_only_where_it_is_new_and_states_what_stands_above() -> None:
     routes = table()
     learn(routes, CHAT)
     routes.outgoing.new.clear()
@@ -35,7 +35,7 @@ def test_a_next_turn_is_news_only_where_it_is_new_and_says_what_stands_above() -
     assert list(routes.outgoing.new) == [NewRoutes(ENGINE, 0, NEXT_TURN[:2], 104, 11.0)]
 
 
-def test_the_same_prompt_again_is_no_news() -> None:
+def test_the_same_prompt_again_is_no_updates() -> None:
     routes = table()
     learn(routes, CHAT)
     routes.outgoing.new.clear()
@@ -43,26 +43,26 @@ def test_the_same_prompt_again_is_no_news() -> None:
     assert not routes.outgoing.new
 
 
-def test_tokens_that_join_a_text_are_news() -> None:
+def test_tokens_that_join_a_text_are_updates() -> None:
     """Peers that know the text alone could not match in mid-message."""
     routes = table()
     learn(routes, [(60, 0, 204), (30, 0, 202)])
     routes.outgoing.new.clear()
     learn(routes, [(64, 104, 204), (32, 102, 202)], 11.0)
-    assert [key for news in routes.outgoing.new for key in news.chain] == [(64, 104, 204), (32, 102, 202)]
+    assert [key for updates in routes.outgoing.new for key in updates.chain] == [(64, 104, 204), (32, 102, 202)]
 
 
-def test_another_backend_that_serves_a_known_prompt_is_news() -> None:
+def test_another_backend_that_serves_a_known_prompt_is_updates() -> None:
     routes = table()
     learn(routes, CHAT)
     routes.outgoing.new.clear()
     routes.learn(CHAT, OTHER, 0, Trust.LOCAL, 11.0)
-    (news,) = routes.outgoing.new
-    assert news.backend == OTHER
-    assert news.chain[0] == CHAT[0]
+    (updates,) = routes.outgoing.new
+    assert updates.backend == OTHER
+    assert updates.chain[0] == CHAT[0]
 
 
-def test_a_restarted_backend_that_serves_again_is_news() -> None:
+def test_a_restarted_backend_that_serves_again_is_updates() -> None:
     routes = table()
     learn(routes, CHAT)
     routes.outgoing.new.clear()
@@ -71,7 +71,7 @@ def test_a_restarted_backend_that_serves_again_is_news() -> None:
     assert routes.outgoing.new[0].generation == 1
 
 
-def test_what_peers_said_is_no_news_of_ours() -> None:
+def test_what_peers_stated_is_no_updates_of_ours() -> None:
     routes = table()
     learn(routes, CHAT, trust=Trust.REMOTE)
     assert not routes.outgoing.new
@@ -79,15 +79,15 @@ def test_what_peers_said_is_no_news_of_ours() -> None:
     assert not routes.outgoing.new
 
 
-def test_a_route_in_steady_use_is_told_again_within_every_half_of_its_life() -> None:
+def test_a_route_in_steady_use_is_reported_again_within_every_half_of_its_life() -> None:
     """Otherwise peers would forget what one node serves all the time."""
     routes = table(ttl_s=100.0)
-    told: list[float] = []
+    reported: list[float] = []
     for second in range(10, 1000, 3):
         learn(routes, CHAT, float(second))
-        told += [news.at for news in routes.outgoing.new if CHAT[0] in news.chain]
+        reported += [updates.at for updates in routes.outgoing.new if CHAT[0] in updates.chain]
         routes.outgoing.new.clear()
-    gaps = [later - earlier for earlier, later in pairwise(told)]
+    gaps = [later - earlier for earlier, later in pairwise(reported)]
     assert max(gaps[1:]) <= 53
     assert min(gaps[1:]) >= 47
 
@@ -98,7 +98,7 @@ def test_without_peers_nothing_is_collected() -> None:
     assert not routes.outgoing.new
 
 
-def test_news_nobody_fetches_are_bounded_and_counted() -> None:
+def test_updates_nobody_fetches_are_bounded_and_counted() -> None:
     routes = RouteTable(capacity=100_000)
     routes.outgoing.collect()
     for number in range(QUEUE_MAX + 7):
@@ -107,7 +107,7 @@ def test_news_nobody_fetches_are_bounded_and_counted() -> None:
     assert routes.counters.new_routes_dropped == 7
 
 
-def test_whoever_collects_is_told_of_the_first_news_only() -> None:
+def test_whoever_collects_is_reported_of_the_first_updates_only() -> None:
     """It is on a request's path, and the rest goes out with the first."""
     routes = RouteTable(capacity=100)
     calls: list[int] = []

@@ -48,20 +48,20 @@ def test_what_was_served_meanwhile_stays() -> None:
     assert depth(table, chain_of(1, 2, 4), A) == 32
 
 
-def test_peers_are_told_of_what_was_withdrawn_as_of_the_request_that_found_out() -> None:
+def test_peers_are_reported_of_what_was_withdrawn_as_of_the_request_that_found_out() -> None:
     table = RouteTable()
     table.outgoing.collect()
     table.learn(chain_of(1, 2, 3), A, 1, Trust.LOCAL, 50.0)
     table.learn(chain_of(1, 2, 4), A, 1, Trust.LOCAL, 10.0)
     assert table.refute((32, 2, 0), A, before=40) == 1
-    assert [(news.fingerprint, news.at) for news in table.outgoing.withdrawn] == [(4, 40)]
+    assert [(updates.fingerprint, updates.at) for updates in table.outgoing.withdrawn] == [(4, 40)]
 
 
 def test_an_unknown_prefix_refutes_nothing() -> None:
     assert RouteTable().refute((16, 9, 0), A, before=40) == 0
 
 
-def test_evidence_is_told_where_it_changes_deepest_first() -> None:
+def test_evidence_is_reported_where_it_changes_deepest_first() -> None:
     table = RouteTable()
     table.learn(chain_of(1, 2, 3, 4), A, 1, Trust.LOCAL, 10.0)
     table.learn(chain_of(1, 2), A, 1, Trust.LOCAL, 30.0)
@@ -75,7 +75,7 @@ def test_evidence_is_told_where_it_changes_deepest_first() -> None:
     st.lists(st.tuples(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(1, 60)), max_size=8),
     st.integers(0, 70),
 )
-def test_a_faded_claim_is_as_if_it_were_not_there_until_it_is_back(
+def test_a_hidden_claim_is_as_if_it_were_not_there_until_it_is_back(
     learned: list[tuple[list[int], int]], second: int
 ) -> None:
     """The one test of a match must agree with a table that never had the old evidence."""

@@ -28,7 +28,7 @@ Prefix = tuple[str, str]  # namespace and the tokens, one character each
 
 def tokens_of(messages: tuple[Message, ...]) -> str:
     """A message starts with a marker of its own, as in a chat template: equal tokens have equal boundaries."""
-    return "".join(letter.upper() + letter * (length - 1) for letter, length in messages)
+    return "".join(outgoing.upper() + outgoing * (length - 1) for outgoing, length in messages)
 
 
 class Names:

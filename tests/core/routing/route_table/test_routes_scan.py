@@ -33,10 +33,10 @@ GENERATIONS = [2, 0, 5, 1]
 Pair = tuple[int, int]  # fingerprint, backend
 
 
-def names(order: tuple[int, ...] = (0, 1, 2), told: tuple[bool, ...] = (True, True, True)) -> BackendNames:
+def names(order: tuple[int, ...] = (0, 1, 2), reported: tuple[bool, ...] = (True, True, True)) -> BackendNames:
     """`order[i]` is the backend that has local id i."""
     return BackendNames(
-        np.array([told[backend] * mix(1000 + backend) for backend in order], U64),
+        np.array([reported[backend] * mix(1000 + backend) for backend in order], U64),
         np.array([7 + backend for backend in order], U64),
         np.array([GENERATIONS[backend] for backend in order], np.int32),
     )
@@ -79,7 +79,7 @@ def brute_sums(pairs: set[Pair]) -> bytes:
     return np.array(sums, "<u8").tobytes()
 
 
-def told_by(chunks: list[RouteColumns]) -> set[Pair]:
+def reported_by(chunks: list[RouteColumns]) -> set[Pair]:
     return {
         (fingerprint, backend)
         for columns in chunks
@@ -120,11 +120,11 @@ def test_sums_and_columns_are_those_of_a_look_at_every_row(
     pairs = pairs_of(table, NOW)
     assert sums_of(table, NOW) == brute_sums(pairs)
     chunks = chunks_of(table, NOW)
-    firsts = {pair for pair in pairs if pair in told_by(chunks)}
+    firsts = {pair for pair in pairs if pair in reported_by(chunks)}
     further = {text for view in table.subtree(0, limit=1000) for text in view.text_fingerprints[1:]}
     assert {pair for pair in pairs if pair[0] not in further} <= firsts
-    assert told_by(chunks) <= pairs
-    assert {name for name, _ in pairs} == {name for name, _ in told_by(chunks)}, "each name comes with some claim"
+    assert reported_by(chunks) <= pairs
+    assert {name for name, _ in pairs} == {name for name, _ in reported_by(chunks)}, "each name comes with some claim"
 
 
 def test_sums_do_not_depend_on_the_order_of_learning_or_on_local_ids() -> None:
@@ -152,7 +152,7 @@ def test_one_claim_more_changes_its_buckets_only() -> None:
     assert np.flatnonzero(before != after).tolist() == sorted((mix(4) >> 52, mix(5) >> 52))
 
 
-def test_claims_about_to_expire_are_neither_summed_nor_told() -> None:
+def test_claims_about_to_expire_are_neither_summed_nor_reported() -> None:
     """Two nodes forget the same claim a second apart: that must not look like a difference."""
     table = RouteTable(ttl_s=TTL_S)
     table.learn([(16, mix(1), 0)], BackendId(0), 2, Trust.LOCAL, NOW)
@@ -165,12 +165,12 @@ def test_claims_about_to_expire_are_neither_summed_nor_told() -> None:
     assert [len(columns.token) for columns in chunks_of(table, edge)] == [1]
 
 
-def test_backends_that_are_not_told_are_not_summed() -> None:
+def test_backends_that_are_not_reported_are_not_summed() -> None:
     table = RouteTable(ttl_s=TTL_S)
     table.learn([(16, mix(1), 0)], BackendId(1), 0, Trust.LOCAL, NOW)
-    whom = names(told=(True, False, True))
+    whom = names(reported=(True, False, True))
     assert sums_of(table, NOW, whom) == bytes(SUMS_BYTES)
-    assert told_by(chunks_of(table, NOW, whom=whom)) == set()
+    assert reported_by(chunks_of(table, NOW, whom=whom)) == set()
 
 
 def big_table(rows: int, seed: int, churn: bool, backends: int = BACKENDS) -> RouteTable:
@@ -201,21 +201,21 @@ def test_parents_come_before_their_children(churn: bool) -> None:
         ):
             assert parent in seen
             seen.update((token, text))
-    assert told_by(chunks) == pairs_of(table, NOW + 1)
+    assert reported_by(chunks) == pairs_of(table, NOW + 1)
     assert len(chunks) < 3 * len(table) // CHUNK_CLAIMS + 8, "chunks are filled"
     assert Counter(token for columns in chunks for token in columns.token.tolist()).most_common(1)[0][1] == 1
 
 
-def test_only_the_wanted_buckets_are_told() -> None:
+def test_only_the_wanted_buckets_are_reported() -> None:
     table = big_table(5000, 4, churn=True)
     buckets = tuple(range(0, BUCKETS, 5))
     pairs = pairs_of(table, NOW + 1)
     wanted = {pair for pair in pairs if (pair[0] >> 52) % 5 == 0}
-    told = told_by(chunks_of(table, NOW + 1, buckets))
-    assert wanted <= told <= pairs
-    assert len(told) < len(pairs) / 2
-    assert told_by(chunks_of(table, NOW + 1, tuple(range(BUCKETS)))) == pairs
-    assert told_by(chunks_of(table, NOW + 1, (60_000,))) == set(), "there is no such bucket"
+    reported = reported_by(chunks_of(table, NOW + 1, buckets))
+    assert wanted <= reported <= pairs
+    assert len(reported) < len(pairs) / 2
+    assert reported_by(chunks_of(table, NOW + 1, tuple(range(BUCKETS)))) == pairs
+    assert reported_by(chunks_of(table, NOW + 1, (60_000,))) == set(), "there is no such bucket"
 
 
 def test_lost_chunks_come_again() -> None:
@@ -227,7 +227,7 @@ def test_lost_chunks_come_again() -> None:
     for old, new in zip(taken[-CHUNKS_KEPT:], again, strict=True):
         assert old is not None
         assert new is not None
-        assert told_by([old.columns]) == told_by([new.columns])
+        assert reported_by([old.columns]) == reported_by([new.columns])
 
 
 def test_the_table_changes_and_grows_between_steps() -> None:
@@ -260,7 +260,7 @@ def test_a_step_ends_behind_many_further_claims() -> None:
         steps += 1
     assert steps >= rows * (BACKENDS - 1) / EXTRA_CLAIMS_MAX
     assert found == brute_sums(pairs_of(table, NOW))
-    assert told_by(chunks_of(table, NOW)) == pairs_of(table, NOW)
+    assert reported_by(chunks_of(table, NOW)) == pairs_of(table, NOW)
 
 
 def test_a_row_with_more_claims_than_a_chunk_comes_whole() -> None:
@@ -270,8 +270,8 @@ def test_a_row_with_more_claims_than_a_chunk_comes_whole() -> None:
         table.learn([(16, mix(1), 0)], BackendId(backend), 2, Trust.LOCAL, NOW)
     whom = BackendNames(np.arange(1, count + 1, dtype=U64), np.zeros(count, U64), np.full(count, 2, np.int32))
     table.learn([(16, mix(2), 0)], BackendId(0), 2, Trust.LOCAL, NOW)
-    told = [columns.backend.tolist() for columns in chunks_of(table, NOW, whom=whom)]
-    assert sorted(backend for some in told for backend in some) == sorted([*range(count), 0])
+    reported = [columns.backend.tolist() for columns in chunks_of(table, NOW, whom=whom)]
+    assert sorted(backend for some in reported for backend in some) == sorted([*range(count), 0])
 
 
 def test_buckets_are_the_top_bits() -> None:

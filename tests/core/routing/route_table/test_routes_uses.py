@@ -58,17 +58,17 @@ def test_what_another_engine_holds_deeper_is_new_to_this_one_from_where_its_own_
     assert table.uses.used_before([[(80, 5, 0), (64, 4, 0)], [(80, 6, 0), (64, 4, 0)]], A, 1, 30) == (64, {10: 32})
 
 
-def test_a_route_update_of_a_peer_is_heard_before_its_claims_are_raised() -> None:
+def test_a_route_update_of_a_peer_is_received_before_its_claims_are_raised() -> None:
     table = RouteTable()
     table.learn(chain(1, 2), A, 1, Trust.LOCAL, 10.0)
-    heard: list[tuple[int, dict[int, int]]] = []
-    table.remote_use = lambda prompts, backend, generation, second: heard.append(
+    received: list[tuple[int, dict[int, int]]] = []
+    table.remote_use = lambda prompts, backend, generation, second: received.append(
         table.uses.used_before(prompts, backend, generation, second)
     )
     table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 20.0)
-    assert heard == []
+    assert received == []
     table.learn(chain(1, 2, 3, 4), A, 1, Trust.REMOTE, 30.0)
-    assert heard == [(16, {20: 48})]
+    assert received == [(16, {20: 48})]
 
 
 def test_what_a_running_request_uses_stays_young() -> None:
