@@ -39,7 +39,7 @@ from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.router import CHAT_PATH, Found, Router
+from ranvier_py.core.routing.router import CHAT_PATH, PoolMatch, Router
 from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.routing.work import Load
 
@@ -273,7 +273,7 @@ def decide(router: Router, prompt: Prompt, now: float) -> Decision:
     return router.place(prompt, router.find(prompt, now))
 
 
-def fly(router: Router, prompt: Prompt, found: Found, decision: Decision, now: float) -> None:
+def fly(router: Router, prompt: Prompt, found: PoolMatch, decision: Decision, now: float) -> None:
     """All that is noted of a request that succeeds."""
     attempt = router.start_attempt(prompt, decision, now, b"", found)
     router.first_token(attempt, now)
@@ -321,7 +321,7 @@ def prompts_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float
 
 
 def prepare_attempt(
-    router: Router, prompts: Sequence[Prompt], found: Sequence[Found], now: float, number: int
+    router: Router, prompts: Sequence[Prompt], found: Sequence[PoolMatch], now: float, number: int
 ) -> Callable[[], object]:
     prompt, holders = prompts[number], found[number]
     return partial(fly, router, prompt, holders, router.place(prompt, holders), now + number / CHATS_PER_S)

@@ -22,7 +22,7 @@ from cluster.simulation.sim_node import SimNode
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.gossip import Gossip
 from ranvier_py.core.gossip.membership.member_lists import JOIN_LISTS
-from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.wire.messages import Record
 from ranvier_py.core.gossip.wire.records import pack_records, unpack_records
 
@@ -44,7 +44,7 @@ def form(nodes: Sequence[SimNode], engines: Sequence[SimEngine], now: float) -> 
         gossip._sends.clear()
 
 
-def know(members: Members, records: Sequence[Record], now: float) -> None:
+def know(members: Membership, records: Sequence[Record], now: float) -> None:
     """All others are alive, and nobody needs to be told so."""
     table, lists, mine = members._table, members._lists, members.me.session
     roster, neighbours = table.roster, table.neighbours

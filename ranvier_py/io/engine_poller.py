@@ -45,7 +45,7 @@ from ranvier_py.core.engine_cache.sources.engine_polls import (
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import (
     NOTHING,
-    Found,
+    FoundPublishers,
     Publisher,
     at_home,
     read_event_sources,
@@ -397,7 +397,7 @@ class EnginePoller:
         interval_s = options.publishers_unanswered_interval_s if found is None else options.publishers_interval_s
         await engine.discover_soon.wait(self._jittered(interval_s), options.publishers_gap_s)
 
-    async def _publishers(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> Found | None:
+    async def _publishers(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> FoundPublishers | None:
         """Where it says that it publishes. None: it does not answer, or not yet."""
         for path, read in PUBLISHER_PAGES:
             try:
@@ -422,7 +422,7 @@ class EnginePoller:
             return list(dict.fromkeys(str(info[4][0]) for info in infos))[:ADDRESSES_MAX]
         return ()
 
-    def _report_publishers(self, engine: Engine, found: Found) -> None:
+    def _report_publishers(self, engine: Engine, found: FoundPublishers) -> None:
         """What changed: each report starts readers anew."""
         before, engine.publishers = engine.publishers, found
         if found.refused != before.refused:

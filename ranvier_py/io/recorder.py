@@ -28,7 +28,7 @@ from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.health import Outcome
-from ranvier_py.core.routing.request_record import MARK, Header, Record, record_of
+from ranvier_py.core.routing.request_record import MARK, Header, RequestRecord, record_of
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Recorder:
         self._clock = clock
         self._pending: dict[Attempt, Finished] = {}
         self._pending_bytes = 0
-        self._queue: deque[Record] = deque()
+        self._queue: deque[RequestRecord] = deque()
         self._wake = trio.Event()
         self._one = trio.CapacityLimiter(1)  # thread at a time, even when a write was abandoned
         self._troubled = False
@@ -164,7 +164,7 @@ class Recorder:
             with trio.move_on_after(LAST_WRITE_S, shield=True):
                 await self._write(last)
 
-    async def _write(self, records: Sequence[Record]) -> None:
+    async def _write(self, records: Sequence[RequestRecord]) -> None:
         trouble = await trio.to_thread.run_sync(self._files.write, records, abandon_on_cancel=True, limiter=self._one)
         if trouble and not self._troubled:
             log.warning("recorder.not_written %s: %s; going on without", self._files.path, trouble)
@@ -193,7 +193,7 @@ class RecordFiles:
         self._files_max = files_max
         self._size = 0  # of the file that is written to; 0: none has been begun
 
-    def write(self, records: Sequence[Record]) -> str:
+    def write(self, records: Sequence[RequestRecord]) -> str:
         """Append lines. Returns what went wrong, empty when nothing did."""
         lines = [record.line() for record in records]
         written = 0

@@ -35,7 +35,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Outcome, Transition
 from ranvier_py.core.routing.retries import Next, RetryBudget
-from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Found, Router
+from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, PoolMatch, Router
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -144,7 +144,7 @@ class Pipeline:
             yield partial(self._tokenizer.tokenize_first, prompt, self._limits.tokenize_deadline_s)
             found = router.find(prompt, self._clock())
         budget = RetryBudget(self._limits.retries)
-        elsewhere: Found | None = found
+        elsewhere: PoolMatch | None = found
         while elsewhere is not None:
             decision = router.place(prompt, elsewhere)
             attempt = router.start_attempt(prompt, decision, self._clock(), served.request_id, elsewhere, quiet=True)
@@ -152,7 +152,7 @@ class Pipeline:
             served.tries += 1
             elsewhere = yield from self._attempt(served, attempt, budget)
 
-    def _attempt(self, served: ServedRequest, attempt: Attempt, budget: RetryBudget) -> Steps[Found | None]:
+    def _attempt(self, served: ServedRequest, attempt: Attempt, budget: RetryBudget) -> Steps[PoolMatch | None]:
         """Ask, relay, finish. Returns whom to ask instead, or None when the request has ended."""
         client = served.client
         outcome, exchange = Outcome.CANCELLED, None
@@ -186,7 +186,7 @@ class Pipeline:
         served.outcome = outcome.value
         return None
 
-    def _elsewhere(self, attempt: Attempt, outcome: Outcome, budget: RetryBudget) -> Found | None:
+    def _elsewhere(self, attempt: Attempt, outcome: Outcome, budget: RetryBudget) -> PoolMatch | None:
         """Whom to ask after a failed attempt; None when it is over."""
         others = self._found_without(attempt.prompt, (*budget.tried, attempt.backend))
         step = budget.next_attempt(attempt.backend, outcome, relayed=False, others=others is not None)
@@ -194,7 +194,7 @@ class Pipeline:
             return self._found_without(attempt.prompt, budget.tried)
         return others if step is Next.ELSEWHERE else None
 
-    def _found_without(self, prompt: Prompt, tried: Sequence[BackendId]) -> Found | None:
+    def _found_without(self, prompt: Prompt, tried: Sequence[BackendId]) -> PoolMatch | None:
         try:
             return self._router.find(prompt, self._clock(), tried)
         except RanvierError:  # nobody else: the failure that brought us here is the better answer

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ranvier_py.core.engine_cache.gap_values import Apply, Reset
+from ranvier_py.core.engine_cache.gap_values import Apply, StreamReset
 from ranvier_py.core.engine_cache.sources.push_messages import MESSAGES_MAX, Messages
 
 EVENTS_PATH = "/internal/events"
@@ -59,7 +59,7 @@ class EventLog:
         """An effect of the GapMachine that reads the engine."""
         if isinstance(effect, Apply):
             self.append(effect.seq, effect.payload)
-        elif isinstance(effect, Reset):
+        elif isinstance(effect, StreamReset):
             self.restart()
 
     def append(self, seq: int, payload: bytes) -> None:

@@ -171,6 +171,7 @@ def test_an_answer_that_does_not_fit_states_so_and_fits_over_tcp(more: dict[str,
         (query_of()[:-1] + b"\x03", Rcode.REFUSED),
         (bytes.fromhex("0001 0000 0001 0000 0000 0000 c00c 0001 0001"), Rcode.FORMERR),  # a name that points at itself
     ],
+    ids=range(9),  # the queries have an id drawn at random
 )
 def test_what_is_no_plain_query_is_answered_with_its_code(data: bytes, code: Rcode | None) -> None:
     answer = zone_of().answer(data, ASKER, over_tcp=False).data

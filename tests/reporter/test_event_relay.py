@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.engine_cache.gap_values import Apply, Level, Reset
+from ranvier_py.core.engine_cache.gap_values import Apply, Level, StreamReset
 from ranvier_py.core.engine_cache.sources.push_messages import read_events
 from ranvier_py.core.errors import Unavailable
 from ranvier_py.core.ids import BackendId
@@ -70,7 +70,7 @@ class Wire:
         self.seq[rank] += 1
 
     def restart_engine(self, rank: int = 0) -> None:
-        self.logs[rank].take(Reset())
+        self.logs[rank].take(StreamReset())
         self.seq[rank] = 0
 
     async def post(self, relay: EventRelay, *, answered: bool = True) -> bool:

@@ -24,7 +24,7 @@ COPIES_BITS = 16
 COPIES_MASK = (1 << COPIES_BITS) - 1
 
 
-class Known(Enum):
+class KnownBlock(Enum):
     """What is known of a block."""
 
     NAME = 0  # no tokens
@@ -62,7 +62,7 @@ class Block:
 
     def __init__(self, key: EngineHash) -> None:
         self.key = key
-        self.known = Known.NAME
+        self.known = KnownBlock.NAME
         self.parent: Block | None = None
         self.child: Block | None = None  # first of the children
         self.before: Block | None = None  # neighbours among the parent's children
@@ -123,7 +123,7 @@ class Block:
 def root(state: TokenState | None) -> Block:
     """What stands above the first blocks of one namespace; without a state, of all that we cannot name."""
     block = Block(0)
-    block.known = Known.OPAQUE if state is None else Known.READY
+    block.known = KnownBlock.OPAQUE if state is None else KnownBlock.READY
     block.state = state
     block.reach = Tier.GPU
     return block
@@ -147,7 +147,7 @@ class BlockIndex:
     def born(self, key: EngineHash, parent: Block, token_bytes: bytes, weight: int, tier: Tier) -> Block:
         """`add`, and all that is known of a new block that was stored, in one call for speed."""
         block = self.blocks[key] = self.orphaned[key] = new_object(Block)
-        block.key, block.known, block.parent, block.child, block.before = key, Known.TOKENS, parent, None, None
+        block.key, block.known, block.parent, block.child, block.before = key, KnownBlock.TOKENS, parent, None, None
         below = block.after = parent.child
         if below is not None:
             below.before = block
@@ -165,7 +165,7 @@ class BlockIndex:
         self.orphaned_weight += weight - block.weight
         block.weight = weight
 
-    def settled(self, block: Block, known: Known) -> None:
+    def settled(self, block: Block, known: KnownBlock) -> None:
         """A orphaned block is READY or OPAQUE now."""
         block.known = known
         if self.orphaned.pop(block.key, None) is not None:
@@ -175,7 +175,7 @@ class BlockIndex:
         """These are READY now, and will be looked at."""
         orphaned, weight = self.orphaned, 0
         for block in chain:
-            block.known = Known.READY
+            block.known = KnownBlock.READY
             block.queued = True
             if orphaned.pop(block.key, None) is not None:
                 weight += block.weight

@@ -12,7 +12,7 @@ from itertools import chain as joined
 
 import numpy as np
 
-from ranvier_py.core.engine_cache.blocks import Block, Known, Print
+from ranvier_py.core.engine_cache.blocks import Block, KnownBlock, Print
 from ranvier_py.core.prompts.boundaries import TokenIds
 from ranvier_py.core.prompts.fingerprint import (
     ANCHOR_BLOCKS_DENSE,
@@ -25,7 +25,7 @@ from ranvier_py.core.prompts.fingerprint import (
 
 TOKEN_BYTES = 4
 make = tuple.__new__  # of named tuples: half the time of their own
-TOKENS, READY = Known.TOKENS, Known.READY
+TOKENS, READY = KnownBlock.TOKENS, KnownBlock.READY
 
 Chain = Sequence[Block]
 

@@ -28,7 +28,7 @@ from ranvier_py.core.engine_cache.gap_values import (
     Install,
     Level,
     LevelChanged,
-    Reset,
+    StreamReset,
 )
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.residency import Residency
@@ -186,7 +186,7 @@ class EventStream:
             effect = waiting.popleft()
             if isinstance(effect, Apply):
                 cleared |= self._apply(effect, waiting, now)
-            elif isinstance(effect, Reset):
+            elif isinstance(effect, StreamReset):
                 self._clear()
                 self._stores, self._skipped_before = False, self.decoder.counters.tags_skipped
                 cleared = True

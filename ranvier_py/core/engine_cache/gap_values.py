@@ -22,7 +22,7 @@ class Level(Enum):
     ESTIMATED = "estimated"
 
 
-class Loss(Enum):
+class EventLoss(Enum):
     """What is missing for good."""
 
     NOTHING = 0
@@ -37,7 +37,7 @@ class Apply(NamedTuple):
     payload: bytes
 
 
-class Reset(NamedTuple):
+class StreamReset(NamedTuple):
     """The engine was restarted: it holds nothing that was applied so far."""
 
 
@@ -65,7 +65,7 @@ class LevelChanged(NamedTuple):
     reason: str
 
 
-Effect = Apply | Reset | AskReplay | AskPeer | Install | LevelChanged
+Effect = Apply | StreamReset | AskReplay | AskPeer | Install | LevelChanged
 
 
 @dataclass(frozen=True, slots=True)

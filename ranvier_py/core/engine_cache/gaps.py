@@ -23,16 +23,16 @@ from ranvier_py.core.engine_cache.gap_values import (
     AskReplay,
     Digests,
     Effect,
+    EventLoss,
     GapCounters,
     GapSettings,
     Install,
     Kept,
     Level,
     LevelChanged,
-    Loss,
     Replay,
-    Reset,
     SnapshotAsked,
+    StreamReset,
 )
 
 NOTHING_MISSED = "nothing missed"
@@ -50,7 +50,7 @@ class GapMachine:
         self._kept = Kept(self._settings)
         self._digests = Digests()
         self._live_last = -1
-        self._loss = Loss.ALL
+        self._loss = EventLoss.ALL
         self._loss_end = 0  # first number after what was lost
         self._run = 0  # messages in a row since then
         self._asks = 0
@@ -87,7 +87,7 @@ class GapMachine:
     def wake_at(self) -> float | None:
         """When `tick` has something to do, in seconds."""
         times = [question.deadline for question in (self._replay, self._snapshot) if question is not None]
-        if self._snapshot_at is not None and self._snapshot is None and self._loss is not Loss.NOTHING:
+        if self._snapshot_at is not None and self._snapshot is None and self._loss is not EventLoss.NOTHING:
             times.append(self._snapshot_at)
         if self._cut_at is not None and not self._cut_long:
             times.append(self._cut_at + self._settings.estimated_after_s)
@@ -122,12 +122,12 @@ class GapMachine:
     def cleared(self, seq: int) -> list[Effect]:
         """Message `seq` said that the engine holds nothing: what was lost before it does not matter any more."""
         if seq >= self._loss_end:
-            self._loss = Loss.NOTHING
+            self._loss = EventLoss.NOTHING
         return self._done()
 
     def unreadable(self, seq: int, now: float) -> list[Effect]:
         """Message `seq`, or some of it, could not be read."""
-        self._lose(Loss.PART, seq + 1, now, "unreadable")
+        self._lose(EventLoss.PART, seq + 1, now, "unreadable")
         return self._done()
 
     def contradicted(self, now: float) -> list[Effect]:
@@ -199,7 +199,7 @@ class GapMachine:
         if self._snapshot is not None and now >= self._snapshot.deadline:
             self.counters.snapshots_given_up += 1
             self._drop_snapshot(now)
-        if self._snapshot_at is not None and now >= self._snapshot_at and self._loss is not Loss.NOTHING:
+        if self._snapshot_at is not None and now >= self._snapshot_at and self._loss is not EventLoss.NOTHING:
             self._ask_snapshot(now)
         if self._cut_at is not None and now >= self._cut_at + settings.estimated_after_s:
             self._cut_long = True
@@ -234,7 +234,7 @@ class GapMachine:
         if len(self._held) > self._settings.held_messages_max or self._held_bytes > self._settings.held_bytes_max:
             self.counters.held_full += 1
             replay = self._replay
-            self._jump(Loss.PART, now, "too much held", is_checked=replay is None or replay.checked)
+            self._jump(EventLoss.PART, now, "too much held", is_checked=replay is None or replay.checked)
             if replay is not None:
                 replay.checked = True  # what it says from here on follows what is lost anyway
 
@@ -258,9 +258,9 @@ class GapMachine:
         self.counters.applied += 1
         self._run += 1
         if seq == 0:
-            self._loss = Loss.NOTHING  # all that the engine ever said
-        elif self._loss is Loss.ALL and self._run >= self._settings.recover_messages:
-            self._loss = Loss.PART
+            self._loss = EventLoss.NOTHING  # all that the engine ever said
+        elif self._loss is EventLoss.ALL and self._run >= self._settings.recover_messages:
+            self._loss = EventLoss.PART
         if self._snapshot is not None:
             self._keep(self._snapshot, message, now)
 
@@ -294,9 +294,9 @@ class GapMachine:
                 self._ask_replay(now, "restarted")  # it may have said something since
                 return
             if self._next == 0:
-                self._loss = Loss.NOTHING  # it never said anything
+                self._loss = EventLoss.NOTHING  # it never said anything
             elif not replay.checked:
-                self._lose(Loss.PART, self._next, now, "replay says too little")
+                self._lose(EventLoss.PART, self._next, now, "replay says too little")
             self._replay = None
         elif self._next > replay.next_then and replay.attempt < self._settings.replay_attempts_max:
             self._ask_replay(now, "replay was cut short", replay.attempt + 1)
@@ -307,14 +307,14 @@ class GapMachine:
         """Live with what came: a suffix is worth more than nothing."""
         replay = self._replay
         assert replay is not None
-        loss = Loss.PART if replay.came or (replay.next_then and not self._held) else Loss.ALL
+        loss = EventLoss.PART if replay.came or (replay.next_then and not self._held) else EventLoss.ALL
         self._replay = None
         if self._held:
             self._jump(loss, now, why, is_checked=replay.checked)
         else:
             self._lose(loss, self._next, now, why)
 
-    def _jump(self, loss: Loss, now: float, why: str, *, is_checked: bool) -> None:
+    def _jump(self, loss: EventLoss, now: float, why: str, *, is_checked: bool) -> None:
         """Apply all that is held, in order, and say that something is missing."""
         held, self._held, self._held_bytes = sorted(self._held.items()), {}, 0
         for seq, payload in held:
@@ -324,7 +324,7 @@ class GapMachine:
                 is_checked = True
             self._apply(seq, payload, now)
 
-    def _lose(self, loss: Loss, end: int, now: float, why: str) -> None:
+    def _lose(self, loss: EventLoss, end: int, now: float, why: str) -> None:
         if loss.value > self._loss.value:
             self._loss = loss
         self._loss_end, self._run, self._why = max(end, self._loss_end), 0, why
@@ -333,7 +333,7 @@ class GapMachine:
             self._ask_snapshot(now)
 
     def _restart(self, why: str) -> None:
-        self._outbox.append(Reset())
+        self._outbox.append(StreamReset())
         self.counters.restarts += 1
         self._next = self._run = self._loss_end = 0
         self._live_last = -1
@@ -342,7 +342,7 @@ class GapMachine:
         self._kept.clear()
         self._held_bytes = 0
         self._replay = self._snapshot = None
-        self._loss, self._why = Loss.ALL, why
+        self._loss, self._why = EventLoss.ALL, why
 
     def _ask_snapshot(self, now: float) -> None:
         if not self._settings.peers or self._snapshot is not None:
@@ -369,7 +369,7 @@ class GapMachine:
             self.counters.snapshots_taken += 1
             self._outbox.append(Install(asked.ask))
             self._outbox.extend(again)
-            self._loss, self._loss_end = Loss.NOTHING, 0
+            self._loss, self._loss_end = EventLoss.NOTHING, 0
         else:
             self.counters.snapshots_refused += 1
         self._drop_snapshot(now)
@@ -387,6 +387,6 @@ class GapMachine:
             return Level.ESTIMATED
         if self._replay is not None:
             return Level.REPAIRING
-        if self._loss is Loss.ALL:
+        if self._loss is EventLoss.ALL:
             return Level.REPAIRING if self._snapshot is not None and not self._snapshot_tried else Level.ESTIMATED
-        return Level.EXACT if self._loss is Loss.NOTHING and self._cut_at is None else Level.DEGRADED
+        return Level.EXACT if self._loss is EventLoss.NOTHING and self._cut_at is None else Level.DEGRADED

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from ranvier_py.core.engine_cache.blocks import COPIES_BITS, COPIES_MASK, Block, BlockIndex, Known, Print
+from ranvier_py.core.engine_cache.blocks import COPIES_BITS, COPIES_MASK, Block, BlockIndex, KnownBlock, Print
 from ranvier_py.core.engine_cache.chains import TOKEN_BYTES, chain_of, hash_chains, is_next
 from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
 from ranvier_py.core.engine_cache.residency_values import (
@@ -52,7 +52,7 @@ SETTLE_STEPS_MAX = 20_000
 FRESH_MAX = 4096
 """Stored blocks that are hashed together: one call for a few blocks costs as much as for hundreds."""
 
-NAME, READY, OPAQUE = Known.NAME, Known.READY, Known.OPAQUE
+NAME, READY, OPAQUE = KnownBlock.NAME, KnownBlock.READY, KnownBlock.OPAQUE
 ABSENT = Tier.ABSENT
 
 WAITING_MAX, WAITING_BYTES_MAX = 50_000, 32 << 20
@@ -350,7 +350,7 @@ class Residency:
             self.counters.refused += bool(data)
             self.lack = Lack.ROOM if data else self.lack
             return False
-        block.token_bytes, block.known = data, Known.TOKENS
+        block.token_bytes, block.known = data, KnownBlock.TOKENS
         self._index.weigh(block, weight)
         return True
 
@@ -397,10 +397,10 @@ class Residency:
         below = [block]
         while below:
             each = below.pop()
-            if each.known in (Known.NAME, Known.TOKENS):
+            if each.known in (KnownBlock.NAME, KnownBlock.TOKENS):
                 each.token_bytes = b""
                 self._index.weigh(each, 1)
-                self._index.settled(each, Known.OPAQUE)
+                self._index.settled(each, KnownBlock.OPAQUE)
                 self.counters.opaque += 1
                 below.extend(each.children())
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ranvier_py.core.engine_cache.blocks import COPIES_BITS, Block, BlockIndex, Known, Print, root
+from ranvier_py.core.engine_cache.blocks import COPIES_BITS, Block, BlockIndex, KnownBlock, Print, root
 from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import ROOTS_MAX, SnapshotState
@@ -148,7 +148,7 @@ class RowsMade:
     def write(self, hasher: TokenHasher, block: Block, above: int) -> bool:
         """A block under the place of its parent. False: it hangs from no root."""
         state, parent = block.state, block.parent
-        if block.known is Known.READY and state is not None and parent is not None and parent.state is not None:
+        if block.known is KnownBlock.READY and state is not None and parent is not None and parent.state is not None:
             width = state.tokens - parent.state.tokens
             if width >= WIDTHS_END:
                 return False
@@ -156,7 +156,7 @@ class RowsMade:
             if state.rest:
                 self.extras.append(hasher.veiled(state).veil ^ hasher.pad(pad_name(block.key, state.total)))
             self.extras.extend([each.fingerprint for each in block.prints[:-1]])
-        elif block.known is Known.OPAQUE:
+        elif block.known is KnownBlock.OPAQUE:
             self.add(OPAQUE, above, 0, 0, block.copies)
         else:
             return False
@@ -229,7 +229,7 @@ class SnapshotReader:
         block.copies = copies
         if kind == READY:
             self._ready(block, parent, width, total)
-        index.settled(block, Known.READY if kind == READY else Known.OPAQUE)
+        index.settled(block, KnownBlock.READY if kind == READY else KnownBlock.OPAQUE)
         self._places.append(block)
         if index.weight > self._entries_max:
             raise BadSnapshot("more than there is room for")

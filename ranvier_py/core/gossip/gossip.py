@@ -25,7 +25,7 @@ from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Outgoing, Peer, Plane, Send
 from ranvier_py.core.gossip.membership.live_members import LiveMembers
-from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.readers.reader_claims import STREAM_MESSAGES, ReaderGossip
@@ -55,9 +55,22 @@ SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)
 TOPICS = ("contact", "membership", "routes", "rows", "backends", "streams")
 TOPIC_OF: dict[int, str] = {
     **dict.fromkeys((Kind.HELLO, Kind.ECHO, Kind.CHALLENGE), "contact"),
-    **dict.fromkeys((Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS), "membership"),
+    **dict.fromkeys(
+        (
+            Kind.PING,
+            Kind.ACK,
+            Kind.PING_REQUEST,
+            Kind.NACK,
+            Kind.PUSH,
+            Kind.MEMBERS,
+        ),
+        "membership",
+    ),
     **dict.fromkeys((Kind.ROUTE_UPDATES, Kind.DIGEST, Kind.VECTOR, Kind.RESET), "routes"),
-    **dict.fromkeys((Kind.TOTAL_SUM, Kind.PART_SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
+    **dict.fromkeys(
+        (Kind.TOTAL_SUM, Kind.PART_SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY),
+        "rows",
+    ),
     **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
     **dict.fromkeys((Kind.READER_CLAIMS, Kind.SNAPSHOT_WANTED), "streams"),
     **dict.fromkeys((Kind.SNAPSHOT_CHUNK, Kind.SNAPSHOT_REFUSED), "streams"),
@@ -135,7 +148,7 @@ class Gossip:
         self.sealer = Sealer(settings.session, ring, settings.label, subkeys)
         self.counters = GossipCounters(self.sealer.refused, self.sealer.sealed, self.sealer.opened)
         self.sessions = Sessions(me, outbox, rng)
-        self.members = Members(
+        self.members = Membership(
             me, settings.profile, outbox, rng, now, room_bytes=room_bytes, datagrams=settings.datagrams
         )
         self.routes = RouteGossip(

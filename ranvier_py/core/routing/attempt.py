@@ -16,7 +16,7 @@ from ranvier_py.core.routing.placement import Decision, Holder, Service
 from ranvier_py.core.routing.speculation import Handle
 
 
-class Found(NamedTuple):
+class PoolMatch(NamedTuple):
     """What matching found: who may serve, and who holds what.
 
     `unheld` has the stops of the prompt beyond its first `learned_tokens`, which is what the route table has of it:

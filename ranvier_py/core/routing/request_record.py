@@ -58,7 +58,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RequestRecord:
     """One attempt. Tokens are the engine's count where it gave one, else as known here; 0 answer tokens: not known."""
 
     at: float  # seconds since the header's `started`, when it was sent
@@ -105,13 +105,13 @@ def record_of(
     started_at: float,
     end: Boundary | None = None,
     answer: Answer = NOTHING,
-) -> Record:
+) -> RequestRecord:
     """What is written of a attempt. `end` is the end of its answer, where that was learned; times are monotonic."""
     prompt, decision = attempt.prompt, attempt.decision
     end = end or prompt.end
     chain, ends = chain_of(end)
     counted = (answer.prompt_tokens, answer.completion_tokens)
-    return Record(
+    return RequestRecord(
         at=round(attempt.sent_at - started_at, TIME_DIGITS),
         model=printable(prompt.model),
         kind=prompt.kind,
@@ -167,7 +167,7 @@ def read_header(fields: Mapping[str, Any]) -> Header:
     return Header(seconds(fields, "started"), whole(fields, "block_tokens", 1), scheme)
 
 
-def read_record(fields: Mapping[str, Any]) -> Record:
+def read_record(fields: Mapping[str, Any]) -> RequestRecord:
     """Raises BadRecord."""
     chain = tuple(read_chain(fields.get("chain")))
     ends = fields.get("ends")
@@ -186,7 +186,7 @@ def read_record(fields: Mapping[str, Any]) -> Record:
     values["cached_tokens"] = None if fields.get("cached_tokens") is None else whole(fields, "cached_tokens")
     values["first_token_s"] = None if fields.get("first_token_s") is None else seconds(fields, "first_token_s")
     at, total_s = seconds(fields, "at"), seconds(fields, "total_s")
-    return Record(at=at, total_s=total_s, kind=kind, outcome=outcome, chain=chain, ends=tuple(ends), **values)
+    return RequestRecord(at=at, total_s=total_s, kind=kind, outcome=outcome, chain=chain, ends=tuple(ends), **values)
 
 
 def read_chain(found: object) -> Iterator[tuple[int, int]]:

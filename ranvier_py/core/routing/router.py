@@ -27,14 +27,14 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
-from ranvier_py.core.routing.attempt import Attempt, Found, Observer, RouterCounters, increment
+from ranvier_py.core.routing.attempt import Attempt, Observer, PoolMatch, RouterCounters, increment
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool, Registry, Transition
 from ranvier_py.core.routing.placement import Choice, Decision, Explains, Holder, Match, Policy, Service, Watches
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation
 
-__all__ = ["CHAT_PATH", "COMPLETION_PATH", "Attempt", "Found", "Observer", "Router", "RouterCounters"]
+__all__ = ["CHAT_PATH", "COMPLETION_PATH", "Attempt", "Observer", "PoolMatch", "Router", "RouterCounters"]
 
 CHAT_PATH = b"/v1/chat/completions"
 COMPLETION_PATH = b"/v1/completions"
@@ -95,7 +95,7 @@ class Router:
 
     # --- match and place --------------------------------------------------------------------------------------------
 
-    def find(self, prompt: Prompt, now: float, tried: Collection[BackendId] = (), *, touch: bool = True) -> Found:
+    def find(self, prompt: Prompt, now: float, tried: Collection[BackendId] = (), *, touch: bool = True) -> PoolMatch:
         """Who may serve this prompt, and who holds how much of it. `tried` backends are out of the question.
 
         Raises NotFound for a model nobody serves and NoBackend when nobody who does can be asked now.
@@ -105,9 +105,9 @@ class Router:
             raise pool.error(prompt.model)
         unheld: list[PrefixKey] = []
         learned, holders = self._holders(prompt, pool, now, self.policy.depths_wanted, unheld, touch=touch)
-        return new(Found, (pool, holders, source_of(prompt, holders), learned, unheld, now))
+        return new(PoolMatch, (pool, holders, source_of(prompt, holders), learned, unheld, now))
 
-    def too_little(self, prompt: Prompt, found: Found) -> bool:
+    def too_little(self, prompt: Prompt, found: PoolMatch) -> bool:
         """Whether the text chain found so little that tokenizing before placement may pay."""
         if prompt.kind == "opaque" or prompt.end.state is not None or self.policy.depths_wanted == 0:
             return False
@@ -116,13 +116,13 @@ class Router:
             return False
         return not found.holders or found.holders[0].tokens < ENOUGH_SHARE * tokens
 
-    def place(self, prompt: Prompt, found: Found) -> Decision:
+    def place(self, prompt: Prompt, found: PoolMatch) -> Decision:
         """The policy's choice among what was found."""
         match = self._match(prompt, found)
         choice = self.policy.choose(match, found.pool.backends, self._rng)
         return self._decision(prompt, found, choice)
 
-    def _match(self, prompt: Prompt, found: Found) -> Match:
+    def _match(self, prompt: Prompt, found: PoolMatch) -> Match:
         """What the policy is told."""
         holders = found.holders
         if not prompt.end.messages:
@@ -143,7 +143,7 @@ class Router:
                 return Fingerprint(token or text)
         return UNKNOWN
 
-    def _decision(self, prompt: Prompt, found: Found, choice: Choice) -> Decision:
+    def _decision(self, prompt: Prompt, found: PoolMatch, choice: Choice) -> Decision:
         pool = found.pool
         backend, reason, tokens = choice
         decided = (
@@ -187,7 +187,7 @@ class Router:
         decision: Decision,
         now: float,
         request_id: bytes = b"",
-        found: Found | None = None,
+        found: PoolMatch | None = None,
         *,
         quiet: bool = False,
     ) -> Attempt:
@@ -325,7 +325,7 @@ class Router:
             "candidates": views,
         }
 
-    def terms(self, prompt: Prompt, found: Found) -> Sequence[Mapping[str, float]]:
+    def terms(self, prompt: Prompt, found: PoolMatch) -> Sequence[Mapping[str, float]]:
         """What the policy weighs for each candidate, in their order; nothing for one that weighs nothing."""
         if not isinstance(self.policy, Explains):
             return ()
@@ -333,7 +333,7 @@ class Router:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _unmatched(self, prompt: Prompt, decision: Decision, found: Found | None) -> Sequence[int]:
+    def _unmatched(self, prompt: Prompt, decision: Decision, found: PoolMatch | None) -> Sequence[int]:
         """Fingerprints deeper than what was matched: what this attempt is about to make warm."""
         chain: Iterable[PrefixKey]
         if found is not None and decision.matched_tokens == found.learned_tokens:

@@ -62,7 +62,7 @@ class Moments:
         self.dy += weight * decoding * seconds
 
 
-class Line(NamedTuple):
+class FittedLine(NamedTuple):
     """What is predicted with: seconds."""
 
     per_token: float
@@ -104,7 +104,7 @@ class Prediction(NamedTuple):
     prefill_s: float  # its own
 
 
-NOMINAL = Line(NOMINAL_S_PER_TOKEN, 0.0, 0.0, 0.0)
+NOMINAL = FittedLine(NOMINAL_S_PER_TOKEN, 0.0, 0.0, 0.0)
 
 
 class Fleet:
@@ -116,7 +116,7 @@ class Fleet:
         self._alone = Moments()
         self._queued = Moments()
         self._assumed = BORROWED  # observations with nothing to compute, that took no time
-        self._line: Line | None = NOMINAL
+        self._line: FittedLine | None = NOMINAL
         self.observed = 0
         self.error_s = 0.0  # what predictions of a gap are wrong by, on average
 
@@ -149,7 +149,7 @@ class Fleet:
             moments.add(tokens, decoding, gap_s)
             self._line = None
 
-    def line(self) -> Line:
+    def line(self) -> FittedLine:
         if self._line is None:
             self._line = fitted(self._alone, self._queued, self._assumed)
         return self._line
@@ -162,7 +162,7 @@ class ServiceRate:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._line: Line | None = None  # that the factor is of
+        self._line: FittedLine | None = None  # that the factor is of
         self._factor = 1.0
         self.tokens = self.decoding = self.gaps_s = 0.0  # sums over observations, fading
         self.alone = self.queued = 0.0  # how many there were
@@ -213,7 +213,7 @@ class ServiceRate:
         return Prediction(ahead_s - done_s + each_s, prefill_s)
 
 
-def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> Line:
+def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> FittedLine:
     """Least squares with two slopes and two fixed parts, none of them negative.
 
     `assumed`: observations in each group that had nothing to compute and took no time, beside as many that decode.
@@ -241,7 +241,9 @@ def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> Line:
         per_token, per_decoding = (ty / tt if tt > 0.0 else steepest), 0.0
     if not 0.0 < per_token <= steepest:
         per_token, per_decoding = steepest, 0.0
-    return Line(per_token, per_decoding, *(fixed(group, per_token, per_decoding, assumed) for group in (alone, queued)))
+    return FittedLine(
+        per_token, per_decoding, *(fixed(group, per_token, per_decoding, assumed) for group in (alone, queued))
+    )
 
 
 def fixed(group: Moments, per_token: float, per_decoding: float, assumed: float) -> float:

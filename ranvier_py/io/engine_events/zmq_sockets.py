@@ -71,7 +71,7 @@ REPLAY_ROOM = Room(20_000, 256 << 20)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SocketOptions:
     """How an engine's events are received. All times in seconds."""
 
     retry_s: float = 0.2  # first pause before another connection

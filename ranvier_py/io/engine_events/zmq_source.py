@@ -13,7 +13,7 @@ This shell keeps a connection, hands in what comes, calls `tick`, and carries ou
 Rules: nothing that an engine sends raises; what is no such message is counted. `connected` and `disconnected` are
 called in turn; after `run` it is disconnected. A question for replay has a connection of its own, so that no answer
 belongs to another one.
-Bounds: those of `Options`; a replay that exceeds them has failed.
+Bounds: those of `SocketOptions`; a replay that exceeds them has failed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ import trio
 from ranvier_py.core.engine_cache.gap_values import AskReplay
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
 from ranvier_py.core.metrics import counter
-from ranvier_py.io.engine_events.zmq_sockets import KvSockets, NoZmq, Options, Room
+from ranvier_py.io.engine_events.zmq_sockets import KvSockets, NoZmq, Room, SocketOptions
 
-__all__ = ["KvSockets", "KvSubscriber", "LoadReceived", "NoZmq", "Options", "Room", "Stream"]
+__all__ = ["KvSockets", "KvSubscriber", "LoadReceived", "NoZmq", "Room", "SequencedStream", "SocketOptions"]
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class SubscriberCounters:
         self.malformed[reason] = self.malformed.get(reason, 0) + 1
 
 
-class Stream(Protocol):
+class SequencedStream(Protocol):
     """What decides (core/engine_cache/event_stream.py). Every call returns effects, in order; nothing in it waits."""
 
     def connected(self, now: float) -> Sequence[object]: ...
@@ -91,17 +91,17 @@ class KvSubscriber:
         self,
         sockets: KvSockets,
         publisher: Publisher,
-        stream: Stream,
+        stream: SequencedStream,
         rng: Random,
         carried: Callable[[object], object] = lambda _: None,
         *,
-        options: Options | None = None,
+        options: SocketOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`publisher` must say its hosts (`publishers.at_home`). `clock` is the one that the stream's others use."""
         self.publisher = publisher
         self.stream = stream
-        self.options = options or Options()
+        self.options = options or SocketOptions()
         self.counters = SubscriberCounters()
         self._sockets = sockets
         self._rng = rng
@@ -348,7 +348,7 @@ class LastingConnection:
         self,
         sockets: KvSockets,
         subscription: Subscription,
-        options: Options,
+        options: SocketOptions,
         counters: SubscriberCounters,
         rng: Random,
     ) -> None:

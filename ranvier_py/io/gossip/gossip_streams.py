@@ -64,7 +64,7 @@ class Port(Protocol):
 # --- outwards -------------------------------------------------------------------------------------------------------
 
 
-class Stream:
+class PeerStream:
     """One direction to one peer on one plane."""
 
     __slots__ = ("address", "attempts", "bytes_max", "idle", "plane", "queue", "queued_bytes", "sending")
@@ -101,7 +101,7 @@ class OutboundStreams:
         self.counters = port.counters
         self.options = port.options
         self.rng = rng
-        self.streams: dict[tuple[Address, Plane], Stream] = {}
+        self.streams: dict[tuple[Address, Plane], PeerStream] = {}
         self.nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -132,7 +132,7 @@ class OutboundStreams:
         stream.idle.unpark_all()
         return True
 
-    def _queued(self, stream: Stream, size: int) -> None:
+    def _queued(self, stream: PeerStream, size: int) -> None:
         stream.queued_bytes += size
         self.counters.queued_bytes += size
 
@@ -147,16 +147,16 @@ class OutboundStreams:
             return Drop.STREAMS
         return None if socket_address(to, ipv6=self.family == socket.AF_INET6) else Drop.NO_SUCH_ADDRESS
 
-    def _open(self, to: Address, plane: Plane) -> Stream:
+    def _open(self, to: Address, plane: Plane) -> PeerStream:
         assert self.nursery is not None
         options = self.options
         bytes_max = options.bulk_queue_bytes if plane is Plane.BULK else options.probe_queue_bytes
-        stream = self.streams[to, plane] = Stream(to, plane, bytes_max)
+        stream = self.streams[to, plane] = PeerStream(to, plane, bytes_max)
         self.counters.streams_out = len(self.streams)
         self.nursery.start_soon(self._keep, stream)
         return stream
 
-    async def _keep(self, stream: Stream) -> None:
+    async def _keep(self, stream: PeerStream) -> None:
         """Connect, send, try again, until there is nothing to send any more."""
         options = self.options
         try:
@@ -181,13 +181,13 @@ class OutboundStreams:
             self.counters.streams_out = len(self.streams)
             self._discard(stream)
 
-    def _discard(self, stream: Stream) -> None:
+    def _discard(self, stream: PeerStream) -> None:
         self.counters.drop(Drop.BROKEN, len(stream.queue) + stream.sending)
         stream.queue.clear()
         stream.sending = 0
         self._queued(stream, -stream.queued_bytes)
 
-    async def _converse(self, stream: Stream) -> None:
+    async def _converse(self, stream: PeerStream) -> None:
         """One connection, until it is idle. Raises OSError when it ends against our will."""
         sock = await self.connect(stream.address)
         self.counters.connects += 1
@@ -209,7 +209,7 @@ class OutboundStreams:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 sock.close()
 
-    async def _write(self, stream: Stream, sock: socket.socket) -> None:
+    async def _write(self, stream: PeerStream, sock: socket.socket) -> None:
         """Returns after a time of silence. Raises OSError, TimeoutError when the peer takes nothing."""
         while True:
             if not stream.queue:

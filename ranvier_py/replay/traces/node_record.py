@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.routing.request_record import MARK, BadRecord, Header, Record, read_header, read_record
+from ranvier_py.core.routing.request_record import MARK, BadRecord, Header, RequestRecord, read_header, read_record
 from ranvier_py.replay.traces.lines import TraceLine, json_line, name_of, raw_lines
 from ranvier_py.replay.traces.trace import Depth, Trace, TraceError, TraceOptions, TraceRequest
 from ranvier_py.replay.traces.trace_chains import linked, own_names
@@ -31,7 +31,7 @@ class RecordedRequest(NamedTuple):
     """A record that counts, and when it came: seconds since 1970."""
 
     at: float
-    record: Record
+    record: RequestRecord
 
 
 def load(path: Path, options: TraceOptions) -> Trace:
@@ -85,7 +85,7 @@ def agreed(before: Header | None, header: Header, line: TraceLine) -> Header:
     return header
 
 
-def request_of(number: int, at: float, record: Record, size: int, options: TraceOptions) -> TraceRequest:
+def request_of(number: int, at: float, record: RequestRecord, size: int, options: TraceOptions) -> TraceRequest:
     prompt_tokens = min(max(1, record.prompt_tokens or record.request_bytes // BYTES_PER_TOKEN), TOKENS_MAX)
     answer_tokens = min(record.answer_tokens or options.answer_tokens, TOKENS_MAX)
     total = prompt_tokens + answer_tokens

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.engine_cache.block_namespaces import Names
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.event_stream import EventStream
-from ranvier_py.core.engine_cache.gap_values import Apply, AskReplay, GapSettings, Level, Reset
+from ranvier_py.core.engine_cache.gap_values import Apply, AskReplay, GapSettings, Level, StreamReset
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
@@ -132,7 +132,7 @@ def test_numbers_that_lie_leave_the_gap_machine_bounded(payloads: list[bytes], s
     last = -1
     for now, (seq, payload) in enumerate(zip(seqs, payloads, strict=False)):
         for effect in (*machine.live(seq, payload, float(now)), *machine.tick(float(now))):
-            if isinstance(effect, Reset):
+            if isinstance(effect, StreamReset):
                 last = -1
             elif isinstance(effect, Apply):
                 assert effect.seq > last

@@ -14,7 +14,7 @@ from ranvier_py.core.engine_cache.gap_values import (
     Install,
     Level,
     LevelChanged,
-    Reset,
+    StreamReset,
 )
 from ranvier_py.core.engine_cache.gaps import GapMachine
 
@@ -42,7 +42,7 @@ class Stream:
         for effect in effects:
             if isinstance(effect, Apply):
                 self.applied.append(effect.payload.decode())
-            elif isinstance(effect, Reset):
+            elif isinstance(effect, StreamReset):
                 self.applied.clear()
             elif isinstance(effect, AskReplay):
                 self.replay = effect

@@ -17,7 +17,7 @@ from ranvier_py.core.engine_cache.gap_values import (
     GapSettings,
     Install,
     Level,
-    Reset,
+    StreamReset,
 )
 from ranvier_py.core.engine_cache.gaps import GapMachine
 
@@ -47,7 +47,7 @@ class World:
         for effect in effects:
             if isinstance(effect, Apply):
                 self.applied.append(effect.payload)
-            elif isinstance(effect, Reset):
+            elif isinstance(effect, StreamReset):
                 self.applied = []
             elif isinstance(effect, AskReplay):
                 self.replay = effect
@@ -240,7 +240,7 @@ def test_any_order_of_calls_keeps_the_bounds_and_never_raises(todo: list[tuple[o
         else:
             effects = getattr(machine, str(name))(machine._asks, now)
         applied = [effect.seq for effect in effects if isinstance(effect, Apply)]
-        since = [place for place, effect in enumerate(effects) if isinstance(effect, Reset | Install)]
+        since = [place for place, effect in enumerate(effects) if isinstance(effect, StreamReset | Install)]
         assert since or applied == sorted(applied)
         held, kept = machine.waiting
         assert held <= 5

@@ -12,7 +12,7 @@ from ranvier_py.core.engine_cache.sources.publishers import (
     OWN,
     RANKS_MAX,
     Endpoint,
-    Found,
+    FoundPublishers,
     Publisher,
     at_home,
     of_operator,
@@ -62,19 +62,19 @@ def body(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def home(found: Found, host: str = "engine", *addresses: str) -> Found:
+def home(found: FoundPublishers, host: str = "engine", *addresses: str) -> FoundPublishers:
     return at_home(found, host, addresses)
 
 
 def test_vllm_reports_each_rank() -> None:
     expected = Publisher(0, Endpoint("engine", 5557), Endpoint("engine", 5558), "kv@127.0.0.1@tiny")
-    assert home(read_event_sources(body(VLLM_032))) == Found((expected,))
+    assert home(read_event_sources(body(VLLM_032))) == FoundPublishers((expected,))
 
 
 @pytest.mark.parametrize("reported", [VLLM_LIST, {"sources": VLLM_LIST}])
 def test_a_list_of_sources_is_read_too(reported: Any) -> None:
     found = home(read_event_sources(body(reported)))
-    assert found == Found(
+    assert found == FoundPublishers(
         (
             Publisher(0, Endpoint("engine", 41001), Endpoint("engine", 41003)),
             Publisher(1, Endpoint("engine", 41002), None, "kv"),
@@ -95,7 +95,7 @@ def test_ranks_that_are_reported_with_one_port_are_at_port_and_rank() -> None:
 
 def test_sglang_reports_a_base_port_and_where_its_load_is() -> None:
     found = home(read_server_info(body(SGLANG)))
-    assert found == Found(
+    assert found == FoundPublishers(
         (
             Publisher(0, Endpoint("engine", 5557), Endpoint("engine", 5561), "kv", Endpoint("engine", 5559), "load"),
             Publisher(1, Endpoint("engine", 5558), Endpoint("engine", 5562), "kv", Endpoint("engine", 5560), "load"),
@@ -137,7 +137,7 @@ def test_an_sglang_without_events_has_no_publisher(reported: Any) -> None:
 @pytest.mark.parametrize("host", ["10.0.0.9", "evil.example", "169.254.169.254", "[::ffff:10.0.0.9]"])
 def test_an_engine_can_not_send_us_elsewhere(host: str) -> None:
     reported = read_event_sources(body([{"data_parallel_rank": 0, "endpoint": f"tcp://{host}:5557"}]))
-    assert home(reported, "engine", "10.0.0.1") == Found((), ("rank 0: its events are on another host",))
+    assert home(reported, "engine", "10.0.0.1") == FoundPublishers((), ("rank 0: its events are on another host",))
 
 
 def test_an_address_that_the_backends_name_stands_for_is_its_own() -> None:
@@ -148,7 +148,7 @@ def test_an_address_that_the_backends_name_stands_for_is_its_own() -> None:
 
 def test_a_replay_or_a_load_elsewhere_is_left_out_and_the_events_are_received() -> None:
     elsewhere = Endpoint("10.0.0.9", 1)
-    found = home(Found((Publisher(0, Endpoint(OWN, 5557), elsewhere, "", elsewhere),)))
+    found = home(FoundPublishers((Publisher(0, Endpoint(OWN, 5557), elsewhere, "", elsewhere),)))
     assert found.publishers == (Publisher(0, Endpoint("engine", 5557)),)
     assert found.refused == ("rank 0: its replay is on another host",)
 

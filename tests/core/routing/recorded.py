@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ranvier_py.core.routing.request_record import Record
+from ranvier_py.core.routing.request_record import RequestRecord
 
 
-def a_record(**fields: Any) -> Record:
+def a_record(**fields: Any) -> RequestRecord:
     """One that was served; its stops are those of a prompt of 100 tokens unless said otherwise."""
     usual: dict[str, Any] = {
         "at": 1.5,
@@ -31,4 +31,4 @@ def a_record(**fields: Any) -> Record:
         "request_bytes": 800,
         "sent_bytes": 90,
     }
-    return Record(**{**usual, **fields})
+    return RequestRecord(**{**usual, **fields})

@@ -22,7 +22,7 @@ from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.request_record import (
     BadRecord,
     Header,
-    Record,
+    RequestRecord,
     read_header,
     read_record,
     record_of,
@@ -98,7 +98,7 @@ def test_a_line_holds_no_text_no_field_and_no_key() -> None:
     assert SECRET.encode() not in line
     assert KEY not in line
     assert str(attempt.prompt.end.text).encode() not in line
-    assert set(orjson.loads(line)) == set(Record.__slots__)
+    assert set(orjson.loads(line)) == set(RequestRecord.__slots__)
 
 
 @pytest.mark.parametrize("model", ["x" * 9999, "half \ud800 a pair"])

@@ -10,12 +10,12 @@ from random import Random
 import trio
 
 from cluster.engine.kv_publisher import KvEndpoints, KvPublisher
-from ranvier_py.core.engine_cache.gap_values import Apply, Effect, GapSettings, Level, LevelChanged, Reset
+from ranvier_py.core.engine_cache.gap_values import Apply, Effect, GapSettings, Level, LevelChanged, StreamReset
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, parse_endpoint
-from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadReceived, Options
+from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadReceived, SocketOptions
 
-QUICK = Options(retry_s=0.02, retry_s_max=0.1, steady_s=0.05)
+QUICK = SocketOptions(retry_s=0.02, retry_s_max=0.1, steady_s=0.05)
 DEADLINE_S = 20.0
 
 
@@ -65,7 +65,7 @@ class GapStream:
         for effect in effects:
             if isinstance(effect, Apply):
                 self.applied.append((effect.seq, effect.payload))
-            elif isinstance(effect, Reset):
+            elif isinstance(effect, StreamReset):
                 self.resets += 1
                 self.applied.clear()
             else:
@@ -81,7 +81,7 @@ class Received:
     """One subscriber, its stream, and what it told."""
 
     def __init__(
-        self, sockets: KvSockets, publisher: Publisher, options: Options, settings: GapSettings | None
+        self, sockets: KvSockets, publisher: Publisher, options: SocketOptions, settings: GapSettings | None
     ) -> None:
         self.stream = GapStream(settings)
         self.levels: list[Level] = []
@@ -101,7 +101,7 @@ class Received:
 
 @asynccontextmanager
 async def reading(
-    publisher: Publisher, options: Options = QUICK, settings: GapSettings | None = None
+    publisher: Publisher, options: SocketOptions = QUICK, settings: GapSettings | None = None
 ) -> AsyncIterator[Received]:
     with KvSockets() as sockets:
         received = Received(sockets, publisher, options, settings)

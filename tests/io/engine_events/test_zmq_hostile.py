@@ -25,7 +25,7 @@ from cluster.engine.kv_publisher import KvEndpoints, KvPublisher
 from ranvier_py.core.engine_cache.gap_values import AskReplay, GapSettings, Level
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
 from ranvier_py.io.engine_events.zmq_sockets import FRAME_BYTES_MAX, FRAMES_MAX, TURN_S, KvSockets
-from ranvier_py.io.engine_events.zmq_source import KvSubscriber, Options, Room
+from ranvier_py.io.engine_events.zmq_source import KvSubscriber, Room, SocketOptions
 from tests.io.engine_events.kv_fakes import (
     QUICK,
     GapStream,
@@ -101,7 +101,7 @@ def test_any_answer_to_a_question_ends_it(answers: list[list[bytes]], ends: bool
         end = [[b"", b"\xff" * 8, b""]] if ends else []
         async with publishing(KvEndpoints()) as source, answering([*answers, *end]) as replay:
             place = publisher_of(source)._replace(replay=replay)
-            options = Options(retry_s=0.02, replay_silence_s=0.1)
+            options = SocketOptions(retry_s=0.02, replay_silence_s=0.1)
             async with reading(place, options, GapSettings(peers=False, replay_timeout_s=0.1)) as received:
                 await until(lambda: received.stream.calls[-1:] in (["ended"], ["failed"]))
                 await until(lambda: received.level is not Level.REPAIRING)
@@ -222,7 +222,7 @@ async def test_a_message_without_an_end_costs_the_connection(monkeypatch: pytest
             await stream.send_all(part)
             sent += len(part)
 
-    options = Options(retry_s=1.0, room=Room(64, 8 << 20))
+    options = SocketOptions(retry_s=1.0, room=Room(64, 8 << 20))
     async with speaking(speak) as place, reading(place, options) as received:
         await until(lambda: received.subscriber.why == "too much at once")
         assert 8 << 20 <= sent < 400 << 20
@@ -232,7 +232,7 @@ async def test_a_message_without_an_end_costs_the_connection(monkeypatch: pytest
 async def test_a_long_stream_that_is_read_never_seems_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is handed over is counted with its heads: a drift would cost a good connection some day."""
     monkeypatch.setattr("ranvier_py.io.engine_events.zmq_sockets.GUARD_INTERVAL_S", 0.01)
-    options = Options(room=Room(64, 100_000))
+    options = SocketOptions(room=Room(64, 100_000))
     async with publishing(KvEndpoints()) as source, reading(publisher_of(source), options) as received:
         await until(lambda: received.subscriber.is_connected)
         for number in range(400):
@@ -260,7 +260,7 @@ async def test_without_room_for_sockets_others_go_on(monkeypatch: pytest.MonkeyP
 
 async def test_what_we_can_not_take_waits_with_the_engine() -> None:
     """Nothing is read here while a thousand large messages are sent; then the engine dies."""
-    options = Options(retry_s=10.0, room=Room(8, 1 << 30))
+    options = SocketOptions(retry_s=10.0, room=Room(8, 1 << 30))
     source = KvPublisher(KvEndpoints())
     async with reading(publisher_of(source), options) as received:
         await until(lambda: received.subscriber.is_connected)
@@ -306,7 +306,7 @@ async def test_the_loop_is_held_for_a_turn_at_most_however_many_flood() -> None:
 
 
 async def test_an_answer_without_an_end_is_cut() -> None:
-    options = Options(retry_s=0.02, replay_bytes_max=100_000)
+    options = SocketOptions(retry_s=0.02, replay_bytes_max=100_000)
     answers = [[b"", NUMBER.pack(number), bytes(10_000)] for number in range(1000)]
     async with (
         publishing(KvEndpoints()) as source,
@@ -320,7 +320,7 @@ async def test_an_answer_without_an_end_is_cut() -> None:
 
 async def test_an_answer_that_drips_is_cut() -> None:
     """Each message keeps it alive, but not for ever."""
-    options = Options(retry_s=0.02, replay_silence_s=5.0, replay_s_max=0.1)
+    options = SocketOptions(retry_s=0.02, replay_silence_s=5.0, replay_s_max=0.1)
     async with (
         publishing(KvEndpoints()) as source,
         answering([[b"", NUMBER.pack(0), b"x"]]) as replay,
@@ -401,7 +401,7 @@ async def test_an_engine_that_hangs_up_at_once_is_not_called_in_a_hurry() -> Non
         await trio.sleep(0.01)
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    async with speaking(speak) as place, reading(place, Options(retry_s=0.05, retry_s_max=10.0)) as received:
+    async with speaking(speak) as place, reading(place, SocketOptions(retry_s=0.05, retry_s_max=10.0)) as received:
         await trio.sleep(0.8)
         counts = received.subscriber.counters
         assert 2 <= counts.connects + counts.failures <= 6

@@ -13,7 +13,7 @@ from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.engine_cache.gap_values import GapSettings, Level
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.io.engine_events import zmq_sockets as kv_sockets
-from ranvier_py.io.engine_events.zmq_source import KvSockets, NoZmq, Options
+from ranvier_py.io.engine_events.zmq_source import KvSockets, NoZmq, SocketOptions
 from tests.core.engine_cache.captured import NAMES, capture
 from tests.io.engine_events.kv_fakes import at, connections_to, publisher_of, publishing, reading, until, with_replay
 
@@ -170,7 +170,7 @@ async def test_pauses_between_tries_grow() -> None:
     place = Publisher(0, at(f"tcp://127.0.0.1:{listener.socket.getsockname()[1]}"))
     await listener.aclose()
     with trio.fail_after(10):
-        async with reading(place, Options(retry_s=0.01, retry_s_max=10.0)) as received:
+        async with reading(place, SocketOptions(retry_s=0.01, retry_s_max=10.0)) as received:
             await trio.sleep(0.7)
             assert 2 <= received.subscriber.counters.failures <= 7
 

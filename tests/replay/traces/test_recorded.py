@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.routing.request_record import Header, Record
+from ranvier_py.core.routing.request_record import Header, RequestRecord
 from ranvier_py.replay.traces.open_trace import open_trace
 from ranvier_py.replay.traces.trace import TraceError, TraceOptions, TraceRequest
 from tests.core.routing.recorded import a_record
@@ -21,7 +21,7 @@ HEADER = Header(1_000.0, 16, "a")
 RECORD = a_record()
 
 
-def loaded(path: Path, *lines: Header | Record | bytes, **options: Any) -> list[TraceRequest]:
+def loaded(path: Path, *lines: Header | RequestRecord | bytes, **options: Any) -> list[TraceRequest]:
     data = [line if isinstance(line, bytes) else line.line().strip() for line in lines]
     trace = open_trace(written(path / "node.jsonl", data), TraceOptions(**options))
     for request in trace.requests:
@@ -123,7 +123,7 @@ def test_a_record_without_a_header_is_stated(tmp_path: Path) -> None:
 
 
 CHANGES = st.dictionaries(
-    st.sampled_from(Record.__slots__), st.none() | st.integers() | st.text(max_size=3), max_size=2
+    st.sampled_from(RequestRecord.__slots__), st.none() | st.integers() | st.text(max_size=3), max_size=2
 )
 
 

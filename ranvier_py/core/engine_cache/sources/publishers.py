@@ -63,14 +63,14 @@ class Publisher(NamedTuple):
     load_topic: str = ""
 
 
-class Found(NamedTuple):
+class FoundPublishers(NamedTuple):
     """What an engine told. `refused` says why the rest was not taken, in our words."""
 
     publishers: tuple[Publisher, ...] = ()
     refused: tuple[str, ...] = ()
 
 
-NOTHING = Found()
+NOTHING = FoundPublishers()
 
 
 def parse_endpoint(text: object) -> Endpoint | None:
@@ -106,7 +106,7 @@ def of_operator(events: str, replay: str, ranks: int, host: str) -> tuple[Publis
     return tuple(found)
 
 
-def at_home(found: Found, host: str, addresses: Collection[str]) -> Found:
+def at_home(found: FoundPublishers, host: str, addresses: Collection[str]) -> FoundPublishers:
     """With the engine's host in place of wildcards, and without all that is elsewhere.
 
     `host` is how we reach it; `addresses` are those that it stands for now, as texts of IP addresses.
@@ -121,7 +121,7 @@ def at_home(found: Found, host: str, addresses: Collection[str]) -> Found:
         if replay is None and publisher.replay is not None:
             refused.append(f"rank {publisher.rank}: its replay is on another host")
         kept.append(publisher._replace(events=events, replay=replay, load=load))
-    return Found(tuple(kept), tuple(refused))
+    return FoundPublishers(tuple(kept), tuple(refused))
 
 
 def _home(where: Endpoint | None, host: str, addresses: Collection[str]) -> Endpoint | None:
@@ -133,7 +133,7 @@ def _home(where: Endpoint | None, host: str, addresses: Collection[str]) -> Endp
 # --- what engines say -----------------------------------------------------------------------------------------------
 
 
-def read_event_sources(body: bytes) -> Found:
+def read_event_sources(body: bytes) -> FoundPublishers:
     """vLLM's GET /kv_event_sources."""
     reported = _json(body)
     if isinstance(reported, dict) and isinstance(reported.get("sources"), list):
@@ -147,7 +147,7 @@ def read_event_sources(body: bytes) -> Found:
     return _checked([_of_vllm(entry) for entry in entries[: RANKS_MAX + 1] if _publishes(entry)])
 
 
-def read_server_info(body: bytes) -> Found:
+def read_server_info(body: bytes) -> FoundPublishers:
     """SGLang's GET /server_info, or /get_server_info of its older releases."""
     reported = _json(body)
     if not isinstance(reported, dict):
@@ -195,7 +195,7 @@ def _of_sglang(block: Mapping[str, Any], first: Endpoint | None, replay: Endpoin
         )
 
 
-def _checked(reported: Sequence[Publisher | str]) -> Found:
+def _checked(reported: Sequence[Publisher | str]) -> FoundPublishers:
     """Each rank once, by rank. Ranks that are told with one port are at port + rank, as vLLM places them."""
     refused = [item for item in reported if isinstance(item, str)]
     by_rank: dict[int, Publisher] = {}
@@ -209,7 +209,7 @@ def _checked(reported: Sequence[Publisher | str]) -> Found:
         spread = [_spread(each) for each in publishers]
         refused.extend(f"rank {each.rank}: no such port" for each, at in zip(publishers, spread, strict=True) if not at)
         publishers = [each for each in spread if each]
-    return Found(tuple(publishers), tuple(refused))
+    return FoundPublishers(tuple(publishers), tuple(refused))
 
 
 def _spread(publisher: Publisher) -> Publisher | None:

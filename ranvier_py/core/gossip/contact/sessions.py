@@ -132,7 +132,7 @@ class ReplayWindow:
         return True
 
 
-class Known:
+class KnownSession:
     """One proved session. `knows_us`: it has shown that we are proved to it as well."""
 
     __slots__ = ("address", "floor", "knows_us", "received_at", "record", "windows")
@@ -167,7 +167,7 @@ class Sessions:
         self._sessions_max = sessions_max
         self._challenges = Challenges(rng)
         self._own_addresses = OwnAddresses((me.host, me.port))
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, KnownSession] = {}
         self._by_address: dict[Address, int] = {}
         self._by_name: dict[str, int] = {}
         self._retired: BoundedDict[int, int] = BoundedDict(RETIRED_MAX)
@@ -260,7 +260,7 @@ class Sessions:
             known.knows_us = True
         return Incoming(Peer(opened.session, known.address), message)
 
-    def _may_pass(self, opened: Opened, known: Known | None, source: Address, now: float) -> bool:
+    def _may_pass(self, opened: Opened, known: KnownSession | None, source: Address, now: float) -> bool:
         """Whether a packet for us is to be read: one of a stranger who wants to be known, or one that is new."""
         if known is None:
             if opened.kind not in CONTACT:
@@ -305,7 +305,7 @@ class Sessions:
             question = Challenge(self._challenges.ask(opened.session, now))
             self._send(source, opened.session, opened.plane, question)
 
-    def _hello(self, opened: Opened, hello: Hello, known: Known | None, now: float) -> Incoming | None:
+    def _hello(self, opened: Opened, hello: Hello, known: KnownSession | None, now: float) -> Incoming | None:
         """Prove ourselves, and ask for a proof unless there is one for this address."""
         record = hello.record
         if record.session != opened.session:
@@ -325,7 +325,7 @@ class Sessions:
             self._send(address, record.session, opened.plane, echo)
         return None if known is None else Incoming(Peer(record.session, known.address))
 
-    def _echo(self, opened: Opened, echo: Echo, known: Known | None, now: float) -> Incoming | None:
+    def _echo(self, opened: Opened, echo: Echo, known: KnownSession | None, now: float) -> Incoming | None:
         """A proof, if it repeats our number. Return one if it is asked for."""
         record = echo.record
         if record.session != opened.session:
@@ -351,7 +351,7 @@ class Sessions:
         return Incoming(Peer(record.session, known.address), proved=proved)
 
     def _challenged(
-        self, opened: Opened, challenge: Challenge, known: Known | None, source: Address, now: float
+        self, opened: Opened, challenge: Challenge, known: KnownSession | None, source: Address, now: float
     ) -> Incoming | None:
         """Somebody did not know us: prove ourselves, and send again what was lost on it."""
         address = source if known is None else known.address
@@ -370,7 +370,7 @@ class Sessions:
 
     # --- proofs -------------------------------------------------------------------------------------------------------
 
-    def _prove(self, record: Record, counter: int, now: float) -> Known:
+    def _prove(self, record: Record, counter: int, now: float) -> KnownSession:
         """Take up a session that is live. `counter` is its proof's: what was sealed before it is past."""
         other = self._by_name.get(record.name, 0)
         if other and self._known[other].record.epoch < record.epoch:
@@ -381,11 +381,11 @@ class Sessions:
             self.forget(min(self._known, key=lambda session: self._known[session].received_at))
         self._counters.proved += 1
         self._retired.pop(record.session, None)
-        known = self._known[record.session] = Known(record, counter, now)
+        known = self._known[record.session] = KnownSession(record, counter, now)
         self._bind(known, record)
         return known
 
-    def _bind(self, known: Known, record: Record) -> None:
+    def _bind(self, known: KnownSession, record: Record) -> None:
         """This is its record now, and its address."""
         self._unbind(known)
         known.record, known.address = record, (record.host, record.port)
@@ -393,7 +393,7 @@ class Sessions:
         self._by_address[known.address] = record.session
         self._by_name.setdefault(record.name, record.session)
 
-    def _unbind(self, known: Known) -> None:
+    def _unbind(self, known: KnownSession) -> None:
         session = known.record.session
         if self._by_address.get(known.address) == session:
             del self._by_address[known.address]

@@ -16,7 +16,7 @@ from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.gossip_values import Peer
-from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
@@ -33,7 +33,7 @@ class LiveMembers:
 
     def __init__(
         self,
-        members: Members,
+        members: Membership,
         routes: RouteGossip,
         facts: BackendFacts,
         orders: SignedCommands,

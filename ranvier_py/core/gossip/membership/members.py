@@ -45,7 +45,7 @@ EXPORTED_MAX = 256
 """Records kept across a restart: under 64 KiB, and far more than is needed to find the cluster again."""
 
 
-class Members:
+class Membership:
     """All of membership behind one object. Times are seconds of one monotonic clock.
 
     `room_bytes` is what a datagram holds of a message's body; `datagrams` False sends everything on streams. Whoever

@@ -18,8 +18,8 @@ from ranvier_py.core.gossip.wire.messages import (
     Message,
     PartSums,
     RouteUpdates,
-    Rows,
     RowsWanted,
+    TableRows,
     TotalSum,
     Vector,
 )
@@ -79,7 +79,7 @@ def wire_bytes(message: Message) -> int:
         return size + len(message.groups) + len(message.sums)
     if isinstance(message, RowsWanted):
         return size + len(message.buckets)
-    if isinstance(message, Rows):
+    if isinstance(message, TableRows):
         columns = message[4:]
         return OVERHEAD_BYTES + ROWS_FIELDS_BYTES + BACKEND_BYTES * len(message.backends) + sum(map(len, columns))
     return size

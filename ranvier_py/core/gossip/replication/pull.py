@@ -35,7 +35,7 @@ from ranvier_py.core.gossip.replication.comparison import AnySums, Comparison
 from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
 from ranvier_py.core.gossip.replication.table_copy import WINDOW_CHUNKS, TableCopy
 from ranvier_py.core.gossip.replication.update_log import UpdateLogs
-from ranvier_py.core.gossip.wire.messages import Busy, Rows, RowsWanted, Vector
+from ranvier_py.core.gossip.wire.messages import Busy, RowsWanted, TableRows, Vector
 
 ALONE_S = 2.0
 """A node that finds nobody for so long has nothing to wait for."""
@@ -260,7 +260,7 @@ class Pull:
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
-    def take(self, peer: Peer, message: Rows, now: float) -> None:
+    def take(self, peer: Peer, message: TableRows, now: float) -> None:
         """A chunk: merged at once, at most 2 ms."""
         if not self._is_from(peer, Phase.ROWS) or message.request != self._request or message.chunk != self._next:
             self._counters.stray_chunks += 1

@@ -40,14 +40,14 @@ from ranvier_py.core.gossip.wire.messages import (
     PartSums,
     Reset,
     RouteUpdates,
-    Rows,
     RowsWanted,
+    TableRows,
     TotalSum,
     Vector,
 )
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 
-ROUTE_MESSAGES = (RouteUpdates, Digest, Vector, Reset, TotalSum, PartSums, RowsWanted, Rows, Busy)
+ROUTE_MESSAGES = (RouteUpdates, Digest, Vector, Reset, TotalSum, PartSums, RowsWanted, TableRows, Busy)
 """What `RouteGossip.receive` takes."""
 
 INTAKE_SHARES = 4
@@ -199,7 +199,7 @@ class RouteGossip:
             self._counters.strangers += 1
         elif isinstance(message, RouteUpdates):
             self._take(peer, message, now)
-        elif isinstance(message, Rows):
+        elif isinstance(message, TableRows):
             self._pull.take(peer, message, now)
         elif isinstance(message, Digest):
             if self._pull.synced:

@@ -16,7 +16,7 @@ from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.neighbour_set import RINGS_MAX, positions_of
 from ranvier_py.core.gossip.replication.budget import Window, wire_bytes
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters, RouteGossipSettings
-from ranvier_py.core.gossip.wire.messages import Message, Rows
+from ranvier_py.core.gossip.wire.messages import Message, TableRows
 from ranvier_py.core.prompts.fingerprint import MASK
 
 
@@ -78,7 +78,7 @@ class RouteOutbox:
         self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
         return True
 
-    def send_rows(self, peer: Peer, rows: Rows, now: float) -> None:
+    def send_rows(self, peer: Peer, rows: TableRows, now: float) -> None:
         """Rows are sent by who looked at `bulk` before: they exist already and would have to be read again."""
         size = wire_bytes(rows)
         self.bulk.spend(size, now)

@@ -16,7 +16,7 @@ from math import inf
 import numpy as np
 
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
-from ranvier_py.core.gossip.wire.messages import Rows
+from ranvier_py.core.gossip.wire.messages import TableRows
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.route_table.route_values import BackendNames, RouteColumns
 from ranvier_py.core.routing.route_table.scan import CHUNKS_KEPT, Chunk, RowsScan
@@ -52,7 +52,7 @@ class TableCopy:
         names = self._registry.names()
         return TableWalk(self._table.scan(names, MARGIN_S, np.frombuffer(buckets, "<u2").astype(np.uint16)), names)
 
-    def merge(self, rows: Rows, since: float, now: float) -> int:
+    def merge(self, rows: TableRows, since: float, now: float) -> int:
         """Learn a chunk. Ages count from `since`, when it was asked for. Returns the number of rows that were new."""
         holders = [self._registry.holder(*backend, now) for backend in rows.backends]
         self.unknown_backends += sum(holder is None for holder in holders)
@@ -106,7 +106,7 @@ class TableWalk:
         self._scan = scan
         self._names = names
 
-    def take(self, now: float) -> Rows | None:
+    def take(self, now: float) -> TableRows | None:
         """One step. The next chunk, with request and chunk number 0; the one with `last` ends it. None: none yet."""
         chunk = self._scan.take(now)
         return None if chunk is None else message_of(chunk, self._names, now)
@@ -116,13 +116,13 @@ class TableWalk:
         self._scan.back(chunks)
 
 
-def message_of(chunk: Chunk, names: BackendNames, now: float) -> Rows:
+def message_of(chunk: Chunk, names: BackendNames, now: float) -> TableRows:
     """A chunk as a message, with request and number 0."""
     columns = chunk.columns
     held_by, index = np.unique(columns.backend, return_inverse=True)
     ages = np.clip(np.ceil(now - columns.evidence), 0, AGE_MAX_S)
     keys, generations = names.key[held_by].tolist(), names.shared_generation[held_by].tolist()
-    return Rows(
+    return TableRows(
         request=0,
         chunk=0,
         last=chunk.last,

@@ -105,7 +105,7 @@ LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
     (Kind.VECTOR, m.Vector, (VECTOR, FLAG)),
     (Kind.RESET, m.Reset, (IDENTITY, U64)),
     (Kind.ROWS_WANTED, m.RowsWanted, (U32, U32, BUCKETS)),
-    (Kind.ROWS, m.Rows, (U32, U32, FLAG, BACKENDS, *(COLUMN,) * 6)),
+    (Kind.ROWS, m.TableRows, (U32, U32, FLAG, BACKENDS, *(COLUMN,) * 6)),
     (Kind.BUSY, m.Busy, (U32,)),
     (Kind.TOTAL_SUM, m.TotalSum, (U64, GROUP_SUMS, FLAG, U32)),
     (Kind.PART_SUMS, m.PartSums, (GROUPS, COLUMN, FLAG, U32)),
@@ -161,7 +161,7 @@ def decode(kind: int, body: bytes) -> m.Message:
     if len(fields) < len(unpackers):
         bad("too few fields")
     message = make(*[unpack(field) for unpack, field in zip(unpackers, fields, strict=False)])
-    if type(message) is m.Rows:
+    if type(message) is m.TableRows:
         columns.check_rows(message)
     elif type(message) is m.PartSums:
         columns.check_part(message)

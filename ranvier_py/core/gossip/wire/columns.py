@@ -16,7 +16,7 @@ import numpy as np
 
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.wire.frame import U16_MAX, amount, bad, column, encoded, text
-from ranvier_py.core.gossip.wire.messages import Command, Entry, Fact, PartSums, ReaderClaim, Rows
+from ranvier_py.core.gossip.wire.messages import Command, Entry, Fact, PartSums, ReaderClaim, TableRows
 
 ENTRIES_MAX = 4096
 """Route updates in a message: what an eager queue holds."""
@@ -39,7 +39,7 @@ GROUP_BYTES = SUM_BYTES * BUCKETS // GROUPS
 COMMANDS_MAX = 64
 
 ROW_BYTES = 34
-"""What a claim takes in `Rows`, over all columns."""
+"""What a claim takes in `TableRows`, over all columns."""
 
 COMMAND = Struct("<QdBHB32s")
 VERDICT_MAX = 3
@@ -203,7 +203,7 @@ def unpack_buckets(field: object) -> bytes:
     return buckets
 
 
-def check_rows(rows: Rows) -> None:
+def check_rows(rows: TableRows) -> None:
     """Whether all columns have a value for each claim, and each claim one of the backends. Raises BadFrame."""
     count = len(rows.age_s) // 2
     widths = ((rows.parent, 8), (rows.tokens, 4), (rows.token, 8), (rows.text, 8), (rows.backend, 2), (rows.age_s, 2))
@@ -214,5 +214,5 @@ def check_rows(rows: Rows) -> None:
 
 
 def rows_column(field: object) -> bytes:
-    """One of the columns of `Rows`: `check_rows` sees to its length, the frame to its bound."""
+    """One of the columns of `TableRows`: `check_rows` sees to its length, the frame to its bound."""
     return column(field, 1, 8 * U16_MAX)

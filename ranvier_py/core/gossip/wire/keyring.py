@@ -51,7 +51,7 @@ def insecure_ring() -> KeyRing:
     return KeyRing({INSECURE_KEY_ID: bytes(KEY_BYTES)}, INSECURE_KEY_ID)
 
 
-class Line(NamedTuple):
+class KeyLine(NamedTuple):
     """What one line of a key file says."""
 
     key_id: int
@@ -85,19 +85,21 @@ def parse_key_ring(text: str) -> KeyRing:
     return KeyRing(keys, next(iter(keys)))
 
 
-def parse_line(written: str) -> Line:
+def parse_line(written: str) -> KeyLine:
     """A line that is not empty."""
     prefix, colon, rest = written.partition(":")
     key = key_of(rest.strip() if colon else written)
     if key is None:
-        return Line(0, b"", "must be 32 bytes as 64 hexadecimal digits or as base64, with or without `id:` before them")
+        return KeyLine(
+            0, b"", "must be 32 bytes as 64 hexadecimal digits or as base64, with or without `id:` before them"
+        )
     if len(frozenset(key)) == 1:
-        return Line(0, b"", "is no secret: all of its bytes are the same")
+        return KeyLine(0, b"", "is no secret: all of its bytes are the same")
     if not colon:
-        return Line(id_of(key), key, "")
+        return KeyLine(id_of(key), key, "")
     if not (prefix.isascii() and prefix.isdigit() and len(prefix) <= 3 and 0 < int(prefix) <= 255):
-        return Line(0, b"", "must have a number from 1 to 255 before the colon")
-    return Line(int(prefix), key, "")
+        return KeyLine(0, b"", "must have a number from 1 to 255 before the colon")
+    return KeyLine(int(prefix), key, "")
 
 
 def key_of(written: str) -> bytes | None:

@@ -186,7 +186,7 @@ class RowsWanted(NamedTuple):
     buckets: bytes  # u16 each, little-endian; empty = whole table
 
 
-class Rows(NamedTuple):
+class TableRows(NamedTuple):
     """One chunk of a table, in columns, parents before children. All columns have one element for each claim."""
 
     request: int
@@ -306,7 +306,7 @@ class SnapshotRefused(NamedTuple):
 Message = (
     Hello | Echo | Challenge
     | Ping | Ack | PingRequest | Nack | Push | Members
-    | RouteUpdates | Digest | Vector | Reset | TotalSum | PartSums | RowsWanted | Rows | Busy
+    | RouteUpdates | Digest | Vector | Reset | TotalSum | PartSums | RowsWanted | TableRows | Busy
     | Loads | Facts | Commands
     | ReaderClaims | SnapshotWanted | SnapshotChunk | SnapshotRefused
 )  # fmt: skip

@@ -27,27 +27,27 @@ from ranvier_py.core.routing.placement.ttft import Ttft
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
-class Kind(NamedTuple):
+class PolicyKind(NamedTuple):
     """How to make a policy, and its options."""
 
     make: Callable[[Any], Policy]  # given its own options
     options: type[Options] = Options
 
 
-POLICIES: Mapping[str, Kind] = MappingProxyType(
+POLICIES: Mapping[str, PolicyKind] = MappingProxyType(
     {
-        "affinity": Kind(Affinity, AffinityOptions),
-        "ttft": Kind(lambda _: Ttft()),
-        "cache_aware": Kind(CacheAware, CacheAwareOptions),
-        "cache_aware_smg": Kind(CacheAwareSmg, CacheAwareSmgOptions),
-        "bounded_load": Kind(BoundedLoad, BoundedLoadOptions),
-        "chwbl": Kind(Chwbl, ChwblOptions),
-        "kv_score": Kind(KvScore, KvScoreOptions),
-        "sticky_least_loaded": Kind(StickyLeastLoaded, StickyLeastLoadedOptions),
-        "round_robin": Kind(lambda _: RoundRobin()),
-        "random": Kind(lambda _: WeightedRandom()),
-        "least_loaded": Kind(lambda _: LeastLoaded()),
-        "power_of_two": Kind(lambda _: PowerOfTwo()),
+        "affinity": PolicyKind(Affinity, AffinityOptions),
+        "ttft": PolicyKind(lambda _: Ttft()),
+        "cache_aware": PolicyKind(CacheAware, CacheAwareOptions),
+        "cache_aware_smg": PolicyKind(CacheAwareSmg, CacheAwareSmgOptions),
+        "bounded_load": PolicyKind(BoundedLoad, BoundedLoadOptions),
+        "chwbl": PolicyKind(Chwbl, ChwblOptions),
+        "kv_score": PolicyKind(KvScore, KvScoreOptions),
+        "sticky_least_loaded": PolicyKind(StickyLeastLoaded, StickyLeastLoadedOptions),
+        "round_robin": PolicyKind(lambda _: RoundRobin()),
+        "random": PolicyKind(lambda _: WeightedRandom()),
+        "least_loaded": PolicyKind(lambda _: LeastLoaded()),
+        "power_of_two": PolicyKind(lambda _: PowerOfTwo()),
     }
 )
 

@@ -54,7 +54,7 @@ CLIMBS_MAX = 100
 """A chunk fetches rows above its own up to so many levels; what hangs deeper arrives without a parent."""
 
 
-class Found(NamedTuple):
+class ScannedRows(NamedTuple):
     """Live claims of some rows, in the order of the rows."""
 
     row: Numbers
@@ -98,7 +98,7 @@ class ClaimReader:
         self.names = names
         self._margin_s = margin_s
 
-    def read(self, ids: Numbers, now: float) -> Found:
+    def read(self, ids: Numbers, now: float) -> ScannedRows:
         """The live claims of these ascending rows, or of the first of them if they have many further claims."""
         claims = self._claims
         claims.now = max(claims.now, now)
@@ -120,7 +120,7 @@ class ClaimReader:
         live = live[(names.generation[chosen] == generations[live]) & (names.key[chosen] != 0)]
         if others:
             live = live[np.argsort(place[live], kind="stable")]
-        return Found(ids[place[live]], backends[live], evidence[live], read)
+        return ScannedRows(ids[place[live]], backends[live], evidence[live], read)
 
     def texts(self, rows: Numbers) -> tuple[Numbers, Fingerprints]:
         """Further texts of rows, as (index into `rows`, text)."""

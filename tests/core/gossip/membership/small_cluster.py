@@ -1,4 +1,4 @@
-"""Several `Members` on one seeded event heap: enough of a network to tell the stories of membership.
+"""Several `Membership` on one seeded event heap: enough of a network to tell the stories of membership.
 
 Letters arrive after a delay, or not. Streams do not lose but deliver late. A out to another session than the one
 that lives at the address, or from a session that is not proved there, is dropped and leads to a handshake, as
@@ -13,7 +13,7 @@ from itertools import count
 from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing, Peer, Plane
-from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.wire.messages import Message, Record, State
@@ -29,7 +29,7 @@ def record_of(name: str, session: int, epoch: int = 1, host: str = "", incarnati
     return record._replace(**more)  # type: ignore[arg-type]
 
 
-def named(members: Members, name: str) -> Member | None:
+def named(members: Membership, name: str) -> Member | None:
     """The member of this name, perhaps dead."""
     return next((member for member in members.everybody() if member.record.name == name), None)
 
@@ -40,7 +40,7 @@ class Host:
     def __init__(self, cluster: Cluster, me: Record) -> None:
         self.cluster = cluster
         self.outbox: list[Outgoing] = []
-        self.members = Members(
+        self.members = Membership(
             me,
             cluster.profile,
             self.outbox,

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
-from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.merge_rules import (
     BURST,
     BURST_PER_MEMBER,
@@ -17,7 +17,7 @@ from ranvier_py.core.gossip.membership.merge_rules import (
     Allowance,
 )
 from ranvier_py.core.gossip.membership.profile import LAN
-from ranvier_py.core.gossip.wire.messages import Members as MemberList
+from ranvier_py.core.gossip.wire.messages import Membership as MemberList
 from ranvier_py.core.gossip.wire.messages import Push, Record, State, Update
 from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, named, record_of
 
@@ -30,7 +30,7 @@ class Listener:
     def __init__(self) -> None:
         self.outbox: list[Outgoing] = []
         self.now = 100.0
-        self.members = Members(ME, LAN, self.outbox, Random(1), self.now, room_bytes=ROOM_BYTES)
+        self.members = Membership(ME, LAN, self.outbox, Random(1), self.now, room_bytes=ROOM_BYTES)
         self.peers = {number: record_of(f"n{number}", number) for number in (1, 2, 3)}
         for record in self.peers.values():
             self.members.proved(record, self.now)
@@ -123,7 +123,7 @@ def test_the_operator_receives_of_a_flood_once() -> None:
 def test_a_list_read_while_joining_is_taken_whole() -> None:
     """It is what was asked for, and in a large cluster longer than any flood."""
     outbox: list[Outgoing] = []
-    members = Members(ME, LAN, outbox, Random(1), 100.0, room_bytes=ROOM_BYTES)
+    members = Membership(ME, LAN, outbox, Random(1), 100.0, room_bytes=ROOM_BYTES)
     friend = record_of("n1", 1)
     members.proved(friend, 100.0)
     members.receive(Peer(1, (friend.host, 7946)), MemberList(tuple(strangers(3000)), False), 100.0)

@@ -8,7 +8,7 @@ import pytest
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.failure_detector import GREETINGS
-from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.membership.roster import MISSES_MAX
 from ranvier_py.core.gossip.wire.messages import Ack, Nack, Ping, PingRequest, Push, Record, State, Update
@@ -21,7 +21,9 @@ class Prober:
     def __init__(self, others: int, *, seed: int = 1, proved: bool = True) -> None:
         self.outbox: list[Outgoing] = []
         self.now = 100.0
-        self.members = Members(record_of("n0", 1000), LAN, self.outbox, Random(seed), self.now, room_bytes=ROOM_BYTES)
+        self.members = Membership(
+            record_of("n0", 1000), LAN, self.outbox, Random(seed), self.now, room_bytes=ROOM_BYTES
+        )
         self.others = {number: record_of(f"n{number}", number) for number in range(1, others + 1)}
         for record in self.others.values():
             if proved:

@@ -7,11 +7,11 @@ from time import perf_counter
 
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.member_lists import ANSWERED_RECORDS, LIST_RECORDS
-from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.membership.roster import MISSES_MAX
 from ranvier_py.core.gossip.wire.messages import Ack, Ping, Push, Record, State, Update
-from ranvier_py.core.gossip.wire.messages import Members as MemberList
+from ranvier_py.core.gossip.wire.messages import Membership as MemberList
 from ranvier_py.core.gossip.wire.records import size_of
 from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, record_of
 
@@ -22,7 +22,7 @@ class Lister:
     def __init__(self) -> None:
         self.outbox: list[Outgoing] = []
         self.now = 100.0
-        self.members = Members(ME, LAN, self.outbox, Random(1), self.now, room_bytes=ROOM_BYTES)
+        self.members = Membership(ME, LAN, self.outbox, Random(1), self.now, room_bytes=ROOM_BYTES)
 
     def reads(self, sender: Record, records: list[Record], *, reply: bool = False) -> None:
         peer = Peer(sender.session, (sender.host, sender.port))

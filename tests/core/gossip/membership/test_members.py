@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ranvier_py.core.gossip.gossip_values import Peer
-from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
 from ranvier_py.core.gossip.wire.messages import Message, Ping, State
 from tests.core.gossip.membership.small_cluster import Cluster, Host
@@ -174,7 +174,7 @@ def test_a_refused_send_is_a_failed_ping() -> None:
     cluster = Cluster(3)
     hosts = cluster.grow(4)
     alone = hosts[0]
-    members: Members = alone.members
+    members: Membership = alone.members
     cluster.blocked = lambda a, b, _: alone.address in (a, b)
     ended = cluster.now + 25.0
     while cluster.now < ended:

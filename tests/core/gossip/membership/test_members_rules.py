@@ -8,10 +8,10 @@ import pytest
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.identity import EPOCH_MAX, INCARNATION_MAX
-from ranvier_py.core.gossip.membership.members import CORRECTIONS_MAX, Members
+from ranvier_py.core.gossip.membership.members import CORRECTIONS_MAX, Membership
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.wire.messages import Ack, Digest, Nack, Ping, PingRequest, Push, Record, State, Update
-from ranvier_py.core.gossip.wire.messages import Members as MemberList
+from ranvier_py.core.gossip.wire.messages import Membership as MemberList
 from ranvier_py.core.gossip.wire.records import size_of
 from tests.core.gossip.membership.small_cluster import ROOM_BYTES, named, record_of
 
@@ -29,7 +29,7 @@ class Node:
     def __init__(self, *proved: Record, datagrams: bool = True) -> None:
         self.outbox: list[Outgoing] = []
         self.now = 100.0
-        self.members = Members(ME, LAN, self.outbox, Random(1), self.now, room_bytes=ROOM_BYTES, datagrams=datagrams)
+        self.members = Membership(ME, LAN, self.outbox, Random(1), self.now, room_bytes=ROOM_BYTES, datagrams=datagrams)
         for record in proved:
             self.members.proved(record, self.now)
         self.silent: tuple[Record, ...] = ()

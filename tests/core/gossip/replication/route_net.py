@@ -22,7 +22,7 @@ from ranvier_py.core.gossip.replication.route_settings import RouteGossipSetting
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.wire.codec import decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
-from ranvier_py.core.gossip.wire.messages import Fact, Facts, Message, Rows
+from ranvier_py.core.gossip.wire.messages import Fact, Facts, Message, TableRows
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.backends import Backend, BackendLimits, ProbeResult, Registry
@@ -282,4 +282,4 @@ def sent(net: Net, kind: type[Message], source: int = 0, target: int = 0) -> lis
 
 
 def claims(messages: Iterable[Message]) -> int:
-    return sum(len(message.age_s) // 2 for message in messages if isinstance(message, Rows))
+    return sum(len(message.age_s) // 2 for message in messages if isinstance(message, TableRows))

@@ -25,8 +25,8 @@ from ranvier_py.core.gossip.wire.messages import (
     PartSums,
     Reset,
     RouteUpdates,
-    Rows,
     RowsWanted,
+    TableRows,
     TotalSum,
     Vector,
 )
@@ -57,10 +57,10 @@ def test_a_window_frees_what_is_a_second_ago() -> None:
     assert window.room(7.0 + 1 + 1 / SLOTS_PER_S) == 100
 
 
-def rows(claims: int, backends: int) -> Rows:
+def rows(claims: int, backends: int) -> TableRows:
     column = bytes(8 * claims)
     pairs = tuple((TOP - number, 2**32 - 1) for number in range(backends))
-    return Rows(
+    return TableRows(
         2**32 - 1, 2**32 - 1, True, pairs, column, column[: 4 * claims], column, column, *[bytes(2 * claims)] * 2
     )
 

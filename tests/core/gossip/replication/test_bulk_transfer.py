@@ -15,8 +15,8 @@ from ranvier_py.core.gossip.wire.messages import (
     Message,
     Reset,
     RouteUpdates,
-    Rows,
     RowsWanted,
+    TableRows,
     TotalSum,
     Vector,
 )
@@ -48,7 +48,7 @@ def test_a_newcomer_gets_the_whole_table_from_one_peer() -> None:
     took_s = net.run_until(lambda: net.nodes[2].gossip.synced)
     assert took_s < 0.2
     assert net.equal()
-    assert claims(sent(net, Rows)) == 6000
+    assert claims(sent(net, TableRows)) == 6000
     assert net.nodes[2].gossip.counters.joins == 1
     net.run(5.0)
     assert sent(net, Reset) == sent(net, TotalSum) == [], "the numbers came with the rows"
@@ -114,7 +114,7 @@ def test_a_busy_peer_is_left_for_another() -> None:
     net.run_until(lambda: all(node.gossip.synced for node in net.nodes.values()), limit_s=3.0)
     net.run_until(net.equal, limit_s=3.0)
     assert sent(net, Busy) != []
-    assert len({source for _, source, _, message, _ in net.sent if isinstance(message, Rows)}) > 1
+    assert len({source for _, source, _, message, _ in net.sent if isinstance(message, TableRows)}) > 1
 
 
 def test_twenty_newcomers_do_not_hold_up_the_one_that_has_the_table() -> None:
@@ -128,7 +128,7 @@ def test_twenty_newcomers_do_not_hold_up_the_one_that_has_the_table() -> None:
         assert net.now < 1000.0 + JOIN_LIMIT_S
     assert most == TRANSFERS_MAX
     assert net.equal()
-    given = len({to for _, source, to, message, _ in net.sent if isinstance(message, Rows) and source == 1})
+    given = len({to for _, source, to, message, _ in net.sent if isinstance(message, TableRows) and source == 1})
     assert given < 20, "who has joined helps"
 
 
@@ -141,9 +141,9 @@ def test_a_peer_that_falls_silent_is_left_for_another() -> None:
 
     def drop(source: int, target: int, message: Message) -> bool:
         """Whoever is asked first says no word."""
-        if isinstance(message, Rows) and not silent:
+        if isinstance(message, TableRows) and not silent:
             silent.append(source)
-        return isinstance(message, Rows | Busy) and source in silent
+        return isinstance(message, TableRows | Busy) and source in silent
 
     net.link.drop = drop
     net.add(3)
@@ -159,8 +159,8 @@ def test_a_source_that_dies_is_left_for_another() -> None:
     net.run_until(net.equal)
     net.run(1.0)
     net.add(3)
-    net.run_until(lambda: claims(sent(net, Rows, target=3)) > 0, step_s=0.0005)
-    net.kill(next(source for _, source, to, message, _ in net.sent if isinstance(message, Rows) and to == 3))
+    net.run_until(lambda: claims(sent(net, TableRows, target=3)) > 0, step_s=0.0005)
+    net.kill(next(source for _, source, to, message, _ in net.sent if isinstance(message, TableRows) and to == 3))
     net.run_until(lambda: net.nodes[3].gossip.synced, limit_s=1.0)
     net.run_until(net.equal, limit_s=3.0)
 
@@ -171,7 +171,7 @@ def test_lost_chunks_are_sent_again_from_where_they_were_lost() -> None:
     lost = {3, 4, 9}
 
     def drop(source: int, target: int, message: Message) -> bool:
-        if isinstance(message, Rows) and message.chunk in lost:
+        if isinstance(message, TableRows) and message.chunk in lost:
             lost.discard(message.chunk)
             return True
         return False
@@ -180,7 +180,7 @@ def test_lost_chunks_are_sent_again_from_where_they_were_lost() -> None:
     net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=10.0)
     assert net.equal()
     chunks = 12_000 / CHUNK_CLAIMS
-    assert chunks < len(sent(net, Rows)) <= chunks + 2 * WINDOW_CHUNKS + 8
+    assert chunks < len(sent(net, TableRows)) <= chunks + 2 * WINDOW_CHUNKS + 8
     assert net.nodes[1].gossip.counters.chunks_resent > 0
     assert net.nodes[2].gossip.counters.stray_chunks > 0
 
@@ -190,7 +190,7 @@ def test_a_lost_last_chunk_is_sent_again() -> None:
     lost: list[int] = []
 
     def drop(source: int, target: int, message: Message) -> bool:
-        return isinstance(message, Rows) and message.last and not lost and not lost.append(1)  # type: ignore[func-returns-value]
+        return isinstance(message, TableRows) and message.last and not lost and not lost.append(1)  # type: ignore[func-returns-value]
 
     net.link.drop = drop
     net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=3.0)
@@ -201,11 +201,11 @@ def test_chunks_of_another_attempt_are_not_mixed_in() -> None:
     """T-snapshot-retry (smg#837): two attempts read the table in two states."""
     net = filled(2, 3000)
     newcomer = net.nodes[2].gossip
-    net.run_until(lambda: claims(sent(net, Rows)) > 0, step_s=0.0005)
+    net.run_until(lambda: claims(sent(net, TableRows)) > 0, step_s=0.0005)
     request = next(message.request for message in sent(net, RowsWanted) if isinstance(message, RowsWanted))
     column = np.array([12345], "<u8").tobytes()
     two = b"\0\0"
-    wrong = Rows(0, 0, True, ((net.nodes[1].key(), 1),), bytes(8), b"\x10\0\0\0", column, bytes(8), two, two)
+    wrong = TableRows(0, 0, True, ((net.nodes[1].key(), 1),), bytes(8), b"\x10\0\0\0", column, bytes(8), two, two)
     for stray in (
         wrong._replace(request=request - 1),
         wrong._replace(request=request, chunk=50),
@@ -230,7 +230,7 @@ def test_a_sync_survives_loss_doubles_and_disorder() -> None:
 
 def test_who_is_refused_by_all_for_long_goes_on_without() -> None:
     net = filled(2, NEW_UPDATES_MAX + 10)
-    net.link.drop = lambda source, target, message: isinstance(message, Rows | RowsWanted)
+    net.link.drop = lambda source, target, message: isinstance(message, TableRows | RowsWanted)
     took_s = net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=2 * JOIN_LIMIT_S, step_s=0.2)
     assert took_s == pytest.approx(JOIN_LIMIT_S, abs=5.0)
     net.link.drop = lambda source, target, message: False
@@ -240,11 +240,11 @@ def test_who_is_refused_by_all_for_long_goes_on_without() -> None:
 
 def test_a_transfer_nobody_wants_any_more_is_ended() -> None:
     net = filled(2, 20_000)
-    net.run_until(lambda: len(sent(net, Rows)) > 3, step_s=0.0005)
+    net.run_until(lambda: len(sent(net, TableRows)) > 3, step_s=0.0005)
     net.link.drop = lambda source, target, message: source == 2
     net.run(0.5)
     assert net.nodes[1].gossip.counters.transfers == 1
-    assert len(sent(net, Rows)) <= 2 * WINDOW_CHUNKS
+    assert len(sent(net, TableRows)) <= 2 * WINDOW_CHUNKS
     net.run(SILENCE_S)
     assert net.nodes[1].gossip.counters.transfers == 0
     assert net.nodes[1].gossip.counters.broken_transfers == 1
@@ -257,7 +257,7 @@ def test_rows_keep_their_budget_and_one_transfer_its_share() -> None:
     net.add(2, meet=False)
     net.add(3)
     net.run(4.0)
-    chunks = [(at, to, size) for at, _, to, message, size in net.sent if isinstance(message, Rows)]
+    chunks = [(at, to, size) for at, _, to, message, size in net.sent if isinstance(message, TableRows)]
     both = max(min(at for at, to, _ in chunks if to == target) for target in (2, 3)) + 1.0
     for start, _, _ in chunks[::10]:
         window = [(to, size) for at, to, size in chunks if start <= at < start + 1.0]
@@ -267,7 +267,7 @@ def test_rows_keep_their_budget_and_one_transfer_its_share() -> None:
     assert both < chunks[-1][0] - 1.0
     alone = filled(2, 20_000, bulk_bytes_per_s=400_000)
     alone.run(1.0)
-    assert sum(size for _, _, _, message, size in alone.sent if isinstance(message, Rows)) > 350_000
+    assert sum(size for _, _, _, message, size in alone.sent if isinstance(message, TableRows)) > 350_000
 
 
 # --- what rows may say ------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_rows_about_to_expire_are_not_sent() -> None:
     net.learn(1, turn(Random(77)), 0)
     net.add(2)
     net.run(1.0)
-    assert claims(sent(net, Rows)) == 2
+    assert claims(sent(net, TableRows)) == 2
 
 
 def test_rows_of_unknown_backends_are_left_out() -> None:
@@ -350,7 +350,7 @@ def test_vectors_of_a_joining_node_s_source_count_only_before_the_first_chunk() 
     """A later one names route updates whose rows may have been behind the reader already."""
     net = filled(2, 3000)
     net.link.delay_s = 0.02
-    net.run_until(lambda: claims(sent(net, Rows)) > 0, step_s=0.001)
+    net.run_until(lambda: claims(sent(net, TableRows)) > 0, step_s=0.001)
     newcomer = net.nodes[2].gossip
     newcomer.receive(peer_of(1), Vector(((1, 3000), (99, 7)), reply=False), net.now)
     newcomer.receive(peer_of(1), Vector(((1, 9_000_000),), reply=False), net.now)

@@ -14,8 +14,8 @@ from ranvier_py.core.gossip.wire.messages import (
     PartSums,
     Reset,
     RouteUpdates,
-    Rows,
     RowsWanted,
+    TableRows,
     TotalSum,
     Vector,
 )
@@ -64,7 +64,7 @@ def test_after_a_trimmed_log_only_what_differs_is_sent() -> None:
     wanted = [message for message in sent(net, RowsWanted, 2) if isinstance(message, RowsWanted) and not message.cursor]
     assert len(wanted) == 1
     assert 300 <= len(wanted[0].buckets) // 2 <= 400
-    assert claims(sent(net, Rows, 1, 2)) < 3200 / 3
+    assert claims(sent(net, TableRows, 1, 2)) < 3200 / 3
     assert net.nodes[2].gossip.counters.repairs == 1
     net.sent.clear()
     net.run(5.0)
@@ -103,7 +103,7 @@ def test_equal_tables_end_the_comparison_without_rows() -> None:
         node.gossip.announce(update, net.now)
     net.link.drop = lambda source, target, message: isinstance(message, RouteUpdates)
     net.run_until(lambda: net.nodes[2].gossip.counters.repairs == 1, limit_s=3.0)
-    assert sent(net, Rows) == []
+    assert sent(net, TableRows) == []
     assert net.nodes[2].gossip.vector()[1] == node.gossip.vector()[1] - 50, "the rest is to be had as route updates"
 
 
@@ -196,7 +196,7 @@ def test_comparing_again_and_again_is_limited() -> None:
 def test_a_comparison_that_breaks_off_is_tried_again() -> None:
     """T-reset-truncated (chitchat#110): nothing is taken for known before its rows have arrived."""
     net = parted(100)
-    net.link.drop = lambda source, target, message: isinstance(message, Rows)
+    net.link.drop = lambda source, target, message: isinstance(message, TableRows)
     before = net.nodes[2].gossip.vector()
     net.run_until(lambda: net.nodes[2].gossip.counters.given_up >= 1, limit_s=10.0)
     assert net.nodes[2].gossip.vector() == before
@@ -298,7 +298,7 @@ def test_an_audit_finds_what_no_number_reports() -> None:
     net = differing(20.0, 80)
     net.run_until(net.equal, limit_s=25.0)
     assert len(sent(net, TotalSum)) == len(sent(net, PartSums)) == 2
-    assert claims(sent(net, Rows)) < 80
+    assert claims(sent(net, TableRows)) < 80
     assert 70 < net.nodes[2].gossip.counters.differing_buckets <= 80
     assert sent(net, Reset) == []
 
@@ -317,7 +317,7 @@ def test_audits_are_rare_and_cheap() -> None:
     audits = sum(node.gossip.counters.audits for node in net.nodes.values())
     assert 40 <= audits <= 65
     assert sum(size for *_, size in net.sent) / 5 / 600.0 < 1500
-    assert sent(net, Rows) == []
+    assert sent(net, TableRows) == []
 
 
 @pytest.mark.parametrize("asker", [1, 2])

@@ -29,8 +29,8 @@ from ranvier_py.core.gossip.wire.messages import (
     PartSums,
     Reset,
     RouteUpdates,
-    Rows,
     RowsWanted,
+    TableRows,
     TotalSum,
     Vector,
 )
@@ -316,7 +316,7 @@ def test_messages_of_strangers_are_counted_and_ignored() -> None:
         TotalSum(1, b"", True, 7),
         PartSums(b"", b"", True, 7),
         RowsWanted(1, 0, b""),
-        Rows(1, 0, True, (), b"", b"", b"", b"", b"", b""),
+        TableRows(1, 0, True, (), b"", b"", b"", b"", b"", b""),
         Busy(1),
     ]
     assert {type(message) for message in messages} == set(ROUTE_MESSAGES)

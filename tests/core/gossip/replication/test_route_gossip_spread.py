@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S
 from ranvier_py.core.gossip.replication.update_log import FORGOTTEN_S
-from ranvier_py.core.gossip.wire.messages import Digest, Message, Reset, RouteUpdates, Rows, Vector
+from ranvier_py.core.gossip.wire.messages import Digest, Message, Reset, RouteUpdates, TableRows, Vector
 from ranvier_py.core.prompts.prompt import PrefixKey
 from tests.core.gossip.replication.route_net import BACKENDS, URLS, Net, RouteNode, peer_of, turn
 
@@ -108,7 +108,9 @@ def test_the_byte_budget_is_never_exceeded(nodes: int, turns_per_s: int) -> None
     net.run_until(net.equal, limit_s=60.0, step_s=0.25)
     assert sum(node.gossip.counters.held_back for node in net.nodes.values()) > 0
     for source in net.nodes:
-        spent = [(at, to, size) for at, sender, to, m, size in net.sent if sender == source and not isinstance(m, Rows)]
+        spent = [
+            (at, to, size) for at, sender, to, m, size in net.sent if sender == source and not isinstance(m, TableRows)
+        ]
         for start, _, _ in spent[::5]:
             window = [(to, size) for at, to, size in spent if start <= at < start + 1.0]
             assert sum(size for _, size in window) <= budget

@@ -32,12 +32,12 @@ from ranvier_py.core.gossip.wire.messages import (
     Record,
     Reset,
     RouteUpdates,
-    Rows,
     RowsWanted,
     SnapshotChunk,
     SnapshotRefused,
     SnapshotWanted,
     State,
+    TableRows,
     TotalSum,
     Update,
     Vector,
@@ -55,12 +55,12 @@ IPV6 = RECORD._replace(name="knoten-ä", host="fd00::1", state=State.SUSPECT, pu
 UPDATES = (Update(RECORD), Update(IPV6, 77), Update(LONGEST))
 
 
-def rows_of(count: int, backends: int = 2) -> Rows:
+def rows_of(count: int, backends: int = 2) -> TableRows:
     """A chunk of that many claims."""
     word = b"\x01\x02\x03\x04\x05\x06\x07\x08" * count
     indices = b"".join((claim % backends).to_bytes(2, "little") for claim in range(count))
     held = tuple((11 + index, index) for index in range(backends))
-    return Rows(5, 6, True, held, word, word[: 4 * count], word, word, indices, word[: 2 * count])
+    return TableRows(5, 6, True, held, word, word[: 4 * count], word, word, indices, word[: 2 * count])
 
 
 EXAMPLES: tuple[Message, ...] = (
@@ -117,7 +117,7 @@ def records(draw: st.DrawFn) -> Record:
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> Rows:
+def rows(draw: st.DrawFn) -> TableRows:
     backends = draw(st.lists(st.tuples(u64, u32), min_size=1, max_size=4))
     indices = draw(st.lists(st.integers(0, len(backends) - 1), max_size=6))
     count = len(indices)
@@ -125,7 +125,9 @@ def rows(draw: st.DrawFn) -> Rows:
         draw(st.binary(min_size=w * count, max_size=w * count)) for w in (8, 4, 8, 8, 2)
     )
     held = b"".join(index.to_bytes(2, "little") for index in indices)
-    return Rows(draw(u32), draw(u32), draw(st.booleans()), tuple(backends), parent, tokens, token, text, held, ages)
+    return TableRows(
+        draw(u32), draw(u32), draw(st.booleans()), tuple(backends), parent, tokens, token, text, held, ages
+    )
 
 
 def part_sums(groups: AbstractSet[int], reply: bool, request: int) -> PartSums:
@@ -165,7 +167,7 @@ STRATEGIES: dict[type, st.SearchStrategy[Message]] = {
     Vector: st.builds(Vector, many(pairs), st.booleans()),
     Reset: st.builds(Reset, identities, u64),
     RowsWanted: st.builds(RowsWanted, u32, u32, buckets),
-    Rows: rows(),
+    TableRows: rows(),
     Busy: st.builds(Busy, u32),
     TotalSum: st.builds(TotalSum, u64, st.sampled_from((b"", bytes(8 * GROUPS))), st.booleans(), u32),
     PartSums: st.builds(part_sums, st.frozensets(st.integers(0, GROUPS - 1), max_size=9), st.booleans(), u32),
