@@ -33,20 +33,16 @@ LIBRARIES = {
     "tokenizers": ("tokenizer", "templates"),
     "huggingface_hub": ("tokenizer",),
     "httpx": (
-        "engine_pages",
-        "health_probes",
+        "engine_poller",
         "cli",
-        "routers",
-        "metrics_scraper",
-        "publisher_discovery",
+        "router_link",
         "sse_source",
     ),
     "zmq": ("zmq_sockets",),
     "redis": ("redis_index",),
     "cryptography": ("seal",),
-    "msgpack": ("fields", "event_frames"),
-    "pydantic": ("config_model", "config_loader", "config_values", "config_reference"),
-    "pydantic_settings": ("config_model", "config_loader", "config_values"),
+    "msgpack": ("frame", "event_frames"),
+    "pydantic": ("config_model", "config_loader", "config_values"),
 }
 """Files that may import a foreign library, by name."""
 
@@ -98,12 +94,12 @@ def test_no_io_module_imports_another() -> None:
     assert house.imports_between_io_modules() == []
 
 
-def test_the_house_keeps_its_size() -> None:
-    assert {top: house.lines_of(top) for top in house.TOPS if house.lines_of(top) > house.LINES_MAX[top]} == {}
+def test_the_house_does_not_grow_before_its_goals_are_met() -> None:
+    assert {top: house.lines_of(top) for top in house.TOPS if house.lines_of(top) > house.LINES_REACHED[top]} == {}
 
 
 def test_tests_reach_for_public_names() -> None:
-    assert len(house.private_lines_in_tests()) <= house.PRIVATE_LINES_MAX
+    assert len(house.private_lines_in_tests()) <= house.PRIVATE_LINES_REACHED
 
 
 def test_the_package_imports_nothing_of_the_lab_the_tests_or_the_benchmarks() -> None:

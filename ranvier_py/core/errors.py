@@ -136,3 +136,12 @@ class ClientGone(RanvierError):
     """The client closed its connection, or stopped reading for too long."""
 
     status, code = 499, "client_gone"
+
+
+class NoZmq(RanvierError):
+    """pyzmq is not installed."""
+
+    code = "no_zmq"
+
+    def __init__(self, words: str = "KV events need pyzmq: install ranvier-py[zmq]") -> None:
+        super().__init__(words)

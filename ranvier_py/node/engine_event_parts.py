@@ -34,12 +34,14 @@ from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
+from ranvier_py.core.errors import NoZmq
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import Backend, Transition
 from ranvier_py.core.routing.router import Router
-from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadReceived, NoZmq
+from ranvier_py.io.engine_events.zmq_sockets import KvSockets
+from ranvier_py.io.engine_events.zmq_source import KvSubscriber, LoadReceived
 from ranvier_py.node.event_reader import SubscribedStream
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,10 @@ from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, Publisher, of_operator, parse_endpoint
 from ranvier_py.core.engine_cache.sources.push_credentials import credential
-from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.errors import ConfigError, NoZmq
 from ranvier_py.core.ids import BackendId
-from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, NoZmq
+from ranvier_py.io.engine_events.zmq_sockets import KvSockets
+from ranvier_py.io.engine_events.zmq_source import KvSubscriber
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import set_up_logs
 from ranvier_py.reporter.event_relay import EventLog, EventRelay

@@ -10,7 +10,7 @@ works only together with `include_usage`). An edit of `stream_options` is proved
 refuses (400, 422) and takes the same body as it came does not take the question, until it is another process; one that
 took it once is believed when it refuses a body. One that tells counts in chunks with output was told to do so by its
 operator (vLLM's `--enable-force-include-usage`) and is not asked.
-Bound: one entry for each backend id. Cost: one search of the body (11 us for 60 kB) and one copy (3 us), for streams.
+Bound: one entry for each backend id.
 """
 
 from __future__ import annotations

@@ -16,15 +16,14 @@ import socket as sockets
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import trio
 
 from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
-from ranvier_py.core.engine_cache.sources.publishers import Endpoint
-from ranvier_py.core.errors import RanvierError
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Room
+from ranvier_py.core.errors import NoZmq
 
 try:
     import zmq
@@ -54,43 +53,6 @@ MONITOR_EVENT = struct.Struct("=HI")
 CLOSED = "closed"
 
 Took = Callable[[list[bytes]], object]
-
-
-class Room(NamedTuple):
-    """What may wait in libzmq for us."""
-
-    messages_max: int
-    bytes_max: int
-
-
-ROOM = Room(64, 128 << 20)
-"""What finds none waits with the engine, which keeps 100,000 messages for each listener."""
-
-REPLAY_ROOM = Room(20_000, 256 << 20)
-"""Twice vLLM's buffer: an engine drops answers that find none."""
-
-
-@dataclass(frozen=True, slots=True)
-class SocketOptions:
-    """How an engine's events are received. All times in seconds."""
-
-    retry_s: float = 0.2  # first pause before another connection
-    retry_s_max: float = 5.0  # an engine needs longer than that to start
-    steady_s: float = 5.0
-    room: Room = ROOM
-    replay_room: Room = REPLAY_ROOM
-    replay_bytes_max: int = 256 << 20  # of one answer
-    replay_silence_s: float = 10.0
-    replay_s_max: float = 120.0
-
-
-class NoZmq(RanvierError):
-    """pyzmq is not installed."""
-
-    code = "no_zmq"
-
-    def __init__(self, words: str = "KV events need pyzmq: install ranvier-py[zmq]") -> None:
-        super().__init__(words)
 
 
 class Backlog:

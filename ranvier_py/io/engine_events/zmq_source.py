@@ -30,11 +30,8 @@ from typing import NamedTuple, Protocol
 import trio
 
 from ranvier_py.core.engine_cache.gap_values import AskReplay
-from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, Room, SocketOptions
 from ranvier_py.core.metrics import counter
-from ranvier_py.io.engine_events.zmq_sockets import KvSockets, NoZmq, Room, SocketOptions
-
-__all__ = ["KvSockets", "KvSubscriber", "LoadReceived", "NoZmq", "Room", "SequencedStream", "SocketOptions"]
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +42,28 @@ LOAD_MARK = b"\xa8LoadStat"  # as msgpack has it, behind one byte for the array
 FAULT_PAUSE_S = 60.0  # between two tracebacks of a stream that raises: it is a bug, and every message may meet it
 LOOK_S = 1.0  # `wake_at` is looked at that often at least
 PAUSE_S = 0.001  # between two ticks that are due at once
+
+
+class EventConnection(Protocol):
+    """One connection, as `zmq_sockets` makes it."""
+
+    async def run(
+        self,
+        took: Callable[[list[bytes]], object],
+        up: Callable[[], object] = ...,
+        turn: int = ...,
+        first: Sequence[bytes] = ...,
+    ) -> str: ...
+    def close(self) -> None: ...
+
+
+class EventSockets(Protocol):
+    """Where connections come from; `turn` is held by the one that reads."""
+
+    @property
+    def turn(self) -> trio.CapacityLimiter: ...
+    def subscriber(self, where: Endpoint, topics: Sequence[str], room: Room) -> EventConnection: ...
+    def dealer(self, where: Endpoint, room: Room) -> EventConnection: ...
 
 
 @dataclass(slots=True)
@@ -89,7 +108,7 @@ class KvSubscriber:
 
     def __init__(
         self,
-        sockets: KvSockets,
+        sockets: EventSockets,
         publisher: Publisher,
         stream: SequencedStream,
         rng: Random,
@@ -346,7 +365,7 @@ class LastingConnection:
 
     def __init__(
         self,
-        sockets: KvSockets,
+        sockets: EventSockets,
         subscription: Subscription,
         options: SocketOptions,
         counters: SubscriberCounters,

@@ -12,8 +12,9 @@ import trio
 from cluster.engine.kv_publisher import KvEndpoints, KvPublisher
 from ranvier_py.core.engine_cache.gap_values import Apply, Effect, GapSettings, Level, LevelChanged, StreamReset
 from ranvier_py.core.engine_cache.gaps import GapMachine
-from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, parse_endpoint
-from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadReceived, SocketOptions
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, SocketOptions, parse_endpoint
+from ranvier_py.io.engine_events.zmq_sockets import KvSockets
+from ranvier_py.io.engine_events.zmq_source import KvSubscriber, LoadReceived
 
 QUICK = SocketOptions(retry_s=0.02, retry_s_max=0.1, steady_s=0.05)
 DEADLINE_S = 20.0

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from cluster.engine.kv_publisher import KvEndpoints, KvPublisher
 from ranvier_py.core.engine_cache.gap_values import AskReplay, GapSettings, Level
-from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, Room, SocketOptions
 from ranvier_py.io.engine_events.zmq_sockets import FRAME_BYTES_MAX, FRAMES_MAX, TURN_S, KvSockets
-from ranvier_py.io.engine_events.zmq_source import KvSubscriber, Room, SocketOptions
+from ranvier_py.io.engine_events.zmq_source import KvSubscriber
 from tests.io.engine_events.kv_fakes import (
     QUICK,
     GapStream,

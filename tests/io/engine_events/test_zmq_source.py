@@ -11,9 +11,10 @@ import trio.abc
 
 from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.engine_cache.gap_values import GapSettings, Level
-from ranvier_py.core.engine_cache.sources.publishers import Publisher
+from ranvier_py.core.engine_cache.sources.publishers import Publisher, SocketOptions
+from ranvier_py.core.errors import NoZmq
 from ranvier_py.io.engine_events import zmq_sockets as kv_sockets
-from ranvier_py.io.engine_events.zmq_source import KvSockets, NoZmq, SocketOptions
+from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 from tests.core.engine_cache.captured import NAMES, capture
 from tests.io.engine_events.kv_fakes import at, connections_to, publisher_of, publishing, reading, until, with_replay
 
@@ -280,7 +281,7 @@ def test_without_pyzmq_all_but_the_sockets_can_be_imported() -> None:
     """The node runs on without it."""
     lines = (
         "import sys; sys.modules['zmq'] = None",
-        "from ranvier_py.io.engine_events.zmq_source import KvSubscriber, Options",
+        "from ranvier_py.io.engine_events.zmq_source import KvSubscriber",
     )
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60)
 

@@ -196,7 +196,7 @@ class KvIndex:
         return len(keys)
 
     def pairs(self) -> list[tuple[str, BackendId]]:
-        """All of prefix and backend, the one with the oldest event first. 10 ns a pair."""
+        """All of prefix and backend, the one with the oldest event first."""
         return list(self._entries)
 
     def clear(self) -> int:

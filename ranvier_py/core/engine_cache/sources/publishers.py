@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
@@ -245,3 +246,31 @@ def _json(text: object) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+class Room(NamedTuple):
+    """What may wait in libzmq for us."""
+
+    messages_max: int
+    bytes_max: int
+
+
+ROOM = Room(64, 128 << 20)
+"""What finds none waits with the engine, which keeps 100,000 messages for each listener."""
+
+REPLAY_ROOM = Room(20_000, 256 << 20)
+"""Twice vLLM's buffer: an engine drops answers that find none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketOptions:
+    """How an engine's events are received. All times in seconds."""
+
+    retry_s: float = 0.2  # first pause before another connection
+    retry_s_max: float = 5.0  # an engine needs longer than that to start
+    steady_s: float = 5.0
+    room: Room = ROOM
+    replay_room: Room = REPLAY_ROOM
+    replay_bytes_max: int = 256 << 20  # of one answer
+    replay_silence_s: float = 10.0
+    replay_s_max: float = 120.0
