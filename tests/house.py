@@ -57,8 +57,8 @@ OLD_WORDS = frozenset(
 )
 """DESIGN's table of words, left column: what the field has a standard term for. `in_flight` is the field's own."""
 
-FOREIGN = frozenset({"stem", "ParkingLot"})
-"""Of pathlib and of trio."""
+FOREIGN = frozenset({"stem", "ParkingLot", "tell"})
+"""Of pathlib, trio and msgpack."""
 
 GERUNDS_THAT_ARE_NONE = frozenset({"ring", "keyring", "outgoing"})
 

@@ -99,7 +99,7 @@ async def test_a_attempt_whose_update_does_not_come_is_written_without(
         await trio.testing.wait_all_tasks_blocked()
         await trio.sleep(20)
         target.finished(attempt(), Outcome.SUCCESS, trio.current_time())
-        await trio.sleep(recorder.JOB_WAIT_S - 2)
+        await trio.sleep(recorder.LEARNING_WAIT_S - 2)
         assert target.counters.unlearned == 0
         await trio.sleep(4)
         assert (target.counters.unlearned, target.counters.waiting) == (1, 0), "handed to the thread"

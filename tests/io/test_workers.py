@@ -31,7 +31,7 @@ sys.exit(Supervisor({count}, start, stop_timeout_s={stop_timeout_s}, fatal=(2, 3
 """
 WAIT_FOR_SIGTERM = (
     "signal.pthread_sigmask(signal.SIG_BLOCK, [15, 2]); say('ready', index); "
-    "say('told', index, int(signal.sigwait([15, 2])))"
+    "say('reported', index, int(signal.sigwait([15, 2])))"
 )
 
 

@@ -110,7 +110,7 @@ def _walk(payload: bytes) -> Frame:
         found = _walk_map(payload, walker) if payload[0] in MAP_BYTES else _walk_array(payload, walker)
     except UNPACK_ERRORS as error:
         raise BadBatch("no msgpack, or not of this shape") from error
-    if walker.send() != len(payload):
+    if walker.tell() != len(payload):
         raise BadBatch("not the length of a batch")
     return found
 
@@ -152,9 +152,9 @@ def _spans(walker: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _span(walker: Any) -> tuple[int, int]:
-    start = walker.send()
+    start = walker.tell()
     walker.skip()
-    return start, walker.send()
+    return start, walker.tell()
 
 
 def _scalar(payload: bytes, walker: Any) -> object:

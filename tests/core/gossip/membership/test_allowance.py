@@ -17,7 +17,7 @@ from ranvier_py.core.gossip.membership.merge_rules import (
     Allowance,
 )
 from ranvier_py.core.gossip.membership.profile import LAN
-from ranvier_py.core.gossip.wire.messages import Membership as MemberList
+from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.messages import Push, Record, State, Update
 from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, named, record_of
 

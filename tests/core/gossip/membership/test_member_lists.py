@@ -11,7 +11,7 @@ from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.membership.roster import MISSES_MAX
 from ranvier_py.core.gossip.wire.messages import Ack, Ping, Push, Record, State, Update
-from ranvier_py.core.gossip.wire.messages import Membership as MemberList
+from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.records import size_of
 from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, record_of
 

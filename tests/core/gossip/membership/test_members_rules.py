@@ -11,7 +11,7 @@ from ranvier_py.core.gossip.membership.identity import EPOCH_MAX, INCARNATION_MA
 from ranvier_py.core.gossip.membership.members import CORRECTIONS_MAX, Membership
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.wire.messages import Ack, Digest, Nack, Ping, PingRequest, Push, Record, State, Update
-from ranvier_py.core.gossip.wire.messages import Membership as MemberList
+from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.records import size_of
 from tests.core.gossip.membership.small_cluster import ROOM_BYTES, named, record_of
 
