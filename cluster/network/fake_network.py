@@ -5,7 +5,7 @@
     net.attach("a", lambda data, source, plane: print(data))
     net.attach("b", receive, unreachable)
     rule = net.links.add(Rule(["a"], ["b"], Link(loss=0.3, delay_s=0.01)))       # until `net.links.remove(rule)`
-    net.links.add(Rule(["a"], ["b"], CUT, one_way=True, planes=TCP))
+    net.links.add(Rule(["a"], ["b"], CUT, one_direction=True, planes=TCP))
     net.send("b", "a", Plane.DATAGRAM, b"hello")
     time.run(5.0)                                      # all that is planned up to 5 s happens here, in order of time
     net.links.heal()

@@ -109,6 +109,9 @@ class EventRelay:
         self._was_connected: bool | None = None  # when it was last answered
         self._connected_sent = False
         self._batch_at = self._beat_at = 0.0
+        self._answer_at = (
+            0.0  # when a new question is taken up: a router that asks again at once is not answered at once
+        )
         self._sent = (0, 0, False)  # `_next` and `_first` after what was last sent, and whether that ended the answer
 
     @property
@@ -124,7 +127,8 @@ class EventRelay:
         connected = self._is_connected()
         if not connected:
             self._ask = 0  # it asks again when the engine is read again
-        is_due = self._ask or connected is not self._was_connected or now >= self._beat_at
+        asked = self._ask and now >= self._answer_at
+        is_due = asked or connected is not self._was_connected or now >= self._beat_at
         if not is_due and (now < self._batch_at or self._next == log.next or not connected):
             return None
         replayed = log.since(self._first) if self._ask else ()
@@ -154,7 +158,7 @@ class EventRelay:
         if isinstance(question, dict):
             ask, first = question.get("ask"), question.get("first")
             if type(ask) is int and type(first) is int and ask != self._ask:
-                self._ask, self._first = ask, first
+                self._ask, self._first, self._answer_at = ask, first, self._batch_at
 
 
 def written(messages: Sequence[tuple[int, bytes]]) -> list[tuple[int, str]]:

@@ -424,7 +424,7 @@ async def main(folder):
     for way, cut, refuse in ((0, 0, 0), (0, 1, 0), (0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 1, 1), (0, 0, 0)):
         links.heal()
         if cut:
-            links.add(Rule([way], [1 - way], CUT._replace(refuse=bool(refuse)), one_way=True))
+            links.add(Rule([way], [1 - way], CUT._replace(refuse=bool(refuse)), one_direction=True))
         await network.apply()
         done = subprocess.run([*network.prefix(0), *python, SAY], capture_output=True, text=True)
         print(done.stdout.strip() or done.stderr)

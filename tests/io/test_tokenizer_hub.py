@@ -46,7 +46,7 @@ class Quiet(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-FILES = {path.name: path.read_bytes() for path in EMBEDDED.iterdir()}
+FILES = {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.suffix != ".md"}
 
 
 class HubPages(Quiet):
