@@ -109,9 +109,7 @@ class EventRelay:
         self._was_connected: bool | None = None  # when it was last answered
         self._connected_sent = False
         self._batch_at = self._beat_at = 0.0
-        self._answer_at = (
-            0.0  # when a new question is taken up: a router that asks again at once is not answered at once
-        )
+        self._answer_at = 0.0  # no new question is answered sooner, lest router and reporter go round without a pause
         self._sent = (0, 0, False)  # `_next` and `_first` after what was last sent, and whether that ended the answer
 
     @property
