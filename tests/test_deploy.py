@@ -226,7 +226,7 @@ def test_ipv6_pods_need_what_the_configuration_states_of_them(monkeypatch: pytes
 def most_bytes(config: Config) -> int:
     """What a node may come to hold."""
     routes, prompts = config.route_capacity * ROUTE_BYTES, config.prompt_memory_entries * CONVERSATION_BYTES
-    return PROGRAM_BYTES + routes + prompts + config.in_flight_bytes_max + STRANGERS_BYTES
+    return PROGRAM_BYTES + routes + prompts + config.server.in_flight_bytes_max + STRANGERS_BYTES
 
 
 def test_a_pod_and_a_container_fit_their_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_pods_find_each_other_by_the_headless_service(monkeypatch: pytest.Monkey
     assert stateful_set()["spec"]["serviceName"] == service["metadata"]["name"]
     config = config_in_a_pod(monkeypatch, tmp_path)
     (port,) = {item["port"] for item in service["spec"]["ports"] if item["name"].startswith("gossip")}
-    assert config.join == [f"{service['metadata']['name']}:{port}"]
+    assert config.join == (f"{service['metadata']['name']}:{port}",)
 
 
 def test_a_pod_has_time_to_leave_its_services_and_to_drain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
