@@ -15,6 +15,9 @@ FUZZ_S ?= 120
 FUZZ := .venv-fuzz
 ATHERIS := atheris==3.0.0
 
+# One more than there are cores: many tests wait for a process or a deadline now and then.
+WORKERS := $(shell expr $$(nproc) + 1)
+
 ENGINES := vllm dynamo sglang
 ENGINES_PYTHON ?= python3.11
 
@@ -29,10 +32,10 @@ up: $(STAMP) ## nodes, fake engines and traffic on this machine, live, until Ctr
 	@$(BIN)/python -m cluster up $(if $(ONCE),--once)
 
 test: $(STAMP) ## all tests (ARGS="-k word" for some of them)
-	@$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal $(ARGS)
 
 test-fast: $(STAMP) ## the pure core alone: no process, no socket, under a minute
-	@$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist worksteal tests/core tests/config tests/replay/engine tests/test_tidy.py $(ARGS)
+	@$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal tests/core tests/config tests/replay/engine tests/test_tidy.py $(ARGS)
 
 house: $(STAMP) ## sizes, names, imports and words of the code, and where they miss their limits
 	@$(BIN)/python -m tests.house

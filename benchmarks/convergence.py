@@ -1,17 +1,13 @@
 """How fast route updates spread in a simulated cluster of the real core, and what that costs.
 
-For each size and loss: route updates of chats under way while the network loses so much of its datagrams (streams are
-slowed instead), then one node killed. Times are virtual and depend on the seed alone; `events_per_wall_s` is the
-machine's. `learned` counts each (route update, node) from the first token to being usable; `everywhere` each route
-update to its last node; `noticed` from the kill to the first and to the last node that says so. Bytes are those sent by
-one node on average, from the start on: nodes meet, and compare their tables after the start and after the kill.
-`route_bytes_per_turn_and_peer` is what all nodes sent about routes but whole tables, by turns served and peers to tell;
-it falls with the rate, since route updates share packets, so ten nodes have a run with BUSY_TURNS_PER_S at each. From
-CROWD nodes on there are fewer chats and losses and no idle run: three copies of each route update go to every node, and
-a run takes minutes. With `--formed` the nodes know each other from the start (`cluster/simulation/formed.py`): a tenth
-of that, and bytes of a cluster that runs. `--keep` keeps what the file says of other runs; each row has its own commit.
-
     python -m benchmarks.convergence [--nodes 3,10,30,100,1000] [--loss 0,10,30] [--seconds 30] [--seed 1] [--formed]
+
+For each size and loss: route updates of chats under way while the network loses so much of its datagrams (streams are
+slowed instead), then one node killed. `learned` counts each (route update, node) from the first token to being usable;
+`everywhere` each route update to its last node; `noticed` from the kill to the first and to the last node that says so.
+`route_bytes_per_turn_and_peer` falls with the rate, since route updates share packets, so ten nodes have a run with
+BUSY_TURNS_PER_S at each. From CROWD nodes on there are fewer chats and losses and no idle run. With `--formed` the
+nodes know each other from the start. `--keep` keeps what the file says of other runs; each row has its own commit.
 """
 
 from __future__ import annotations
@@ -22,11 +18,9 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
-from benchmarks.harness.bench import RESULTS, command_line, commit, finish, show_row
+from benchmarks.harness.bench import RESULTS, command_line, commit, each_apart, finish, show_row
 from cluster.scenario import Cluster, Expect, Load, Scenario, Step
 from cluster.simulation.sim_node import SimNodes
 from cluster.simulation.sim_run import simulate
@@ -127,15 +121,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--formed", action="store_true", help="clusters that know each other from the start")
     parser.add_argument("--keep", action="store_true", help="keep the file's rows about other sizes")
     options = parser.parse_args(argv)
-    asked = list(cells(options))
     rows: list[dict[str, Any]] = []
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        for row in pool.map(measured, asked):
-            rows.append(row)
-            show_row(row)
+    for row in each_apart(measured, list(cells(options)), options.jobs):
+        rows.append(row)
+        show_row(row)
     rows = sorted([*rows, *(kept(rows) if options.keep else ())], key=key)
     settings = {"seed": options.seed, "virtual_s": options.seconds, "link": "0.2 ms and an exponential 0.2 ms one way"}
-    return finish("convergence", {"settings": settings, "rows": rows}, write=not options.dry)
+    return finish("convergence", options, {"settings": settings, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -2,14 +2,9 @@
 
     python -m benchmarks.data_plane [--rounds 3] [--seconds 3] [--tokenizer embedded] [--peers-dir DIR] [--only NAME …]
 
-Everything runs on this machine at once: two stub engines, each router with both as its backends, and `wrk` as load. In
-each round every target takes its turn at every case, so that what else the machine does hits all alike. The medians
-over the rounds and their ratios to this node are the result; the ratios mean more than the numbers.
-
-Cases: 16 connections with chats of 3 kB and of 60 kB, each request with a message nobody has seen; the same as streams
-of 100 chunks, which the engine writes at once, one by one back to back, or in ten steps; and one connection, whose
-latency beyond the direct one is what the router adds. `processor_us` is the router's own processor time for a request.
-The other routers are installed in environments of their own under --peers-dir, and left out where that fails.
+Two stub engines, each router with both as its backends, and `wrk` as load. In each round every target takes its turn at
+every case, so that what else the machine does hits all alike. The medians over the rounds and their ratios to this
+node are the result. The other routers are installed in environments of their own, and left out where that fails.
 """
 
 from __future__ import annotations
@@ -158,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each run")
-    parser.add_argument("--tokenizer", default="embedded", help="as of `ranvier serve`")
+    parser.add_argument("--tokenizer", type=Path, default="embedded", help="as of `ranvier serve`")
     parser.add_argument("--peers-dir", type=Path, default=PEERS_DIR)
     parser.add_argument("--only", nargs="*", default=[], help="targets to measure; all by default")
     arguments = parser.parse_args(argv)
@@ -168,17 +163,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         urls = stack.enter_context(stub_engines(2))
         targets, left_out = start_targets(stack, urls, arguments)
         cases = measure(targets, urls, arguments.rounds, arguments.seconds)
-    result = {
-        "question": "requests/s and added latency of this node beside other routers and none",
-        "rounds": arguments.rounds,
-        "seconds": arguments.seconds,
-        "tokenizer": Path(arguments.tokenizer).name,
-        "cases": cases,
-        "compared": compared(cases),
-        "left_out": left_out,
-    }
+    result = {"cases": cases, "compared": compared(cases), "left_out": left_out}
     show_row(result["compared"])
-    return finish("data_plane", result, write=not arguments.dry)
+    return finish("data_plane", arguments, result)
 
 
 if __name__ == "__main__":

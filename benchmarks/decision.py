@@ -1,19 +1,14 @@
-"""How long does a decision take among a million routes, and learning what came of it; how much memory is a route?
+"""How long does a decision take among a million routes, and the bookkeeping of a request; how much memory is a route?
 
     python -m benchmarks.decision [--routes 1000000] [--rounds 2000] [--seed 1]
 
 The mix: chats of 20 messages and 10,000 tokens, in blocks of 16: about 20 boundaries, each with both fingerprints,
 and about 40 anchors. Every chat starts with one of 200 system prompts, each held by up to 16 of 64 backends.
-
-`table` and `microseconds` are those of the route table alone. `request_microseconds` are those of a Router over the
-same table, as the node makes it (policy affinity), with two requests in flight per backend and uneven loads:
+Microseconds of single calls of a Router with policy affinity and uneven loads, the garbage collector off:
 
 - `decide_…`: `find` and `place`, from the chain of a prompt to its placement. Goals: p50 50 us, p99 150 us;
-- `attempt_…`: `start_attempt`, `first_token` and `finish_attempt`, which is all the bookkeeping of a request that
-succeeds;
+- `attempt_…`: `start_attempt`, `first_token` and `finish_attempt`: all the bookkeeping of a request that succeeds;
 - `read_…`: the body of a chat of 20 messages, on first contact, or with all but its last two messages known.
-
-Times are in microseconds, each of one call, with the garbage collector off.
 """
 
 from __future__ import annotations
@@ -50,9 +45,6 @@ HOLDERS_PER_SYSTEM_PROMPT = 16
 MESSAGES = 20
 CHAT_TOKENS = 10_000
 GENERATION = 1
-SWEEPS = 100
-ROWS_PER_ROUND = 80
-"""A new chat and two turns more bring no more rows than this."""
 
 CHATS_PER_S = 20.0
 """How fast the filled chats are spread over time: 1 M routes are then about 15 minutes of traffic, within the TTL."""
@@ -150,30 +142,19 @@ def memory_of_process() -> int:
     raise RuntimeError("no VmRSS in /proc/self/status")
 
 
-def measure_table(routes: int, rounds: int, seed: int) -> dict[str, Any]:
-    """Memory and times of a route table: learning while there is room, everything else while it is full."""
+def measure_all(routes: int, rounds: int, seed: int) -> dict[str, Any]:
+    """Memory of a full route table, and the times of requests over it."""
     chats = Chats(seed)
     table = RouteTable(capacity=routes)
     gc.collect()
     before = memory_of_process()
-    now = fill(table, chats, routes - rounds * ROWS_PER_ROUND)
-    gc.disable()
-    times = times_with_room(table, chats, rounds, now)
-    gc.enable()
-    now = fill(table, chats, routes, now + 100.0)
+    now = fill(table, chats, routes)
     gc.collect()
     sizes = sizes_of(table, memory_of_process() - before)
     gc.disable()
-    times |= times_when_full(table, chats, rounds, now)
-    evicted = table.counters.evicted["local"]
-    of_requests = times_of_requests(table, chats, rounds, now + 60.0 + rounds / CHATS_PER_S)
+    times = times_of_requests(table, chats, rounds, now + 60.0)
     gc.enable()
-    return {
-        "table": sizes,
-        "microseconds": times,
-        "rows_evicted_meanwhile": evicted,
-        "request_microseconds": of_requests,
-    }
+    return {"table": sizes, "request_microseconds": times}
 
 
 def sizes_of(table: RouteTable, memory: int) -> dict[str, float]:
@@ -185,46 +166,6 @@ def sizes_of(table: RouteTable, memory: int) -> dict[str, float]:
         "fingerprints": statistics.fingerprints,
         "memory_bytes_per_row": round(memory / len(table), 1),
         "memory_bytes_per_claim": round(memory / claims, 1),
-    }
-
-
-def times_with_room(table: RouteTable, chats: Chats, rounds: int, now: float) -> dict[str, dict[str, float]]:
-    """Microseconds of learning. A turn soon after the last one finds all older evidence to be of the same second."""
-    known = [chats.new() for _ in range(rounds)]
-    turns = [chats.next_turn(chat) for chat in known]
-    later = [chats.next_turn(chat) for chat in turns]
-    return {
-        "learn_a_new_chat": measure(lambda i: partial(learn, table, known[i], now), rounds),
-        "learn_the_next_turn_within_a_second": measure(lambda i: partial(learn, table, turns[i], now), rounds),
-        "learn_the_next_turn_half_a_minute_later": measure(
-            lambda i: partial(learn, table, later[i], now + 30.0 + i / CHATS_PER_S), rounds
-        ),
-    }
-
-
-def times_when_full(table: RouteTable, chats: Chats, rounds: int, now: float) -> dict[str, dict[str, float]]:
-    """Microseconds of each kind of call; each new row evicts one."""
-    known = [chats.new() for _ in range(rounds)]
-    branches = [chats.new() for _ in range(rounds)]
-    strangers = [chats.stranger() for _ in range(rounds)]
-    generations = [GENERATION] * BACKENDS
-    new = measure(lambda i: partial(learn, table, known[i], now), rounds)
-    turns = [chats.next_turn(chat) for chat in known]
-    later = now + 30.0
-
-    def match(several: Sequence[Chat]) -> dict[str, float]:
-        return measure(lambda i: partial(table.match, several[i].chain, generations, now), rounds)
-
-    return {
-        "match_at_the_deepest_stop": match(known),
-        "match_of_the_next_turn": match(turns),
-        "match_of_a_shared_system_prompt": match(branches),
-        "match_of_nothing": match(strangers),
-        "learn_a_new_chat_when_full": new,
-        "learn_the_next_turn_when_full": measure(
-            lambda i: partial(learn, table, turns[i], later + i / CHATS_PER_S), rounds
-        ),
-        "sweep_2000_rows": measure(lambda _: partial(table.sweep, later + rounds / CHATS_PER_S, generations), SWEEPS),
     }
 
 
@@ -346,14 +287,8 @@ def main() -> int:
     parser.add_argument("--routes", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=2000, help="calls of each kind")
     arguments = parser.parse_args()
-    result = {
-        "benchmark": "decision",
-        "seed": arguments.seed,
-        "backends": BACKENDS,
-        "goals": GOALS,
-        **measure_table(arguments.routes, arguments.rounds, arguments.seed),
-    }
-    return finish("decision", result, write=not arguments.dry)
+    measured = measure_all(arguments.routes, arguments.rounds, arguments.seed)
+    return finish("decision", arguments, {"backends": BACKENDS, "goals": GOALS, **measured})
 
 
 if __name__ == "__main__":

@@ -2,16 +2,12 @@
 
 `python -m benchmarks.engine_caches [--quick] [--workload qmsum]`
 
-The real Router and modelled engines in virtual time (`ranvier_py.replay`), engines whose caches together hold 25, 50 or
-100 % of the working set (all prefixes of the trace, each once), at LOAD of what such engines can bear (`CAPACITY`).
-Of each run: token hit rate as the engines count it; tokens believed to be cached where they were not, as a share of all
-prompt tokens (`wasted`: prefill that placing had not counted on), and the other way round (`unforeseen`); p90 of the
-time to first token. With events and four nodes each engine is read by one node; the others learn of it by gossip. Four
-nodes are run with the smallest caches.
-The ceiling is who sees into the engines: `oracle_greedy` (hits), `oracle_ttft` (times).
+Engines whose caches together hold 25, 50 or 100 % of the working set (all prefixes of the trace, each once), at LOAD of
+what such engines can bear (`CAPACITY`). Of each run: token hit rate as the engines count it; tokens believed to be
+cached where they were not, as a share of all prompt tokens (`wasted`), and the other way round (`unforeseen`); times to
+the first token. The ceiling is who sees into the engines: `oracle_greedy` (hits), `oracle_ttft` (times).
 Goals: calibration alone recovers at least half of what events would, in wasted prefill and in hit rate where there is
 something to recover; four nodes with events within a point of one.
-Results: results/engine_caches.json. A full run takes some ten minutes of one core.
 """
 
 from __future__ import annotations
@@ -20,8 +16,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -62,27 +58,10 @@ NODES_GOAL = 0.01
 WORTH = 0.005
 """A difference between estimates and events below half a point is nothing to recover."""
 
-
 ORACLE = "oracle"
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    workload: str
-    share: float  # of the working set
-    nodes: int  # 0: nobody's, an oracle places
-    policy: str
-    knowledge: str
-    hit_rate: float
-    wasted: float  # share of the prompt tokens
-    unforeseen: float  # the same
-    ttft_p50_s: float
-    ttft_p90_s: float
-    failed: int
-
-    @property
-    def cell(self) -> tuple[str, float, int, str]:
-        return self.workload, self.share, self.nodes, self.policy
+Row = Mapping[str, Any]
+"""Workload, share of the working set, nodes (0: nobody's, an oracle places), policy, knowledge, and `figures`."""
 
 
 def cases(workload: Workload, ready: Ready, share: float, seed: int) -> Iterator[tuple[str, Task]]:
@@ -108,22 +87,18 @@ def cache_tokens_of(ready: Ready, share: float, engines: int = ENGINES) -> int:
     return max(longest, int(blocks * share / engines)) * block_tokens
 
 
-def row_of(workload: str, share: float, knowledge: str, done: Done, block_tokens: int) -> Row:
+def figures(done: Done, block_tokens: int) -> dict[str, Any]:
+    """What came of a run, as it is written down; an oracle believes nothing."""
     result = done.result
     wasted, unforeseen = errors_of(done, block_tokens) if result.nodes else (0.0, 0.0)
-    return Row(
-        workload=workload,
-        share=share,
-        nodes=result.nodes,
-        policy=result.policy,
-        knowledge=knowledge,
-        hit_rate=round(result.hit_rate, 5),
-        wasted=round(wasted, 5),
-        unforeseen=round(unforeseen, 5),
-        ttft_p50_s=round(result.ttft_s["p50"], 5),
-        ttft_p90_s=round(result.ttft_s["p90"], 5),
-        failed=result.failed,
-    )
+    return {
+        "hit_rate": round(result.hit_rate, 5),
+        "wasted": round(wasted, 5),
+        "unforeseen": round(unforeseen, 5),
+        "ttft_p50_s": round(result.ttft_s["p50"], 5),
+        "ttft_p90_s": round(result.ttft_s["p90"], 5),
+        "failed": result.failed,
+    }
 
 
 def errors_of(done: Done, block_tokens: int) -> tuple[float, float]:
@@ -144,11 +119,15 @@ def errors_of(done: Done, block_tokens: int) -> tuple[float, float]:
 # --- what is asked of the figures -------------------------------------------------------------------------------------
 
 
+def cell_of(row: Row) -> tuple[str, float, int, str]:
+    return row["workload"], row["share"], row["nodes"], row["policy"]
+
+
 def recovered(rows: Sequence[Row], measure: str) -> dict[str, Any]:
     """How much of the distance between estimates and events calibration covers, where it is worth a word."""
-    by_cell = {(row.cell, row.knowledge): getattr(row, measure) for row in rows}
+    by_cell = {(cell_of(row), row["knowledge"]): row[measure] for row in rows}
     shares, lost = {}, {}
-    for cell in dict.fromkeys(row.cell for row in rows if row.nodes):
+    for cell in dict.fromkeys(cell_of(row) for row in rows if row["nodes"]):
         estimated, calibrated, events = (by_cell[cell, name] for name in KNOWLEDGE)
         distance = events - estimated if measure == "hit_rate" else estimated - events
         gained = calibrated - estimated if measure == "hit_rate" else estimated - calibrated
@@ -169,7 +148,7 @@ def recovered(rows: Sequence[Row], measure: str) -> dict[str, Any]:
 
 def four_as_one(rows: Sequence[Row]) -> dict[str, Any]:
     """Hit rates of four nodes that read the engines' events, against one."""
-    events = {row.cell: row.hit_rate for row in rows if row.knowledge == "events"}
+    events = {cell_of(row): row["hit_rate"] for row in rows if row["knowledge"] == "events"}
     below = {
         f"{workload} {share} {policy}": round(events[workload, share, 1, policy] - rate, 4)
         for (workload, share, nodes, policy), rate in events.items()
@@ -190,19 +169,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def rows_of(name: str, arguments: argparse.Namespace) -> list[Row]:
     workload = WORKLOADS[name]
-    trace = workload.load()
-    if arguments.quick:
-        trace = replace(trace, requests=trace.requests[:QUICK_REQUESTS])
-    ready = make_ready(replace(trace, name=name))
-    found = []
+    ready = make_ready(workload.loaded(QUICK_REQUESTS if arguments.quick else None))
+    found: list[Row] = []
     for share in SHARES:
         named = list(cases(workload, ready, share, arguments.seed))
         done = execute_all([task for _, task in named], arguments.jobs, time.process_time)
-        size = ready.summary.block_tokens
-        here = [row_of(name, share, knowledge, each, size) for (knowledge, _), each in zip(named, done, strict=True)]
-        for row in here:
-            show_row(asdict(row))
-        found += here
+        for (knowledge, _), each in zip(named, done, strict=True):
+            cell = {"nodes": each.result.nodes, "policy": each.result.policy, "knowledge": knowledge}
+            row = {"workload": name, "share": share, **cell, **figures(each, ready.summary.block_tokens)}
+            show_row(row)
+            found.append(row)
     return found
 
 
@@ -218,9 +194,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, goal in goals.items():
         show_row({"goal": name, **goal})
     settings = {"load": LOAD, "capacity": CAPACITY, "engines": {name: ENGINES_OF.get(name, ENGINES) for name in names}}
-    result = {"seed": arguments.seed, **settings, "goals": goals}
-    whole = len(names) == len(CAPACITY) and not (arguments.quick or arguments.dry)
-    return finish("engine_caches", result, write=whole, rows=[asdict(row) for row in rows])
+    result = {**settings, "goals": goals}
+    return finish("engine_caches", arguments, result, whole=len(names) == len(CAPACITY), rows=rows)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,9 @@
     python -m benchmarks.gossip_cost [--pairs 12] [--seconds 2] [--tokenizer embedded]
 
 One node alone and one with an idle peer, both before the same two stub engines, take turns under `wrk`; each pair of
-runs is compared by itself, and which of the two comes first changes from pair to pair. The medians over the pairs are
-the result: single runs of a shared machine differ by a third.
-
-`processor` is the node's own processor time for a request, which is what a peer on another machine would leave of the
-cost. `per_s` and `p99` also pay for the peer, here on the same cores as nodes, engines and load; `peer_us` is its
-processor time for each turn that it receives.
+runs is compared by itself, and the medians over the pairs are the result: single runs of a shared machine differ by a
+third. `processor` is the node's own processor time for a request, which is what a peer on another machine would leave
+of the cost; `per_s` and `p99` also pay for the peer; `peer_us` is its processor time for each turn that it receives.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from benchmarks.harness.processes import Target, free_port, node, processor_s, s
 
 
 @contextmanager
-def node_with_a_peer(urls: list[str], tokenizer: str) -> Iterator[tuple[Target, Target]]:
+def node_with_a_peer(urls: list[str], tokenizer: Path) -> Iterator[tuple[Target, Target]]:
     """The node, and its peer."""
     places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     with tempfile.NamedTemporaryFile("w", suffix=".key") as key, ExitStack() as stack:
@@ -93,18 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each run")
-    parser.add_argument("--tokenizer", default="embedded", help="as of `ranvier serve`")
+    parser.add_argument("--tokenizer", type=Path, default="embedded", help="as of `ranvier serve`")
     options = parser.parse_args(argv)
     with ExitStack() as stack:
         cases = measure(stack, options)
-    result = {
-        "question": "requests/s, p99 and processor time of a node that gossips, by those of one that does not",
-        "pairs": options.pairs,
-        "seconds": options.seconds,
-        "tokenizer": Path(options.tokenizer).name,
-        "cases": cases,
-    }
-    return finish("gossip_cost", result, write=not options.dry)
+    return finish("gossip_cost", options, {"cases": cases})
 
 
 if __name__ == "__main__":

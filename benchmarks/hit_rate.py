@@ -2,10 +2,9 @@
 
     python -m benchmarks.hit_rate [--trace taubench] [--policy affinity] [--engines 8] [--cache-tokens 10000000]
 
-The replay is that of `ranvier replay`. With the large cache nothing is ever evicted, which is what the reference
-figures assume; the small one is where a real engine lives. The references are for infinite caches and prompt blocks
-alone: `ideal`, one cache that everybody shares; `random`, requests drawn to engines; `greedy`, the engine with the
-longest prefix, known perfectly, of those with at most 1.5 times their share of the requests + 4.
+With the large cache nothing is ever evicted, which is what the reference figures assume: `ideal`, one cache that
+everybody shares; `random`, requests drawn to engines; `greedy`, the engine with the longest prefix, known perfectly, of
+those with at most 1.5 times their share of the requests + 4.
 Goals with the large cache: `affinity` at least 95 % of `greedy`, `random` near the random reference.
 """
 
@@ -20,7 +19,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks.harness.bench import command_line, finish, show_row, spread
+from benchmarks.harness.bench import command_line, finish, show_row
+from benchmarks.workloads.traffic import leading
 from benchmarks.workloads.workloads import WORKLOADS
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.engine.engine_values import EngineLimits
@@ -98,11 +98,6 @@ def found_greedily(prompts: Sequence[Sequence[int]], engines: int) -> int:
     return found
 
 
-def leading(cache: set[int], keys: Sequence[int]) -> int:
-    """How many keys from the first on are in the cache."""
-    return next((depth for depth, key in enumerate(keys) if key not in cache), len(keys))
-
-
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -143,15 +138,10 @@ def figures(result: RunResult, cache_tokens: int, known: Reference) -> dict[str,
         "policy": result.policy,
         "cache_tokens": cache_tokens,
         "hit_rate": result.hit_rate,
-        "requests_by_engine": spread(result.requests_by_engine),
-        "computed_tokens_by_engine": spread(result.computed_by_engine),
         "ttft_s": {name: result.ttft_s[name] for name in ("p50", "p90", "p99")},
-        "virtual_s": result.virtual_s,
         "share_of_greedy": result.hit_rate / known.greedy,
         "predicted_hit_rate": result.predicted_hit_rate,
-        "diverted": sum(count for reason, count in result.reasons.items() if "diverted" in reason),
         "reasons": dict(result.reasons),
-        "wall_s": result.wall_s,
     }
 
 
@@ -171,8 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     traces = [measure(name, arguments) for name in arguments.trace or PUBLISHED if WORKLOADS[name].is_there()]
     whole = len(traces) == len(PUBLISHED) and not (arguments.policy or arguments.cache_tokens)
-    result = {"seed": arguments.seed, "traces": traces, "goals": goals(traces)}
-    return finish("hit_rate", result, write=whole and not arguments.dry)
+    return finish("hit_rate", arguments, {"traces": traces, "goals": goals(traces)}, whole=whole)
 
 
 if __name__ == "__main__":

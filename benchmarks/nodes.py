@@ -3,13 +3,10 @@
     python -m benchmarks.nodes [--trace mooncake] [--nodes 1 2 4 8] [--seeds 5] [--minutes 20]
 
 Virtual time, 8 engines, the same requests at the same times in all runs of a seed. Each request comes to a node drawn
-for it alone, which is the worst that DNS can do to a conversation. The routers, their gossip and its packets are the
-real ones (`ranvier replay`); hit rate is counted by the engines. taubench has caches that evict nothing, so that what
-is missing is the routing's fault. mooncake is production arrivals and prefixes, its first `--minutes`, with caches of a
-million tokens for each engine.
-Goals: with gossip the hit rate is within 1 point, the times within 5 % of those of one node. The runs of all seeds are
-taken together for that: the slowest hundredth of one run is 25 requests, about as many as are diverted from a busy
-engine, so one run's p99 jumps by a quarter between equals.
+for it alone, which is the worst that DNS can do to a conversation. taubench has caches that evict nothing; mooncake has
+a million tokens for each engine.
+Goals: with gossip the hit rate is within 1 point, the times within 5 % of those of one node, all seeds together: the
+slowest hundredth of one run is 25 requests, so one run's p99 jumps by a quarter between equals.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from benchmarks.harness.bench import command_line, data_folder, finish, percentiles, show_row, spread
+from benchmarks.harness.bench import command_line, data_folder, finish, percentiles, show_row
 from benchmarks.hit_rate import LARGE_CACHE_TOKENS
 from benchmarks.workloads.workloads import MOONCAKE, WORKLOADS, sessions
 from ranvier_py.replay.engine.engine_values import EngineLimits
@@ -104,29 +101,7 @@ def measure(name: str, case: Case, arguments: argparse.Namespace) -> dict[str, A
         "requests": ready.summary.requests,
         "prompt_tokens": ready.summary.prompt_tokens,
         "cache_tokens": case.cache_tokens,
-        "runs": [figures(run) for run in runs],
         "compared": compared,
-    }
-
-
-def figures(run: Run) -> dict[str, Any]:
-    """One run as its file has it; of gossip, packets and bytes for each node and second, and for each request."""
-    result = run.done.result
-    deliveries = result.requests * (run.nodes - 1)
-    return {
-        "nodes": run.nodes,
-        "gossip": run.gossip,
-        "seed": result.seed,
-        "hit_rate": result.hit_rate,
-        "requests_by_engine": spread(result.requests_by_engine),
-        "computed_tokens_by_engine": spread(result.computed_by_engine),
-        "ttft_s": {name: result.ttft_s[name] for name in ("p50", "p90", "p99")},
-        "virtual_s": result.virtual_s,
-        "reasons": dict(result.reasons),
-        "packets_per_node_s": result.gossip_packets / run.nodes / result.virtual_s,
-        "bytes_per_node_s": result.gossip_bytes / run.nodes / result.virtual_s,
-        "bytes_per_request_and_peer": result.gossip_bytes / deliveries if deliveries else 0.0,
-        "wall_s": result.wall_s,
     }
 
 
@@ -172,14 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     cases: dict[str, Callable[[], Case]] = {"taubench": taubench, "mooncake": partial(mooncake, arguments.minutes)}
     names = [name for name in arguments.trace or cases if WORKLOADS[name].is_there()]
-    result = {
-        "question": "what N nodes lose against one at the same total rate, with gossip and without",
-        "engines": ENGINES,
-        "seeds": arguments.seeds,
-        "mooncake_minutes": arguments.minutes,
-        "traces": [measure(name, cases[name](), arguments) for name in names],
-    }
-    return finish("nodes", result, write=bool(names) and not arguments.dry)
+    traces = [measure(name, cases[name](), arguments) for name in names]
+    return finish("nodes", arguments, {"engines": ENGINES, "traces": traces}, whole=bool(names))
 
 
 if __name__ == "__main__":

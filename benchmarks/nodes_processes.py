@@ -3,14 +3,11 @@
     python -m benchmarks.nodes_processes [--nodes 1 2 4] [--think 0.5 3] [--seconds 45] [--only ranvier] [--dry]
 
 Each configuration gets fresh engines (the lab's, with tokenizer and block cache) and the same chats: the lab's own, of
-6 shared instructions and 8 turns, arriving by a Poisson process from one seed. Pauses between turns are short, as those
-of an agent at its tools, or those of a quick reader: what one router learned must be known to the next one by then.
-Every turn looks the routers' name up again and so comes to the next router: the worst that DNS can do to a
-conversation, and what sharing is for. With --sticky a conversation keeps its router. One router of each kind shows what
-there is to reach.
-Hit rate is what the engines say, times are the client's, failures are all that was not a good answer. Everything runs
-on this machine at once, so the ratios within one run mean more than the numbers; `router_cpu_s` is what the routers
-themselves used. smg is installed in an environment of its own under --peers-dir, and left out where that fails.
+6 shared instructions and 8 turns. Every turn looks the routers' name up again and so comes to the next router: the
+worst that DNS can do to a conversation, and what sharing is for. With --sticky a conversation keeps its router.
+Hit rate is what the engines say, times are the client's, failures are all that was not a good answer. The ratios
+within one run mean more than the numbers. smg is installed in an environment of its own under --peers-dir, and left
+out where that fails.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice, product
 from pathlib import Path
 from random import Random
@@ -32,15 +29,16 @@ import trio
 
 from benchmarks.harness.bench import command_line, finish, percentiles, show, show_row, spread
 from benchmarks.harness.processes import PEERS_DIR, SMG, installed, processor_s
-from cluster.demo.demo_plan import Lab, Peering, Settings, engine_command, node_command, plan, write_key
+from cluster.demo.demo_plan import Lab, Settings, node_commands, plan, write_key
 from cluster.dns.addresses import NamesError
 from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import chats
 from cluster.load.http_client import Connection, ExchangeFailed, fetch
-from cluster.load.load_report import LoadLog, report
+from cluster.load.load_report import LoadLog, Report
 from cluster.load.runner import Runner, Target, Transcript
 from cluster.load.workload import Conversation, Turn, with_poisson_arrivals, with_think
 from cluster.processes.children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_all_ready, wait_ready
+from cluster.processes.commands import engine_command
 
 ENGINES = 4
 READY_S = 60.0
@@ -81,23 +79,13 @@ class Kind:
 
 def router_commands(kind: Kind, lab: Lab, key_file: Path, smg_dir: Path | None) -> list[Command]:
     """The routers in the order in which they are to be started. `smg_dir` has its program."""
-    places = list(zip(lab.nodes[POLICY], lab.controls[POLICY], lab.gossips[POLICY], strict=True))
     if kind.router == "ranvier":
-        return [
-            node_command(
-                f"node-{number}",
-                POLICY,
-                public,
-                control,
-                lab.engines,
-                "",
-                Peering(gossip, lab.gossips[POLICY], key_file) if kind.shared else None,
-            )
-            for number, (public, control, gossip) in enumerate(places)
-        ]
+        return node_commands(lab, POLICY, key_file=key_file if kind.shared else None)
     assert smg_dir is not None
     commands = []
-    for number, (public, metrics, mesh) in enumerate(places):
+    for number, (public, metrics, mesh) in enumerate(
+        zip(lab.nodes[POLICY], lab.controls[POLICY], lab.gossips[POLICY], strict=True)
+    ):
         argv = SMG.command(smg_dir, public.ip, public.port, metrics) + [engine.url for engine in lab.engines]
         if kind.shared:
             argv += ["--enable-mesh", "--mesh-server-name", f"smg-{number}", "--mesh-host", mesh.ip]
@@ -189,43 +177,23 @@ async def traffic(lab: Lab, think_s: float, arguments: argparse.Namespace) -> tu
 
 def result_of(kind: Kind, think_s: float, log: LoadLog, seconds: float, router_cpu_s: float) -> dict[str, Any]:
     """What came of it, as the engines count it."""
-    outcome = report(log, seconds)
+    outcome = Report(log, seconds)
     first = percentiles([one.ttft_s for one in log.samples if one.ttft_s is not None] or [0.0], digits=6)
     found = {
         "name": kind.name,
-        "router": kind.router,
-        "nodes": kind.nodes,
-        "shared": kind.shared,
+        **asdict(kind),
         "think_s": think_s,
-        "requests": {"sent": outcome.sent, "ok": outcome.ok, "failed": outcome.failed, "not_sent": outcome.not_sent},
+        "requests": {name: getattr(log, name) for name in ("sent", "ok", "failed", "not_sent")},
         "hit_rate": outcome.hit_rate,
         "without_usage": outcome.without_usage,
         "ttft_s": {name: first[name] for name in ("p50", "p99")},
-        "engines": spread([one.requests for one in outcome.engines] or [0]) if outcome.ok else {},
+        "engines": spread([one.requests for one in outcome.engines] or [0]) if log.ok else {},
         "nodes_used": len(outcome.nodes),
         "router_cpu_s": round(router_cpu_s, 2),
         "seconds": round(seconds, 1),
         "failures": {group.reason: group.count for group in outcome.failures},
     }
     show_row(found)
-    return found
-
-
-def compare(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every other configuration of as many nodes against ours with gossip: above 1 it is slower, points are of hits."""
-    found = []
-    ours = {(run["think_s"], run["nodes"]): run for run in runs if run["router"] == "ranvier" and run["shared"]}
-    for run in runs:
-        mine = ours.get((run["think_s"], run["nodes"]))
-        if mine is None or mine is run or not run["requests"]["ok"] or not mine["requests"]["ok"]:
-            continue
-        ratios = {
-            "hit_points": 100 * (run["hit_rate"] - mine["hit_rate"]),
-            "ttft_p50_times": run["ttft_s"]["p50"] / mine["ttft_s"]["p50"],
-            "ttft_p99_times": run["ttft_s"]["p99"] / mine["ttft_s"]["p99"],
-            "failed_more": run["requests"]["failed"] - mine["requests"]["failed"],
-        }
-        found.append({"name": run["name"], "think_s": run["think_s"], **ratios})
     return found
 
 
@@ -272,16 +240,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             except (ChildDied, ChildNotReady, NamesError, OSError) as error:  # TimeoutError is an OSError
                 left_out[f"{kind.name}, think {think_s:g} s"] = str(error)
                 show(f"left out: {kind.name}: {error}")
-    result = {
-        "question": "several routers on real processes, each turn at the next one: ours beside smg",
-        **{name: getattr(arguments, name) for name in ("rate", "think", "seconds", "seed", "sticky")},
-        "engines": ENGINES,
-        "runs": runs,
-        "compared_to_ours_with_gossip": compare(runs),
-        "left_out": left_out,
-        "wall_s": round(time.perf_counter() - began),
-    }
-    return finish("nodes_processes", result, write=not arguments.dry)
+    wall_s = round(time.perf_counter() - began)
+    result = {"engines": ENGINES, "runs": runs, "left_out": left_out, "wall_s": wall_s}
+    return finish("nodes_processes", arguments, result)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """Every placement policy on the same traffic, from idle engines to saturated ones, on one node and on four.
 
-`python -m benchmarks.policies [--quick] [--workload qmsum] [--policy ttft,affinity] [--calibrate]`
+`python -m benchmarks.policies [--quick] [--workload qmsum] [--policy ttft,affinity] [--nodes 1] [--load 0.5,0.85]`
 
-All policies and both oracles, through `ranvier_py.replay`: the real Router, modelled engines, virtual time, and between
-four nodes the real gossip. Which traffic, which engines and what a load means: `workloads.workloads`. What is asked of
-the figures: `harness.policies_goals`. With ample caches one node is run at five loads and four nodes at two; with tight
-caches one node at two. Regret is computed at REGRET_LOAD alone, since it costs as much as the rest of a run.
-Results: results/policies.json, all of it, and a page for people, results/policies.html.
+All policies and both oracles, through `ranvier_py.replay`. Which traffic, which engines and what a load means:
+`workloads.workloads`. What is asked of the figures: `harness.policies_goals`. Regret is computed at REGRET_LOAD alone,
+since it costs as much as the rest of a run. Results: results/policies.json, and a page for people, policies.html.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -47,18 +45,10 @@ QUICK_REQUESTS = 250
 QUICK_LOADS = ((AMPLE, 1, (0.85,)), (AMPLE, 4, (0.85,)))
 QUICK_WORKLOADS = ("sharegpt", "shared_prefix_groups")
 
-
 PAGE_POLICIES = (
-    "ttft",
-    "affinity",
-    "cache_aware_smg",
-    "chwbl",
-    "kv_score",
-    "least_loaded",
-    "round_robin",
-    "oracle_greedy",
+    "ttft", "affinity", "cache_aware_smg", "chwbl", "kv_score", "least_loaded", "round_robin", "oracle_greedy",
     "oracle_ttft",
-)
+)  # fmt: skip
 """Of the page: one of each kind. It would be a megabyte with all of them; the JSON has all."""
 
 
@@ -70,6 +60,10 @@ class Case(NamedTuple):
     load: float
     draw: int
     task: Task
+
+
+Ran = Sequence[tuple[Case, RunResult]]
+"""Runs with what came of each."""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -96,17 +90,17 @@ def policies_of(given: str) -> list[str]:
     return wanted
 
 
-def loads_of(arguments: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
+def loads_of(arguments: argparse.Namespace) -> list[tuple[str, int, float]]:
     """(cache, nodes, load) of all runs of a policy that has nodes."""
-    given = tuple(float(load) for load in arguments.load.split(",")) if arguments.load else ()
-    for cache, nodes, loads in QUICK_LOADS if arguments.quick else LOADS:
-        if not arguments.nodes or str(nodes) in arguments.nodes.split(","):
-            yield from ((cache, nodes, load) for load in given or loads)
+    given = [float(load) for load in arguments.load.split(",") if load]
+    wanted = QUICK_LOADS if arguments.quick else LOADS
+    kept = [each for each in wanted if not arguments.nodes or str(each[1]) in arguments.nodes.split(",")]
+    return [(cache, nodes, load) for cache, nodes, loads in kept for load in given or loads]
 
 
 def cases_of(workload: Workload, loaded: Trace, arguments: argparse.Namespace) -> list[Case]:
     """All runs of a workload. An oracle has no nodes, and runs once where others run on one and on four."""
-    wanted = list(loads_of(arguments))
+    wanted = loads_of(arguments)
     found = []
     for draw in range(1 if arguments.quick else workload.draws):
         ready = make_ready(workload.trace(draw, loaded))
@@ -126,18 +120,13 @@ def cases_of(workload: Workload, loaded: Trace, arguments: argparse.Namespace) -
     return found
 
 
-def loaded_workload(workload: Workload, arguments: argparse.Namespace) -> Trace:
-    trace = workload.load()
-    return replace(trace, requests=trace.requests[:QUICK_REQUESTS]) if arguments.quick else trace
-
-
 # --- what comes of it -------------------------------------------------------------------------------------------------
 
 
-def rows_of(cases: Sequence[Case], results: Sequence[RunResult]) -> list[Row]:
+def rows_of(ran: Ran) -> list[Row]:
     """A row for each policy in each cell: the mean of the draws."""
     together: dict[tuple[str, str, int, float, str], list[RunResult]] = {}
-    for case, result in zip(cases, results, strict=True):
+    for case, result in ran:
         name = (case.workload.name, case.cache, result.nodes, case.load, result.policy)
         together.setdefault(name, []).append(result)
     return [
@@ -169,10 +158,11 @@ def mean(values: Sequence[float]) -> float:
     return round(fmean(values), 5)
 
 
-def described(workload: Workload, ready: Ready) -> dict[str, Any]:
+def described(case: Case) -> dict[str, Any]:
     """What of a workload has to be known to read its figures."""
+    workload = case.workload
     return {
-        **asdict(ready.summary),
+        **asdict(case.task.ready.summary),
         "limits": workload.limits,
         "draws": workload.draws,
         "tight_cache_tokens": workload.tight_tokens,
@@ -181,10 +171,10 @@ def described(workload: Workload, ready: Ready) -> dict[str, Any]:
     }
 
 
-def page_of(cases: Sequence[Case], results: Sequence[RunResult], settings: dict[str, Any]) -> str:
+def page_of(ran: Ran, settings: dict[str, Any]) -> str:
     """The report of the first draw of each workload with ample caches; load over time is left out for size."""
     summaries, runs = {}, []
-    for case, result in zip(cases, results, strict=True):
+    for case, result in ran:
         if case.draw == 0 and case.cache == AMPLE and result.policy in PAGE_POLICIES:
             summaries[case.workload.name] = case.task.ready.summary
             runs.append(replace(result, load_over_time=()))
@@ -230,53 +220,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.perf_counter()
     names = arguments.workload or (QUICK_WORKLOADS if arguments.quick else list(WORKLOADS))
     there = [WORKLOADS[name] for name in names if WORKLOADS[name].is_there()]
+    limit = QUICK_REQUESTS if arguments.quick else None
     if arguments.calibrate:
         for workload in there:
-            ready = make_ready(workload.trace(0, loaded_workload(workload, arguments)))
+            ready = make_ready(workload.trace(0, workload.loaded(limit)))
             for cache in (AMPLE, TIGHT):
                 show(f"{workload.name} {cache}: capacity {capacity(workload, ready, cache):.3g}")
         return 0
-    cases: list[Case] = []
-    results: list[RunResult] = []
+    ran: list[tuple[Case, RunResult]] = []
     for workload in there:
-        cases_here = cases_of(workload, loaded_workload(workload, arguments), arguments)
-        show(f"{workload.name}: {len(cases_here)} runs, {time.perf_counter() - began:.0f} s so far")
+        cases = cases_of(workload, workload.loaded(limit), arguments)
+        show(f"{workload.name}: {len(cases)} runs, {time.perf_counter() - began:.0f} s so far")
         gc.collect()
         gc.freeze()  # the traces stay: no collection, here or in a forked process, shall walk through them
-        done = execute_all([case.task for case in cases_here], arguments.jobs, time.process_time)
+        done = execute_all([case.task for case in cases], arguments.jobs, time.process_time)
         gc.unfreeze()
-        here = [each.result for each in done]
-        show_rows(rows_of(cases_here, here))
-        cases += cases_here
-        results += here
-    return report(cases, results, there, arguments, time.perf_counter() - began)
+        here = [(case, each.result) for case, each in zip(cases, done, strict=True)]
+        show_rows(rows_of(here))
+        ran += here
+    return report(ran, arguments, time.perf_counter() - began)
 
 
-def report(
-    cases: Sequence[Case],
-    results: Sequence[RunResult],
-    there: Sequence[Workload],
-    arguments: argparse.Namespace,
-    took_s: float,
-) -> int:
-    rows = rows_of(cases, results)
+def report(ran: Ran, arguments: argparse.Namespace, took_s: float) -> int:
+    rows = rows_of(ran)
     found = goals(rows, ample=AMPLE, controls=[workload.name for workload in WORKLOADS.values() if workload.negative])
     for name, goal in found.items():
         show_row({"goal": name, **{key: value for key, value in goal.items() if key != "by_policy"}})
-    ready = {case.workload.name: case.task.ready for case in reversed(cases)}
     settings = {"seed": arguments.seed, "knee": KNEE, "loads": [list(each) for each in LOADS]}
     part = arguments.quick or arguments.load or arguments.policy or arguments.nodes or arguments.workload
     if part or arguments.dry:  # a part of it is no result
         return 0
-    result = {
-        **settings,
-        "took_s": round(took_s),
-        "workloads": {workload.name: described(workload, ready[workload.name]) for workload in there},
-        "goals": found,
-        "columns": Row._fields,
-    }
-    (RESULTS / "policies.html").write_text(page_of(cases, results, settings))
-    return finish("policies", result, write=True, rows=rows)
+    workloads = {case.workload.name: described(case) for case, _ in reversed(ran)}
+    result = {**settings, "took_s": round(took_s), "workloads": workloads, "goals": found, "columns": Row._fields}
+    (RESULTS / "policies.html").write_text(page_of(ran, settings))
+    return finish("policies", arguments, result, rows=rows)
 
 
 if __name__ == "__main__":

@@ -144,11 +144,6 @@ def nodes(result: Result) -> Iterator[Row]:
 
 
 def flash_crowd(result: Result) -> Iterator[Row]:
-    yield from rows(
-        [{**row, "kind": kind_of(row)} for row in result["hot"]],
-        "80 % of {rate_per_s:g} requests/s on one prefix, {kind}: diverting from a busy engine",
-        "costs {hit_points_paid:.1f} points of hits for {p99_share_won:.0%} of p99",
-    )
     at_once = [row for row in result["burst"] if row["within_s"] == 0.0 and row["policy"] != "least_loaded"]
     yield from rows(
         [{**row, "kind": kind_of(row)} for row in at_once],

@@ -29,6 +29,7 @@ from ranvier_py.replay.results import RunResult
 from ranvier_py.replay.traces.trace import Trace
 
 QUICK_REQUESTS = 300
+SHOWN = ("offered_per_s", "requests_per_s", "hit_rate", "max_over_mean", "failed")
 
 
 class Setting(NamedTuple):
@@ -38,13 +39,6 @@ class Setting(NamedTuple):
     policy: str
     speed: float
     options: Mapping[str, float | bool] = MappingProxyType({})
-
-
-class Check(NamedTuple):
-    """Something that has to be so for the shape to be reproduced."""
-
-    what: str
-    holds: bool
 
 
 Runs = Mapping[str, RunResult]
@@ -60,7 +54,7 @@ class Shape:
     settings: Sequence[Setting]
     published: Mapping[str, float]
     ours: Callable[[Runs], dict[str, float]]
-    checks: Callable[[Mapping[str, float]], list[Check]]
+    checks: Callable[[Mapping[str, float]], dict[str, bool]]
     differs: str
 
 
@@ -79,12 +73,12 @@ def sglang_ours(runs: Runs) -> dict[str, float]:
     }
 
 
-def sglang_checks(ours: Mapping[str, float]) -> list[Check]:
-    return [
-        Check("round robin finds a fifth to a quarter", 0.15 <= ours["round_robin_hits"] <= 0.25),
-        Check("cache_aware finds about three quarters", 0.70 <= ours["cache_aware_hits"] <= 0.80),
-        Check("throughput grows by 1.5 to 2.5 times", 1.5 <= ours["throughput_ratio"] <= 2.5),
-    ]
+def sglang_checks(ours: Mapping[str, float]) -> dict[str, bool]:
+    return {
+        "round robin finds a fifth to a quarter": 0.15 <= ours["round_robin_hits"] <= 0.25,
+        "cache_aware finds about three quarters": 0.70 <= ours["cache_aware_hits"] <= 0.80,
+        "throughput grows by 1.5 to 2.5 times": 1.5 <= ours["throughput_ratio"] <= 2.5,
+    }
 
 
 SGLANG = Shape(
@@ -133,13 +127,13 @@ def ranvier_ours(runs: Runs) -> dict[str, float]:
     return found
 
 
-def ranvier_checks(ours: Mapping[str, float]) -> list[Check]:
+def ranvier_checks(ours: Mapping[str, float]) -> dict[str, bool]:
     first, last = RANVIER_SPEEDS[0], RANVIER_SPEEDS[-1]
-    return [
-        Check("the override costs hits, and few", 0.0 < ours[f"hit_points_lost_at_{last:g}"] < 6.0),
-        Check("it takes much of the p99 as the hot engine fills up", ours[f"p99_change_at_{last:g}"] <= -0.45),
-        Check("and less while there is room", ours[f"p99_change_at_{first:g}"] > ours[f"p99_change_at_{last:g}"]),
-    ]
+    return {
+        "the override costs hits, and few": 0.0 < ours[f"hit_points_lost_at_{last:g}"] < 6.0,
+        "it takes much of the p99 as the hot engine fills up": ours[f"p99_change_at_{last:g}"] <= -0.45,
+        "and less while there is room": ours[f"p99_change_at_{first:g}"] > ours[f"p99_change_at_{last:g}"],
+    }
 
 
 RANVIER = Shape(
@@ -178,16 +172,16 @@ def llmd_ours(runs: Runs) -> dict[str, float]:
     return found
 
 
-def llmd_checks(ours: Mapping[str, float]) -> list[Check]:
+def llmd_checks(ours: Mapping[str, float]) -> dict[str, bool]:
     precise, approximate = ours["precise_p90_s"], ours["approximate_p90_s"]
     least = min(ours["load_p90_s"], ours["random_p90_s"])
     rates = [ours[f"{name}_tokens_per_s"] for name in ("precise", "approximate", "load", "random")]
-    return [
-        Check("precise <= approximate < load and random, by p90", precise <= approximate < least),
-        Check("random and load wait more than twenty times as long as precise", least > 20 * precise),
-        Check("load and random are alike", 0.5 <= ours["load_p90_s"] / ours["random_p90_s"] <= 2.0),
-        Check("precise yields most tokens, by 1.2 to 2.5 times", 1.2 <= rates[0] / min(rates[2:]) <= 2.5),
-    ]
+    return {
+        "precise <= approximate < load and random, by p90": precise <= approximate < least,
+        "random and load wait more than twenty times as long as precise": least > 20 * precise,
+        "load and random are alike": 0.5 <= ours["load_p90_s"] / ours["random_p90_s"] <= 2.0,
+        "precise yields most tokens, by 1.2 to 2.5 times": 1.2 <= rates[0] / min(rates[2:]) <= 2.5,
+    }
 
 
 ANSWER_TOKENS = 1008  # 1,000 in whole blocks
@@ -228,13 +222,13 @@ def kubeai_ours(runs: Runs) -> dict[str, float]:
     return found
 
 
-def kubeai_checks(ours: Mapping[str, float]) -> list[Check]:
+def kubeai_checks(ours: Mapping[str, float]) -> dict[str, bool]:
     last = KUBEAI_SPEEDS[-1]
-    return [
-        Check("mean time to first token falls by more than 80 %", ours[f"mean_ttft_change_at_{last:g}"] < -0.8),
-        Check("throughput grows", ours[f"throughput_change_at_{last:g}"] > 0.05),
-        Check("hits double", ours[f"chwbl_hits_at_{last:g}"] > 2 * ours[f"random_hits_at_{last:g}"]),
-    ]
+    return {
+        "mean time to first token falls by more than 80 %": ours[f"mean_ttft_change_at_{last:g}"] < -0.8,
+        "throughput grows": ours[f"throughput_change_at_{last:g}"] > 0.05,
+        "hits double": ours[f"chwbl_hits_at_{last:g}"] > 2 * ours[f"random_hits_at_{last:g}"],
+    }
 
 
 KUBEAI = Shape(
@@ -289,20 +283,16 @@ def measured(shape: Shape, trace: Trace, arguments: argparse.Namespace) -> dict[
         "source": shape.source,
         "published": dict(shape.published),
         "ours": ours,
-        "reproduced": all(check.holds for check in checks),
-        "checks": {check.what: check.holds for check in checks},
+        "reproduced": all(checks.values()),
+        "checks": checks,
         "why_they_differ": shape.differs,
         "requests": len(trace.requests),
         "shared_share": round(traffic.shared_share(trace), 4),
         "runs": [
             {
                 "name": name,
-                "offered_per_s": run.offered_per_s,
-                "requests_per_s": run.requests_per_s,
-                "hit_rate": run.hit_rate,
+                **{figure: getattr(run, figure) for figure in SHOWN},
                 "ttft_s": dict(run.ttft_s),
-                "max_over_mean": run.max_over_mean,
-                "failed": run.failed,
                 "processor_s": run.wall_s,
             }
             for name, run in runs.items()
@@ -331,8 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             trace = replace(trace, requests=trace.requests[:QUICK_REQUESTS])
         found[name] = measured(SHAPES[name], trace, arguments)
         show_shape(name, found[name])
-    whole = not (arguments.quick or arguments.shape or arguments.dry)
-    return finish("shapes", {"seed": arguments.seed, "engines": ENGINES, "shapes": found}, write=whole)
+    return finish("shapes", arguments, {"engines": ENGINES, "shapes": found}, whole=not arguments.shape)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,10 @@
 
 `python -m benchmarks.stale [--quick]`
 
-Eight modelled engines, `affinity`, chats of many threads (`chat_threads` of the policies benchmark), all at one rate,
-LOAD of what the smallest caches bear. Evictions: caches from all of the working set down to a quarter of it. Restarts:
-an engine, each in turn, at even distances, with caches that hold everything; nodes see a restart by a probe within 5 s
-where nobody tells. Knowledge: requests alone (`estimated`), counts in answers and metrics (`calibrated`), events
-(`events`, the push of the Purdue report).
-Of each: tokens evicted per second and engine, restarts per second of all, tokens believed to be cached and not
-found per prompt token (`wasted`), found and not believed (`unforeseen`), hit rate, p90 of the time to first token.
+Eight modelled engines, `affinity`, chats of many threads, all at one rate, LOAD of what the smallest caches bear.
+Evictions: caches from all of the working set down to a quarter of it. Restarts: an engine, each in turn, at even
+distances, with caches that hold everything. Figures as in `engine_caches`.
 Published: Ranvier measured no gain of push (1,902 wasted tokens with and without); Purdue published no figure.
-Results: results/stale.json.
 """
 
 from __future__ import annotations
@@ -18,9 +13,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
-from benchmarks.engine_caches import CAPACITY, cache_tokens_of, errors_of
+from benchmarks.engine_caches import CAPACITY, cache_tokens_of, figures
 from benchmarks.harness.bench import command_line, finish, show_row
 from benchmarks.workloads.workloads import ENGINES, WORKLOADS
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
@@ -39,19 +34,6 @@ ROOMY = 4.0
 QUICK_REQUESTS = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    knowledge: str
-    cache_share: float
-    restarts_per_s: float
-    evicted_tokens_per_s: float  # of one engine
-    wasted: float
-    unforeseen: float
-    hit_rate: float
-    ttft_p90_s: float
-    failed: int
-
-
 def plan_of(ready: Ready, share: float, restarts: int, seed: int) -> Plan:
     workload = WORKLOADS[TRAFFIC]
     speed = CAPACITY[TRAFFIC][0] * LOAD
@@ -62,32 +44,16 @@ def plan_of(ready: Ready, share: float, restarts: int, seed: int) -> Plan:
     return replace(plan, restarts=times)
 
 
-def row_of(plan: Plan, done: Done, answers: float) -> Row:
-    """What was stored and does not fit was evicted; a restart empties a cache and is none."""
-    result = done.result
-    wasted, unforeseen = errors_of(done, plan.engines[0].block_size)
-    capacity = plan.engines[0].cache_tokens
-    stored = [computed + answers / ENGINES for computed in result.computed_by_engine]
-    evicted = sum(max(0.0, each - capacity) for each in stored) / ENGINES
-    return Row(
-        knowledge=plan.knowledge,
-        cache_share=0.0,  # set by who knows it
-        restarts_per_s=round(len(plan.restarts) / result.virtual_s, 4),
-        evicted_tokens_per_s=0.0 if plan.restarts else round(evicted / result.virtual_s, 1),
-        wasted=round(wasted, 5),
-        unforeseen=round(unforeseen, 5),
-        hit_rate=round(result.hit_rate, 5),
-        ttft_p90_s=round(result.ttft_s["p90"], 5),
-        failed=result.failed,
-    )
+def evicted_tokens_per_s(plan: Plan, done: Done, answers: float) -> float:
+    """Of one engine. What was stored and does not fit was evicted; a restart empties a cache and is none."""
+    stored = [computed + answers / ENGINES for computed in done.result.computed_by_engine]
+    evicted = sum(max(0.0, each - plan.engines[0].cache_tokens) for each in stored) / ENGINES
+    return 0.0 if plan.restarts else round(evicted / done.result.virtual_s, 1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = command_line(__doc__, seed="the nodes", jobs=True, quick="a few requests").parse_args(argv)
-    trace = WORKLOADS[TRAFFIC].load()
-    if arguments.quick:
-        trace = replace(trace, requests=trace.requests[:QUICK_REQUESTS])
-    ready = make_ready(replace(trace, name=TRAFFIC))
+    ready = make_ready(WORKLOADS[TRAFFIC].loaded(QUICK_REQUESTS if arguments.quick else None))
     cases = [*((share, 0) for share in SHARES), *((ROOMY, restarts) for restarts in RESTARTS)]
     plans = [
         replace(plan_of(ready, share, restarts, arguments.seed), knowledge=knowledge)
@@ -97,16 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     done = execute_all([Task(ready, plan) for plan in plans], arguments.jobs, time.process_time)
     rows = []
     for (share, _), plan, each in zip([case for case in cases for _ in KNOWLEDGE], plans, done, strict=True):
-        row = replace(row_of(plan, each, ready.summary.answer_tokens), cache_share=share)
+        row = {
+            "knowledge": plan.knowledge,
+            "cache_share": share,
+            "restarts_per_s": round(len(plan.restarts) / each.result.virtual_s, 4),
+            "evicted_tokens_per_s": evicted_tokens_per_s(plan, each, ready.summary.answer_tokens),
+            **figures(each, ready.summary.block_tokens),
+        }
         rows.append(row)
-        show_row(asdict(row))
-    result = {
-        "seed": arguments.seed,
-        "traffic": asdict(ready.summary),
-        "published": {"ranvier_wasted_tokens": {"push": 1902, "none": 1902}, "purdue": None},
-    }
-    write = not (arguments.quick or arguments.dry)
-    return finish("stale", result, write=write, rows=[asdict(row) for row in rows])
+        show_row(row)
+    published = {"ranvier_wasted_tokens": {"push": 1902, "none": 1902}, "purdue": None}
+    return finish("stale", arguments, {"traffic": asdict(ready.summary), "published": published}, rows=rows)
 
 
 if __name__ == "__main__":

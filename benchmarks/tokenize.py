@@ -8,20 +8,12 @@ For histories of 2k, 10k and 50k tokens, in milliseconds, medians over rounds in
 - `text_alone`: the same two texts encoded once by the bare tokenizer: what can't be avoided. Goal: tail <= 1.5 x;
 - `full`: the whole conversation, as every turn would cost without incremental tokenizing.
 
-`batch` is a batch of 64 plain tails of 200 bytes: microseconds per tail, in all and in Python code that holds the
-interpreter lock. With the embedded tokenizer, and with the one in $SHARED_DATA/tokenizers/qwen2.5 where it is present.
+With the embedded tokenizer, and with the one in $SHARED_DATA/tokenizers/qwen2.5 where it is present.
 
-`path` is what a request sees of all that: through a node of its own process, microseconds from the last byte of the
-body to the first byte at an engine, for chats that go on: each turn brings the engine's last answer and a new question.
-
-- `last_byte_idle`: from just before the last byte is sent, the rest having arrived, with pauses in which the node
-  sleeps and its caches go cold: a node of few requests;
-- `last_byte_busy`: the same without pauses: a node of many;
-- `in_one_send_busy`: from just before the whole request is sent, so the kernel's copying of the history counts too.
-
-`relay` is the same bytes, in turn with the node, through a process that only reads a whole request and sends it on:
-what any router in Python must cost on this machine; `router` is the difference of the medians. Goal: the median of
-`last_byte` through the node at most 300 us, with `tokenized_first` 0: no request waited for its tokens.
+`path` is what a request sees of all that, through a node of its own process, for chats that go on: microseconds from
+just before the last byte of the body is sent, the rest having arrived, to the first byte at an engine. `relay` is the
+same bytes through a process that only reads a whole request and sends it on; `router` the difference of the medians.
+Goal: at most 300 us through the node, with `tokenized_first` 0: no request waited for its tokens.
 """
 
 from __future__ import annotations
@@ -48,23 +40,19 @@ from tokenizers import Tokenizer
 
 from benchmarks.harness.bench import command_line, data_folder, finish, percentiles
 from benchmarks.harness.processes import free_port, node, process
-from benchmarks.harness.stub_engine import ANSWER, INFORMATION, LENGTH
+from benchmarks.harness.stub_engine import ANSWER, INFORMATION, chat_request, read_message
 from cluster.load import chats as lab_chats
-from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob
+from ranvier_py.core.prompts.boundaries import Chat, Message
 from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer
 
 HISTORY_TOKENS = (2_000, 10_000, 50_000)
 TURN_ROUNDS = 20  # rounds of a single turn, which takes well under a millisecond, per round of a whole conversation
-BATCH = 64
-TAIL_BYTES = 200
 SEED = 1
 CHATS = 16  # that go on in turn, so that none grows much
-TURNS = 8  # measured of each chat, for each way of sending
-PAUSE_S = 0.005  # for bytes sent to have been read, and for the node to fall asleep
+TURNS = 8  # measured of each chat
 LEARNED_S = 60.0  # longest wait until all histories are learned
 ENGINES = 2
-KINDS = {"last_byte_idle": (True, PAUSE_S), "last_byte_busy": (True, 0.0), "in_one_send_busy": (False, 0.0)}
-"""Of sending: whether the last byte goes by itself, and how long the pauses are."""
+KIND = "last_byte_busy"
 
 GOALS = {"tail_to_text_alone": 1.5, "last_byte_p50_us": 300}
 MATCHED = re.compile(rb"x-ranvier-matched-tokens: (\d+)")
@@ -137,28 +125,6 @@ def measure_turn(tokenizer: ChatTokenizer, bare: Tokenizer, texts: Texts, tokens
     }
 
 
-def measure_batch(tokenizer: ChatTokenizer, bare: Tokenizer, texts: Texts, rounds: int) -> dict[str, float]:
-    """Microseconds per plain tail in a batch; `python_us` is what is not spent inside the encoder."""
-
-    def context() -> Chat:
-        raise AssertionError("a plain tail asks for no context")
-
-    jobs = [TailJob([{"role": "user", "content": texts.of(TAIL_BYTES)}], context, 20) for _ in range(BATCH)]
-    affixes = tokenizer.profile.affixes["user"]
-    prompts = [affixes.before + job.tail[0]["content"] + affixes.after for job in jobs]
-    calls: dict[str, Callable[[], object]] = {
-        "total": lambda: tokenizer.tokenize_tails(jobs),
-        "encoder": lambda: bare.encode_batch_fast(prompts, add_special_tokens=False),
-    }
-    times = median_s(rounds, calls)
-    micro = {name: seconds / BATCH * 1e6 for name, seconds in times.items()}
-    return {
-        "total_us": round(micro["total"], 2),
-        "encoder_us": round(micro["encoder"], 2),
-        "python_us": round(micro["total"] - micro["encoder"], 2),
-    }
-
-
 # --- the path of a request ------------------------------------------------------------------------------------------
 
 
@@ -184,18 +150,6 @@ class Answering(socketserver.BaseRequestHandler):
             if not read_message(self.request, first):
                 return
             self.request.sendall(ANSWER if first.startswith(b"POST") else INFORMATION)
-
-
-def read_message(sock: socket.socket, first: bytes = b"") -> bytes:
-    """One HTTP message whose head comes in one piece; nothing when the other side has closed."""
-    pieces = [first or sock.recv(1 << 18)]
-    end = pieces[0].find(b"\r\n\r\n") + 4
-    length = LENGTH.search(pieces[0], 0, end)
-    missing = end + (int(length[1]) if length else 0) - len(pieces[0])
-    while missing > 0 and pieces[-1]:
-        pieces.append(sock.recv(1 << 18))
-        missing -= len(pieces[-1])
-    return b"".join(pieces) if pieces[-1] else b""
 
 
 def relay(port: int, engine_port: int) -> None:
@@ -254,7 +208,7 @@ def paths(source: Path) -> Iterator[Paths]:
             threading.Thread(target=engine.serve_forever, daemon=True).start()
             stack.callback(engine.shutdown)
         urls = [f"http://127.0.0.1:{engine.port}" for engine in engines]
-        target, relay_port = stack.enter_context(node(urls, str(source))), free_port()
+        target, relay_port = stack.enter_context(node(urls, source)), free_port()
         bare = ["-m", "benchmarks.tokenize", "--relay", str(relay_port), str(engines[0].port)]
         stack.enter_context(process([sys.executable, *bare]))
         ports = (int(target.url.rpartition(":")[2]), relay_port)
@@ -263,29 +217,17 @@ def paths(source: Path) -> Iterator[Paths]:
 
 
 def request_of(messages: Sequence[Message]) -> bytes:
-    body = orjson.dumps({"model": "m", "messages": messages})
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-    return head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    return chat_request(orjson.dumps({"model": "m", "messages": messages}))
 
 
-def send(sock: socket.socket, data: bytes, kind: str) -> tuple[float, bytes]:
+def send(sock: socket.socket, data: bytes) -> tuple[float, bytes]:
     """Microseconds until the first byte is at the engine, and the answer."""
-    last_byte, pause_s = KINDS[kind]
-    if last_byte:
-        sock.sendall(data[:-1])
-        pause(pause_s)
-        data = data[-1:]
+    sock.sendall(data[:-1])
     begin = perf_counter_ns()
-    sock.sendall(data)
+    sock.sendall(data[-1:])
     answer = read_message(sock)
     assert answer.startswith(b"HTTP/1.1 200"), answer
-    pause(pause_s)
     return (Engine.first_byte_ns - begin) / 1e3, answer
-
-
-def pause(seconds: float) -> None:
-    if seconds:
-        time.sleep(seconds)
 
 
 def measure_path(through: Paths, tokenizer: ChatTokenizer, texts: Texts, tokens: int) -> dict[str, Any]:
@@ -293,19 +235,19 @@ def measure_path(through: Paths, tokenizer: ChatTokenizer, texts: Texts, tokens:
     known = history(tokenizer, texts, tokens)
     chats = [[{"role": "system", "content": f"Chat {number} of {tokens}."}, *known] for number in range(CHATS)]
     for chat in chats:
-        send(through.node, request_of(chat), "in_one_send_busy")
+        send(through.node, request_of(chat))
     through.wait_until_learned()
     before = through.tokenizer_counts()
     times: dict[str, list[float]] = {}
     matched = []
-    for kind in [*KINDS] * TURNS:
+    for _ in range(TURNS):
         for chat in chats:
             chat.append({"role": "assistant", "content": "hello"})
             chat.append({"role": "user", "content": texts.of(int(50 * tokenizer.chars_per_token))})
             data = request_of(chat)
             for name, sock in (("node", through.node), ("relay", through.relay)):
-                waited, answer = send(sock, data, kind)
-                times.setdefault(f"{kind}_{name}_us", []).append(waited)
+                waited, answer = send(sock, data)
+                times.setdefault(f"{KIND}_{name}_us", []).append(waited)
                 if found := MATCHED.search(answer):
                     matched.append(int(found[1]))
     after = through.tokenizer_counts()
@@ -317,15 +259,8 @@ def measure_path(through: Paths, tokenizer: ChatTokenizer, texts: Texts, tokens:
         "deadlines_missed": after["deadlines_missed"] - before["deadlines_missed"],
         **{name: percentiles(found, 1) for name, found in times.items()},
     }
-    for kind in KINDS:
-        share = result[f"{kind}_node_us"]["p50"] - result[f"{kind}_relay_us"]["p50"]
-        result[f"{kind}_router_us"] = round(share, 1)
-    return result
-
-
-def measure_paths(tokenizer: ChatTokenizer, source: Path, texts: Texts) -> list[dict[str, Any]]:
-    with paths(source) as through:
-        return [measure_path(through, tokenizer, texts, tokens) for tokens in HISTORY_TOKENS]
+    share = result[f"{KIND}_node_us"]["p50"] - result[f"{KIND}_relay_us"]["p50"]
+    return result | {f"{KIND}_router_us": round(share, 1)}
 
 
 # --- all of it ------------------------------------------------------------------------------------------------------
@@ -335,13 +270,10 @@ def measure(name: str, source: Path, rounds: int) -> dict[str, Any]:
     tokenizer = ChatTokenizer.load(str(source))
     bare = Tokenizer.from_file(str(source / "tokenizer.json"))
     texts = Texts()
-    return {
-        "tokenizer": name,
-        "chars_per_token": round(tokenizer.chars_per_token, 2),
-        "turns": [measure_turn(tokenizer, bare, texts, tokens, rounds) for tokens in HISTORY_TOKENS],
-        "batch": measure_batch(tokenizer, bare, texts, rounds * TURN_ROUNDS),
-        "path": measure_paths(tokenizer, source, texts),
-    }
+    turns = [measure_turn(tokenizer, bare, texts, tokens, rounds) for tokens in HISTORY_TOKENS]
+    with paths(source) as through:
+        path = [measure_path(through, tokenizer, texts, tokens) for tokens in HISTORY_TOKENS]
+    return {"tokenizer": name, "chars_per_token": round(tokenizer.chars_per_token, 2), "turns": turns, "path": path}
 
 
 def encode(bare: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -360,12 +292,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.relay:
         relay(*arguments.relay)
-    result = {
-        "rounds": arguments.rounds,
-        "goals": GOALS,
-        "tokenizers": [measure(name, source, arguments.rounds) for name, source in sources()],
-    }
-    return finish("tokenize", result, write=not arguments.dry)
+    tokenizers = [measure(name, source, arguments.rounds) for name, source in sources()]
+    return finish("tokenize", arguments, {"goals": GOALS, "tokenizers": tokenizers})
 
 
 if __name__ == "__main__":

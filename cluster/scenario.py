@@ -17,124 +17,141 @@ names the place. Pure: nothing here knows who runs it.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from cluster.network.links import PERFECT, PLANES, Link, Rule
 
 SCENARIOS = Path(__file__).with_name("scenarios")
-HARNESSES = ("sim", "processes")
+Harness: TypeAlias = Literal["sim", "processes"]
+HARNESSES: tuple[Harness, ...] = get_args(Harness)
 SECONDS_MAX = 7 * 86_400.0
 """A week: longer than any memory of the protocol."""
 
-Selector = tuple[int, ...] | str
+Seconds: TypeAlias = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
+"""Any number of a scenario: none is negative, or larger."""
+
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Selector: TypeAlias = tuple[Count, ...] | str
 WORDS = ("all", "none", "one", "half", "rest")
-DNS_WORDS = ("all", "subset", "empty", "self", "stale", "foreign", "failing", "slow", "flapping")
+Dns: TypeAlias = Literal["all", "subset", "empty", "self", "stale", "foreign", "failing", "slow", "flapping"]
 """What the cluster's name says: every running node; a third of them, another third each time; nobody; only who asks;
 those of the beginning; addresses of another cluster; SERVFAIL; the right answer after 5 s; one of these by turns."""
 
-Read = TypeVar("Read")
+
+STRICT = with_config(ConfigDict(extra="forbid"))
 
 
 class ScenarioError(ValueError):
     """The file is not a scenario. The message names file and place."""
 
 
+@STRICT
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """Who there is."""
 
-    nodes: int = 5
-    engines: int = 3
+    nodes: Count = 5
+    engines: Count = 3
     running: Selector = "all"  # who is started at 0; the others wait for a `start`
-    spread_s: float = 0.0  # the starts at 0 are spread evenly over so long
+    spread_s: Seconds = 0.0  # the starts at 0 are spread evenly over so long
     formed: bool = False  # those who start at 0 know each other already; only where they are simulated
-    dns: str = "all"  # what the name says at first
-    profile: str = "lan"  # of membership: lan, wan
+    dns: Dns = "all"  # what the name says at first
+    profile: Literal["lan", "wan"] = "lan"  # of membership
     names: tuple[str, ...] = ()  # of the nodes, where they matter (two alike); default n0, n1, …
-    budget_bytes_per_s: int = 0  # of one node for gossip; 0 = the default of the node
-    route_ttl_s: float = 0.0  # 0 = the default of the node
-    log_entries: int = 0  # route updates an origin keeps for repair; 0 = the default of the node
+    budget_bytes_per_s: Count = 0  # of one node for gossip; 0 = the default of the node
+    route_ttl_s: Seconds = 0.0  # 0 = the default of the node
+    log_entries: Count = 0  # route updates an origin keeps for repair; 0 = the default of the node
     events: bool = False  # engines publish KV events, chats have tokens
-    cache_blocks: int = 4000  # of 16 tokens, of each engine that publishes events
-    replay_messages: int = 10_000  # of its last ones that it can tell again
+    cache_blocks: Count = 4000  # of 16 tokens, of each engine that publishes events
+    replay_messages: Count = 10_000  # of its last ones that it can tell again
 
 
+@STRICT
 @dataclass(frozen=True, slots=True)
 class Load:
     """Chats: each begins at any node, and each next turn goes to any node, `think_s` (mean) after the last answer."""
 
-    chats_per_s: float = 2.0
-    turns: int = 4
-    think_s: float = 1.0
-    prefixes: int = 4  # distinct system prompts that chats begin with
+    chats_per_s: Seconds = 2.0
+    turns: Count = 4
+    think_s: Seconds = 1.0
+    prefixes: Count = 4  # distinct system prompts that chats begin with
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One thing that happens. Which fields a verb takes says `VERBS`; the others keep their defaults."""
 
-    at_s: float
+    at_s: Seconds
     do: str
     nodes: Selector = "none"
     others: Selector = "rest"
     engines: Selector = "none"
-    for_s: float = 0.0  # 0 = until something else ends it
-    every_s: float = 0.0  # between one node of the step and the next
+    for_s: Seconds = 0.0  # 0 = until something else ends it
+    every_s: Seconds = 0.0  # between one node of the step and the next
     one_direction: bool = False  # only from `nodes` to `others`
     keep_state: bool = True  # whether the small state file survives
-    down_s: float = 1.0  # between kill and start of a restart
-    loss: float = 0.0  # share of datagrams; a stream is delayed instead
-    delay_s: float = 0.0  # added one way
-    jitter_s: float = 0.0  # mean of an exponential part added to that
-    duplicate: float = 0.0
-    reorder: float = 0.0  # share of datagrams held back for `reorder_s`
-    reorder_s: float = 0.05
-    corrupt: float = 0.0  # share of datagrams with a flipped bit
-    mtu: int = 0  # larger datagrams vanish; 0 = no limit
-    planes: tuple[str, ...] = ("udp", "tcp")
+    down_s: Seconds = 1.0  # between kill and start of a restart
+    loss: Share = 0.0  # share of datagrams; a stream is delayed instead
+    delay_s: Seconds = 0.0  # added one way
+    jitter_s: Seconds = 0.0  # mean of an exponential part added to that
+    duplicate: Share = 0.0
+    reorder: Share = 0.0  # share of datagrams held back for `reorder_s`
+    reorder_s: Seconds = 0.05
+    corrupt: Share = 0.0  # share of datagrams with a flipped bit
+    mtu: Count = 0  # larger datagrams vanish; 0 = no limit
+    planes: tuple[Literal["udp", "tcp"], ...] = ("udp", "tcp")
     refuse: bool = False  # sender is told at once (connection refused, network unreachable) instead of silence
-    factor: float = 10.0  # how much slower
-    dns: str = "all"
-    keys: tuple[int, ...] = ()  # the key ring from now on, primary first; keys are numbers here, secrets in a run
+    factor: Seconds = 10.0  # how much slower
+    dns: Dns = "all"
+    keys: tuple[Count, ...] = ()  # the key ring from now on, primary first; keys are numbers here, secrets in a run
     label: str = ""  # of another cluster
-    chats_per_s: float = 0.0
-    packets_per_s: float = 0.0
+    chats_per_s: Seconds = 0.0
+    packets_per_s: Seconds = 0.0
 
 
+@STRICT
 @dataclass(frozen=True, slots=True)
 class Expect:
     """Bounds at the end, for the nodes that run then (or the core of a `core` step). None: not asked."""
 
-    failed_requests_max: int | None = None  # without those that were streaming on a killed node or engine
-    agree_s: float | None = None  # after the last step or its undoing: everybody knows exactly who runs
+    failed_requests_max: Count | None = None  # without those that were streaming on a killed node or engine
+    agree_s: Seconds | None = None  # after the last step or its undoing: everybody knows exactly who runs
     one_reader: bool = False  # each engine's events are read by one node, once all is quiet
     exact: bool = False  # … which knows all of them
-    wrong_share_max: float | None = None  # of the claims of all nodes, at the end, on what an engine does not hold
-    unknown_share_max: float | None = None  # of what engines hold at depths that are told, at the end
-    same_routes_s: float | None = None  # after that moment, and without traffic since: no bucket differs
-    dead_s: float | None = None  # each kill that lasts is known to every running node within
-    learned_s: float | None = None  # a route update of a running node is at every other within (p99)
-    false_deaths_max: int | None = None  # (observer, subject) pairs, over the whole run
-    hit_share_min: float | None = None  # hit rate of the last third over that before the first step
-    hits_back_s: float | None = None  # 95 % of that rate is back so soon after the last step; processes only
-    bytes_per_node_s_max: float | None = None  # mean over the run, sent, all planes
+    wrong_share_max: Seconds | None = None  # of the claims of all nodes, at the end, on what an engine does not hold
+    unknown_share_max: Seconds | None = None  # of what engines hold at depths that are told, at the end
+    same_routes_s: Seconds | None = None  # after that moment, and without traffic since: no bucket differs
+    dead_s: Seconds | None = None  # each kill that lasts is known to every running node within
+    learned_s: Seconds | None = None  # a route update of a running node is at every other within (p99)
+    false_deaths_max: Count | None = None  # (observer, subject) pairs, over the whole run
+    hit_share_min: Seconds | None = None  # hit rate of the last third over that before the first step
+    hits_back_s: Seconds | None = None  # 95 % of that rate is back so soon after the last step; processes only
+    bytes_per_node_s_max: Seconds | None = None  # mean over the run, sent, all planes
 
 
+@STRICT
 @dataclass(frozen=True, slots=True)
 class Scenario:
     name: str
     about: str
-    for_s: float
+    for_s: Seconds
     cluster: Cluster = field(default_factory=Cluster)
     load: Load | None = None
-    steps: tuple[Step, ...] = ()
+    steps: Annotated[tuple[Step, ...], Field(alias="step")] = ()
     expect: Expect = field(default_factory=Expect)
-    runs_on: tuple[str, ...] = HARNESSES
+    runs_on: tuple[Harness, ...] = HARNESSES
+
+
+READER = TypeAdapter(Scenario)
 
 
 class Verb(NamedTuple):
@@ -197,90 +214,66 @@ def load_scenario(name_or_path: str) -> Scenario:
     return read_scenario(path.read_text(), path.stem, str(path))
 
 
+def settled(
+    name: str, harness: Harness, seed: int, nodes: int | None, engines: int | None, for_s: float | None
+) -> Scenario:
+    """One for this harness, of the sizes that are given, with its victims drawn. Raises ScenarioError, OSError."""
+    found = load_scenario(name)
+    if harness not in found.runs_on:
+        raise ScenarioError(f"{name}: not for {harness}, only for {', '.join(found.runs_on)}")
+    cluster = replace(found.cluster, nodes=nodes or found.cluster.nodes, engines=engines or found.cluster.engines)
+    changed = replace(found, cluster=cluster, for_s=for_s or found.for_s)
+    check(changed, name)
+    return settle(changed, seed)
+
+
 def read_scenario(text: str, name: str, place: str = "scenario") -> Scenario:
     """Parse and check. `place` is how errors call the text. Raises ScenarioError."""
     try:
-        table = tomllib.loads(text)
+        table = {"name": name, **tomllib.loads(text)}
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"{place}: {error}") from error
-    table["steps"] = table.pop("step", [])
-    table.setdefault("name", name)
-    return _scenario(table, place)
-
-
-def _scenario(table: dict[str, Any], place: str) -> Scenario:
-    steps = table.pop("steps")
-    parts: dict[str, Any] = {}
-    for key, kind in (("cluster", Cluster), ("load", Load), ("expect", Expect)):
-        if key in table:
-            parts[key] = _read(kind, table.pop(key), f"{place}: [{key}]")
-    found = _read(Scenario, table, place, skip=("cluster", "load", "expect", "steps"))
+    steps = table.get("step", [])
     if not isinstance(steps, list):
         raise ScenarioError(f"{place}: write [[step]], with two brackets")
-    read = tuple(_step(one, f"{place}: step {number}") for number, one in enumerate(steps, 1))
-    whole = replace(found, steps=read, **parts)
-    check(whole, place)
-    return whole
+    for number, step in enumerate(steps, 1):
+        check_keys(step, f"{place}: step {number}")
+    try:
+        found = READER.validate_json(json.dumps(table, default=str), strict=True)
+    except ValidationError as error:
+        raise ScenarioError(f"{place}: {mistake(error)}") from error
+    check(found, place)
+    return found
 
 
-def _step(table: Any, place: str) -> Step:
-    if not isinstance(table, dict) or not isinstance(table.get("do"), str):
+def check_keys(step: Any, place: str) -> None:
+    """That a step has what its verb needs, and nothing that it does not take. Raises ScenarioError."""
+    if not isinstance(step, dict) or "do" not in step:
         raise ScenarioError(f"{place}: a step needs do = VERB")
-    verb = table["do"]
+    verb = step["do"]
     if verb not in VERBS:
         raise ScenarioError(f"{place}: no verb {verb!r}; there are: {', '.join(VERBS)}")
-    needed, allowed = ("at_s", *VERBS[verb].needs), VERBS[verb].may
-    place = f"{place} ({verb})"
+    needed, allowed = ("at_s", "do", *VERBS[verb].needs), VERBS[verb].may
     for key in needed:
-        if key not in table:
-            raise ScenarioError(f"{place}: {key} is missing")
-    for key in table:
-        if key not in ("do", *needed, *allowed):
+        if key not in step:
+            raise ScenarioError(f"{place} ({verb}): {key} is missing")
+    for key in step:
+        if key not in (*needed, *allowed):
             raise ScenarioError(f"{place}: {verb} takes no {key!r}; it takes {', '.join((*needed, *allowed))}")
-    if verb == "link" and not any(key in table for key in LINK):
-        raise ScenarioError(f"{place}: say at least one of {', '.join(LINK)}")
-    return _read(Step, table, place)
+    if verb == "link" and not step.keys() & {*LINK}:
+        raise ScenarioError(f"{place} ({verb}): say at least one of {', '.join(LINK)}")
 
 
-def _read(kind: type[Read], table: Any, place: str, skip: Sequence[str] = ()) -> Read:
-    """One dataclass from one table, every value of the type that the field says."""
-    if not isinstance(table, dict):
-        raise ScenarioError(f"{place}: want a table")
-    known = {one.name: one for one in fields(kind) if one.name not in skip}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in known:
-            raise ScenarioError(f"{place}: no key {key!r}; there are: {', '.join(known)}")
-        values[key] = _value(str(known[key].type), value, f"{place}: {key}")
-    for key, one in known.items():
-        if key not in values and one.default is MISSING and one.default_factory is MISSING:
-            raise ScenarioError(f"{place}: {key} is missing")
-    return kind(**values)
-
-
-def _value(kind: str, value: Any, place: str) -> Any:
-    """Check one value against the annotation of its field."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind.startswith("float") and number and 0 <= value <= SECONDS_MAX:
-        return float(value)
-    if kind.startswith("int") and number and isinstance(value, int) and value >= 0:
-        return value
-    if kind == "bool" and isinstance(value, bool):
-        return value
-    if kind == "str" and isinstance(value, str):
-        return value
-    if kind == "Selector" and (is_numbers(value) or isinstance(value, str)):
-        return value if isinstance(value, str) else tuple(value)
-    if kind == "tuple[int, ...]" and is_numbers(value):
-        return tuple(value)
-    if kind == "tuple[str, ...]" and isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return tuple(value)
-    raise ScenarioError(f"{place}: {value!r} is not a {kind} (numbers are not negative)")
-
-
-def is_numbers(value: Any) -> bool:
-    """Whether this is a list of numbers from 0."""
-    return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+def mistake(error: ValidationError) -> str:
+    """The first of them, with its place."""
+    first = error.errors()[0]
+    *above, key = (str(part + 1) if isinstance(part, int) else part for part in first["loc"])
+    where = f"[{' '.join(above)}] " if above else ""
+    if first["type"] == "missing":
+        return f"{where}{key} is missing"
+    if first["type"] == "unexpected_keyword_argument":
+        return f"{where}no key {key!r}"
+    return f"{where}{key}: {first['input']!r}: {first['msg']}"
 
 
 def check(scenario: Scenario, place: str) -> None:
@@ -290,10 +283,6 @@ def check(scenario: Scenario, place: str) -> None:
         raise ScenarioError(f"{place}: want at least one node and some time")
     if cluster.names and len(cluster.names) != cluster.nodes:
         raise ScenarioError(f"{place}: [cluster] names: {len(cluster.names)} of them for {cluster.nodes} nodes")
-    for word in scenario.runs_on:
-        _one_of(word, HARNESSES, f"{place}: runs_on")
-    _one_of(cluster.profile, ("lan", "wan"), f"{place}: [cluster] profile")
-    _one_of(cluster.dns, DNS_WORDS, f"{place}: [cluster] dns")
     check_selector(cluster.running, cluster.nodes, f"{place}: [cluster] running")
     if cluster.formed and (cluster.spread_s or cluster.names or "processes" in scenario.runs_on):
         raise ScenarioError(f"{place}: [cluster] formed: all start at once, under own names, and runs_on = ['sim']")
@@ -312,17 +301,6 @@ def check_step(step: Step, cluster: Cluster, where: str) -> None:
     check_selector(step.engines, cluster.engines, f"{where}: engines")
     if step.do.startswith("events") and not cluster.events:
         raise ScenarioError(f"{where}: engines publish events where [cluster] events = true")
-    _one_of(step.dns, DNS_WORDS, f"{where}: dns")
-    for plane in step.planes:
-        _one_of(plane, ("udp", "tcp"), f"{where}: planes")
-    for name in ("loss", "duplicate", "reorder", "corrupt"):
-        if getattr(step, name) > 1:
-            raise ScenarioError(f"{where}: {name} is a share, 0 … 1")
-
-
-def _one_of(word: str, words: Sequence[str], where: str) -> None:
-    if word not in words:
-        raise ScenarioError(f"{where}: {word!r}; want one of {', '.join(words)}")
 
 
 def check_selector(selector: Selector, count: int, where: str) -> None:
@@ -407,8 +385,8 @@ def rule_of(step: Step, nodes: Sequence[int], addresses: Sequence[Hashable]) -> 
 
 def write_scenario(scenario: Scenario) -> str:
     """As TOML that `read_scenario` reads back equal: a failing schedule is kept as a scenario of its own."""
-    lines = [f"name = {toml(scenario.name)}", f"about = {toml(scenario.about)}", f"for_s = {toml(scenario.for_s)}"]
-    lines += [f"runs_on = {toml(scenario.runs_on)}"]
+    head = ("name", "about", "for_s", "runs_on")
+    lines = [f"{name} = {json.dumps(getattr(scenario, name))}" for name in head]
     for key, part in (("cluster", scenario.cluster), ("load", scenario.load), ("expect", scenario.expect)):
         if part is not None:
             lines += ["", f"[{key}]", *_lines(part)]
@@ -423,19 +401,7 @@ def _lines(part: Any, names: Sequence[str] = (), always: Sequence[str] = ()) -> 
     found: list[str] = []
     for one in fields(part):
         value = getattr(part, one.name)
-        if (names and one.name not in names) or value is None or (value == one.default and one.name not in always):
-            continue
-        found.append(f"{one.name} = {toml(value)}")
+        wanted = (not names or one.name in names) and (value != one.default or one.name in always)
+        if wanted and value is not None:
+            found.append(f"{one.name} = {json.dumps(value)}")
     return found
-
-
-def toml(value: Any) -> str:
-    """One value: text, number, truth, or a list of them."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{quoted}"'
-    if isinstance(value, tuple):
-        return "[" + ", ".join(toml(one) for one in value) + "]"
-    return repr(value)

@@ -14,7 +14,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,11 @@ from ranvier_py.config.config_loader import FILE_VARIABLE, did_you_mean, flag_of
 from ranvier_py.config.config_model import KEYS, SECRETS, Config
 from ranvier_py.config.config_reference import help_of, reference, toml_value
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
-from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.errors import ConfigError, leaves
 from ranvier_py.io.logs import set_up_logs
 from ranvier_py.io.workers import Supervisor
 from ranvier_py.replay.replay_flags import add_flags as add_replay_flags
-from ranvier_py.reporter.reporter_flags import add_flags as add_reporter_flags
+from ranvier_py.reporter import add_flags as add_reporter_flags
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_ADDRESS, EXIT_UNREACHABLE = range(5)
 EXIT_CODES = """exit codes:
@@ -109,36 +109,31 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser: argparse.ArgumentParser = style(prog="ranvier", description="A cache-aware router for LLM engines.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=style)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], meaning: str, **more: Any) -> Any:
+        made = commands.add_parser(name, help=meaning, **more)
+        made.set_defaults(run=run, flags=partial(flags_of, made))
+        return made
+
     usage = "ranvier %s [--config FILE] [--KEY VALUE ...]"
-    serve = commands.add_parser("serve", help="run a node, or several on one port", usage=usage % "serve")
-    add_config_flags(serve)
-    serve.set_defaults(run=serve_command)
-    config = commands.add_parser(
-        "config", help="print every key with its help and default", usage=usage % "config [--check]"
-    )
+    add_config_flags(command("serve", serve_command, "run a node, or several on one port", usage=usage % "serve"))
+    meaning = "print every key with its help and default"
+    config = command("config", config_command, meaning, usage=usage % "config [--check]")
     config.add_argument("--check", action="store_true", help="load the configuration instead, and list what is wrong")
     add_config_flags(config)
-    config.set_defaults(run=config_command)
-    explain = commands.add_parser("explain", help="where would this request go, and why (body on stdin)")
+    explain = command("explain", explain_command, "where would this request go, and why (body on stdin)")
     explain.add_argument("file", nargs="?", type=Path, help="the body, instead of stdin")
     add_control_flags(explain)
-    explain.set_defaults(run=explain_command)
-    status = commands.add_parser("status", help="backends, health, load, routes and requests of a node")
+    status = command("status", status_command, "backends, health, load, routes and requests of a node")
     status.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
     status.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="time between two pages (2)")
     status.add_argument("--against", metavar="URL", help="control port of another node, to compare the route tables")
     add_control_flags(status)
-    status.set_defaults(run=status_command)
-    replay = commands.add_parser("replay", help="what would each policy have done with this traffic")
-    add_replay_flags(replay)
-    replay.set_defaults(run=replay_command)
-    reporter = commands.add_parser("reporter", help="report what an engine holds to routers, by its KV events")
-    add_reporter_flags(reporter)
-    reporter.set_defaults(run=reporter_command)
-    version = commands.add_parser("version", help="print the version")
-    version.set_defaults(run=version_command)
-    for command in (serve, config, explain, status, replay, reporter, version):
-        command.set_defaults(flags=partial(flags_of, command))
+    add_replay_flags(command("replay", replay_command, "what would each policy have done with this traffic"))
+    add_reporter_flags(
+        command("reporter", reporter_command, "report what an engine holds to routers, by its KV events")
+    )
+    command("version", version_command, "print the version")
     return parser
 
 
@@ -233,15 +228,6 @@ def run_node(config: Config) -> int:
         print("\n".join(f"ranvier: {message}" for message, _ in known), file=sys.stderr)
         return max(code for _, code in known)
     return EXIT_OK
-
-
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors that a group holds, however nested; or the error itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from leaves(inner)
-    else:
-        yield error
 
 
 def describe(error: BaseException) -> tuple[str, int]:

@@ -19,12 +19,11 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 44_700, "cluster": 11_600, "benchmarks": 5_600, "tests": 50_800}
-"""What was reached on the way there: held by a test until the goals are."""
+LINES_REACHED = {"ranvier_py": 42_700, "cluster": 11_000, "benchmarks": 5_000, "tests": 47_800}
+"""What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
 PRIVATE_LINES_MAX = 40
-PRIVATE_LINES_REACHED = 95
 ROWS_SHOWN_MAX = 40
 
 ALLOWED = {

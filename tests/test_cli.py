@@ -29,6 +29,7 @@ KEY = "the-key-of-the-control-port"
 ROOT = Path(__file__).parents[1]
 BACKEND = {"weight": 1.0, "url": "http://a:1", "name": "a", "health": "healthy", "draining": False, "probe_ms": None}
 ENGINE_CACHE = {"name": "a", "level": "exact", "role": "reader", "applied": 12, "gaps": 1, "blocks": 90}
+ENGINE_CACHES = {"engines": [ENGINE_CACHE], "counts": {"confirmed": 7, "voided": 0}, "trouble": ""}
 
 CALIBRATION = {
     "route_precision": 0.98,
@@ -62,10 +63,7 @@ class FakeControl(BaseHTTPRequestHandler):
             "/readyz": (503, {"ready": False, "reason": "no backend can be asked"}),
             "/admin/backends": (200, {"backends": [BACKEND]}),
             "/admin/cluster": (404, {"error": {"message": "this node does not gossip"}}),
-            "/admin/engine-cache": (
-                200,
-                {"engines": [ENGINE_CACHE], "counts": {"confirmed": 7, "voided": 0}, "trouble": ""},
-            ),
+            "/admin/engine-cache": (200, ENGINE_CACHES),
             "/admin/calibration": (200, CALIBRATION),
             "/admin/routes": (200, {"rows": 3, "decisions": {"holder": 5}, "predicted_share": 0.875}),
         }
@@ -149,7 +147,7 @@ def test_every_problem_of_a_command_line_is_reported_at_once(capsys: pytest.Capt
     ("command", "typed", "meant"),
     [("replay x", "--polcy", "--policy"), ("status", "--wach", "--watch"), ("reporter", "--worker-d", "--worker-id")],
 )
-def test_a_flag_that_was_mistyped_is_reported_the_right_one(
+def test_who_mistypes_a_flag_is_shown_the_right_one(
     command: str, typed: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*command.split(), typed, "3"]) == cli.EXIT_CONFIG
@@ -352,6 +350,14 @@ def test_a_node_without_backends_states_how_to_add_one() -> None:
     assert "none; add one" in status_page(NodeStatus("n", True, "", [], {}))
 
 
+def test_status_shows_what_policies_in_the_shadow_would_have_saved() -> None:
+    shadows = [{"policy": "ttft", "placed": 10, "saved_s": 1.5}, {"policy": "random", "placed": 10, "saved_s": -3.0}]
+    page = status_page(NodeStatus("n", True, "", [], {"rows": 3, "shadows": shadows}))
+    assert "Shadows: what other policies would have done" in page
+    assert re.search(r"random\s+10\s+-3", page)
+    assert "rows  3" in page
+
+
 # --- serve ----------------------------------------------------------------------------------------------------------
 
 
@@ -449,11 +455,3 @@ def test_several_workers_are_several_nodes_with_ports_of_their_own_and_one_key()
 def test_python_m_is_the_same_command() -> None:
     command = [sys.executable, "-m", "ranvier_py", "version"]
     assert subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout == f"{__version__}\n"
-
-
-def test_status_shows_what_policies_in_the_shadow_would_have_saved() -> None:
-    shadows = [{"policy": "ttft", "placed": 10, "saved_s": 1.5}, {"policy": "random", "placed": 10, "saved_s": -3.0}]
-    page = status_page(NodeStatus("n", True, "", [], {"rows": 3, "shadows": shadows}))
-    assert "Shadows: what other policies would have done" in page
-    assert re.search(r"random\s+10\s+-3", page)
-    assert "rows  3" in page

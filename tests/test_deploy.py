@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +70,10 @@ def documents(path: Path) -> list[Object]:
 # --- one node -------------------------------------------------------------------------------------------------------
 
 
-def test_the_annotated_configuration_is_the_one_that_the_program_prints() -> None:
+def test_the_annotated_configuration_is_the_one_that_the_program_prints_and_can_be_loaded() -> None:
     assert (DEPLOY / "ranvier.toml").read_text() == reference()
-
-
-def test_the_annotated_configuration_can_be_loaded() -> None:
     config, _ = load({}, DEPLOY / "ranvier.toml")
     assert config.policy == "affinity"
-    tomllib.loads((DEPLOY / "ranvier.toml").read_text())
 
 
 def test_the_margin_has_room_for_the_goodbye_and_for_what_is_written_last() -> None:
@@ -94,11 +90,9 @@ def dockerfile(instruction: str) -> list[str]:
     return re.findall(rf"^{instruction} (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
 
 
-def test_the_image_exposes_the_ports_for_clients_and_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_in_compose(monkeypatch)
-    assert config.gossip_endpoints is not None
-    gossip = config.gossip_endpoints.listen[1]
-    assert dockerfile("EXPOSE") == [f"{host_port(config.listen)[1]} {gossip}/tcp {gossip}/udp"]
+def test_the_image_exposes_the_ports_for_clients_and_peers(composed_config: Config) -> None:
+    gossip = composed_config.gossip_endpoints.listen[1]
+    assert dockerfile("EXPOSE") == [f"{host_port(composed_config.listen)[1]} {gossip}/tcp {gossip}/udp"]
 
 
 def test_the_image_is_built_from_what_its_ignore_file_lets_through() -> None:
@@ -181,20 +175,28 @@ def headless() -> Object:
     return only
 
 
-def config_in_a_pod(
-    monkeypatch: pytest.MonkeyPatch,
-    directory: Path,
-    fields: Mapping[str, str] = FIELDS,
-    written: Path = KUBERNETES / "ranvier.toml",
-) -> Config:
-    """The configuration as a pod's node loads it, but for the control key, which is in `directory`."""
-    for variable in container()["env"]:
-        value = variable.get("value") or fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
-        monkeypatch.setenv(variable["name"], value)
-    key_file = directory / "control-key"
-    key_file.write_text("a-key-of-the-control-port\n")
-    config, _ = load({"control_key_file": str(key_file)}, written)
-    return config
+LoadInAPod = Callable[..., Config]
+
+
+@pytest.fixture
+def load_in_a_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoadInAPod:
+    """Loads a configuration as the node of a pod with these fields does."""
+
+    def loaded(fields: Mapping[str, str] = FIELDS, written: Path = KUBERNETES / "ranvier.toml") -> Config:
+        for variable in container()["env"]:
+            value = variable.get("value") or fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+            monkeypatch.setenv(variable["name"], value)
+        key_file = tmp_path / "control-key"
+        key_file.write_text("a-key-of-the-control-port\n")
+        config, _ = load({"control_key_file": str(key_file)}, written)
+        return config
+
+    return loaded
+
+
+@pytest.fixture
+def pods_config(load_in_a_pod: LoadInAPod) -> Config:
+    return load_in_a_pod()
 
 
 def port_numbers() -> dict[str, tuple[int, str]]:
@@ -202,24 +204,22 @@ def port_numbers() -> dict[str, tuple[int, str]]:
     return {port["name"]: (port["containerPort"], port.get("protocol", "TCP")) for port in container()["ports"]}
 
 
-def test_a_pod_advertises_its_own_address_and_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = config_in_a_pod(monkeypatch, tmp_path, {"status.podIP": "10.1.2.9", "metadata.name": "ranvier-2"})
-    assert config.gossip_endpoints is not None
+def test_a_pod_advertises_its_own_address_and_name(load_in_a_pod: LoadInAPod) -> None:
+    config = load_in_a_pod({"status.podIP": "10.1.2.9", "metadata.name": "ranvier-2"})
     assert config.gossip_endpoints.advertise == ("10.1.2.9", config.gossip_endpoints.listen[1])
     assert config.node_name == "ranvier-2"
     assert not config.insecure_gossip
 
 
-def test_ipv6_pods_need_what_the_configuration_states_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ipv6_pods_need_what_the_configuration_states_of_them(load_in_a_pod: LoadInAPod, tmp_path: Path) -> None:
     """Else each of them would be a cluster of its own, on a port that nobody can write to."""
     fields = {"status.podIP": "fd00::7", "metadata.name": "ranvier-2"}
     with pytest.raises(ConfigError, match="gossip on \\[::\\]"):
-        config_in_a_pod(monkeypatch, tmp_path, fields)
+        load_in_a_pod(fields)
     written = (KUBERNETES / "ranvier.toml").read_text()
     assert written.count('= "0.0.0.0:') == 3
     (tmp_path / "ranvier.toml").write_text(written.replace('= "0.0.0.0:', '= "[::]:'))
-    config = config_in_a_pod(monkeypatch, tmp_path, fields, tmp_path / "ranvier.toml")
-    assert config.gossip_endpoints is not None
+    config = load_in_a_pod(fields, tmp_path / "ranvier.toml")
     assert config.gossip_endpoints.advertise == ("fd00::7", config.gossip_endpoints.listen[1])
 
 
@@ -229,12 +229,12 @@ def most_bytes(config: Config) -> int:
     return PROGRAM_BYTES + routes + prompts + config.server.in_flight_bytes_max + STRANGERS_BYTES
 
 
-def test_a_pod_and_a_container_fit_their_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pod_and_a_container_fit_their_memory(pods_config: Config, composed_config: Config) -> None:
     """A node that is killed for its memory fails all that it serves."""
     assert container()["resources"]["limits"] == {"memory": "2Gi"}
-    assert most_bytes(config_in_a_pod(monkeypatch, tmp_path)) < 0.75 * 2 * 1024**3
+    assert most_bytes(pods_config) < 0.75 * 2 * 1024**3
     assert service()["deploy"]["resources"]["limits"] == {"memory": "2g"}
-    assert most_bytes(config_in_compose(monkeypatch)) < 0.75 * 2 * 1024**3
+    assert most_bytes(composed_config) < 0.75 * 2 * 1024**3
 
 
 def test_the_image_has_all_that_is_optional() -> None:
@@ -248,13 +248,11 @@ def test_the_arguments_name_the_mounted_configuration() -> None:
     assert container()["args"] == ["--config", str(mounted("configuration") / "ranvier.toml")]
 
 
-def test_the_container_has_the_ports_of_its_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = config_in_a_pod(monkeypatch, tmp_path)
-    assert config.gossip_endpoints is not None
-    gossip = config.gossip_endpoints.listen[1]
+def test_the_container_has_the_ports_of_its_configuration(pods_config: Config) -> None:
+    gossip = pods_config.gossip_endpoints.listen[1]
     assert port_numbers() == {
-        "http": (host_port(config.listen)[1], "TCP"),
-        "control": (host_port(config.control)[1], "TCP"),
+        "http": (host_port(pods_config.listen)[1], "TCP"),
+        "control": (host_port(pods_config.control)[1], "TCP"),
         "gossip-tcp": (gossip, "TCP"),
         "gossip-udp": (gossip, "UDP"),
     }
@@ -292,24 +290,23 @@ def test_services_lead_to_ports_of_the_container() -> None:
     assert [port["targetPort"] for port in clients["ports"]] == ["http"]
 
 
-def test_pods_find_each_other_by_the_headless_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pods_find_each_other_by_the_headless_service(pods_config: Config) -> None:
     """Without publishNotReadyAddresses, pods that wait for each other never start."""
     service = headless()
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert stateful_set()["spec"]["serviceName"] == service["metadata"]["name"]
-    config = config_in_a_pod(monkeypatch, tmp_path)
     (port,) = {item["port"] for item in service["spec"]["ports"] if item["name"].startswith("gossip")}
-    assert config.join == (f"{service['metadata']['name']}:{port}",)
+    assert pods_config.join == (f"{service['metadata']['name']}:{port}",)
 
 
-def test_a_pod_has_time_to_leave_its_services_and_to_drain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pod_has_time_to_leave_its_services_and_to_drain(pods_config: Config) -> None:
     command, wait_s = container()["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
-    drain_s = config_in_a_pod(monkeypatch, tmp_path).drain_timeout_s
+    drain_s = pods_config.drain_timeout_s
     assert pod()["terminationGracePeriodSeconds"] >= int(wait_s) + drain_s + END_MARGIN_S
 
 
-def test_keys_come_from_the_secret_that_the_readme_reports_how_to_make() -> None:
+def test_keys_come_from_the_secret_that_the_readme_shows_how_to_make() -> None:
     secret = volume("keys")["secret"]
     (command,) = re.findall(r"kubectl create secret generic (.*)", (DEPLOY / "README.md").read_text())
     name, *files = shlex.split(command)
@@ -331,13 +328,11 @@ def test_no_key_is_kept_in_these_files() -> None:
             assert not re.search(r"[0-9a-fA-F]{32,}|^kind: Secret$", path.read_text(), re.MULTILINE), path
 
 
-def test_a_pod_writes_to_its_state_and_nowhere_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = config_in_a_pod(monkeypatch, tmp_path)
+def test_a_pod_writes_to_its_state_and_nowhere_else(pods_config: Config) -> None:
     writable = [item["name"] for item in container()["volumeMounts"] if not item.get("readOnly")]
     assert writable == ["state"]
     assert "emptyDir" in volume("state")
-    assert config.gossip_state_file is not None
-    assert config.gossip_state_file.parent == mounted("state")
+    assert pods_config.gossip_state_file.parent == mounted("state")
     assert Path(os.environ["HF_HOME"]).parent == mounted("state")
     assert container()["securityContext"]["readOnlyRootFilesystem"] is True
 
@@ -357,16 +352,13 @@ def test_while_one_pod_is_away_two_others_serve() -> None:
     assert stateful_set()["spec"]["replicas"] - budget["maxUnavailable"] >= 2
 
 
-def test_prometheus_asks_every_pod_by_the_name_of_the_headless_service(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_prometheus_asks_every_pod_by_the_name_of_the_headless_service(pods_config: Config) -> None:
     (item,) = documents(DEPLOY / "prometheus" / "scrape.yaml")
     (job,) = item["scrape_configs"]
     (discovery,) = job["dns_sd_configs"]
-    config = config_in_a_pod(monkeypatch, tmp_path)
     assert discovery["names"] == [headless()["metadata"]["name"]]
-    assert (discovery["type"], discovery["port"]) == ("A", host_port(config.control)[1])
-    assert config.metrics_public or "authorization" in job
+    assert (discovery["type"], discovery["port"]) == ("A", host_port(pods_config.control)[1])
+    assert pods_config.metrics_public or "authorization" in job
 
 
 # --- Compose --------------------------------------------------------------------------------------------------------
@@ -413,7 +405,8 @@ def filled_in(text: str) -> str:
     )
 
 
-def config_in_compose(monkeypatch: pytest.MonkeyPatch) -> Config:
+@pytest.fixture
+def composed_config(monkeypatch: pytest.MonkeyPatch) -> Config:
     """The configuration as a node in a container of the image's loads it."""
     for name, value in service()["environment"].items():
         monkeypatch.setenv(name, filled_in(str(value)))
@@ -430,51 +423,47 @@ def tmpfs() -> Iterator[tuple[Path, dict[str, str]]]:
         yield Path(path), dict(option.split("=") for option in options.split(","))
 
 
-def test_containers_of_compose_find_each_other_by_the_name_of_their_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_in_compose(monkeypatch)
-    assert [backend.url for backend in config.backend] == GIVEN["BACKENDS"].split()
-    places = config.gossip_endpoints
-    assert places is not None
+def test_containers_of_compose_find_each_other_by_the_name_of_their_service(composed_config: Config) -> None:
+    assert [backend.url for backend in composed_config.backend] == GIVEN["BACKENDS"].split()
+    places = composed_config.gossip_endpoints
     assert places.join == (("ranvier", places.listen[1]),)
     assert places.advertise is None, "each container has an address of its own, which it finds out"
-    assert not config.insecure_gossip
+    assert not composed_config.insecure_gossip
 
 
-def test_compose_publishes_one_port_for_each_node_on_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_publishes_one_port_for_each_node_on_this_machine_only(composed_config: Config) -> None:
     (port,) = service()["ports"]
     host, published, target = port.split(":")
     first, last = published.split("-")
     assert host == "127.0.0.1"
     assert int(last) - int(first) + 1 == service()["deploy"]["replicas"]
-    assert int(target) == host_port(config_in_compose(monkeypatch).listen)[1]
+    assert int(target) == host_port(composed_config.listen)[1]
 
 
-def test_compose_asks_for_health_what_the_control_port_reports_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_asks_for_health_what_the_control_port_reports_without_a_key(composed_config: Config) -> None:
     kind, python, option, program = service()["healthcheck"]["test"]
     assert (kind, python, option) == ("CMD", "/opt/ranvier/bin/python", "-c")
     compile(program, "healthcheck", "exec")
     (url,) = re.findall(r'"(http://[^"]*)"', program)
-    control = config_in_compose(monkeypatch).control
+    control = composed_config.control
     assert url in [f"http://{control}{path}" for path in OPEN_PATHS]
 
 
-def test_compose_leaves_time_to_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_leaves_time_to_drain(composed_config: Config) -> None:
     (stop_s,) = re.fullmatch(r"(\d+)s", service()["stop_grace_period"]).groups()  # type: ignore[union-attr]
-    assert int(stop_s) >= config_in_compose(monkeypatch).drain_timeout_s + END_MARGIN_S
+    assert int(stop_s) >= composed_config.drain_timeout_s + END_MARGIN_S
 
 
-def test_compose_mounts_the_key_from_a_file_where_the_node_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_mounts_the_key_from_a_file_where_the_node_reads_it(composed_config: Config) -> None:
     """Compose refuses a secret from anything but a file in a container whose file system is read-only."""
     (secret,) = service()["secrets"]
-    assert secret["target"] == str(config_in_compose(monkeypatch).cluster_key_file)
+    assert secret["target"] == str(composed_config.cluster_key_file)
     assert list(composed()["secrets"][secret["source"]]) == ["file"]
 
 
-def test_a_container_of_compose_writes_to_its_state_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_in_compose(monkeypatch)
+def test_a_container_of_compose_writes_to_its_state_and_nowhere_else(composed_config: Config) -> None:
     ((directory, options),) = tmpfs()
-    assert config.gossip_state_file is not None
-    assert config.gossip_state_file.parent == directory
+    assert composed_config.gossip_state_file.parent == directory
     assert Path(service()["environment"]["HF_HOME"]).parent == directory
     assert f"{options['uid']}:{options['gid']}" == dockerfile("USER")[0]
     assert service()["read_only"] is True

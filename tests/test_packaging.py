@@ -77,7 +77,7 @@ def test_the_wheel_works_where_the_checkout_is_not(built: Path, tmp_path: Path) 
     assert done == [f"{tmp_path / 'ranvier_py' / '__init__.py'} None", project()["version"]]
 
 
-def test_the_version_is_stated_in_one_path() -> None:
+def test_the_version_is_stated_in_one_place() -> None:
     from ranvier_py import __version__  # noqa: PLC0415
 
     assert project()["version"] == __version__

@@ -15,14 +15,14 @@ import pytest
 import trio
 
 from cluster.demo.demo_view import Column, rows
-from cluster.load.load_report import LoadLog, report
+from cluster.load.load_report import LoadLog, Report
 from ranvier_py import cli
 from ranvier_py.config.config_model import KEYS
 from ranvier_py.control.control_port import Handlers
-from ranvier_py.control.worker_reports import InternalHandlers
+from ranvier_py.control.worker_reports import ReportHandlers
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.oracles import ORACLES
-from tests.node.test_node import MODEL, lab
+from tests.node.node_lab import MODEL, lab
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -75,8 +75,8 @@ def test_every_flag_that_the_text_names_is_one_of_some_command() -> None:
 
 def test_every_path_of_the_control_port_is_served() -> None:
     nobody: Any = MagicMock()  # whose methods are named and never called
-    served = {re.sub("<.*>", "", path) for _, path, _ in Handlers(nobody, nobody).table()}
-    served |= {path for _, path, _ in InternalHandlers(nobody, nobody).table()}
+    routes = [*Handlers(nobody).table(), *ReportHandlers(nobody, nobody).table()]
+    served = {re.sub("<.*>", "", route.partition(" ")[2]) for route in routes}
     named = set(re.findall(r"`[A-Z ]*(/(?:admin|explain|healthz|readyz|metrics|list_|add_|remove_)[a-z_/-]*)", TEXT))
     named |= set(re.findall(r"`(/admin/[a-z/-]+)", TEXT))
     assert len(named) >= 12
@@ -116,7 +116,7 @@ def test_the_picture_of_the_live_table_has_the_rows_that_are_shown() -> None:
     assert picture is not None
     titles = [line.split("│")[1].rstrip()[1:] for line in picture[1].splitlines() if line.startswith("│")]
     column = Column("affinity", 1)
-    shown = [title for title, _ in rows([column], [report(LoadLog(), 0.0)])]
+    shown = [title for title, _ in rows([column], [Report(LoadLog(), 0.0)])]
     assert titles[: len(shown)] == shown
     assert titles[len(shown) :] == [f"engine-{number}" for number in range(1, 5)]
 

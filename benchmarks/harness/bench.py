@@ -6,10 +6,11 @@ import argparse
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -32,16 +33,32 @@ def command_line(doc: str | None, *, seed: str = "", jobs: bool = False, quick: 
     return parser
 
 
-def finish(name: str, result: Mapping[str, Any], *, write: bool, rows: Sequence[Any] | None = None) -> int:
-    """Write the result to benchmarks/results/NAME.json, or print it. `rows`: see `to_json`. Returns the exit code."""
-    text = to_json(result, rows)
-    if not write:
+def finish(
+    name: str,
+    arguments: argparse.Namespace,
+    result: Mapping[str, Any],
+    *,
+    whole: bool = True,
+    rows: Sequence[Any] | None = None,
+) -> int:
+    """Write what was asked for and the result to benchmarks/results/NAME.json; print it where it is not the whole of
+    it, is quick or dry. Of a path the name is written. `rows`: see `to_json`. Returns the exit code."""
+    asked = {key: value.name if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    dry, quick = asked.pop("dry"), asked.pop("quick", False)
+    text = to_json({**asked, **result}, rows)
+    if dry or quick or not whole:
         print(text, end="")
         return 0
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(text)
     show(f"wrote {RESULTS / name}.json")
     return 0
+
+
+def each_apart(measure: Callable[[Any], Any], cases: Sequence[Any], jobs: int = 1) -> Iterator[Any]:
+    """What comes of each case, in order, each in a process of its own that has done nothing else."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        yield from pool.map(measure, cases)
 
 
 def to_json(result: Mapping[str, Any], rows: Sequence[Any] | None = None) -> str:
@@ -111,16 +128,6 @@ def commit() -> str:
 
 def run_git(*arguments: str) -> str:
     return subprocess.run(("git", *arguments), cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def instructions(command: Sequence[str], data: bytes | None = None) -> int:
-    """Instructions in user space that a Python process takes, counted by valgrind's cachegrind."""
-    wrapper = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run((*wrapper, *command), cwd=ROOT, env=environment, check=True, capture_output=True, input=data)
-    found = re.search(rb"I +refs: +([\d,]+)", done.stderr)
-    assert found is not None, done.stderr
-    return int(found[1].replace(b",", b""))
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

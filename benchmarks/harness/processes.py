@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.bench import ROOT
+from cluster.processes.commands import serve_argv
 
 READY_S = 60.0
 """Longest start of a router: the Rust ones take seconds to register their workers."""
@@ -107,14 +108,12 @@ def stub_engines(count: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def node(engine_urls: Sequence[str], tokenizer: str, *more: str) -> Iterator[Target]:
+def node(engine_urls: Sequence[str], tokenizer: Path, *more: str) -> Iterator[Target]:
     """A node before these engines; `more` flags of `ranvier serve`."""
     port, control = free_port(), free_port(2)
-    command = [sys.executable, "-m", "ranvier_py", "serve", "--listen", f"127.0.0.1:{port}"]
-    command += ["--control", f"127.0.0.1:{control}", "--tokenizer", tokenizer, "--policy", "affinity"]
-    command += ["--log-level", "warning", *more]  # as the other routers have it
-    for url in engine_urls:
-        command += ["--backend", url]
+    as_the_others = ("--policy", "affinity", "--log-level", "warning")
+    flags = ("--tokenizer", str(tokenizer), *as_the_others, *more)
+    command = serve_argv(f"127.0.0.1:{port}", f"127.0.0.1:{control}", engine_urls, flags)
     with process(command) as pid:
         for number in range(2 if "--workers" in more else 1):
             wait_for_answer(f"http://127.0.0.1:{control + number}/readyz")

@@ -40,6 +40,24 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+def chat_request(body: bytes) -> bytes:
+    """As a client sends it."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def read_message(sock: socket.socket, first: bytes = b"") -> bytes:
+    """One HTTP message whose head comes in one piece; nothing when the other side has closed."""
+    pieces = [first or sock.recv(1 << 18)]
+    end = pieces[0].find(b"\r\n\r\n") + 4
+    length = LENGTH.search(pieces[0], 0, end)
+    missing = end + (int(length[1]) if length else 0) - len(pieces[0])
+    while missing > 0 and pieces[-1]:
+        pieces.append(sock.recv(1 << 18))
+        missing -= len(pieces[-1])
+    return b"".join(pieces) if pieces[-1] else b""
+
+
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 CHUNK = chunk(EVENT)
 PIECE = CHUNK * CHUNKS_PER_WRITE
@@ -91,7 +109,7 @@ class Stub:
     def read(self, fd: int, connection: Connection) -> None:
         data = b""
         with suppress(OSError):
-            data = connection.sock.recv(262_144)
+            data = connection.sock.recv(1 << 18)
         if not data:
             self.close(fd, connection)
             return

@@ -1,15 +1,8 @@
-"""The core of a node that reads engines' events, for `residency`, which also runs it as a process of its own:
-
-    python -m benchmarks.residency_parts.residency_node residency|engine_cache THRESHOLD THRESHOLD THRESHOLD < streams
-
-It reads pickled Streams, applies them to one engine, and does nothing else.
-"""
+"""The core of a node that reads engines' events, for `residency`."""
 
 from __future__ import annotations
 
 import gc
-import pickle
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import process_time_ns
@@ -99,14 +92,3 @@ def apply_streams(streams: Sequence[Streams], engines: int, *, engine_caches: bo
                     node.feed(engine, messages[step], step / STEPS_PER_S, spent)
     blocks = sum(streams[number % len(streams)].blocks for number in range(engines))
     return node, blocks, spent
-
-
-def main() -> None:
-    name, *thresholds = sys.argv[1:]
-    streams: Streams = pickle.loads(sys.stdin.buffer.read())  # noqa: S301  # our own parent wrote it
-    gc.set_threshold(*map(int, thresholds))
-    apply_streams([streams], 1, engine_caches=name == "engine_cache")
-
-
-if __name__ == "__main__":
-    main()

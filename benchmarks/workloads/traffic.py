@@ -1,9 +1,8 @@
 """Generated traffic of the shapes that others have published figures of, as traces that a replay takes.
 
-Each generator is a function of a seed. A prompt is a list of *passages*: so many tokens of one content, and equal
-contents at equal places are equal prefixes. Passages are whole blocks of 16 tokens. Message ends and anchors are prefix
-keys, as a node would have them; answers enter the cache, and the next turn of a thread begins with them.
-What is published, and what we find, is in `shapes`; this page only makes the traffic.
+A prompt is a list of *passages*: so many tokens of one content, in whole blocks of 16. Equal contents at equal places
+are equal prefixes. Message ends and anchors are prefix keys, as a node would have them; answers enter the cache, and
+the next turn of a thread begins with them.
 """
 
 from __future__ import annotations
@@ -193,14 +192,13 @@ def chat_threads(
 def shared_share(trace: Trace) -> float:
     """Share of the prompt tokens in leading blocks that an earlier request had: the most that one cache could find."""
     seen: set[int] = set()
-    found = total = 0
+    found = 0
     for request in trace.requests:
-        size = request.block_tokens
-        prompt = request.blocks[: request.prompt_tokens // size]
-        known = 0
-        while known < len(prompt) and prompt[known] in seen:
-            known += 1
-        found += known * size
-        total += request.prompt_tokens
+        found += leading(seen, request.blocks[: request.prompt_tokens // trace.block_tokens]) * trace.block_tokens
         seen.update(request.blocks)
-    return found / max(1, total)
+    return found / max(1, sum(request.prompt_tokens for request in trace.requests))
+
+
+def leading(cache: set[int], keys: Sequence[int]) -> int:
+    """How many keys from the first on are in the cache."""
+    return next((depth for depth, key in enumerate(keys) if key not in cache), len(keys))

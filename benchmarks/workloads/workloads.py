@@ -1,17 +1,13 @@
 """The traffic of the policies benchmark: four traces of others and four generated shapes, and their rates.
 
-All engines are Llama 3.1 8B on an A100 (the preset a100-llama-8b), eight of them, but for the two shapes that name
-their own. Caches are either *ample*, so that nothing is ever evicted, or *tight*: what is asked for again does not fit.
-
+Caches are either *ample*, so that nothing is ever evicted, or *tight*: what is asked for again does not fit.
 A rate is a share of `capacity`: the speed (factor on the trace's own rate) at which the p90 of `oracle_ttft` is
-KNEE times what it is while the engines idle. It was measured with `python -m benchmarks.policies --calibrate`, which
-prints it anew, and is written down here so that results of different days are of the same rates. Not so grouped_users:
-its p90 leaps to a cold prefill's as soon as a tenth of the requests is cold, long before anybody queues. There it is
-the speed at which the p99 of `oracle_greedy` takes off for want of cache blocks, and half as much again where caches
-are ample.
+KNEE times what it is while the engines idle (`python -m benchmarks.policies --calibrate` prints it anew). It is written
+down here so that results of different days are of the same rates. Not so grouped_users, whose p90 leaps as soon as a
+tenth of the requests is cold: there it is the speed at which the p99 of `oracle_greedy` takes off for want of cache
+blocks, and half as much again where caches are ample.
 Traces without times of their own, and ShareGPT's 300 requests, are run with several draws of their arrivals; a
-figure is then the mean of the draws'. At high speeds turns of a dialogue come sooner than people type, and some before
-the last answer has ended: traffic is open-loop here, for every policy alike.
+figure is then the mean of the draws'. Traffic is open-loop, for every policy alike.
 """
 
 from __future__ import annotations
@@ -59,6 +55,11 @@ class Workload:
     def engines(self, cache: str, block_tokens: int) -> tuple[EngineLimits, ...]:
         cache_tokens = AMPLE_TOKENS if cache == AMPLE else self.tight_tokens
         return (replace(self.engine, cache_tokens=cache_tokens, block_size=block_tokens),) * ENGINES
+
+    def loaded(self, limit: int | None) -> Trace:
+        """Under this name; no more than so many requests."""
+        trace = self.load()
+        return replace(trace, name=self.name, requests=trace.requests[:limit])
 
     def trace(self, draw: int, loaded: Trace) -> Trace:
         """The trace under this name, with the arrivals of a draw; the first is as it was loaded."""

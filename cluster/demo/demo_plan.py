@@ -1,4 +1,4 @@
-"""What `up` starts: ports, addresses, and the command line of every child, each written in one place. No process yet.
+"""What `up` starts: ports, addresses, and the command lines of the nodes. No process yet.
 
 The engines' numbers are chosen for two cores and half a minute: prefill slow enough that reuse can be seen in the time
 to the first token, caches large enough for the chats of one engine but not for those of all, as in a real cluster.
@@ -7,25 +7,22 @@ to the first token, caches large enough for the chats of one engine but not for 
 from __future__ import annotations
 
 import secrets
-import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from cluster.dns.addresses import Address, free_port, node_addresses
 from cluster.processes.children import Command
-
-NODES_MAX, ENGINES_MAX = 32, 64
-"""One machine; beyond this it measures the scheduler."""
-
-ENGINE_IP = "127.0.0.1"
-CONTROL_IP = "127.0.0.1"
+from cluster.processes.commands import ENGINES_MAX, LOOPBACK, NODES_MAX, EnginePlace, Engines, join_flags, serve_argv
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Engines):
     """Everything that can be chosen. Times in seconds."""
+
+    cache_tokens: int = 18_000
+    prefill_tokens_per_s: float = 7_500.0
+    max_tokens: int = 48
 
     nodes: int = 3
     engines: int = 4
@@ -33,14 +30,8 @@ class Settings:
     turns: int = 6
     seed: int = 1
     think_s: float = 0.1
-    max_tokens: int = 48
     policies: tuple[str, ...] = ("round_robin", "affinity")
     gossip: bool = True
-    model: str = "lab-model"
-    tokenizer: str = ""
-    cache_tokens: int = 18_000
-    prefill_tokens_per_s: float = 7_500.0
-    decode_ms: float = 8.0
     ready_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -56,18 +47,6 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePlace:
-    """One engine: its name in answers and on the screen, and where it listens."""
-
-    name: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://{ENGINE_IP}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True)
 class Lab:
     """Where everything stands. Each policy has its own nodes: nothing that one has learned helps the other."""
 
@@ -78,21 +57,12 @@ class Lab:
     word: str
 
 
-@dataclass(frozen=True, slots=True)
-class Peering:
-    """How one node meets its peers."""
-
-    place: Address
-    join: tuple[Address, ...]
-    key_file: Path
-
-
 def plan(settings: Settings, rng: Random) -> Lab:
     """Choose ports below 32768 that are free now. Raises NamesError."""
     taken: set[int] = set()
 
     def take() -> int:
-        port = free_port([CONTROL_IP], rng, frozenset(taken))
+        port = free_port([LOOPBACK], rng, frozenset(taken))
         taken.add(port)
         return port
 
@@ -116,51 +86,20 @@ def write_key(path: Path) -> None:
     path.write_text(secrets.token_hex(32) + "\n")
 
 
-EngineCommand = Callable[[Settings, EnginePlace], Command]
-NodeCommand = Callable[[str, str, Address, int, Sequence[EnginePlace], str, Peering | None], Command]
-
-
-def engine_command(settings: Settings, place: EnginePlace) -> Command:
-    """A fake engine of this lab."""
-    argv = [
-        *(sys.executable, "-m", "cluster", "engine"),
-        *("--listen", f"{ENGINE_IP}:{place.port}"),
-        *("--name", place.name),
-        *("--model", settings.model),
-        *("--cache-tokens", str(settings.cache_tokens)),
-        *("--prefill-tokens-per-s", f"{settings.prefill_tokens_per_s:g}"),
-        *("--decode-ms", f"{settings.decode_ms:g}"),
-    ]
-    if settings.tokenizer:
-        argv += ["--tokenizer", settings.tokenizer]
-    return Command(place.name, tuple(argv), ENGINE_IP, place.port, "/health")
-
-
-def node_command(
-    name: str,
-    policy: str,
-    address: Address,
-    control: int,
-    engines: Sequence[EnginePlace],
-    tokenizer: str,
-    peering: Peering | None = None,
-) -> Command:
-    """A router node, as anybody would start it; with peers when it is to have some."""
-    argv = [
-        *(sys.executable, "-m", "ranvier_py", "serve"),
-        *("--listen", f"{address.ip}:{address.port}"),
-        *("--control", f"{CONTROL_IP}:{control}"),
-        *("--policy", policy),
-    ]
-    for engine in engines:
-        argv += ["--backend", engine.url]
-    if tokenizer:
-        argv += ["--tokenizer", tokenizer]
-    if peering is not None:
-        argv += ["--gossip", at(peering.place), "--node-name", name, "--cluster-key-file", str(peering.key_file)]
-        for peer in peering.join:
-            argv += ["--join", at(peer)]
-    return Command(name, tuple(argv), CONTROL_IP, control, "/readyz")
+def node_commands(lab: Lab, policy: str, tokenizer: str = "", key_file: Path | None = None) -> list[Command]:
+    """The nodes of one policy; peers of each other where they have a key."""
+    gossips = [at(address) for address in lab.gossips[policy]]
+    commands = []
+    for number, (address, control) in enumerate(zip(lab.nodes[policy], lab.controls[policy], strict=True)):
+        name, flags = f"{policy}-node-{number + 1}", ["--policy", policy]
+        if tokenizer:
+            flags += ["--tokenizer", tokenizer]
+        if key_file is not None:
+            flags += ["--gossip", gossips[number], "--node-name", name, "--cluster-key-file", str(key_file)]
+            flags += join_flags(gossips)
+        argv = serve_argv(at(address), f"{LOOPBACK}:{control}", [engine.url for engine in lab.engines], flags)
+        commands.append(Command(name, tuple(argv), LOOPBACK, control, "/readyz"))
+    return commands
 
 
 def at(address: Address) -> str:

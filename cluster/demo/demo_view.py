@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 from cluster.dns.addresses import Address
-from cluster.load.load_report import LoadLog, Report, report
+from cluster.load.load_report import LoadLog, Report
 from cluster.load.load_view import show_ms, show_rate
 
 BAR_CELLS = 12
@@ -30,8 +30,8 @@ class Column:
 
     def outcome(self, now_s: float) -> Report:
         if self.began_s is None:
-            return report(self.log, 0.0)
-        return report(self.log, (now_s if self.ended_s is None else self.ended_s) - self.began_s)
+            return Report(self.log, 0.0)
+        return Report(self.log, (now_s if self.ended_s is None else self.ended_s) - self.began_s)
 
 
 def live_table(columns: Sequence[Column], engines: Sequence[str], nodes: Sequence[Address], now_s: float) -> Table:
@@ -51,8 +51,8 @@ def live_table(columns: Sequence[Column], engines: Sequence[str], nodes: Sequenc
 
 
 def rows(columns: Sequence[Column], outcomes: Sequence[Report]) -> Iterable[tuple[str, list[str]]]:
-    yield "requests", [f"{one.ok} of {column.planned}" for column, one in zip(columns, outcomes, strict=True)]
-    yield "failed", [f"[red]{one.failed}[/]" if one.failed else "0" for one in outcomes]
+    yield "requests", [f"{one.log.ok} of {column.planned}" for column, one in zip(columns, outcomes, strict=True)]
+    yield "failed", [f"[red]{one.log.failed}[/]" if one.log.failed else "0" for one in outcomes]
     yield "time", [f"{one.duration_s:.1f} s" for one in outcomes]
     yield "hit rate by the engines", [f"[bold]{show_rate(one.hit_rate)}[/]" for one in outcomes]
     yield "prompt tokens", [f"{one.prompt_tokens:,}" for one in outcomes]
@@ -76,7 +76,9 @@ def plain_line(column: Column, now_s: float) -> str:
     """Where there is no terminal: one line that says where we are."""
     one = column.outcome(now_s)
     first = f"TTFT p50 {show_ms(one.ttft_s['p50'])} p95 {show_ms(one.ttft_s['p95'])}"
-    counts = f"{one.ok} of {column.planned} ok, {one.failed} failed, hit rate {show_rate(one.hit_rate)}, {first}"
+    counts = (
+        f"{one.log.ok} of {column.planned} ok, {one.log.failed} failed, hit rate {show_rate(one.hit_rate)}, {first}"
+    )
     return f"{column.policy:>12} {column.state} {one.duration_s:5.1f} s: {counts}"
 
 

@@ -1,9 +1,8 @@
 """`python -m cluster up`: engines, router nodes that are peers behind DNS, and the same chats under two policies.
 
-It starts the engines, then one set of nodes per policy, one after the other: the engines' caches cleared in between,
-same chats, same seed, same users. A live table shows both halves side by side. Afterwards the last policy's nodes stay
-up for clients, until Ctrl-C; with `--once` it ends instead, with 0 when every request was answered. The nodes of a
-policy gossip: what one of them has learned all of them know (`--no-gossip`: each by itself).
+It starts the engines, then one set of nodes per policy, one after the other, with the engines' caches cleared in
+between. A live table shows both halves side by side. Afterwards the last policy's nodes stay up for clients, until
+Ctrl-C; with `--once` it ends instead, with 0 when every request was answered.
 
 Rules: nothing is left behind, however it ends; a child that dies ends the whole with its last words and exit code 1.
 """
@@ -12,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from random import Random
@@ -25,18 +23,7 @@ import trio
 from rich.console import Console
 from rich.live import Live
 
-from cluster.demo.demo_plan import (
-    ENGINE_IP,
-    EngineCommand,
-    Lab,
-    NodeCommand,
-    Peering,
-    Settings,
-    engine_command,
-    node_command,
-    plan,
-    write_key,
-)
+from cluster.demo.demo_plan import Lab, Settings, node_commands, plan, write_key
 from cluster.demo.demo_view import Column, client_help, live_table, plain_line, summary
 from cluster.dns.addresses import NamesError
 from cluster.dns.dns_server import Zone
@@ -46,12 +33,22 @@ from cluster.load import chats
 from cluster.load.http_client import ExchangeFailed, fetch
 from cluster.load.runner import Runner, Target
 from cluster.load.workload import Conversation, user_starts, with_think
-from cluster.processes.children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_all_ready, watch
+from cluster.processes.children import (
+    Child,
+    ChildDied,
+    ChildNotReady,
+    Command,
+    end_on_signal,
+    start,
+    stop,
+    wait_all_ready,
+    watch,
+)
+from cluster.processes.commands import LOOPBACK, engine_command
+from ranvier_py.core.errors import leaves
 
 NAME = "router.lab"
 """The name behind which the nodes stand; the lab's own DNS server knows it, on a port of its own."""
-
-DNS_IP = "127.0.0.1"
 
 FRAME_INTERVAL_S = 0.5
 LINE_INTERVAL_S = 3.0
@@ -71,11 +68,9 @@ class Stage:
     logs: Path
     console: Console
     once: bool
-    engine_command: EngineCommand = engine_command
-    node_command: NodeCommand = node_command
     columns: list[Column] = field(default_factory=list)
     children: list[Child] = field(default_factory=list)
-    dns: tuple[str, int] = (DNS_IP, 0)
+    dns: tuple[str, int] = (LOOPBACK, 0)
     at: int = 0
     replayed: trio.Event = field(default_factory=trio.Event)
 
@@ -106,27 +101,6 @@ async def begin(stage: Stage, nursery: trio.Nursery, commands: Iterable[Command]
     return begun
 
 
-def node_commands(stage: Stage, policy: str) -> list[Command]:
-    lab = stage.lab
-    places = zip(lab.nodes[policy], lab.controls[policy], lab.gossips[policy], strict=True)
-    return [
-        stage.node_command(
-            f"{policy}-node-{number + 1}",
-            policy,
-            address,
-            control,
-            lab.engines,
-            stage.settings.tokenizer,
-            Peering(gossip, lab.gossips[policy], key_file(stage)) if stage.settings.gossip else None,
-        )
-        for number, (address, control, gossip) in enumerate(places)
-    ]
-
-
-def key_file(stage: Stage) -> Path:
-    return stage.logs / "cluster.key"
-
-
 async def serve_names(stage: Stage, nursery: trio.Nursery) -> None:
     """The lab's DNS. Where nodes have ports of their own, the names stay in this process."""
     addresses = stage.lab.nodes[stage.settings.policies[-1]]
@@ -142,7 +116,7 @@ def resolver(stage: Stage, policy: str) -> trio.abc.HostnameResolver:
 async def clear_caches(stage: Stage) -> None:
     """Every policy finds the engines cold. Raises EngineRefused, ExchangeFailed."""
     for engine in stage.lab.engines:
-        status, body = await fetch(ENGINE_IP, engine.port, "/admin/clear", method="POST")
+        status, body = await fetch(engine.ip, engine.port, "/admin/clear", method="POST")
         if not 200 <= status < 300:
             raise EngineRefused(
                 f"{engine.name}: POST /admin/clear says {status}: {body[:200].decode(errors='replace')}"
@@ -167,8 +141,9 @@ async def perform(stage: Stage, nursery: trio.Nursery) -> None:
         f"starting {len(stage.lab.engines)} engines and {stage.settings.nodes} nodes; their logs: {stage.logs}"
     )
     await serve_names(stage, nursery)
-    write_key(key_file(stage))
-    await begin(stage, nursery, (stage.engine_command(stage.settings, place) for place in stage.lab.engines))
+    key_file = stage.logs / "cluster.key"
+    write_key(key_file)
+    await begin(stage, nursery, (engine_command(stage.settings, place) for place in stage.lab.engines))
     talks = conversations(stage.settings)
     planned = sum(len(talk.turns) for talk in talks)
     stage.columns = [Column(policy, planned) for policy in stage.settings.policies]
@@ -176,7 +151,9 @@ async def perform(stage: Stage, nursery: trio.Nursery) -> None:
         screen.start_soon(show, stage)
         for number, column in enumerate(stage.columns):
             stage.at, column.state = number, "starting"
-            nodes = await begin(stage, nursery, node_commands(stage, column.policy))
+            key = key_file if stage.settings.gossip else None
+            commands = node_commands(stage.lab, column.policy, stage.settings.tokenizer, key)
+            nodes = await begin(stage, nursery, commands)
             await clear_caches(stage)
             await replay(stage, column, talks)
             if number < len(stage.columns) - 1:
@@ -224,7 +201,7 @@ async def run(stage: Stage) -> int:
     code = OK
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(end_on_signal, nursery.cancel_scope, stage)
+            nursery.start_soon(end_on_signal, nursery.cancel_scope, lambda name: stage.report(f"\n{name}: ending all"))
             await perform(stage, nursery)
             nursery.cancel_scope.cancel()
         code = INTERRUPTED if not stage.replayed.is_set() else OK if stage.good else FAILED
@@ -237,26 +214,10 @@ async def run(stage: Stage) -> int:
     return code
 
 
-async def end_on_signal(scope: trio.CancelScope, stage: Stage) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-        async for number in signals:
-            stage.report(f"\n{signal.Signals(number).name}: ending {len(stage.children)} children")
-            scope.cancel()
-
-
 def complaints(group: BaseExceptionGroup[BaseException]) -> list[str]:
-    """What to tell. When a child died the other errors are its consequences."""
-    errors = list(flat(group))
-    deaths = [error for error in errors if isinstance(error, ChildDied)]
-    return [describe(error) for error in deaths or errors]
-
-
-def flat(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from flat(inner)
-    else:
-        yield error
+    """What to report. When a child died the other errors are its consequences."""
+    errors = list(leaves(group))
+    return [describe(error) for error in errors if isinstance(error, ChildDied)] or list(map(describe, errors))
 
 
 def describe(error: BaseException) -> str:

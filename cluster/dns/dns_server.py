@@ -4,12 +4,12 @@
     host, port = await nursery.start(serve, zone, "127.0.0.1", 0)        # then: dig @127.0.0.1 -p PORT router.lab
     zone.fault("router.lab", DnsFault(DnsFaultKind.SLOW, delay_s=5.0))
 
-UDP and TCP on one port; messages are dnspython's. The k-th look-up of a name begins with its k-th address, for A and
-AAAA each by itself. A name that is not ours is REFUSED, one of our zone that nobody has is NXDOMAIN, one without such
-an address is an empty answer.
+UDP alone; messages are dnspython's. The k-th look-up of a name begins with its k-th address, for A and AAAA each by
+itself, and shows ADDRESSES_MAX of them: each answer fits a datagram. A name that is not ours is REFUSED, one of our
+zone that nobody has is NXDOMAIN, one without such an address is an empty answer.
 
-`Zone` decides and is pure; `serve` moves bytes. Bounds: answers that wait (slow), connections, time of a connection;
-what is above a bound is dropped and counted. An error of one asker never ends the server.
+`Zone` decides and is pure; `serve` moves bytes. Bound: answers that wait (slow); what is above it is dropped and
+counted. An error of one asker never ends the server.
 """
 
 from __future__ import annotations
@@ -38,17 +38,12 @@ TTL_S = 1
 WAITING_MAX = 256
 """Slow answers that wait at once; a further question is dropped, as by an overloaded server."""
 
-CONNECTIONS_MAX = 64
-CONNECTION_S = 10.0
-"""A TCP asker has this long for each question."""
+ADDRESSES_MAX = 16
+"""Of one answer: of IPv6 too, they fit the 512 bytes of a datagram without EDNS (RFC 1035)."""
 
 MESSAGE_BYTES_MAX = 65_535
-UDP_BYTES_MIN, UDP_BYTES_MAX = 512, 1232
-"""Of an answer without EDNS (RFC 1035), and with it (the DNS flag day of 2020: no fragments)."""
 
 HEADER_BYTES = 12
-PORT_TRIES_MAX = 50
-"""Port 0: the TCP port that the system gave may be taken for UDP; then the next one."""
 
 
 class DnsFaultKind(Enum):
@@ -60,8 +55,6 @@ class DnsFaultKind(Enum):
     OTHER = "other"  # `addresses`, whatever is so: those of another cluster, or old ones
     SLOW = "slow"  # the right answer, after `delay_s`
     SERVFAIL = "servfail"
-    NXDOMAIN = "nxdomain"
-    SILENT = "silent"  # no answer at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +104,7 @@ class Zone:
             return
         self.faults[name, asker] = fault
 
-    def answer(self, data: bytes, asker: str, *, over_tcp: bool) -> DnsAnswer:
+    def answer(self, data: bytes, asker: str) -> DnsAnswer:
         """One message in, one out. Never raises, whatever the bytes are."""
         if len(data) < HEADER_BYTES or data[2] & 0x80:
             self.count("malformed")
@@ -128,18 +121,15 @@ class Zone:
             reply.set_opcode(query.opcode())
             reply.set_rcode(error)
             return DnsAnswer(reply.to_wire())
-        return self.answer_query(query, asker, over_tcp=over_tcp)
+        return self.answer_query(query, asker)
 
-    def answer_query(self, query: dns.message.Message, asker: str, *, over_tcp: bool) -> DnsAnswer:
+    def answer_query(self, query: dns.message.Message, asker: str) -> DnsAnswer:
         question = query.question[0]
         name = question.name.to_text(omit_final_dot=True).lower()
         fault = self.faults.get((name, asker)) or self.faults.get((name, ""))
-        if fault is not None and fault.kind is DnsFaultKind.SILENT:
-            self.count("silent")
-            return DnsAnswer(None)
         code, addresses = self.decide(name, question.rdtype, fault, asker)
         self.count(code.name.lower())
-        reply = dns.message.make_response(query, our_payload=UDP_BYTES_MAX)
+        reply = dns.message.make_response(query)
         reply.flags |= dns.flags.AA
         reply.set_rcode(code)
         if addresses:
@@ -148,16 +138,15 @@ class Zone:
         elif code in (Rcode.NOERROR, Rcode.NXDOMAIN):  # how long a resolver may remember that there is nothing
             start = f"ns.{self.zone}. lab.{self.zone}. 1 60 60 60 {self.ttl_s}"
             reply.authority.append(dns.rrset.from_text(f"{self.zone}.", self.ttl_s, "IN", "SOA", start))
-        most = MESSAGE_BYTES_MAX if over_tcp else min(max(query.payload, UDP_BYTES_MIN), UDP_BYTES_MAX)
         delay_s = fault.delay_s if fault is not None and fault.kind is DnsFaultKind.SLOW else 0.0
-        return DnsAnswer(reply.to_wire(max_size=most, prefer_truncation=True, want_shuffle=False), delay_s)
+        return DnsAnswer(reply.to_wire(want_shuffle=False), delay_s)
 
     def decide(self, name: str, kind: RdataType, fault: DnsFault | None, asker: str) -> tuple[Rcode, Sequence[str]]:
         if fault is not None and fault.kind is DnsFaultKind.SERVFAIL:
             return Rcode.SERVFAIL, ()
         if not self.contains(name):
             return Rcode.REFUSED, ()
-        if name not in self.names or (fault is not None and fault.kind is DnsFaultKind.NXDOMAIN):
+        if name not in self.names:
             return (Rcode.NOERROR if name == self.zone else Rcode.NXDOMAIN), ()
         version = {RdataType.A: 4, RdataType.AAAA: 6}.get(kind)
         fitting = [each for each in self.addresses(name, fault, asker) if ip_address(each).version == version]
@@ -180,8 +169,9 @@ class Zone:
             return addresses
         before = self.lookups.get((name, kind), 0)
         count = len(addresses)
-        shown = min(max(1, fault.count), count) if fault is not None and fault.kind is DnsFaultKind.SUBSET else count
-        self.lookups[name, kind] = before + (shown if shown < count else 1)
+        part = fault is not None and fault.kind is DnsFaultKind.SUBSET and fault.count < count
+        shown = max(1, fault.count) if fault is not None and part else min(count, ADDRESSES_MAX)
+        self.lookups[name, kind] = before + (shown if part else 1)
         start = before % count
         return (addresses[start:] + addresses[:start])[:shown]
 
@@ -204,16 +194,15 @@ class DnsServer:
     def __init__(self, zone: Zone) -> None:
         self.zone = zone
         self.waiting = 0
-        self.connections = 0
 
-    async def run_udp(self, sock: trio.socket.SocketType) -> None:
+    async def run(self, sock: trio.socket.SocketType) -> None:
         async with trio.open_nursery() as nursery:
             while True:
                 try:
                     data, asker = await sock.recvfrom(MESSAGE_BYTES_MAX)
                 except ConnectionError:  # an asker is gone before its answer; the system tells us here
                     continue
-                outcome = self.zone.answer(data, asker[0], over_tcp=False)
+                outcome = self.zone.answer(data, asker[0])
                 if outcome.data is None:
                     continue
                 if outcome.delay_s <= 0:
@@ -237,74 +226,14 @@ class DnsServer:
         except OSError:
             self.zone.count("unsent")
 
-    async def run_tcp(self, stream: trio.SocketStream) -> None:
-        """One connection: questions one after the other (RFC 7766), each with its time."""
-        if self.connections >= CONNECTIONS_MAX:
-            self.zone.count("dropped")
-            await trio.aclose_forcefully(stream)
-            return
-        self.connections += 1
-        try:
-            async with stream:
-                while await self.exchange(stream):
-                    pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self.zone.count("broken")
-        finally:
-            self.connections -= 1
-
-    async def exchange(self, stream: trio.SocketStream) -> bool:
-        """One question and its answer. False: it was the last."""
-        with trio.move_on_after(CONNECTION_S):
-            head = await receive_exactly(stream, 2)
-            data = await receive_exactly(stream, int.from_bytes(head, "big")) if head else b""
-            if data:
-                outcome = self.zone.answer(data, stream.socket.getpeername()[0], over_tcp=True)
-                if outcome.data is None:
-                    return False
-                await trio.sleep(min(outcome.delay_s, CONNECTION_S))
-                await stream.send_all(len(outcome.data).to_bytes(2, "big") + outcome.data)
-                return True
-        return False
-
-
-async def receive_exactly(stream: trio.abc.ReceiveStream, count: int) -> bytes:
-    """That many bytes, or none when the other side ended before. Raises trio.BrokenResourceError."""
-    got = bytearray()
-    while len(got) < count:
-        data = await stream.receive_some(count - len(got))
-        if not data:
-            return b""
-        got += data
-    return bytes(got)
-
 
 async def serve(
     zone: Zone, host: str, port: int, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Answer until cancelled. Port 0 takes one that is free for both. Started with the address. Raises OSError."""
-    listener, sock = await bind_both(host, port)
-    server = DnsServer(zone)
-    with sock:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.run_udp, sock)
-            nursery.start_soon(trio.serve_listeners, server.run_tcp, [listener])
-            task_status.started(listener.socket.getsockname()[:2])
-
-
-async def bind_both(host: str, port: int) -> tuple[trio.SocketListener, trio.socket.SocketType]:
-    """A TCP listener and a UDP socket on one port. Raises OSError."""
+    """Answer until cancelled. Port 0 takes a free one. Started with the address. Raises OSError."""
     family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
-    for tries_left in range(PORT_TRIES_MAX, 0, -1):
-        (listener,) = await trio.open_tcp_listeners(port, host=host)
-        sock = trio.socket.socket(family, socket.SOCK_DGRAM)
-        try:
-            await sock.bind((host, listener.socket.getsockname()[1]))
-        except OSError:
-            sock.close()
-            await listener.aclose()
-            if port or tries_left == 1:
-                raise
-        else:
-            return listener, sock
-    raise AssertionError  # the last try raises
+    with trio.socket.socket(family, socket.SOCK_DGRAM) as sock:
+        await sock.bind((host, port))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(DnsServer(zone).run, sock)
+            task_status.started(sock.getsockname()[:2])

@@ -1,9 +1,9 @@
 """Names under trio, and so under httpx and openai: `trio.socket.set_custom_hostname_resolver(resolver)`.
 
-`RoundRobinResolver` knows its names itself; `DnsResolver` asks a server for those of its zone, each time anew, by UDP
-first and by TCP when the answer was cut. All other names are the system's. trio tries addresses in the order given:
-the k-th look-up of a name begins with its k-th address, the others follow as spares. Rotation spreads *look-ups*, that
-is connections: a client that keeps one connection keeps one node.
+`RoundRobinResolver` knows its names itself; `DnsResolver` asks a server for those of its zone, each time anew. All
+other names are the system's. trio tries addresses in the order given: the k-th look-up of a name begins with its k-th
+address, the others follow as spares. Rotation spreads *look-ups*, that is connections: a client that keeps one
+connection keeps one node.
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ async def ask(server: tuple[str, int], name: str, kind: RdataType) -> dns.messag
     for _ in range(TRIES_MAX):
         query = dns.message.make_query(name, kind)
         try:
-            reply, _ = await dns.asyncquery.udp_with_fallback(
+            return await dns.asyncquery.udp(
                 query, server[0], TRY_S, server[1], ignore_unexpected=True, ignore_errors=True
             )
-        except (dns.exception.DNSException, OSError, EOFError, trio.BrokenResourceError):
+        except (dns.exception.DNSException, OSError):
             continue
-        return reply
     raise LookupFailed(name, None)
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from random import Random
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
 
 class FaultKind(Enum):
@@ -22,6 +24,11 @@ class FaultKind(Enum):
     REFUSE = "refuse"  # the connection is reset without an answer
 
 
+Number: TypeAlias = Annotated[float, Field(ge=0)]
+Whole: TypeAlias = Annotated[int, Field(ge=0)]
+
+
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`count` requests are hit (None: no limit), each with `probability`, for `lasting_s` seconds from now.
@@ -30,35 +37,26 @@ class Fault:
     """
 
     kind: FaultKind
-    count: int | None = None
-    probability: float = 1.0
-    seconds: float = inf
-    status: int = 500
-    after_tokens: int = 3
-    lasting_s: float = inf
+    count: Whole | None = None
+    probability: Annotated[float, Field(ge=0, le=1)] = 1.0
+    seconds: Number = inf
+    status: Annotated[int, Field(ge=200, le=599)] = 500
+    after_tokens: Whole = 3
+    lasting_s: Number = inf
     health: bool = False
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Fault | None:
         """The fault of a request body, None for kind "none". Raises ValueError that says what is wrong."""
-        known = {"kind", "count", "probability", "seconds", "status", "after_tokens", "lasting_s", "health"}
-        if unknown := sorted(fields.keys() - known):
-            raise ValueError(f"unknown keys {unknown}; known are {sorted(known)}")
         if fields.get("kind") == "none":
             return None
-        kinds = [kind.value for kind in FaultKind]
-        if fields.get("kind") not in kinds:
-            raise ValueError(f"kind must be one of {kinds} or none")
-        given = {key: value for key, value in fields.items() if key != "kind" and value is not None}
-        for key, value in given.items():
-            if not isinstance(value, bool if key == "health" else int | float) or value < 0:
-                raise ValueError(f"{key} must be a number of at least 0 (health: true or false)")
-        fault = cls(kind=FaultKind(fields["kind"]), **given)
-        if not 200 <= fault.status <= 599 or fault.probability > 1:
-            raise ValueError("status must be 200 to 599, probability 0 to 1")
+        fault = READER.validate_python({name: value for name, value in fields.items() if value is not None})
         if fault.kind is FaultKind.LATENCY and fault.seconds == inf:
             raise ValueError("latency needs seconds")
         return fault
+
+
+READER = TypeAdapter(Fault)
 
 
 class Faults:

@@ -14,9 +14,10 @@ import trio
 
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
-from cluster.engine.kv_events import ENCODINGS, STRANGE, KvEvents
+from cluster.engine.kv_events import ENCODINGS, STRANGE
 from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.addresses import host_port
+from ranvier_py.core.errors import leaves
 from ranvier_py.proxy.conversation import awaiting
 from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
@@ -78,8 +79,9 @@ def config_of(arguments: argparse.Namespace) -> EngineConfig:
     )
     if arguments.kv_replay and not arguments.kv_events:
         raise ValueError("--kv-replay needs --kv-events")
-    endpoints = KvEndpoints(
-        arguments.kv_events, arguments.kv_replay, arguments.kv_topic, replays_topic=arguments.kv_encoding == "map"
+    encoding = arguments.kv_encoding
+    kv = KvEndpoints(
+        arguments.kv_events, arguments.kv_replay, arguments.kv_topic, encoding, replays_topic=encoding == "map"
     )
     return EngineConfig(
         name=arguments.name,
@@ -88,7 +90,7 @@ def config_of(arguments: argparse.Namespace) -> EngineConfig:
         tokens_max=arguments.max_model_len or arguments.cache_tokens,
         answer_tokens=lengths,
         seed=arguments.seed,
-        kv=KvEvents(endpoints, arguments.kv_encoding) if arguments.kv_events else None,
+        kv=kv if arguments.kv_events else None,
     )
 
 
@@ -108,9 +110,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         trio.run(run, engine, host, port)
     except* OSError as group:
-        refused += group.exceptions
-    while refused and isinstance(refused[0], BaseExceptionGroup):
-        refused = list(refused[0].exceptions)
+        refused += leaves(group)
     if refused:
         print(f"engine: can't listen on {arguments.listen}: {refused[0]}", file=sys.stderr)
     return 1 if refused else 0

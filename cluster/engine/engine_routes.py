@@ -33,7 +33,8 @@ from cluster.engine.engine_api import (
 from cluster.engine.engine_faults import Fault, FaultKind, Faults
 from cluster.engine.engine_metrics import CONTENT_TYPE, metrics_page
 from cluster.engine.engine_text import Answer, AnswerBook, RenderError, TextTokenizer
-from cluster.engine.kv_events import EventSource, KvEvents, Scope
+from cluster.engine.kv_events import EventSource, Scope
+from cluster.engine.kv_publisher import KvEndpoints
 from cluster.engine.live_engine import LiveEngine, Mailbox
 from ranvier_py.core.errors import ClientGone
 from ranvier_py.proxy.client import Client
@@ -68,7 +69,7 @@ class EngineConfig:
     tokens_max: int  # max_model_len
     answer_tokens: tuple[int, int] = (40, 160)
     seed: int = 1
-    kv: KvEvents | None = None  # publishes its KV events
+    kv: KvEndpoints | None = None  # publishes its KV events
 
 
 class Engine:
@@ -79,7 +80,7 @@ class Engine:
         self.config = config
         self.kv = EventSource(config.kv, config.limits.block_size) if config.kv else None
         limits = replace(config.limits, cache_events_max=CACHE_EVENTS_MAX) if config.kv else config.limits
-        self.live = LiveEngine(limits, self.kv.publish if self.kv else ignore)
+        self.live = LiveEngine(limits, self.kv.publish) if self.kv else LiveEngine(limits)
         self.faults = Faults(Random(config.seed))
         self.cut = 0  # connections cut by faults and restarts
         self._tokenizer = tokenizer
@@ -321,7 +322,6 @@ class Engine:
             "model": self.config.models[0],
             "started_at": self.live.started_at,
             **asdict(self.live.statistics()),
-            "lifetime": asdict(self.live.lifetime()),
             "faults": self.faults.hits,
             "cut": self.cut,
             "kv_messages": self.kv.publisher.published if self.kv else 0,
@@ -359,10 +359,6 @@ class StreamWriter:
 
 
 NEVER = 1 << 60
-
-
-def ignore(_: object) -> None:
-    """Nobody wants to know."""
 
 
 def fault_depth(fault: Fault | None, answer: Answer) -> int:

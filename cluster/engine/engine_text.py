@@ -1,8 +1,7 @@
 """An engine's words: text to tokens and back, and answers made up from a seed.
 
 The engine is the truth that a router is measured by, so it shares none of the router's shortcuts: it renders the whole
-chat through the template and tokenizes all of it, by transformers directly, at every request. `ByteTokenizer` needs no
-files: four bytes are a token. It is for tests and for load where the engine's own work should cost nothing.
+chat through the template and tokenizes all of it at every request.
 Answers: a prompt's hash picks one of `ANSWERS` texts, so equal prompts get equal answers on every engine of one seed.
 """
 
@@ -13,7 +12,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -47,30 +46,13 @@ class RenderError(ValueError):
     """The template refuses these messages."""
 
 
-class TextTokenizer(Protocol):
-    """What the engine needs of a tokenizer."""
-
-    def render(
-        self, messages: Sequence[Any], tools: Sequence[Any] | None, options: Mapping[str, Any], *, generation: bool
-    ) -> str:
-        """Text of a whole chat. Raises RenderError."""
-        ...
-
-    def encode(self, text: str, *, special: bool) -> TokenIds: ...
-
-    def pieces(self, text: str) -> tuple[TokenIds, list[str]]:
-        """Tokens of `text` and the stretch of text each stands for."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-
 class ByteTokenizer:
     """Four bytes of UTF-8 are one token. Fast, exact, needs no files. Roles and contents begin at whole tokens."""
 
     def render(
         self, messages: Sequence[Any], tools: Sequence[Any] | None, options: Mapping[str, Any], *, generation: bool
     ) -> str:
+        """Text of a whole chat. Raises RenderError."""
         del options
         turns = [padded(f"<|{message.get('role')}|>") + padded(plain_content(message)) for message in messages]
         head = padded(orjson.dumps(tools).decode()) if tools else ""
@@ -82,6 +64,7 @@ class ByteTokenizer:
         return np.frombuffer(data + b"\0" * (-len(data) % 4), dtype="<u4").astype(np.uint32)
 
     def pieces(self, text: str) -> tuple[TokenIds, list[str]]:
+        """Tokens of `text` and the stretch of text each stands for."""
         return self.encode(text, special=False), [text[i : i + 4] for i in range(0, len(text), 4)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -122,11 +105,6 @@ class ModelTokenizer:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)  # no offsets: a quarter less
         return np.asarray(encoding.ids, dtype=np.uint32)
 
-    def encode_all(self, texts: Sequence[str]) -> list[TokenIds]:
-        """`encode` of many texts, without special tokens, on all cores."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
-
     def pieces(self, text: str) -> tuple[TokenIds, list[str]]:
         encoding = self._backend.encode(text, add_special_tokens=False)
         ends = [0, *(end for _, end in encoding.offsets)]
@@ -135,6 +113,9 @@ class ModelTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode([int(token) for token in ids]))
+
+
+TextTokenizer = ByteTokenizer | ModelTokenizer
 
 
 def load_tokenizer(source: str) -> TextTokenizer:

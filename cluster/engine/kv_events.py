@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
@@ -110,21 +109,13 @@ class KvEncoder:
         return key - 2 * SIGN if self.encoding == "sglang" and key >= SIGN else key
 
 
-@dataclass(frozen=True, slots=True)
-class KvEvents:
-    """That, where and how an engine publishes its KV events."""
-
-    endpoints: KvEndpoints
-    encoding: str = "map"
-
-
 class EventSource:
     """Publishes the KV events of one engine, and says over HTTP where."""
 
-    def __init__(self, events: KvEvents, block_size: int) -> None:
+    def __init__(self, endpoints: KvEndpoints, block_size: int) -> None:
         """Raises OSError, or ValueError for an unknown encoding."""
-        self.encoder = KvEncoder(events.encoding, block_size)
-        self.publisher = KvPublisher(events.endpoints)
+        self.encoder = KvEncoder(endpoints.encoding, block_size)
+        self.publisher = KvPublisher(endpoints)
         self._block_size = block_size
         self._begin()
 

@@ -23,11 +23,12 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 @dataclass(frozen=True, slots=True)
 class KvEndpoints:
-    """Where an engine publishes its events; port 0 takes a free one. Without `replay` nothing is replayed."""
+    """Where and how an engine publishes its events; port 0 takes a free one. Without `replay` nothing is replayed."""
 
     events: str = "tcp://127.0.0.1:0"
     replay: str = ""
     topic: str = ""
+    encoding: str = "map"  # see `kv_events`
     replays_topic: bool = True
     buffer_messages: int = 10_000
 
@@ -42,7 +43,7 @@ class KvPublisher:
         self.asked = 0
         self.to_lose = 0  # so many of the next messages are kept but not sent
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=endpoints.buffer_messages)
-        self._next = 0
+        self.next_number = 0
         self.events, self.replay = endpoints.events, endpoints.replay
         self._bind()
 
@@ -68,7 +69,7 @@ class KvPublisher:
 
     def publish(self, payload: bytes) -> int:
         """Send and keep one message; returns its number."""
-        number, self._next = self._next, self._next + 1
+        number, self.next_number = self.next_number, self.next_number + 1
         self._kept.append((number, payload))
         self.published += 1
         if self.to_lose:
@@ -85,7 +86,7 @@ class KvPublisher:
         """As another process: connections are cut, numbers begin with 0, nothing is kept."""
         self.close()
         self._kept.clear()
-        self._next = 0
+        self.next_number = 0
         self._bind()
 
     def __enter__(self) -> Self:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -19,38 +19,18 @@ from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind,
 from ranvier_py.replay.engine.model import EngineModel
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetime:
-    """Totals over all generations."""
-
-    requests: int = 0  # that left the queue
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-
-    def plus(self, process: EngineStatistics) -> Lifetime:
-        return Lifetime(
-            self.requests + process.started,
-            self.prompt_tokens + process.prompt_tokens,
-            self.cached_tokens + process.cached_tokens,
-            self.generated_tokens + process.generated_tokens,
-        )
-
-
+@dataclass(slots=True, eq=False)
 class Mailbox:
     """What one request learns of its progress."""
 
-    __slots__ = ("aborted", "arrived_at", "cached_tokens", "changed", "ended", "job", "request_id", "tokens")
-
-    def __init__(self, request_id: str, job: Job, arrived_at: float) -> None:
-        self.request_id = request_id
-        self.job = job
-        self.arrived_at = arrived_at
-        self.tokens = 0  # answer tokens that are out
-        self.cached_tokens = 0
-        self.ended = False
-        self.aborted = False
-        self.changed = trio.Event()
+    request_id: str
+    job: Job
+    arrived_at: float
+    tokens: int = 0  # answer tokens that are out
+    cached_tokens: int = 0
+    ended: bool = False
+    aborted: bool = False
+    changed: trio.Event = field(default_factory=trio.Event)
 
     async def wait_tokens(self, more_than: int) -> int:
         """Wait until more answer tokens are out than this, or the request has ended. Returns how many are out."""
@@ -75,7 +55,6 @@ class LiveEngine:
         self._changed = changed
         self.model = EngineModel(limits, every_token=True)
         self.started_at = time.time()
-        self._past = Lifetime()  # of the generations before this one
         self.first_token_s = Histogram(LATENCY_BUCKETS_S)
         self.duration_s = Histogram(LATENCY_BUCKETS_S)
         self._mailboxes: dict[str, Mailbox] = {}
@@ -108,7 +87,6 @@ class LiveEngine:
     def restart(self) -> None:
         """As if the process had ended and begun again: empty cache, all requests aborted, totals at zero."""
         self._deliver()
-        self._past = self.lifetime()
         self.model.restart(trio.current_time())
         self.model.cache.drain_events()  # a new process has nothing to clear
         self.started_at = max(time.time(), self.started_at + 0.001)  # the page shows milliseconds
@@ -122,9 +100,6 @@ class LiveEngine:
 
     def statistics(self) -> EngineStatistics:
         return self.model.statistics()
-
-    def lifetime(self) -> Lifetime:
-        return self._past.plus(self.model.statistics())
 
     def _deliver(self) -> None:
         touched: dict[str, Mailbox] = {}

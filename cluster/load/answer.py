@@ -1,8 +1,7 @@
 """One answer, as it arrives: status, text, usage, and when its pieces came. Pure: `now` is passed in.
 
-Feed it the body's bytes in whatever cuts the network makes. It understands a server-sent event stream (OpenAI's
-chunks, ended by `[DONE]`) and a plain JSON body, and it judges: an answer is good when its status is 2xx, it is
-complete, and it holds no error. A stream without `[DONE]` is not complete, even when the connection ended properly.
+It understands OpenAI's stream of events and a plain JSON body, and it judges: an answer is good when its status is 2xx,
+it is complete (a stream ends with `[DONE]`), and it holds no error.
 """
 
 from __future__ import annotations

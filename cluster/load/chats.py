@@ -1,9 +1,8 @@
 """The lab's own chats: six desks with long shared instructions, and people who ask there, turn after turn.
 
-Everything is drawn from a grammar we wrote (`data/chats.toml`) by one seeded `Random`: the same seed gives the same
-chats, for ever and on every machine, with nothing downloaded. They are made to have the shape of real traffic:
-instructions of 300 to 900 tokens that many chats share, conversations that grow, passages of documents that repeat
-across questions.
+Everything is drawn from a grammar we wrote (`data/chats.toml`) by one seeded `Random`. They are made to have the shape
+of real traffic: instructions of 300 to 900 tokens that many chats share, conversations that grow, passages of documents
+that repeat across questions.
 
     python -m cluster chats --conversations 20 > chats.jsonl      # a trace that `load --trace` reads
 """
@@ -18,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
 from cluster.load.workload import Conversation, Message, split_turns
 
@@ -48,10 +47,10 @@ class Desk:
     system: str
     openings: tuple[str, ...]
     followups: tuple[str, ...]
-    passages: tuple[str, ...]
-    paste_title: str
-    paste: tuple[str, ...]
     slots: dict[str, tuple[str, ...]]
+    passages: tuple[str, ...] = ()
+    paste_title: str = ""
+    paste: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +62,8 @@ class Grammar:
 
 def read_grammar(path: Path = GRAMMAR) -> Grammar:
     data = tomllib.loads(path.read_text(encoding="utf-8"))
-    return Grammar(
-        tuple(read_desk(desk) for desk in data["desk"]),
-        tuple(data["answers"]["sentences"]),
-        tuple(data["offices"]["names"]),
-    )
-
-
-def read_desk(data: dict[str, Any]) -> Desk:
-    return Desk(
-        name=data["name"],
-        system=data["system"].strip(),
-        openings=tuple(data["openings"]),
-        followups=tuple(data["followups"]),
-        passages=tuple(data.get("passages", ())),
-        paste_title=data.get("paste_title", ""),
-        paste=tuple(data.get("paste", ())),
-        slots={name: tuple(values) for name, values in data["slots"].items()},
-    )
+    desks = TypeAdapter(tuple[Desk, ...]).validate_python(data["desk"])
+    return Grammar(desks, tuple(data["answers"]["sentences"]), tuple(data["offices"]["names"]))
 
 
 def office_of(grammar: Grammar, prompt: int) -> str:
@@ -134,7 +117,7 @@ def chat(grammar: Grammar, prompt: int, turns: int, rng: Random) -> list[Message
     desk = grammar.desks[prompt % len(grammar.desks)]
     speaker = Speaker(desk, rng)
     messages: list[Message] = [
-        {"role": "system", "content": desk.system.replace("{office}", office_of(grammar, prompt))}
+        {"role": "system", "content": desk.system.strip().replace("{office}", office_of(grammar, prompt))}
     ]
     followups: list[str] = []
     for turn in range(turns):

@@ -1,10 +1,8 @@
-"""A lean HTTP/1.1 client: one keep-alive connection to one origin, over trio sockets and httptools.
+"""A lean HTTP/1.1 client: one keep-alive connection to one origin, over trio sockets and httptools. No TLS.
 
 One of these per conversation, so that each conversation resolves the name once more and DNS round-robin is honoured.
 It never sends a request twice: a connection the server has closed while idle is replaced before sending, anything
-later is the caller's failure to count. Plain HTTP only; the lab has no TLS.
-
-No nursery, no pool to plan: several times the answers per core of a general client for each conversation.
+later is the caller's failure to count.
 """
 
 from __future__ import annotations
@@ -76,7 +74,6 @@ class Connection:
         self.stream: trio.SocketStream | None = None
         self.node = ""
         """Address and port of the node we are connected to; empty before the first connection."""
-        self.opened = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -105,7 +102,6 @@ class Connection:
         self.stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = self.stream.socket.getpeername()
         self.node = f"{peer[0]}:{peer[1]}"
-        self.opened += 1
         return self.stream
 
     def is_spent(self) -> bool:

@@ -5,12 +5,9 @@
     python -m cluster load --target http://router.lab:8080 --trace chats.jsonl.gz --json out.json
 
 Closed loop: `--users` people, each with one conversation at a time and `--think` seconds between turns. Open loop:
-conversations begin by a Poisson process (`--rate`), or when the trace says so (`--arrivals`), however slow the
-target is. Every conversation is a client of its own, so DNS round-robin spreads conversations over nodes, and the
-real answer of each turn is part of the next one.
-
-This file reads the command line and prints the outcome. `workload` and `chat_trace` say who asks what and when,
-`runner` drives, `http_client` and `answer` are one client, `load_report` and `load_view` what came of it.
+conversations begin by a Poisson process (`--rate`), or when the trace says so (`--arrivals`). Every conversation is a
+client of its own, so DNS round-robin spreads conversations over nodes, and the real answer of each turn is part of the
+next one.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,9 +30,9 @@ from rich.console import Console
 from cluster.dns.addresses import Address, NamesError, parse_resolve
 from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import chats
-from cluster.load.chat_trace import TraceError, read_trace
+from cluster.load.chat_trace import read_trace
 from cluster.load.http_client import ExchangeFailed
-from cluster.load.load_report import LoadLog, Report, report
+from cluster.load.load_report import LoadLog, Report
 from cluster.load.load_view import show_progress, show_report
 from cluster.load.runner import Runner, Target, first_model
 from cluster.load.workload import (
@@ -48,6 +44,8 @@ from cluster.load.workload import (
     with_think,
     with_trace_arrivals,
 )
+from cluster.processes.children import end_on_signal
+from ranvier_py.replay.traces.trace import TraceError
 
 USERS_DEFAULT = 10
 TURNS_DEFAULT = 6
@@ -213,22 +211,14 @@ async def run(
     trio.socket.set_custom_hostname_resolver(RoundRobinResolver(names))
     if not target.model:
         target = replace(target, model=await first_model(target))
-    interrupted = False
+    signals: list[str] = []
     began_s = trio.current_time()
     async with trio.open_nursery() as nursery:
-
-        async def watch_signals() -> None:
-            nonlocal interrupted
-            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                async for _ in signals:
-                    interrupted = True
-                    nursery.cancel_scope.cancel()
-
-        nursery.start_soon(watch_signals)
+        nursery.start_soon(end_on_signal, nursery.cancel_scope, signals.append)
         nursery.start_soon(show_progress, console, log, plan.planned, plan.duration_s)
         await carry_out(plan, target, log)
         nursery.cancel_scope.cancel()
-    return report(log, trio.current_time() - began_s), interrupted
+    return Report(log, trio.current_time() - began_s), bool(signals)
 
 
 async def carry_out(plan: Plan, target: Target, log: LoadLog) -> None:
@@ -277,5 +267,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_json(Path(options.json), options, outcome)
     if interrupted:
         return INTERRUPTED
-    bad = outcome.failed or outcome.skipped_conversations or not outcome.ok
+    bad = outcome.log.failed or outcome.log.skipped_conversations or not outcome.log.ok
     return FAILED if bad and not options.allow_failures else OK

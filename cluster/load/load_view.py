@@ -1,7 +1,4 @@
-"""How a load run looks on the screen: a bar while it runs, a table when it is over.
-
-On a terminal the bar is live; elsewhere a plain line every few seconds says the same, so that logs stay readable.
-"""
+"""How a load run looks on the screen: a bar while it runs, or plain lines; a table when it is over."""
 
 from __future__ import annotations
 
@@ -87,12 +84,12 @@ def summary_table(report: Report) -> Table:
     table = Table(title="load", show_header=False, title_justify="left")
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("conversations", f"{report.conversations}")
-    if report.skipped_conversations:
-        table.add_row("arrivals skipped (too many at once)", f"{report.skipped_conversations}")
-    table.add_row("requests sent", f"{report.sent}")
-    table.add_row("  ok / failed / cancelled", f"{report.ok} / {report.failed} / {report.cancelled}")
-    table.add_row("turns not sent", f"{report.not_sent} of {report.planned}")
+    table.add_row("conversations", f"{report.log.conversations}")
+    if report.log.skipped_conversations:
+        table.add_row("arrivals skipped (too many at once)", f"{report.log.skipped_conversations}")
+    table.add_row("requests sent", f"{report.log.sent}")
+    table.add_row("  ok / failed / cancelled", f"{report.log.ok} / {report.log.failed} / {report.log.cancelled}")
+    table.add_row("turns not sent", f"{report.log.not_sent} of {report.log.planned}")
     table.add_row("time, rate", f"{report.duration_s:.1f} s, {report.requests_per_s:.1f} ok/s")
     table.add_row("prompt tokens", f"{report.prompt_tokens:,}")
     table.add_row("token hit rate (engines' usage)", show_rate(report.hit_rate))

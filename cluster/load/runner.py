@@ -1,8 +1,7 @@
 """Drives conversations against an OpenAI-compatible address: closed loop (users) or open loop (arrivals).
 
-Each conversation is one task with one connection. A turn is sent only when the turn before it was answered; a failed
-turn ends its conversation, the rest of it is counted as not sent. When the time is up nothing new is begun and what
-is in flight may finish; a cancelled run counts what was in flight as cancelled.
+Each conversation is one task with one connection. A failed turn ends its conversation, the rest of it is counted as not
+sent. When the time is up nothing new is begun and what is in flight may finish; a cancelled run counts it as cancelled.
 """
 
 from __future__ import annotations

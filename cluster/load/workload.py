@@ -1,12 +1,10 @@
 """What a load run will say, decided before anything is sent: conversations, turns, pauses, arrivals, branches.
 
-Pure: every draw comes from the one `Random` that is passed in, in the order of the conversations, so a seed gives
-the same plan whatever the machine and the target do. Plans are lazy: an endless one costs nothing until it is asked.
+Pure and lazy: every draw comes from the one `Random` that is passed in, in the order of the conversations.
 
-A *turn* is one request: the messages the client adds, and then the answer. The answer that goes into the next turn
-is the engine's real one, unless the turn carries a recorded one (a tool call that the following tool message refers
-to). A *branch* does not begin with a system message of its own but with the history of an earlier conversation, its
-parent.
+A *turn* is one request: the messages the client adds, and then the engine's real answer, unless the turn carries a
+recorded one (a tool call that the following tool message refers to). A *branch* begins with the history of an earlier
+conversation, its parent.
 """
 
 from __future__ import annotations

@@ -13,12 +13,10 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +27,10 @@ from rich.table import Table
 
 from cluster.dns.addresses import NamesError
 from cluster.processes.chaos_run import Options, Outcome, run_scenario
-from cluster.processes.children import GUARD, ChildNotReady
+from cluster.processes.children import GUARD, ChildNotReady, end_on_signal
 from cluster.processes.link_control import LINK_MODES, PRIVATE_FLAG, CannotDo, LinkMode, choose, enter_private
-from cluster.scenario import Scenario, ScenarioError, check, load_scenario, scenario_names, settle
+from cluster.scenario import Scenario, ScenarioError, scenario_names, settled
+from ranvier_py.core.errors import leaves
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 DIARY_LINES_MAX = 60
@@ -40,12 +39,8 @@ DIARY_LINES_MAX = 60
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cluster chaos", description="Scenarios on real processes.")
     add = parser.add_argument
-    add(
-        "--scenario",
-        action="append",
-        metavar="NAME|FILE",
-        help=f"repeatable; of the lab: {', '.join(scenario_names())}",
-    )
+    known = f"repeatable; of the lab: {', '.join(scenario_names())}"
+    add("--scenario", action="append", metavar="NAME|FILE", help=known)
     add("--nodes", type=int, metavar="N", help="other than the scenario says")
     add("--engines", type=int, metavar="N", help="other than the scenario says")
     add("--for", type=float, dest="for_s", metavar="S", help="how long, other than the scenario says")
@@ -57,28 +52,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="how links are cut (%(default)s: namespaces, else the relay)",
     )
     add("--no-gossip", action="store_true", help="nodes that do not know each other, for comparison")
-    add(
-        "--logs",
-        type=Path,
-        metavar="DIR",
-        help="keep logs and files there; default: a folder, removed when all is well",
-    )
+    add("--logs", type=Path, metavar="DIR", help="keep logs and files there (a folder, removed when all is well)")
     add("--json", type=Path, metavar="FILE", help="write the outcomes there")
     add(PRIVATE_FLAG, action="store_true", help=argparse.SUPPRESS)
     return parser
-
-
-def scenario_of(name: str, options: argparse.Namespace) -> Scenario:
-    """As the file and the flags report, with its victims drawn. Raises ScenarioError, OSError."""
-    found = load_scenario(name)
-    if "processes" not in found.runs_on:
-        raise ScenarioError(f"{found.name}: not for processes, only for {', '.join(found.runs_on)}")
-    cluster = replace(
-        found.cluster, nodes=options.nodes or found.cluster.nodes, engines=options.engines or found.cluster.engines
-    )
-    changed = replace(found, cluster=cluster, for_s=options.for_s or found.for_s)
-    check(changed, found.name)
-    return settle(changed, options.seed)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = make_parser().parse_args(arguments)
     try:
-        scenarios = [scenario_of(name, options) for name in options.scenario or ["chaos"]]
+        sizes = (options.nodes, options.engines, options.for_s)
+        scenarios = [settled(name, "processes", options.seed, *sizes) for name in options.scenario or ["chaos"]]
         modes = [choose(options.links, one) for one in scenarios]
     except (ScenarioError, CannotDo, OSError) as error:
         sys.stderr.write(f"chaos: {error}\n")
@@ -108,15 +86,8 @@ def each_by_itself(options: argparse.Namespace, arguments: Sequence[str]) -> int
             result.unlink(missing_ok=True)
             own = ["--scenario", name, "--json", str(result)]
             guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid())]
-            command = [
-                *guard,
-                sys.executable,
-                "-m",
-                "cluster",
-                "chaos",
-                *without(arguments, "--scenario", "--json"),
-                *own,
-            ]
+            kept = without(arguments, "--scenario", "--json")
+            command = [*guard, sys.executable, "-m", "cluster", "chaos", *kept, *own]
             worst = max(worst, subprocess.run(command, check=False).returncode)
             if result.exists():
                 outcomes.append(json.loads(result.read_text()))
@@ -169,25 +140,10 @@ async def supervised(scenario: Scenario, mode: LinkMode, options: Options, folde
     """The run; None when a signal ended it."""
     outcome: Outcome | None = None
     async with trio.open_nursery() as nursery:
-
-        async def end_on_signal() -> None:
-            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-                async for number in signals:
-                    report(f"{signal.Signals(number).name}: ending the run")
-                    nursery.cancel_scope.cancel()
-
-        nursery.start_soon(end_on_signal)
+        nursery.start_soon(end_on_signal, nursery.cancel_scope, lambda name: report(f"{name}: ending the run"))
         outcome = await run_scenario(scenario, mode, options, folder, report)
         nursery.cancel_scope.cancel()
     return outcome
-
-
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from leaves(inner)
-    else:
-        yield error
 
 
 def again(scenario: Scenario, options: argparse.Namespace) -> str:

@@ -1,10 +1,8 @@
 """Clients of a chaos run: open-loop chats whose every turn goes to any node, with the patience of an ordinary client.
 
 Each turn asks DNS anew and takes the addresses in the order given. A node that refuses, or breaks off before the first
-byte, is left for the next address; after all of them once more from the start, a moment later. That is what httpx
-and the openai library do with their own retries. What broke after its first byte is the caller's loss, and counted.
-
-The chats, histories and the open loop are those of `load.runner`; here is only how one request finds its node.
+byte, is left for the next address; after all of them once more from the start, as httpx and the openai library do.
+What broke after its first byte is the caller's loss, and counted.
 """
 
 from __future__ import annotations

@@ -1,45 +1,27 @@
-"""Who stands where in a chaos run, and the command line of each: nodes, engines, DNS. No process yet.
+"""Who stands where in a chaos run, and the command lines of its nodes. No process yet.
 
-Nodes share one public port on addresses of their own, as behind a DNS name. The name `router.lab` is the clients' and
-always has every node, dead ones too: plain DNS knows no better. `peers.lab` is what nodes join, and says what the
-scenario wants. Outside namespaces nodes cannot ask the lab's DNS; there they join a list of addresses.
+The name `router.lab` is the clients' and always has every node, dead ones too: plain DNS knows no better. `peers.lab`
+is what nodes join, and says what the scenario wants; outside namespaces they join a list of addresses.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
-from cluster.demo.demo_plan import EnginePlace
 from cluster.dns.addresses import PORT_MIN, free_port
 from cluster.processes.children import Command
+from cluster.processes.commands import ENGINES_MAX, LOOPBACK, NODES_MAX, EnginePlace, join_flags, serve_argv
 from cluster.processes.link_control import BRIDGE_IP, LinkMode, node_ip
 from cluster.processes.relay import End
 from cluster.scenario import Cluster
 
 CLIENTS_NAME, PEERS_NAME = "router.lab", "peers.lab"
-NODES_MAX, ENGINES_MAX = 32, 64
-"""One machine; beyond this a run measures the scheduler."""
-
 DNS_PORT = 53
-LOOPBACK = "127.0.0.1"
 CLUSTER_NAME = "lab"
-
-
-@dataclass(frozen=True, slots=True)
-class Engines:
-    """What the engines of a run are like. The caches hold the chats of a run, so that a hit rate can come back."""
-
-    model: str = "lab-model"
-    tokenizer: str = ""
-    cache_tokens: int = 60_000
-    prefill_tokens_per_s: float = 20_000.0
-    decode_ms: float = 8.0
-    max_tokens: int = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +50,6 @@ class Plan:
     mode: LinkMode
     nodes: tuple[NodePlace, ...]
     engines: tuple[EnginePlace, ...]
-    engine_ip: str
     dns: tuple[str, int]  # port 0 takes a free one
     join: tuple[str, ...]
     control_key: str
@@ -90,7 +71,8 @@ def make_plan(mode: LinkMode, cluster: Cluster, folder: Path, rng: Random) -> Pl
         return port
 
     port, gossip_port, control_port = take(ips), take([*ips, *shown]), take(ips)
-    engines = tuple(EnginePlace(f"engine-{number}", take([LOOPBACK])) for number in range(cluster.engines))
+    engine_ip = BRIDGE_IP if private else LOOPBACK
+    engines = tuple(EnginePlace(f"engine-{number}", take([LOOPBACK]), engine_ip) for number in range(cluster.engines))
     control_key = f"{rng.getrandbits(128):032x}"
     names = cluster.names or tuple(f"n{number}" for number in range(count))
     nodes: list[NodePlace] = []
@@ -103,7 +85,7 @@ def make_plan(mode: LinkMode, cluster: Cluster, folder: Path, rng: Random) -> Pl
         nodes.append(NodePlace(number, names[number], ips[number], port, control_port, end, *files))
     join = (f"{PEERS_NAME}:{gossip_port}",) if private else tuple(f"{ip}:{gossip_port}" for ip in shown)
     dns = (BRIDGE_IP, DNS_PORT) if private else (LOOPBACK, 0)
-    return Plan(mode, tuple(nodes), engines, BRIDGE_IP if private else LOOPBACK, dns, join, control_key)
+    return Plan(mode, tuple(nodes), engines, dns, join, control_key)
 
 
 def write_keys(place: NodePlace, keys: Sequence[int], seed: int) -> None:
@@ -122,20 +104,14 @@ def node_command(
     plan: Plan, place: NodePlace, cluster: Cluster, *, gossip: bool, label: str, prefix: Sequence[str]
 ) -> Command:
     """A node, as anybody would start it."""
-    argv = [
-        *prefix,
-        *(sys.executable, "-m", "ranvier_py", "serve"),
-        *("--listen", f"{place.ip}:{place.port}"),
-        *("--control", f"{place.ip}:{place.control_port}"),
-        *("--control-key-file", str(place.control_key_file)),
-    ]
-    for engine in plan.engines:
-        argv += ["--backend", f"http://{plan.engine_ip}:{engine.port}"]
+    flags = ["--control-key-file", str(place.control_key_file)]
     if cluster.route_ttl_s:
-        argv += ["--route-ttl-s", f"{cluster.route_ttl_s:g}"]
+        flags += ["--route-ttl-s", f"{cluster.route_ttl_s:g}"]
     if gossip:
-        argv += gossip_flags(plan, place, cluster, label)
-    return Command(place.name, tuple(argv), place.ip, place.control_port, "/readyz")
+        flags += gossip_flags(plan, place, cluster, label)
+    backends = [engine.url for engine in plan.engines]
+    argv = serve_argv(f"{place.ip}:{place.port}", f"{place.ip}:{place.control_port}", backends, flags)
+    return Command(place.name, (*prefix, *argv), place.ip, place.control_port, "/readyz")
 
 
 def gossip_flags(plan: Plan, place: NodePlace, cluster: Cluster, label: str) -> list[str]:
@@ -148,24 +124,7 @@ def gossip_flags(plan: Plan, place: NodePlace, cluster: Cluster, label: str) -> 
         *("--gossip-profile", cluster.profile),
         *("--gossip-state-file", str(place.state_file)),
     ]
-    for address in plan.join:
-        flags += ["--join", address]
+    flags += join_flags(plan.join)
     if cluster.budget_bytes_per_s:
         flags += ["--gossip-bytes-per-s-max", str(cluster.budget_bytes_per_s)]
     return flags
-
-
-def engine_command(plan: Plan, place: EnginePlace, engines: Engines) -> Command:
-    """A fake engine, at an address that every node can reach."""
-    argv = [
-        *(sys.executable, "-m", "cluster", "engine"),
-        *("--listen", f"{plan.engine_ip}:{place.port}"),
-        *("--name", place.name),
-        *("--model", engines.model),
-        *("--cache-tokens", str(engines.cache_tokens)),
-        *("--prefill-tokens-per-s", f"{engines.prefill_tokens_per_s:g}"),
-        *("--decode-ms", f"{engines.decode_ms:g}"),
-    ]
-    if engines.tokenizer:
-        argv += ["--tokenizer", engines.tokenizer]
-    return Command(place.name, tuple(argv), plan.engine_ip, place.port, "/health")

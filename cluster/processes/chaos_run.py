@@ -2,13 +2,9 @@
 
     outcome = await run_scenario(scenario, mode, Options(seed=1), folder, print)
 
-It starts engines and nodes, lets clients talk by the name `router.lab`, carries out the steps, and reports what became
-of every request, the hit rates by the engines' own words, and every bound of the scenario against what was measured.
-Time 0 is when the first nodes are ready: how long a machine takes to load Python is none of the cluster's business.
-
-The parts: `chaos_plan` (who stands where), `link_control` and `relay` (links), `fleet` (processes), `process_steps`
-(verbs), `chaos_clients`, `request_log` and `peer_watch` (what came of it).
-Bounded in time; leaves no process, however it ends.
+It reports what became of every request, the hit rates by the engines' own words, and every bound of the scenario
+against what was measured. Time 0 is when the first nodes are ready. Bounded in time; leaves no process, however it
+ends.
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ from typing import Any
 
 import trio
 
-from cluster.demo.demo_plan import EnginePlace
 from cluster.dns.dns_server import Zone
 from cluster.dns.dns_server import serve as serve_dns
 from cluster.expectations import Verdict, core_of, judge
@@ -34,14 +29,13 @@ from cluster.processes.chaos_clients import Clients, conversations, rates_of
 from cluster.processes.chaos_plan import (
     CLIENTS_NAME,
     PEERS_NAME,
-    Engines,
     NodePlace,
     Plan,
-    engine_command,
     make_plan,
     node_command,
     write_keys,
 )
+from cluster.processes.commands import EnginePlace, Engines, engine_command
 from cluster.processes.fleet import Fleet, Member
 from cluster.processes.link_control import LinkControl, LinkMode, NamespaceControl
 from cluster.processes.packet_record import Recorder
@@ -154,7 +148,7 @@ class Run:
         return node_command(self.plan, place, self.scenario.cluster, gossip=gossip, label=label, prefix=prefix)
 
     def engine(self, place: EnginePlace) -> Any:
-        return engine_command(self.plan, place, self.options.engines)
+        return engine_command(self.options.engines, place)
 
     async def run(self) -> Outcome:
         """Raises ChildNotReady, CannotDo, OSError; leaves no process."""
@@ -221,21 +215,10 @@ class Run:
 
     def make_steps(self, fleet: Fleet) -> ProcessSteps:
         beginning = tuple(self.plan.nodes[number].ip for number in numbers(self.scenario.cluster.running))
-        seed, labels = self.options.seed, self.labels
-        steps = ProcessSteps(
-            self.plan,
-            fleet,
-            self.nodes,
-            self.engines,
-            self.zone,
-            self.links,
-            self.control,
-            beginning,
-            seed,
-            labels,
+        seed = self.options.seed
+        return ProcessSteps(
+            self.plan, fleet, self.nodes, self.engines, self.zone, self.links, self.control, beginning, seed, self.watch
         )
-        steps.killing, steps.leaving = self.watch.census.killed, self.watch.census.leaving
-        return steps
 
     async def traffic_and_steps(self) -> None:
         """Traffic ends before the run does where the scenario asks for equal tables, as in the simulator."""

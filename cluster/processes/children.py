@@ -1,17 +1,18 @@
 """Child processes of the lab: started, watched, asked until they are ready, and ended with us.
 
-Rules: a child that ends without having been told to is an error that carries its last words; a child never outlives
-the lab, also when the lab is killed (`guard`); each child writes to a log file of its own. Children stand in process
-groups of their own, so Ctrl-C reaches the lab alone, which then ends them in order.
+Rules: a child that ends without having been asked to is an error that carries its last words; a child never outlives
+the lab, also when the lab is killed (`guard`). Children stand in process groups of their own, so Ctrl-C reaches the lab
+alone, which then ends them in order.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,9 +68,6 @@ class Child:
         self.process = process
         self.log = log
         self.stopping = False
-
-    def __repr__(self) -> str:
-        return f"<Child {self.command.name} pid {self.process.pid} {self.process.poll()}>"
 
     def ask_to_stop(self) -> None:
         self.stopping = True
@@ -155,3 +153,11 @@ async def stop(children: Sequence[Child], grace_s: float = STOP_GRACE_S) -> None
             if child.process.poll() is None:
                 child.process.kill()
             child.process.wait()
+
+
+async def end_on_signal(scope: trio.CancelScope, report: Callable[[str], object]) -> None:
+    """Cancel the scope at the first signal that asks for an end, and say so."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async for number in signals:
+            report(signal.Signals(number).name)
+            scope.cancel()

@@ -1,7 +1,6 @@
 """The processes of a chaos run: started, killed, paused, slowed, starved, and ended with the run.
 
-A process that ends without having been told to is entered as a crash. Nothing is left behind, however the run ends:
-each child is tied to this process (`guard`), is let go on when it is paused, and is ended by its own process id.
+A process that ends without having been asked to is entered as a crash. Nothing is left behind, however the run ends.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class Member:
     wanted: bool = False
     still: int = 0  # how many things keep it from running just now
     slowing: trio.CancelScope | None = None
-    limits: tuple[int, int] | None = None
 
     @property
     def running(self) -> bool:

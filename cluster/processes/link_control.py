@@ -2,7 +2,7 @@
 
 *namespaces*: each node has a network of its own (Linux, root or user namespaces), joined by a bridge. A direction is
 cut by a neighbour entry that leads nowhere, or refused by a route that says so. Nodes resolve names by the lab's DNS,
-and their state files lie on small disks of their own. It needs only `ip`; no packet filter, which not every kernel has.
+and their state files lie on small disks of their own. It needs only `ip`.
 *relay*: all on loopback, gossip through `relay`: cuts by plane, loss, delay, and a record of what passed.
 *direct*: all on loopback, nothing between; nothing can be cut.
 

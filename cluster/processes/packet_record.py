@@ -1,15 +1,11 @@
 """What passed between nodes: every datagram and every frame of a stream, kept so that a test can look for secrets.
 
-The relay tells a `Recorder` each packet as it passes. Packets are sealed, so a test that only looks at them proves that
-the seal works; one that also looks inside gives `search` an `opener`, which turns a packet into what it holds.
-
 Bounds: `bytes_max` in all; what comes later is counted, not kept, and `complete` is False from then on.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 BYTES_MAX = 64 * 1024 * 1024
@@ -29,15 +25,6 @@ class Packet:
     receiver: int
     plane: str
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A needle, where it was, and whether inside the seal."""
-
-    needle: bytes
-    packet: Packet
-    opened: bool
 
 
 class Deframer:
@@ -82,57 +69,3 @@ class Recorder:
             return
         self.bytes_kept += len(data)
         self.packets.append(Packet(sender, receiver, plane, data))
-
-    def search(self, needles: Sequence[bytes], opener: Callable[[bytes], bytes | None] | None = None) -> list[Finding]:
-        """Every needle in every packet, as it passed and, with an opener, as it was before the seal."""
-        found: list[Finding] = []
-        for packet in self.packets:
-            inside = opener(packet.data) if opener is not None else None
-            for needle in needles:
-                if needle in packet.data:
-                    found.append(Finding(needle, packet, opened=False))
-                if inside is not None and needle in inside:
-                    found.append(Finding(needle, packet, opened=True))
-        return found
-
-
-def text_needles(texts: Iterable[str], length_bytes: int = 12) -> list[bytes]:
-    """Pieces of what was said that a packet could hold: each text cut into pieces of that many bytes.
-
-    Twelve bytes never stand in random bytes by chance, and are short enough to be found in whatever is cut.
-    """
-    pieces: dict[bytes, None] = {}
-    for text in texts:
-        data = text.encode()
-        for start in range(0, max(1, len(data) - length_bytes + 1), length_bytes):
-            pieces[data[start : start + length_bytes]] = None
-    return [piece for piece in pieces if len(piece) == length_bytes]
-
-
-def token_needles(tokens: Sequence[int], run: int = 5) -> list[bytes]:
-    """How runs of token ids could be written: fixed 2, 4 and 8 bytes either way round, msgpack, and digits.
-
-    Two of 2^16 ids meet by chance now and then; a run of five never does.
-    """
-    needles: dict[bytes, None] = {}
-    for start in range(0, len(tokens) - run + 1, run):
-        chosen = tokens[start : start + run]
-        for code in ("<%dH", ">%dH", "<%dI", ">%dI", "<%dQ", ">%dQ"):
-            try:
-                needles[struct.pack(code % run, *chosen)] = None
-            except struct.error:  # an id too large for two bytes
-                continue
-        needles[b"".join(msgpack_integer(token) for token in chosen)] = None
-        needles[", ".join(map(str, chosen)).encode()] = None
-        needles[",".join(map(str, chosen)).encode()] = None
-    return list(needles)
-
-
-def msgpack_integer(value: int) -> bytes:
-    if value < 0x80:
-        return bytes([value])
-    if value < 0x100:
-        return b"\xcc" + value.to_bytes(1, "big")
-    if value < 0x10000:
-        return b"\xcd" + value.to_bytes(2, "big")
-    return b"\xce" + value.to_bytes(4, "big")

@@ -1,11 +1,8 @@
 """What nodes say of their peers while a chaos run goes on, asked at their control ports; what follows for its bounds.
 
-Each round asks every node that should run for its view of the cluster. What each says of itself, its session, is what
-counts. `Census` judges the rounds and is pure: since when all agree, how long each death took to be known, who was held
-for dead and was not, since when all route tables are equal, what gossip costs in bytes. A node that does not answer in
-time agrees with nobody. Nodes of different labels are different clusters and judged apart.
-
-A round every POLL_S: times are that coarse, and a node spends a millisecond of each second on being asked.
+What each says of itself, its session, is what counts. `Census` judges the rounds and is pure. A node that does not
+answer in time agrees with nobody. Nodes of different labels are different clusters and judged apart. A round every
+POLL_S: times are that coarse.
 """
 
 from __future__ import annotations
@@ -185,7 +182,7 @@ class Watch:
 
     plan: Plan
     nodes: Sequence[Member]
-    labels: Mapping[int, str]
+    labels: dict[int, str]
     clock: Callable[[], float]
     census: Census = field(default_factory=Census)
 

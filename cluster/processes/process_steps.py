@@ -19,6 +19,7 @@ from cluster.network.links import Links
 from cluster.processes.chaos_plan import PEERS_NAME, Plan, write_keys
 from cluster.processes.fleet import Fleet, Member
 from cluster.processes.link_control import LinkControl
+from cluster.processes.peer_watch import Watch
 from cluster.scenario import VERBS, Step, numbers, rule_of, targets
 
 LOOK_S = 0.5
@@ -47,9 +48,7 @@ class ProcessSteps:
     control: LinkControl
     beginning: tuple[str, ...]  # addresses of the nodes that ran first
     seed: int
-    labels: dict[int, str]
-    killing: Callable[[int, float], None] = lambda _node, _at_s: None
-    leaving: Callable[[int, float], None] = lambda _node, _at_s: None
+    watch: Watch
     loading: dict[str, float] = field(default_factory=dict)  # processes that are being started, and since when
     late_s: float = 0.0  # so long the scenario's time stood still, because the machine was slow
 
@@ -117,14 +116,14 @@ class ProcessSteps:
     async def do_kill(self, step: Step, number: int) -> Undo:
         self.nodes[number].wanted = False
         self.show_peers()
-        self.killing(number, self.fleet.clock())
+        self.watch.census.killed(number, self.fleet.clock())
         await self.fleet.kill(self.nodes[number])
         return partial(self.do_start, step, number)
 
     async def do_stop(self, step: Step, number: int) -> Undo:
         self.nodes[number].wanted = False
         self.show_peers()
-        self.leaving(number, self.fleet.clock())
+        self.watch.census.leaving(number, self.fleet.clock())
         await self.fleet.stop(self.nodes[number])
         return partial(self.do_start, step, number)
 
@@ -150,7 +149,7 @@ class ProcessSteps:
         self.fleet.note(f"{self.nodes[number].name}: keys {list(step.keys)}")
 
     async def do_foreign(self, step: Step, number: int) -> None:
-        self.labels[number] = step.label
+        self.watch.labels[number] = step.label
         await self.do_kill(step, number)
         await self.start_node(number, keep_state=False)
 

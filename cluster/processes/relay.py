@@ -1,11 +1,10 @@
 """A relay in user space for every link between nodes: cuts, loss, delay and the like, where the kernel does none of it.
 
-Each node hears gossip at its *real* address and advertises its *shown* one, where the relay listens. A datagram of node
-a to the shown address of b leaves the relay from the shown address of a to the real one of b: both sides see only shown
-addresses, as if they were each other's. Streams likewise; who opened one is found by its source address.
+Each node listens for gossip at its *real* address and advertises its *shown* one, where the relay listens. A datagram
+of node a to the shown address of b leaves the relay from the shown address of a to the real one of b. Streams likewise.
 
-Conditions hold for one direction of one link. A cut stream is silent and stays open; what was under way arrives after
-the heal, as TCP would do it. Bounds: delayed datagrams, streams; what is above a bound is dropped and counted.
+A cut stream is silent and stays open; what was under way arrives after the heal, as TCP would do it. Bounds: delayed
+datagrams, streams; what is above a bound is dropped and counted.
 """
 
 from __future__ import annotations

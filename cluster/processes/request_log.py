@@ -2,15 +2,13 @@
 
 A request is *ok*, *excused* or *failed*; `cancelled` are those that the end of the run cut. Excused is one thing only:
 its answer had begun, and the node or the engine that was answering was killed before it ended. What got no first byte
-is retried at the next address, as any client does; such retries are counted apart, and a request that ends well after
-them is ok.
-
-Hit rates are the engines' own counts: cached tokens over prompt tokens of the requests that began in a span of time.
+is retried at the next address; a request that ends well after such retries is ok.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,21 +128,14 @@ class RequestLog:
 
     def reasons(self) -> dict[str, int]:
         """Why tries got no first byte, and how often."""
-        return tally(reason for entry in self.entries for reason in entry.retries)
+        return dict(Counter(reason for entry in self.entries for reason in entry.retries).most_common())
 
     def failures(self) -> list[dict[str, Any]]:
         """The first of the failed ones in full: each is a defect of ours until shown otherwise."""
+        shown = ("node", "engine", "first_byte", "reason", "detail", "retries")
         return [
-            {
-                "began_s": round(entry.began_s, 3),
-                "ended_s": round(entry.ended_s or 0.0, 3),
-                "node": entry.node,
-                "engine": entry.engine,
-                "first_byte": entry.first_byte,
-                "reason": entry.reason,
-                "detail": entry.detail,
-                "retries": entry.retries,
-            }
+            {"began_s": round(entry.began_s, 3), "ended_s": round(entry.ended_s or 0.0, 3)}
+            | {name: getattr(entry, name) for name in shown}
             for entry in self.failed[:FAILURES_SHOWN_MAX]
         ]
 
@@ -171,10 +162,3 @@ def hit_report(log: RequestLog, first_step_s: float, quiet_s: float, for_s: floa
         "recovered_after_first_step_s": log.recovered_s(before, first_step_s, for_s) if before and disturbed else None,
         "recovered_after_last_step_s": log.recovered_s(before, quiet_s, for_s) if before and disturbed else None,
     }
-
-
-def tally(words: Iterable[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for word in words:
-        found[word] = found.get(word, 0) + 1
-    return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -2,7 +2,7 @@
 
 Nothing of this may change what a node believes (S2, S8 and S10 would show it), may raise (S9), or make a node answer a
 stranger with more bytes than the stranger sent. What never arrived is no replay: to deliver it late is to be a slow
-wire, and S5 is told how slow (`held_back_s`). Bound: the last RECORDED_MAX packets.
+wire, and S5 is given how slow (`held_back_s`). Bound: the last RECORDED_MAX packets.
 """
 
 from __future__ import annotations

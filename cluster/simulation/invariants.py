@@ -1,7 +1,7 @@
 """What must hold at every moment, however wrong the network is: S1 … S10. The first that does not ends the run.
 
     S1  nobody holds itself for dead; incarnations of a session do not fall; of a name the last counts
-    S2  what one says of another does not fall in (epoch, incarnation); back from the dead only by a higher pair, or met
+    S2  what one reports of another does not fall in (epoch, incarnation); only a higher pair or a meeting revives it
     S3  version vectors do not fall, and nobody has more of an origin than it has sent (the rest is L3)
     S4  merging in any order gives one table: shown by L2 at the end of each run, and by the laws in tests/core/gossip
     S5  no claim is younger than its evidence (but for its way here), older than its life, invented, or of an engine's
@@ -117,9 +117,9 @@ class Invariants:
         session = change.record.session
         known = self.world.sessions.get(session)
         if known is not None and known[1] != self.world.labels[host.index]:
-            self.fail("S10", (host.index, known[0]), f"says {change.what} of a node of another cluster")
+            self.fail("S10", (host.index, known[0]), f"reports {change.what} of a node of another cluster")
         if host.node is not None and session == host.node.session and change.what in ("died", "suspected"):
-            self.fail("S1", (host.index,), f"says {change.what} of itself")
+            self.fail("S1", (host.index,), f"reports {change.what} of itself")
 
     # --- once a second ----------------------------------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
-"""What a run is measured by: how fast news gets about, how death is noticed, what it costs. One flat object for a run.
+"""What a run is measured by: how fast updates get about, how death is noticed, what it costs. One flat object.
 
-A *followed* route update is one whose arrival is looked for at every node that lived when it was learned: each time a
-node has heard something on the bulk plane, and at each sample. At most FOLLOWED_MAX are under way at a time; the others
-are not followed, so what is measured is a sample of all. Times are virtual seconds from learned to usable.
+A *followed* route update is one whose arrival is looked for at every node that lived when it was learned. At most
+FOLLOWED_MAX are under way at a time: what is measured is a sample. Times are virtual seconds from learned to usable.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Measure:
         self.everywhere_s: list[float] = []  # of each route update, when it had reached all
         self.late = 0  # (route update, node) pairs given up
         self.overtaken = 0  # nodes that died, engines that restarted meanwhile
-        self.noticed_s: dict[int, list[float]] = {}  # session that ended -> when each other node said so
+        self.noticed_s: dict[int, list[float]] = {}  # session that ended -> when each other node reported it
         self.false_deaths: list[tuple[float, int, int]] = []  # (when, observer, subject)
         self.deaths = 0
 
@@ -65,7 +64,7 @@ class Measure:
             self.followed.append(Followed(end.token, engine, generation, self.world.time.now, others))
 
     def received(self, host: SimHost, plane: Plane) -> None:
-        """A node has heard something: has it what it lacked?"""
+        """A node has received something: has it what it lacked?"""
         if plane is Plane.BULK and self.followed:
             for route_update in self.followed:
                 if host.index in route_update.missing:
@@ -125,12 +124,14 @@ class Measure:
         net, seconds = world.net.counters, max(world.time.now, 1e-9)
         nodes = max(1, len(world.hosts))
         found: dict[str, Any] = {"nodes": nodes, "virtual_s": round(world.time.now, 3), "packets": net.sent}
-        found |= {f"learned_{name}_s": value for name, value in percentiles(self.learned_s).items()}
-        found |= {f"everywhere_{name}_s": value for name, value in percentiles(self.everywhere_s).items()}
-        firsts = [min(times) for times in self.noticed_s.values()]
-        lasts = [max(times) for times in self.noticed_s.values()]
-        found |= {f"noticed_first_{name}_s": value for name, value in percentiles(firsts).items()}
-        found |= {f"noticed_all_{name}_s": value for name, value in percentiles(lasts).items()}
+        noticed = self.noticed_s.values()
+        for what, values in (
+            ("learned", self.learned_s),
+            ("everywhere", self.everywhere_s),
+            ("noticed_first", [min(times) for times in noticed]),
+            ("noticed_all", [max(times) for times in noticed]),
+        ):
+            found |= {f"{what}_{name}_s": value for name, value in percentiles(values).items()}
         found |= {"updates_late": self.late, "false_deaths": len(self.false_deaths), "deaths_of_stopped": self.deaths}
         for plane in Plane:
             found[f"{plane.name.lower()}_bytes_per_node_s"] = round(net.bytes_by_plane[plane] / nodes / seconds, 1)

@@ -211,7 +211,7 @@ class OutcomeChecks:
             return
         rate = (world.net.counters.sent - self._packets_mark) / QUIET_WINDOW_S / max(1, len(world.live()))
         if rate > QUIET_PACKETS_PER_NODE_S:
-            self.invariants.fail("L6", (), f"{rate:.0f} packets per node and second with nothing to say")
+            self.invariants.fail("L6", (), f"{rate:.0f} packets per node and second with nothing to send")
 
     # --- what engines hold ------------------------------------------------------------------------------------------
 

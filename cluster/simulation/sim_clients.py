@@ -36,7 +36,7 @@ TRIES_MAX = 1 + RetryLimits().total_retries_max
 
 @dataclass(slots=True)
 class Chat:
-    """One conversation: the end of what was said so far."""
+    """One conversation: the end of its messages so far."""
 
     end: Boundary
     turns_left: int

@@ -1,6 +1,6 @@
 """The name that the simulated nodes find each other by, and all the wrong answers it gives.
 
-Each asker may get another answer (see `scenario.DNS_WORDS`), as with a resolver per machine. An answer is a list of
+Each asker may get another answer (see `scenario.Dns`), as with a resolver per machine. An answer is a list of
 addresses; a failure is an empty one. Rules: the asker's own address is in most answers, as in real ones; «subset» shows
 a third of the running nodes, another third at each question.
 """

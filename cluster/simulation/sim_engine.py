@@ -2,8 +2,7 @@
 
 A turn is served when the engine runs; it then holds every stop of it, and says how many tokens it had already. A
 restart empties it and changes its start time, which is all that a node's probe can see of it. Bound: so many stops,
-the least recently used goes first. `ranvier_py.replay.engine.model` is the engine with blocks and batches;
-here only the question matters whether a node's belief is true. With `kv` it has blocks, and tells of them.
+the least recently used goes first. With `kv` it has blocks, and tells of them.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ WALL_S = 1_790_000_000.0
 
 
 class ChatTokens:
-    """The tokens of everything that chats say, by the text fingerprint of where it ends."""
+    """The tokens of everything that chats send, by the text fingerprint of where it ends."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -156,7 +155,7 @@ class SimEngine:
         self.down_at = float("-inf")
         self.factor = 1.0
         self.generation = 1
-        self.born_at = 1.0  # of a clock of its own: 0 would say that it has none
+        self.born_at = 1.0  # of a clock of its own: 0 would mean that it has none
         self.held: OrderedDict[int, None] = OrderedDict()
         self.prompt_tokens = 0
         self.cached_tokens = 0

@@ -1,8 +1,7 @@
 """A simulated machine with one node on it: process, kernel buffers, processor, disk, and the loop that drives the node.
 
-The loop is the edge's: drain what arrived, then do what is due; send what came out; ask the name again, every second
-with growing pauses while alone and every 30 s otherwise; write the state file every 30 s. Faults: a crash loses memory
-and buffers, a pause stops the loop while the kernel goes on receiving until its buffer is full, a slow processor makes
+The loop is the edge's: drain what arrived, then do what is due; send what came out. Faults: a crash loses memory and
+buffers, a pause stops the loop while the kernel goes on receiving until its buffer is full, a slow processor makes
 every packet and every wake-up cost more. Rules: a packet is handled once, in order of arrival; timers are never early.
 """
 
@@ -35,7 +34,7 @@ TICK_MIN_S = 0.001
 """The loop sleeps at least so long: a millisecond is what a timer of the node is good for."""
 
 LEAVE_S = 1.0
-"""A node that says goodbye answers for so long, then its process ends."""
+"""A node that leaves answers for so long, then its process ends."""
 
 SPINS_MAX = 100
 """Wake-ups in a row, each a millisecond after the other, that neither send nor were waited for: an idle loop gone
@@ -244,7 +243,7 @@ class SimHost:
     # --- name and disk ----------------------------------------------------------------------------------------------
 
     def _look_up(self, generation: int) -> None:
-        """Ask the name; go on asking for ever, whatever it says."""
+        """Ask the name; go on asking for ever, whatever the answer."""
         if generation != self.generation or self.node is None:
             return
         if not self.paused and not self.leaving and self.resolve is not None:

@@ -14,15 +14,14 @@ from typing import NamedTuple
 from cluster.scenario import Cluster
 from cluster.simulation.node_streams import NodeStreams
 from cluster.simulation.sim_router import KEY, TABLE_ROWS, Birth, SimRouter
-from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX
+from ranvier_py.core.gossip.backend_state.loads import BACKENDS_MAX
 from ranvier_py.core.gossip.contact.challenges import OWN_MAX
 from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
-from ranvier_py.core.gossip.gossip import GossipSettings
+from ranvier_py.core.gossip.gossip import GossipSettings, RouterPeer
 from ranvier_py.core.gossip.membership.contacts import CONTACTS_MAX
 from ranvier_py.core.gossip.membership.member_table import DEAD_MAX, MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
 from ranvier_py.core.gossip.membership.relays import RELAYS_MAX
-from ranvier_py.core.gossip.peer.router_peer import PeerSettings, RouterPeer
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_sync import HELD_MAX
 from ranvier_py.core.gossip.replication.snapshot_source import TRANSFERS_MAX
@@ -76,7 +75,7 @@ def ring_of(keys: Sequence[int]) -> KeyRing:
 
 
 def route_settings(cluster: Cluster) -> RouteGossipSettings:
-    """The node's defaults, but for what the scenario says."""
+    """The node's defaults, but for what the scenario sets."""
     standard = RouteGossipSettings()
     budget = cluster.budget_bytes_per_s
     return RouteGossipSettings(
@@ -111,16 +110,14 @@ class SimNode(SimRouter):
             host=host,
             port=port,
             session=self.session,
+            fingerprint_key=KEY,
             label=birth.label,
             wall_ms=birth.wall_ms,
             state=birth.state,
             profile=WAN if birth.cluster.profile == "wan" else LAN,
             routes=route_settings(birth.cluster),
         )
-        self.peer = RouterPeer(
-            self.router, PeerSettings(settings, KEY), ring_of(birth.keys), rng, birth.now, subkeys=subkeys
-        )
-        self.gossip = self.peer.gossip
+        self.peer = RouterPeer(self.router, settings, ring_of(birth.keys), rng, birth.now, subkeys=subkeys)
         self.streams = NodeStreams(self.router, self.ids, self.peer.streams) if birth.cluster.events else None
 
     def rekey(self, keys: Sequence[int], now: float) -> None:  # noqa: ARG002  # as all calls
@@ -132,8 +129,8 @@ class SimNode(SimRouter):
         return self.peer.alone
 
     def look(self, now: float) -> Look:  # noqa: ARG002  # as all calls
-        me = self.gossip.me
-        records = [member.record for member in self.gossip.members.everybody()]
+        me = self.peer.me
+        records = [member.record for member in self.peer.members.everybody()]
         members = {one.session: Seen(one.name, one.state, one.epoch, one.incarnation) for one in records}
         return Look(
             session=self.session,
@@ -142,16 +139,16 @@ class SimNode(SimRouter):
             incarnation=me.incarnation,
             state=me.state,
             members=members,
-            vector=self.gossip.routes.vector(),
+            vector=self.peer.routes.vector(),
             tables=self.tables(),
         )
 
     def living(self, now: float) -> Mapping[int, State]:  # noqa: ARG002  # as all calls
-        return {member.session: member.state for member in self.gossip.members.alive()}
+        return {member.session: member.state for member in self.peer.members.alive()}
 
     def tables(self) -> Mapping[str, Bounded]:
         """What holds more or less over time, with its bound."""
-        members, sessions = self.gossip.members.statistics(), self.gossip.sessions.statistics()
+        members, sessions = self.peer.members.statistics(), self.peer.sessions.statistics()
         return {
             "members": Bounded(members.alive, MEMBERS_MAX),
             "dead members": Bounded(members.dead, DEAD_MAX),
@@ -166,9 +163,9 @@ class SimNode(SimRouter):
         }
 
     def route_tables(self, peers: int) -> Mapping[str, Bounded]:
-        gossip, shared, table = self.gossip.routes.counters, self.peer.routes, self.router.routes
+        gossip, shared, table = self.peer.routes.counters, self.peer.route_sync, self.router.routes
         return {
-            "route updates kept": Bounded(gossip.logged, self.gossip.settings.routes.log_entries_max),
+            "route updates kept": Bounded(gossip.logged, self.peer.settings.routes.log_entries_max),
             "origins": Bounded(gossip.origins, ORIGINS_MAX),
             "lazy peers": Bounded(gossip.lazy_peers, peers),
             "transfers": Bounded(gossip.transfers, TRANSFERS_MAX),
@@ -179,25 +176,25 @@ class SimNode(SimRouter):
         }
 
     def counters(self) -> Mapping[str, int]:
-        counters = self.gossip.counters
+        counters = self.peer.counters
         found: dict[str, int] = {
-            **values(self.gossip.members.statistics()),
-            **values(self.gossip.sessions.statistics()),
+            **values(self.peer.members.statistics()),
+            **values(self.peer.sessions.statistics()),
         }
         found |= {f"refused_{name}": count for name, count in counters.refused.items()}
         found |= {f"sent_{topic}_bytes": count for topic, count in counters.bytes_sent.items()}
         return found
 
     def route_bytes(self) -> int:
-        return self.gossip.counters.bytes_sent["routes"]
+        return self.peer.counters.bytes_sent["routes"]
 
     def updates_sent(self) -> int:
         """Route updates of its own since the start."""
-        return self.gossip.routes.vector().get(self.session, 0)
+        return self.peer.routes.vector().get(self.session, 0)
 
     def sums(self, now: float) -> Sequence[int]:
         """The bucket sums, as a peer would be sent them."""
-        found = next(sums for sums in self.peer.routes.copy.sums(now) if sums is not None)
+        found = next(sums for sums in self.peer.route_sync.copy.sums(now) if sums is not None)
         return memoryview(found).cast("Q")
 
 

@@ -40,7 +40,7 @@ class Birth(NamedTuple):
     address: Address
     seed: str  # of its own random numbers
     now: float
-    wall_ms: int  # what the host's clock on the wall says: a first guess for the epoch
+    wall_ms: int  # what the host's clock on the wall shows: a first guess for the epoch
     state: bytes  # the state file, empty if there is none
     keys: tuple[int, ...]
     label: str

@@ -90,7 +90,7 @@ def simulate(
     out: TextIO | None = None,
     sampled: Callable[[World], object] | None = None,
 ) -> Result:
-    """See the module. `sampled` hears of each virtual second."""
+    """See the module. `sampled` is called each virtual second."""
     whole = Run(scenario, seed, maker, out)
     whole.sampled = sampled
     return whole.result()

@@ -7,7 +7,7 @@
     python -m cluster sim --replay failed.toml --seed 7 --shrink   a kept schedule again, and made smaller
 
 Everything on the simulated wire is the real bytes, sealed; every node is the real core. Exit code 0: all held; 1: an
-invariant did not, and the report says which, with the command that shows it again; 2: wrong usage.
+invariant did not, and the report names it, with the command that shows it again; 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import NamedTuple, TextIO
 
-from cluster.scenario import Scenario, ScenarioError, check, load_scenario, scenario_names, settle, write_scenario
+from cluster.scenario import Scenario, ScenarioError, scenario_names, settle, settled, write_scenario
 from cluster.simulation.sim_node import SimNodes
 from cluster.simulation.sim_run import simulate
 from cluster.simulation.swarm import shrink, swarm
@@ -50,8 +49,8 @@ class RunRequest(NamedTuple):
 
     scenario: str  # a name, a path, or swarm
     seed: int
-    nodes: int  # 0: as the scenario says
-    for_s: float  # 0: as the scenario says
+    nodes: int  # 0: as in the scenario
+    for_s: float  # 0: as in the scenario
     small: bool
 
 
@@ -61,7 +60,7 @@ def arguments() -> argparse.ArgumentParser:
         "--scenario", default="swarm", help=f"swarm, swarm-engines, a .toml file, or: {', '.join(scenario_names())}"
     )
     parser.add_argument("--replay", metavar="FILE", help="a kept schedule; the same as --scenario FILE.toml")
-    parser.add_argument("--nodes", type=int, default=0, help="number of nodes (default: what the scenario says)")
+    parser.add_argument("--nodes", type=int, default=0, help="number of nodes (default: as in the scenario)")
     parser.add_argument("--for", dest="for_s", type=float, default=0.0, help="virtual seconds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seeds", metavar="A:B", help="all seeds from A up to B")
@@ -73,7 +72,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--shrink", action="store_true", help="make a failing schedule smaller")
     parser.add_argument("--trace", metavar="FILE", help="write every event, one JSON list a line")
     parser.add_argument("--save", metavar="FILE", help="keep the (failing, shrunk) schedule as a scenario file")
-    parser.add_argument("--quiet", action="store_true", help="say nothing of runs that held")
+    parser.add_argument("--quiet", action="store_true", help="print nothing of runs that held")
     return parser
 
 
@@ -106,13 +105,7 @@ def scenario_of(request: RunRequest) -> Scenario:
             nodes = request.nodes or (SMALL_LARGE_NODES if large else drawn)
             for_s = request.for_s or (SMALL_LARGE_FOR_S if large else SMALL_FOR_S)
         return settle(swarm(request.seed, nodes, for_s, engines_fail=request.scenario != "swarm"), request.seed)
-    scenario = load_scenario(request.scenario)
-    cluster = replace(scenario.cluster, nodes=request.nodes or scenario.cluster.nodes)
-    scenario = replace(scenario, cluster=cluster, for_s=request.for_s or scenario.for_s)
-    check(scenario, request.scenario)
-    if "sim" not in scenario.runs_on:
-        raise ScenarioError(f"{request.scenario}: does not run in the simulator, see its runs_on")
-    return settle(scenario, request.seed)
+    return settled(request.scenario, "sim", request.seed, request.nodes, None, request.for_s)
 
 
 def command_of(request: RunRequest) -> str:
@@ -160,15 +153,15 @@ def one(options: argparse.Namespace) -> int:
         print(f"shrunk from {len(result.scenario.steps)} steps to {len(kept.steps)}", file=sys.stderr)
         small, _ = run(kept, request.seed)
         path = options.save or f"failed-{kept.name}.toml"
-        save(kept, Path(path))
+        Path(path).write_text(write_scenario(kept))
         print(failure(small, f"python -m cluster sim --replay {path} --seed {request.seed}"), file=sys.stderr)
     elif options.save:
-        save(kept, Path(options.save))
+        Path(options.save).write_text(write_scenario(kept))
     return 1
 
 
 class Progress:
-    """Says where a long run is, now and then."""
+    """Prints where a long run is, now and then."""
 
     def __init__(self) -> None:
         self.began = self.shown_at = time.monotonic()
@@ -196,7 +189,7 @@ def smaller(result: Result, violation: Violation, budget_s: float) -> Scenario:
 
 
 def outcome(request: RunRequest) -> tuple[RunRequest, str, str]:
-    """What another process does: (request, its line, what it says of a failure or nothing)."""
+    """What another process does: (request, its line, its report of a failure or nothing)."""
     result, wall_s = run(scenario_of(request), request.seed)
     line_text = failure(result, command_of(request)) if result.violation is not None else ""
     return request, line(result, wall_s), line_text
@@ -292,11 +285,6 @@ def failure(result: Result, command: str) -> str:
 def shown(event: Event) -> str:
     who = "world" if event.node < 0 else f"node {event.node}"
     return f"{event.at_s:10.4f}  {who:<9} {event.what:<12} {' '.join(str(part) for part in event.detail)}"
-
-
-def save(scenario: Scenario, path: Path) -> None:
-    """Keep a schedule as a scenario file. Raises OSError."""
-    path.write_text(write_scenario(scenario))
 
 
 def commit() -> str:

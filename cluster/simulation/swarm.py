@@ -1,10 +1,9 @@
 """Schedules of faults drawn from a seed: which kinds there are at all, how many, how bad, when.
 
-Each seed switches every kind on or off, so that some runs have one kind in depth and some have a rare pair, which a
-schedule with a little of everything would not have. Half of the seeds are *safety* runs: everything heals and then all
-must agree. The other half are *liveness* runs: a core of nodes is mended for good and the others stay as broken as they
-are, since a cluster where everything heals hides what never would. The whole is a scenario: it can be printed, kept,
-shrunk and run again without the seed.
+Each seed switches every kind on or off, so that some runs have one kind in depth and some have a rare pair. Half of the
+seeds are *safety* runs: everything heals and then all must agree. The other half are *liveness* runs: a core of nodes
+is mended for good and the others stay as broken as they are. The whole is a scenario: it can be printed, kept, shrunk
+and run again without the seed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from cluster.scenario import Cluster, Expect, Load, Scenario, Step
+from cluster.scenario import Cluster, Dns, Expect, Load, Scenario, Step
 from cluster.simulation.world import Violation
 
 WARM_S = 8.0
@@ -97,6 +96,14 @@ def names(draw: Draw) -> Step:
     return draw.lasting("dns", 5.0, 60.0, early=0.5, dns=word, nodes=draw.split())
 
 
+def in_time(step: Step, end: float) -> Step:
+    """The step, whose nodes follow each other so fast that the last of them is mended by the end of the faults."""
+    if not isinstance(step.nodes, tuple) or len(step.nodes) < 2:
+        return step
+    left_s = max(0.0, end - step.at_s - step.for_s - step.down_s)
+    return replace(step, every_s=min(step.every_s, round(left_s / (len(step.nodes) - 1), 3)))
+
+
 Kind = tuple[Callable[[Draw], Step], float]
 """A kind of fault, and the chance that a seed has it."""
 
@@ -137,7 +144,7 @@ def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) ->
     steps: list[Step] = []
     for kind, chance in (*KINDS, *(ENGINE_KINDS if engines_fail else ())):
         if rng.random() < chance and (nodes > 1 or kind is not partial):
-            steps += [kind(draw) for _ in range(1 + int(rng.expovariate(1.0)))]
+            steps += [in_time(kind(draw), end) for _ in range(1 + int(rng.expovariate(1.0)))]
     steps.sort(key=lambda step: step.at_s)
     liveness = nodes >= 3 and rng.random() < 0.5
     steps += ending(rng, nodes, end + 2.0, liveness=liveness)
@@ -161,7 +168,7 @@ def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) ->
     )
 
 
-DNS_MOSTLY = ("all", "all", "all", "subset", "flapping")
+DNS_MOSTLY: tuple[Dns, ...] = ("all", "all", "all", "subset", "flapping")
 
 
 def ending(rng: Random, nodes: int, at: float, *, liveness: bool) -> list[Step]:
@@ -181,7 +188,7 @@ Fails = Callable[[Scenario], Violation | None]
 
 
 def shrink(scenario: Scenario, invariant: str, run: Fails, enough: Callable[[], bool]) -> tuple[Scenario, int]:
-    """The smallest that was found, and how many runs it took. `enough` says when to stop."""
+    """The smallest that was found, and how many runs it took. `enough` ends it."""
     runs = 0
     again = True
     while again:
@@ -213,7 +220,7 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def simpler_steps(step: Step) -> Iterator[Step]:
-    """The same with one node less. A core must stay as it is: it says who is asked at the end."""
+    """The same with one node less. A core must stay as it is: it names who is asked at the end."""
     if isinstance(step.nodes, tuple) and len(step.nodes) > 1 and step.do != "core":
         for number in step.nodes:
             yield replace(step, nodes=tuple(one for one in step.nodes if one != number))

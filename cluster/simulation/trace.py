@@ -1,4 +1,4 @@
-"""The trace of a run: the last events of each node, and a hash over all that says whether two runs were the same."""
+"""The trace of a run: the last events of each node, and a hash over all that shows whether two runs were the same."""
 
 from __future__ import annotations
 
@@ -35,25 +35,23 @@ class Trace:
     def add(self, at_s: float, node: int, what: str, *detail: Any) -> None:
         """`detail`: numbers and text only, so that it looks the same in every process."""
         event = (at_s, node, what, detail)
-        self.events += 1
         self._hash.update(repr(event).encode())
+        self._keep(event)
+
+    def packet(self, at_s: float, node: int, source: str, plane: int, size: int) -> None:
+        """A packet arrived: nine of ten events, so its hash is shorter."""
+        self._hash.update(PACKET.pack(at_s, node, plane, size))
+        self._keep((at_s, node, "receive", (source, plane, size)))
+
+    def _keep(self, event: tuple[float, int, str, tuple[Any, ...]]) -> None:
+        self.events += 1
+        at_s, node, what, detail = event
         kept = self._last.get(node)
         if kept is None:
             kept = self._last[node] = deque(maxlen=EVENTS_KEPT)
         kept.append(event)
         if self._out is not None:
             self._out.write(json.dumps([round(at_s, 6), node, what, *detail]) + "\n")
-
-    def packet(self, at_s: float, node: int, source: str, plane: int, size: int) -> None:
-        """A packet arrived: nine of ten events, so this is shorter."""
-        self.events += 1
-        self._hash.update(PACKET.pack(at_s, node, plane, size))
-        kept = self._last.get(node)
-        if kept is None:
-            kept = self._last[node] = deque(maxlen=EVENTS_KEPT)
-        kept.append((at_s, node, "receive", (source, plane, size)))
-        if self._out is not None:
-            self._out.write(json.dumps([round(at_s, 6), node, "receive", source, plane, size]) + "\n")
 
     def digest(self) -> str:
         return self._hash.hexdigest()

@@ -198,5 +198,5 @@ class World:
         return sum(self.net.station(address).sent_bytes for address in self.addresses)
 
     def live(self) -> list[SimHost]:
-        """Those that run, are not stopped and have not said goodbye."""
+        """Those that run, are not stopped and have not left."""
         return [host for host in self.hosts if host.node is not None and not host.paused and not host.leaving]

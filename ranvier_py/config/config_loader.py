@@ -18,12 +18,11 @@ from typing import Annotated, Any, get_origin
 
 from pydantic import BeforeValidator, SecretStr, TypeAdapter, ValidationError
 
+from ranvier_py.config.config_endpoints import problems as cluster_problems
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
 from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, split_items
-from ranvier_py.core.addresses import host_port, is_loopback
+from ranvier_py.core.addresses import OFF, host_port, is_loopback
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.endpoints import OFF
-from ranvier_py.core.gossip.endpoints import problems as cluster_problems
 from ranvier_py.core.options import expected, fits
 
 ENV_PREFIX = "RANVIER_"
@@ -83,15 +82,15 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tu
             if name not in found.values:
                 found.values[name] = value
                 found.origins[name] = origin(name)
-    config = checked(found)
-    if found.problems:
-        raise ConfigError(found.problems)
-    return config, found.origins
+    return loaded(found), found.origins
 
 
 def config_of(**values: Any) -> Config:
     """The configuration of these keys alone, whatever the environment has. Raises ConfigError with every problem."""
-    found = Loading(values)
+    return loaded(Loading(values))
+
+
+def loaded(found: Loading) -> Config:
     config = checked(found)
     if found.problems:
         raise ConfigError(found.problems)
@@ -222,7 +221,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         secret: SecretStr | None = getattr(config, name)
         if secret is not None and len(secret.get_secret_value().encode()) < SECRET_BYTES_MIN:
             yield (name,), f"must be at least {SECRET_BYTES_MIN} bytes long"
-    yield from cluster_problems(config.cluster_keys)
+    yield from cluster_problems(config)
     yield from listed_twice(config)
 
 
@@ -251,16 +250,10 @@ def read_backend(fields: Mapping[str, Any]) -> BackendSpec:
     try:
         return BackendSpec.model_validate(dict(fields), strict=True)
     except ValidationError as error:
-        problems = [f"{place(item['loc'])}: {backend_words(item)}".removeprefix(": ") for item in error.errors()]
+        problems = [f"{place(item['loc'])}: {reworded(item)}".removeprefix(": ") for item in error.errors()]
         if any(item["loc"] for item in error.errors()) and lacks_events(fields):
             problems.append(NEEDS_EVENTS)  # which is looked at only when all else is right
         raise ConfigError(problems) from error
-
-
-def backend_words(item: Mapping[str, Any]) -> str:
-    if item["type"] == "extra_forbidden":
-        return "there is no such member" + did_you_mean(str(item["loc"][-1]), BackendSpec.model_fields)
-    return "is missing" if item["type"] == "missing" else reworded(item)
 
 
 def lacks_events(fields: Mapping[str, Any]) -> bool:
@@ -280,6 +273,8 @@ def reworded(item: Mapping[str, Any]) -> str:
     """Pydantic's message in our words."""
     if item["type"] == "extra_forbidden":
         return "no such key" + did_you_mean(str(item["loc"][-1]), BackendSpec.model_fields)
+    if item["type"] == "missing":
+        return "is missing"
     message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
     for theirs, ours in WORDS.items():
         message = message.replace(theirs, ours)

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Self, get_type_hints
 
 from pydantic import BaseModel, SecretStr
 
+from ranvier_py.config.config_endpoints import GossipEndpoints, gossip_endpoints, key_of_their_own, of_worker
 from ranvier_py.config.config_values import (
     Address,
     Backends,
@@ -35,17 +36,9 @@ from ranvier_py.config.config_values import (
     Text,
     key,
 )
-from ranvier_py.core.addresses import host_port
+from ranvier_py.core.addresses import host_port, spelled
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
-from ranvier_py.core.gossip.endpoints import (
-    ClusterKeys,
-    GossipEndpoints,
-    gossip_endpoints,
-    key_of_their_own,
-    of_worker,
-    spelled,
-)
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.options import SECONDS_MAX, Option, Options, options_of, part, seconds
@@ -59,7 +52,7 @@ from ranvier_py.core.routing.router import Router
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
 from ranvier_py.proxy.connection_pool import UpstreamLimits
-from ranvier_py.proxy.pipeline_values import PipelineLimits
+from ranvier_py.proxy.pipeline import PipelineLimits
 from ranvier_py.proxy.request_reader import ServerLimits
 
 SECRETS = ("control_key", "backend_api_key", "cluster_secret", "gossip_admin_key", "kv_redis_url")
@@ -306,21 +299,7 @@ class Config(Options):
     @property
     def gossip_endpoints(self) -> GossipEndpoints | None:
         """Where this node gossips; None when it does not."""
-        return gossip_endpoints(self.cluster_keys)
-
-    @property
-    def cluster_keys(self) -> ClusterKeys:
-        """What `gossip_endpoints` follows from."""
-        return ClusterKeys(
-            gossip=self.gossip or "",
-            advertise=self.advertise or "",
-            join=self.join,
-            keyed=self.cluster_key_file is not None,
-            insecure=self.insecure_gossip,
-            workers=self.workers,
-            listen=host_port(self.listen),
-            control=host_port(self.control),
-        )
+        return gossip_endpoints(self)
 
     def for_worker(self, index: int, key: bytes) -> Self:
         """The configuration of worker `index`: its own ports, its siblings as peers.
@@ -339,7 +318,7 @@ class Config(Options):
             changes["node_name"] = self.node_name and f"{self.node_name}-{index}"
             changes["gossip_state_file"] = numbered(self.gossip_state_file, index)
         changes["record_file"] = numbered(self.record_file, index)
-        changes["worker_key"] = key if key_of_their_own(self.cluster_keys) else None
+        changes["worker_key"] = key if key_of_their_own(self) else None
         return replace(self, **changes)
 
     def masked(self) -> dict[str, Any]:

@@ -5,6 +5,9 @@ It follows from the options alone, so it can't be out of date. It loads as it st
 
 from __future__ import annotations
 
+import json
+from textwrap import wrap
+
 from ranvier_py.config.config_model import KEYS, Config, Key
 from ranvier_py.core.routing.placement.policies import option_reference
 
@@ -55,26 +58,17 @@ def help_of(key: Key) -> str:
 
 
 def wrapped(text: str, width: int = WIDTH_CHARACTERS) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return lines
+    return wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def toml_value(value: object) -> str:
     """A JSON value as TOML, on one line."""
     if value is None:
         return '""'
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, int) and value >= 10_000:
         return f"{value:_}"
     if isinstance(value, list):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name} = {toml_value(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return str(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -22,10 +22,9 @@ from pydantic import (
     model_validator,
 )
 
-from ranvier_py.core.addresses import host_port, is_address
+from ranvier_py.core.addresses import OFF, host_port, is_address, parse_host_port
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, parse_endpoint
 from ranvier_py.core.errors import BadRequest, ConfigError
-from ranvier_py.core.gossip.endpoints import OFF, parse_host_port
 from ranvier_py.core.options import option
 from ranvier_py.core.routing.backend import normal_url
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions

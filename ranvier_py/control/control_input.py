@@ -35,7 +35,15 @@ async def raw_body() -> bytes:
 async def json_body(*members: str, others: bool = False) -> Mapping[str, Any]:
     """The request's JSON object, with no other members than these; `others`: somebody else looks. Raises BadRequest."""
     expected = "a JSON object with " + ", ".join(members)
-    data = await raw_body()
+    body = object_of(await raw_body(), expected)
+    for name in body:
+        if name not in members and not others:
+            raise BadRequest(f"{name[:NAME_SHOWN]}: there is no such member, expected {expected}")
+    return body
+
+
+def object_of(data: bytes, expected: str = "a JSON object") -> Mapping[str, Any]:
+    """Raises BadRequest."""
     if not data.strip():
         raise BadRequest(f"the body is empty, expected {expected}")
     try:
@@ -44,14 +52,17 @@ async def json_body(*members: str, others: bool = False) -> Mapping[str, Any]:
         raise BadRequest(f"the body is not JSON: {error}; expected {expected}") from error
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be {expected}")
-    for name in body:
-        if name not in members and not others:
-            raise BadRequest(f"{name[:NAME_SHOWN]}: there is no such member, expected {expected}")
     return body
 
 
-def text_of(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = body.get(name, default)
+def bearer() -> str:
+    """The key in the Authorization field, whose scheme may be in any case (RFC 9110, 11.1); empty without one."""
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""
+
+
+def text_of(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
     if not isinstance(value, str):
         raise BadRequest(f"{name} must be a text" if name in body else f"{name} is missing")
     return value

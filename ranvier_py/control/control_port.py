@@ -1,12 +1,5 @@
 """The control port: health, metrics and administration of one node, by quart-trio on hypercorn.
 
-    GET  /healthz  /readyz  /metrics
-    GET POST DELETE /admin/backends      POST /admin/backends/drain      GET /admin/routes  /admin/routes/FINGERPRINT
-    GET  /admin/kv-index/stats  /admin/kv-index/backends       POST /admin/kv-index/clear
-    GET  /admin/decisions  /admin/config  /admin/cluster  /admin/cluster/sums      POST /explain
-    POST /add_worker?url=  /remove_worker?url=   GET /list_workers       as SGLang's router answers them
-    POST /internal/eviction  /internal/sync  /internal/events     GET /internal/workers        control/worker_reports.py
-
 Rules: it never touches a proxied request, and no answer of its own takes long: a method of the port it serves is one
 synchronous call, or gives way meanwhile. With a key, everything but /healthz and /readyz needs it as bearer key
 (/metrics unless it is public). Without one, only what comes from this machine on purpose is served: a web page in its
@@ -20,7 +13,8 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from inspect import isawaitable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,6 +25,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ranvier_py.control.control_input import (
+    bearer,
     fingerprint_of,
     input_errors,
     json_body,
@@ -40,11 +35,11 @@ from ranvier_py.control.control_input import (
     worker_url,
 )
 from ranvier_py.control.control_server import ControlSettings, serve_app
+from ranvier_py.control.exposition import render
 from ranvier_py.control.operations import Admin
-from ranvier_py.control.worker_reports import InternalHandlers, InternalPort, admitted
+from ranvier_py.control.worker_reports import ReportHandlers, admitted
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.errors import BadRequest, Forbidden, NotFound, RanvierError, Unauthorized
-from ranvier_py.core.metrics import Sample
 
 log = logging.getLogger(__name__)
 
@@ -58,19 +53,10 @@ OPEN_PATHS = ("/healthz", "/readyz")
 """Need no key: orchestrators ask them, and they say nothing that a connection attempt would not."""
 
 
-Render = Callable[[Sequence[Sample], str], tuple[bytes, str]]
-"""(samples, Accept header) -> (body, content type); control/exposition.py has it."""
-
-
-# --- serving --------------------------------------------------------------------------------------------------------
-
-
 async def serve(
     port: Admin,
     settings: ControlSettings,
-    render: Render,
     *,
-    internal: InternalPort | None = None,
     shutdown: trio.Event,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -78,14 +64,10 @@ async def serve(
 
     Reports the URL it listens on through `task_status`. Raises OSError when the address can't be bound.
     """
-    app = make_app(port, settings, render, internal)
-    await serve_app(app, settings, shutdown=shutdown, task_status=task_status)
+    await serve_app(make_app(port, settings), settings, shutdown=shutdown, task_status=task_status)
 
 
-# --- the application ------------------------------------------------------------------------------------------------
-
-
-def make_app(port: Admin, settings: ControlSettings, render: Render, internal: InternalPort | None = None) -> QuartTrio:
+def make_app(port: Admin, settings: ControlSettings) -> QuartTrio:
     """The routes of one control port."""
     app = QuartTrio(__name__, static_folder=None)
     app.config.update(
@@ -99,10 +81,9 @@ def make_app(port: Admin, settings: ControlSettings, render: Render, internal: I
     app.register_error_handler(RanvierError, refused)
     app.register_error_handler(HTTPException, refused_by_framework)
     app.register_error_handler(Exception, failed)
-    handlers = Handlers(port, render)
-    pushes = InternalHandlers(internal, settings.key).table() if internal is not None else ()
-    for method, path, view in (*handlers.table(), *pushes):
-        app.add_url_rule(path, f"{method} {path}", view, methods=[method])
+    for route, handler in {**Handlers(port).table(), **ReportHandlers(port, settings.key).table()}.items():
+        method, path = route.split(" ")
+        app.add_url_rule(path, route, view_of(handler), methods=[method])
     return app
 
 
@@ -111,7 +92,6 @@ class Guard:
 
     def __init__(self, settings: ControlSettings) -> None:
         self._key = settings.key
-        self._expected = f"Bearer {settings.key}".encode() if settings.key else None
         self._host = settings.host
         self._open = (*OPEN_PATHS, "/metrics") if settings.metrics_public else OPEN_PATHS
 
@@ -119,10 +99,10 @@ class Guard:
         """Raises Unauthorized or Forbidden."""
         if request.path in self._open:
             return
-        if self._key and self._expected is not None:
-            field = spelled_usually(request.headers.get("authorization", ""))
-            given = field.encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, self._expected) and not admitted(request.path, field, self._key):
+        if self._key:
+            given = bearer()
+            is_key = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key.encode())
+            if not is_key and not admitted(request.path, given, self._key):
                 raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
             return
         self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
@@ -139,122 +119,97 @@ class Guard:
             raise Forbidden("without a control key, pages from elsewhere may not ask")
 
 
-def spelled_usually(field: str) -> str:
-    """The same field with its scheme as «Bearer», which may be written in any case (RFC 9110, 11.1)."""
-    scheme, space, key = field.partition(" ")
-    return f"Bearer{space}{key}" if scheme.lower() == "bearer" else field
+def view_of(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """What Quart calls for a route: `handler` makes a JSON value, now or when awaited, or a Response."""
 
-
-def view_of(make: Callable[[], Mapping[str, Any]]) -> Callable[[], Awaitable[Response]]:
-    """A handler that answers with what this makes."""
-
-    async def view() -> Response:
+    async def view(**path: str) -> Response:
         with input_errors():
-            return json_response(make())
+            made = handler(**path)
+            answer = await made if isawaitable(made) else made
+        return answer if isinstance(answer, Response) else json_response(answer)
 
     return view
 
 
 class Handlers:
-    """One method for each route that does more than to show something."""
+    """What each route answers."""
 
-    def __init__(self, port: Admin, render: Render) -> None:
+    def __init__(self, port: Admin) -> None:
         self._port = port
-        self._render = render
 
-    def table(self) -> Sequence[tuple[str, str, Callable[..., Any]]]:
-        """(method, path, handler)"""
+    def table(self) -> Mapping[str, Callable[..., Any]]:
+        """By method and path. /…_worker are as SGLang's router answers them."""
         port = self._port
-        views = {
-            "/healthz": lambda: {"status": "ok"},
-            "/admin/routes": port.routes,
-            "/admin/config": port.config,
-            "/admin/engine-cache": port.engine_caches,
-            "/admin/calibration": port.calibration,
-            "/admin/cluster": port.cluster,
-            "/admin/kv-index/stats": lambda: port.kv_index.stats(),  # noqa: PLW0108  # which is there once the node is
-            "/admin/kv-index/backends": lambda: port.kv_index.backends(),  # noqa: PLW0108
+        return {
+            "GET /healthz": lambda: {"status": "ok"},
+            "GET /readyz": self.readyz,
+            "GET /metrics": self.metrics,
+            "GET /admin/backends": lambda: {"backends": port.backends()},
+            "POST /admin/backends": self.add_backend,
+            "DELETE /admin/backends": self.remove_backend,
+            "POST /admin/backends/drain": self.drain_backend,
+            "GET /admin/routes": port.routes,
+            "GET /admin/routes/<fingerprint>": self.route_tree,
+            "GET /admin/decisions": lambda: {"decisions": port.decisions(limit_of(DECISIONS_MAX))},
+            "GET /admin/config": port.config,
+            "GET /admin/engine-cache": port.engine_caches,
+            "GET /admin/calibration": port.calibration,
+            "GET /admin/cluster": port.cluster,
+            "GET /admin/cluster/sums": self.route_sums,
+            "GET /admin/kv-index/stats": lambda: port.kv_index.stats(),  # noqa: PLW0108  # there once the node is
+            "GET /admin/kv-index/backends": lambda: port.kv_index.backends(),  # noqa: PLW0108
+            "POST /admin/kv-index/clear": lambda: port.kv_index.clear(),  # noqa: PLW0108
+            "POST /explain": self.explain,
+            "POST /add_worker": self.add_worker,
+            "POST /remove_worker": self.remove_worker,
+            "GET /list_workers": lambda: {"urls": [backend["url"] for backend in port.backends()]},
         }
-        return (
-            *(("GET", path, view_of(make)) for path, make in views.items()),
-            ("POST", "/admin/kv-index/clear", view_of(lambda: port.kv_index.clear())),  # noqa: PLW0108
-            ("GET", "/readyz", self.readyz),
-            ("GET", "/metrics", self.metrics),
-            ("GET", "/admin/backends", self.backends),
-            ("POST", "/admin/backends", self.add_backend),
-            ("DELETE", "/admin/backends", self.remove_backend),
-            ("POST", "/admin/backends/drain", self.drain_backend),
-            ("GET", "/admin/routes/<fingerprint>", self.route_tree),
-            ("GET", "/admin/decisions", self.decisions),
-            ("GET", "/admin/cluster/sums", self.route_sums),
-            ("POST", "/explain", self.explain),
-            ("POST", "/add_worker", self.add_worker),
-            ("POST", "/remove_worker", self.remove_worker),
-            ("GET", "/list_workers", self.list_workers),
-        )
 
-    async def readyz(self) -> Response:
+    def readyz(self) -> Response:
         ready, reason = self._port.ready()
         return json_response({"ready": ready, "reason": reason}, 200 if ready else 503)
 
-    async def metrics(self) -> Response:
-        body, content_type = self._render(self._port.metrics(), request.headers.get("accept", ""))
+    def metrics(self) -> Response:
+        body, content_type = render(self._port.metrics(), request.headers.get("accept", ""))
         return Response(body, content_type=content_type)
 
-    async def backends(self) -> Response:
-        return json_response({"backends": self._port.backends()})
+    async def add_backend(self) -> Mapping[str, Any]:
+        return self._port.add_backend(
+            await json_body("url", "weight", "name", "kv_events", "kv_replay", "kv_ranks", others=True)
+        )
 
-    async def add_backend(self) -> Response:
-        body = await json_body("url", "weight", "name", "kv_events", "kv_replay", "kv_ranks", others=True)
-        with input_errors():
-            return json_response(self._port.add_backend(body))
+    async def remove_backend(self) -> Mapping[str, Any]:
+        return self._port.remove_backend(request.args.get("url") or text_of(await json_body("url"), "url"))
 
-    async def remove_backend(self) -> Response:
-        url = request.args.get("url") or text_of(await json_body("url"), "url")
-        with input_errors():
-            return json_response(self._port.remove_backend(url))
-
-    async def drain_backend(self) -> Response:
+    async def drain_backend(self) -> Mapping[str, Any]:
         body = await json_body("url", "draining")
         url, draining = text_of(body, "url"), body.get("draining", True)
         if not isinstance(draining, bool):
             raise BadRequest("draining must be true or false")
-        with input_errors():
-            return json_response(self._port.drain_backend(url, draining))
+        return self._port.drain_backend(url, draining)
 
-    async def route_tree(self, fingerprint: str) -> Response:
+    def route_tree(self, fingerprint: str) -> Mapping[str, Any]:
         number = fingerprint_of(fingerprint)
         found = self._port.route_tree(number, limit_of(TREE_ROUTES_MAX))
         if not found:
             raise NotFound(f"no route has the fingerprint {number:016x}")
-        return json_response({"fingerprint": f"{number:016x}", "routes": found})
-
-    async def decisions(self) -> Response:
-        return json_response({"decisions": self._port.decisions(limit_of(DECISIONS_MAX))})
+        return {"fingerprint": f"{number:016x}", "routes": found}
 
     async def route_sums(self) -> Response:
-        with input_errors():
-            return Response(await self._port.route_sums(), content_type="application/octet-stream")
+        return Response(await self._port.route_sums(), content_type="application/octet-stream")
 
-    async def explain(self) -> Response:
-        body = await raw_body()
-        with input_errors():
-            return json_response(await self._port.explain(body))
+    async def explain(self) -> Mapping[str, Any]:
+        return await self._port.explain(await raw_body())
 
-    async def add_worker(self) -> Response:
+    def add_worker(self) -> Response:
         url = worker_url()
-        with input_errors():
-            self._port.add_backend({"url": url})
+        self._port.add_backend({"url": url})
         return Response(f"Successfully added worker: {url}", content_type="text/plain; charset=utf-8")
 
-    async def remove_worker(self) -> Response:
+    def remove_worker(self) -> Response:
         url = worker_url()
-        with input_errors():
-            self._port.remove_backend(url)
+        self._port.remove_backend(url)
         return Response(f"Successfully removed worker: {url}", content_type="text/plain; charset=utf-8")
-
-    async def list_workers(self) -> Response:
-        return json_response({"urls": [backend["url"] for backend in self._port.backends()]})
 
 
 # --- output ---------------------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
+from ranvier_py.core.addresses import spelled
+
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 256
@@ -68,7 +70,7 @@ async def serve_app(
             async with trio.open_nursery() as accepting:
                 accept = partial(trio.serve_listeners, connections.handle, listeners, handler_nursery=handlers)
                 await accepting.start(accept)
-                task_status.started(url_of(listeners[0].socket.getsockname()))
+                task_status.started(f"http://{spelled(listeners[0].socket.getsockname()[:2])}")
                 await shutdown.wait()
                 accepting.cancel_scope.cancel()
             await connections.wait_closed()
@@ -211,8 +213,3 @@ class DeadlineStream:
         if self.socket.fileno() >= 0:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.socket.close()
-
-
-def url_of(bound: tuple[Any, ...]) -> str:
-    host, port = bound[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # whose parts it reads, and which makes it
     from ranvier_py.node.cluster_parts import ClusterParts
     from ranvier_py.node.index_parts import Indexing
     from ranvier_py.node.node import Node
+    from ranvier_py.node.push_parts import WorkerReports
 
 KEYS_SHOWN_MAX = 64
 """Depths of a prompt in an explanation, the deepest first: a screen."""
@@ -119,6 +120,10 @@ class Admin:
     def kv_index(self) -> Indexing:
         return self._node.indexing
 
+    @property
+    def worker_reports(self) -> WorkerReports:
+        return self._node.worker_reports
+
     def cluster(self) -> Mapping[str, Any]:
         return self._clustering().view()
 
@@ -202,7 +207,7 @@ def backend_view(backend: Backend) -> dict[str, Any]:
         "circuit": backend.circuit.value,
         "draining": backend.draining,
         "in_flight": backend.inflight,
-        "peer_load": backend.peer_load,
+        "peer_load": backend.peers.load.requests,
         "weight": backend.weight,
         "generation": backend.generation,
         "models": backend.models,

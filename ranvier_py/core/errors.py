@@ -28,6 +28,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors that a group holds, however nested; or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
 
 class RanvierError(Exception):
     """Root of the tree. `code` is the machine-readable word in the error body and in the metrics."""

@@ -1,9 +1,8 @@
 """Histograms with fixed buckets: where a number was, not which numbers there were.
 
-A histogram counts observations in buckets set at construction, and keeps their sum. Nothing is sampled or forgotten, so
-two histograms with the same bounds add up to exactly the histogram of both: nodes, rounds and workers can be merged.
+A histogram counts observations in buckets set at construction, and keeps their sum. Nothing is sampled or forgotten.
 
-Rules: bounds are upper bounds, inclusive, ascending, in `unit`; one more bucket without a bound takes the rest. Memory
+Rules: bounds are upper bounds, inclusive, ascending; one more bucket without a bound takes the rest. Memory
 is fixed. A quantile is an estimate whose error is the width of its bucket.
 """
 
@@ -24,33 +23,24 @@ class Histogram:
     Raises ValueError for bounds that are not finite or do not ascend.
     """
 
-    __slots__ = ("bounds", "count", "counts", "sum", "unit")
+    __slots__ = ("bounds", "count", "counts", "sum")
 
-    def __init__(self, bounds: Sequence[float], unit: str = "seconds") -> None:
+    def __init__(self, bounds: Sequence[float]) -> None:
         if not bounds or any(not abs(bound) < inf for bound in bounds):
             raise ValueError("a histogram needs finite bounds")
         if any(low >= high for low, high in pairwise(bounds)):
             raise ValueError("bounds of a histogram must ascend")
         self.bounds = tuple(bounds)
-        self.unit = unit
         self.counts = [0] * (len(self.bounds) + 1)
         self.count = 0
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value, in `unit`. NaN has no bucket: the caller's bug, and it would spoil the sum for ever."""
+        """Count one value. NaN has no bucket: the caller's bug, and it would spoil the sum for ever."""
         assert value == value, "NaN observed"  # noqa: PLR0124  # the cheapest test for NaN
         self.counts[bisect_left(self.bounds, value)] += 1
         self.count += 1
         self.sum += value
-
-    def merge(self, other: Histogram) -> None:
-        """Add the other's observations. Raises ValueError, unchanged, when bounds or unit differ."""
-        if self.bounds != other.bounds or self.unit != other.unit:
-            raise ValueError("histograms with different bounds or units do not add up")
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
-        self.count += other.count
-        self.sum += other.sum
 
     def cumulative(self) -> list[tuple[float, int]]:
         """(upper bound, observations up to it) for every bucket; the last bound is infinity."""
@@ -76,13 +66,6 @@ class Histogram:
             low = bound
         return self.bounds[-1]
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Histogram):
-            return NotImplemented
-        return (self.bounds, self.unit, self.counts, self.sum) == (other.bounds, other.unit, other.counts, other.sum)
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
-
     def __repr__(self) -> str:
         median, tail = self.quantile(0.5), self.quantile(0.99)
-        return f"<Histogram {self.count} observed, p50 {median:.4g} p99 {tail:.4g} {self.unit}>"
+        return f"<Histogram {self.count} observed, p50 {median:.4g} p99 {tail:.4g}>"

@@ -6,7 +6,7 @@ them when somebody asks; `values` gives the same numbers as JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -41,8 +41,8 @@ def gauge(help_text: str, *, label: str = "") -> Any:
     return _declared("gauge", help_text, label)
 
 
-def histogram(help_text: str, make: Callable[[], Histogram]) -> Any:
-    return field(default_factory=make, metadata={"kind": "histogram", "help": help_text})
+def histogram(help_text: str, bounds: Sequence[float]) -> Any:
+    return field(default_factory=lambda: Histogram(bounds), metadata={"kind": "histogram", "help": help_text})
 
 
 def _declared(kind: Kind, help_text: str, label: str) -> Any:

@@ -24,9 +24,8 @@ from random import Random
 
 import trio
 
-from ranvier_py.core.addresses import is_address, is_loopback
+from ranvier_py.core.addresses import HostPort, is_address, is_loopback, is_wildcard, spelled
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.endpoints import HostPort, is_wildcard, spelled
 from ranvier_py.core.metrics import counter, gauge
 
 log = logging.getLogger(__name__)
@@ -44,18 +43,12 @@ ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 OWN_LOOKUP_S = 5.0  # at the start, for the names of the peers; the default route will do without them
 
 
-@dataclass(frozen=True, slots=True)
-class DiscoveryOptions:
-    """When to look, and what is of use. All times in seconds."""
-
-    interval_s: float = 30.0  # DNS answers are cached for about as long
-    interval_alone_s: float = 1.0  # the first one while alone; doubles up to `interval_s`
-    jitter: float = 0.2  # share of the interval, either way: nodes that start together drift apart
-    step_s: float = 1.0  # how soon it is noticed that the node has become alone
-    lonely_s: float = 10.0  # alone for so long with addresses to try: somebody should look
-    give_up_s: float = 60.0  # glibc gives up by itself after 30 s with three servers and two tries
-    family: int = socket.AF_UNSPEC  # of the socket that will send
-    loopback: bool = False  # we advertise a loopback address
+INTERVAL_S = 30.0  # DNS answers are cached for about as long
+INTERVAL_ALONE_S = 1.0  # the first one while alone; doubles up to INTERVAL_S
+JITTER = 0.2  # share of the interval, either way: nodes that start together drift apart
+STEP_S = 1.0  # how soon it is noticed that the node has become alone
+LONELY_S = 10.0  # alone for so long with addresses to try: somebody should look
+GIVE_UP_S = 60.0  # glibc gives up by itself after 30 s with three servers and two tries
 
 
 @dataclass(slots=True)
@@ -80,7 +73,13 @@ class Name:
 
 
 class Discovery:
-    """Hands `contact` addresses, for ever. `alone` says whether we have no peer; `own` is what we advertise."""
+    """Hands `contact` addresses, for ever.
+
+    Args:
+        alone: whether we have no peer.
+        own: what we advertise.
+        family: of the socket that will send.
+    """
 
     def __init__(
         self,
@@ -88,19 +87,19 @@ class Discovery:
         contact: Callable[[Sequence[HostPort]], object],
         alone: Callable[[], bool],
         rng: Random,
-        options: DiscoveryOptions,
-        own: HostPort | None = None,
+        own: HostPort,
+        family: int,
     ) -> None:
         self.contact = contact
         self.alone = alone
         self.rng = rng
-        self.options = options
         self.own = own
+        self.family = family
         self.counters = DiscoveryCounters()
         self._warned = False
         self._alone_since: float | None = None
         self._warned_alone = False
-        self._wait_alone_s = options.interval_alone_s
+        self._wait_alone_s = INTERVAL_ALONE_S
         entries = list(dict.fromkeys(join))
         self.literals = tuple(self._useful(where for where in entries if is_address(where[0])))
         self.names = [Name(where) for where in entries if not is_address(where[0])]
@@ -129,13 +128,12 @@ class Discovery:
 
     async def _pause(self) -> None:
         """Until the next round. Whoever becomes alone does not wait for the end of it."""
-        options = self.options
         alone = self.alone()
-        wait_s = self._wait_alone_s if alone else options.interval_s
-        self._wait_alone_s = min(2 * wait_s, options.interval_s) if alone else options.interval_alone_s
-        until = trio.current_time() + wait_s * (1 + options.jitter * (2 * self.rng.random() - 1))
+        wait_s = self._wait_alone_s if alone else INTERVAL_S
+        self._wait_alone_s = min(2 * wait_s, INTERVAL_S) if alone else INTERVAL_ALONE_S
+        until = trio.current_time() + wait_s * (1 + JITTER * (2 * self.rng.random() - 1))
         while (left_s := until - trio.current_time()) > 0:
-            await trio.sleep(min(left_s, options.step_s))
+            await trio.sleep(min(left_s, STEP_S))
             self._watch_loneliness()
             if not alone and self.alone():
                 return
@@ -147,7 +145,7 @@ class Discovery:
             self._alone_since, self._warned_alone = None, False
         elif self._alone_since is None:
             self._alone_since = now
-        elif now - self._alone_since >= self.options.lonely_s and not self._warned_alone:
+        elif now - self._alone_since >= LONELY_S and not self._warned_alone:
             asked = [*self.literals, *(where for name in self.names for where in name.known)]
             if asked:
                 self._warned_alone = True
@@ -164,10 +162,8 @@ class Discovery:
     async def _look_up(self, name: Name) -> None:
         self.counters.lookups += 1
         try:
-            with trio.move_on_after(
-                self.options.give_up_s if self.counters.abandoned < ABANDONED_MAX else inf
-            ) as patience:
-                found = await resolved(name.endpoint, self.options.family)
+            with trio.move_on_after(GIVE_UP_S if self.counters.abandoned < ABANDONED_MAX else inf) as patience:
+                found = await resolved(name.endpoint, self.family)
             if patience.cancelled_caught:
                 self.counters.abandoned += 1
                 self._log_trouble(name, "no answer")
@@ -200,13 +196,12 @@ class Discovery:
 
     def _useful(self, addresses: Iterable[HostPort]) -> Iterator[HostPort]:
         """Without those that can't be a peer's, or not of a peer that could answer us."""
-        options = self.options
         for where in addresses:
             if where == self.own:
                 continue
-            if not fits(where[0], options.family):
+            if not fits(where[0], self.family):
                 self.counters.ignored += 1
-            elif options.loopback and not is_loopback(where[0]):
+            elif is_loopback(self.own[0]) and not is_loopback(where[0]):
                 self.counters.ignored += 1
                 if not self._warned:
                     log.error("gossip.loopback %s can't reach a node that advertises loopback", spelled(where))

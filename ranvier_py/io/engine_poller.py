@@ -117,6 +117,8 @@ class Engine:
         self.probe_soon, self.discover_soon = Soon(), Soon()
         self.probed = trio.Event()  # for the first time
         self.publishers = NOTHING
+        self.fixed: tuple[Publisher, ...] = ()  # as the operator named them
+        self.events = True  # whether they are used
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[httpx.AsyncHTTPTransport]:
@@ -179,8 +181,6 @@ class EnginePoller:
         self._probe_limit = trio.CapacityLimiter(options.probes_at_once_max)
         self._metrics_limit = trio.CapacityLimiter(options.metrics_at_once_max)
         self._engines: dict[BackendId, Engine] = {}
-        self._fixed: dict[BackendId, tuple[Publisher, ...]] = {}
-        self._unread: dict[BackendId, None] = {}  # whose events are not used
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -213,18 +213,13 @@ class EnginePoller:
         if url.startswith("https:"):
             context = self._context = self._context or ssl.create_default_context()
         engine = self._engines[id] = Engine(id, url, api_key, context, self._options)
-        if publishers:
-            self._fixed[id] = publishers
-        if not events:
-            self._unread[id] = None
+        engine.fixed, engine.events = publishers, events
         if self._nursery is not None:
             self._start(engine)
 
     def forget(self, id: BackendId) -> None:  # noqa: A002
         """Stop asking it; nothing is reported of it from here on. Harmless for an id that is not watched."""
         engine = self._engines.pop(id, None)
-        self._fixed.pop(id, None)
-        self._unread.pop(id, None)
         if engine is not None:
             engine.scope.cancel()
             engine.probed.set()
@@ -258,8 +253,8 @@ class EnginePoller:
 
     def _start(self, engine: Engine) -> None:
         assert self._nursery is not None
-        if self._found is not None and (fixed := self._fixed.get(engine.id)):
-            self._found(engine.id, fixed)
+        if self._found is not None and engine.fixed:
+            self._found(engine.id, engine.fixed)
         self._nursery.start_soon(self._poll, engine)
 
     async def _poll(self, engine: Engine) -> None:
@@ -270,7 +265,7 @@ class EnginePoller:
                     nursery.start_soon(self._repeat, self._probe, engine)
                 if self._measured is not None:
                     nursery.start_soon(self._repeat, self._measure, engine)
-                if self._found is not None and engine.id not in self._fixed and engine.id not in self._unread:
+                if self._found is not None and engine.events and not engine.fixed:
                     nursery.start_soon(self._repeat, self._discover, engine)
 
     async def _repeat(self, ask: Callable[[Engine], Awaitable[None]], engine: Engine) -> None:

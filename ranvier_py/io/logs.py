@@ -17,6 +17,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, TextIO
 
 import orjson
@@ -29,6 +30,8 @@ TEXT_CHARACTERS_MAX = 300
 BARE_WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII but blank, quote and equals sign
 BEARER = re.compile(r"(?i)(bearer\s+)[^\s\"',;]+")
 BLACK = "***"
+
+SUMMARY_FIELDS = tuple(field.name for field in fields(RequestSummary))
 
 requests_log = logging.getLogger("ranvier_py.requests")
 
@@ -59,28 +62,8 @@ def request_line(summary: RequestSummary, log: logging.Logger = requests_log) ->
         record = logging.LogRecord(
             log.name, logging.INFO, "", 0, "request", None, None
         )  # no walk for the caller's line
-        record.fields = summary_fields(summary)
+        record.fields = {name: getattr(summary, name) for name in SUMMARY_FIELDS}
         log.handle(record)
-
-
-def summary_fields(summary: RequestSummary) -> dict[str, Any]:
-    return {
-        "id": summary.request_id,
-        "method": summary.method,
-        "path": summary.path.partition("?")[0],
-        "status": summary.status,
-        "outcome": summary.outcome,
-        "backend": summary.backend,
-        "policy": summary.policy,
-        "reason": summary.reason,
-        "source": summary.source,
-        "matched_tokens": summary.matched_tokens,
-        "prompt_tokens": summary.prompt_tokens,
-        "tries": summary.tries,
-        "first_byte_ms": round(summary.first_byte_s * 1000, 3),
-        "total_ms": round(summary.total_s * 1000, 3),
-        "sent_bytes": summary.sent_bytes,
-    }
 
 
 class LineHandler(logging.Handler):

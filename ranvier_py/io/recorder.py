@@ -1,7 +1,7 @@
 """`ranvier serve --record FILE`: a line for each attempt, for a replay (core/routing/request_record.py says what is in
 it).
 
-A attempt's line is made when its answer has been read, since its tokens are known only then (io/tokenizer_worker.py),
+An attempt's line is made when its answer has been read, since its tokens are known only then (io/tokenizer_worker.py),
 or `LEARNING_WAIT_S` after it finished, or at the end. Lines wait in a bounded queue for one worker thread, which alone
 touches the disk: a slow disk costs lines, a broken one all of them, and neither costs a request anything.
 
@@ -33,10 +33,8 @@ from ranvier_py.core.routing.request_record import MARK, Header, RequestRecord, 
 log = logging.getLogger(__name__)
 
 QUEUE_MAX = 2048  # lines that wait for the disk: some 10 MB
-PENDING_MAX = (
-    4096  # attempts that wait for their route update, as many as the tokenizer worker's queue may hold and more
-)
-PENDING_BYTES_MAX = 64 << 20  # of their bodies, which a attempt keeps alive
+PENDING_MAX = 4096  # attempts that wait for their route update; the tokenizer worker's queue holds fewer
+PENDING_BYTES_MAX = 64 << 20  # of their bodies, which an attempt keeps alive
 LEARNING_WAIT_S = 30.0  # a route update that comes later was dropped, or might as well have been
 SWEEP_S = 1.0  # between two looks for attempts whose route update did not come
 BATCH_MAX = 256  # lines in one hop to the thread
@@ -59,7 +57,7 @@ class RecorderCounters:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A attempt that is over."""
+    """An attempt that is over."""
 
     attempt: Attempt
     outcome: Outcome
@@ -97,11 +95,9 @@ class Recorder:
 
     # --- what a router reports --------------------------------------------------------------------------------------
 
-    def attempt_sent(self, attempt: Attempt, now: float) -> None:
-        pass
+    def attempt_sent(self, attempt: Attempt, now: float) -> None: ...
 
-    def started(self, attempt: Attempt, now: float) -> None:
-        pass
+    def started(self, attempt: Attempt, now: float) -> None: ...
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         finished = Finished(attempt, outcome, now)
@@ -114,9 +110,7 @@ class Recorder:
             self._give_up(next(iter(self._pending)))
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
-        if (
-            answer is not NOTHING and attempt in self._pending
-        ):  # else its prompt alone: the answer has another route update
+        if answer is not NOTHING and attempt in self._pending:  # NOTHING: the prompt alone, its answer comes later
             self._append(self._released(attempt), end, answer)
 
     # --- lines ------------------------------------------------------------------------------------------------------

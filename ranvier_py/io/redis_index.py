@@ -73,7 +73,7 @@ class RedisLink:
         if redis is None:
             raise ConfigError(['kv_index_backend: "redis" needs ranvier-py[redis]'])
         self.job_s = Histogram(LATENCY_BUCKETS_S)
-        self._shared = shared
+        self.shared = shared
         self._url = url
         self._options = options
         self._client: Any = self._connect()  # refuses a bad address now
@@ -84,7 +84,7 @@ class RedisLink:
 
     async def run(self) -> None:
         """For ever."""
-        shared = self._shared
+        shared = self.shared
         try:
             while True:
                 job = shared.next_job(time.monotonic())
@@ -108,12 +108,12 @@ class RedisLink:
     async def prepare(self, prefix: str, deadline_s: float = PREPARE_S) -> None:
         """Have what others wrote of this prefix, if Redis answers in time."""
         with trio.move_on_after(deadline_s):
-            while self._shared.prepare(prefix, time.monotonic()):
+            while self.shared.prepare(prefix, time.monotonic()):
                 await self._answered.wait()
 
     def view(self) -> Mapping[str, Any]:
         """Of /admin/kv-index/stats."""
-        shared = self._shared
+        shared = self.shared
         return {
             "server": self.place,
             "fallback_active": not shared.sharing,
@@ -126,7 +126,7 @@ class RedisLink:
         }
 
     def samples(self) -> Iterator[Sample]:
-        shared = self._shared
+        shared = self.shared
         away = int(not shared.sharing)
         yield Sample("kv_index_fallback_active", "gauge", "Whether the shared index is done without.", away)
         yield Sample("kv_index_shared_waiting", "gauge", "Entries that are to be written to Redis.", shared.waiting)
@@ -136,7 +136,7 @@ class RedisLink:
         yield from samples("kv_index_shared", shared.counters)
 
     async def _do(self, job: RedisJob) -> None:
-        shared, limits = self._shared, self._options
+        shared, limits = self.shared, self._options
         deadline_s = limits.timeout_s + (limits.connect_s if job.is_hello else 0.0)
         began, kind, why = time.monotonic(), "", ""
         if self._client is None:
@@ -183,7 +183,7 @@ class RedisLink:
             client.connection_pool.disconnect()
 
     def _log(self, was_sharing: bool, trouble: str) -> None:
-        shared = self._shared
+        shared = self.shared
         if shared.sharing and not was_sharing:
             log.info("kv_index.shared %s generation %s", self.place, shared.generation)
         elif shared.trouble and shared.trouble != trouble:

@@ -16,14 +16,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import select
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Self
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +32,8 @@ STABLE_S = 60.0
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+WATCHED = (*STOP_SIGNALS, signal.SIGCHLD)  # blocked, and waited for
+IDLE_S = 3600.0  # with nothing to do but to wait for them
 
 
 @dataclass(slots=True)
@@ -62,19 +62,18 @@ class Supervisor:
     exit_code: int = 0
 
     def run(self) -> int:
-        """Returns the exit code: 0 when all workers ended well after a signal."""
-        with Signals() as signals:
-            self.workers = [Worker(index) for index in range(self.count)]
-            while True:
-                self._start_due(signals)
-                for number in signals.wait(self._pause_s()):
-                    if number in STOP_SIGNALS:
-                        self._stop(number)
-                self._reap()
-                if self.stopping_until is not None and not any(worker.pid for worker in self.workers):
-                    return self.exit_code
+        """Returns the exit code: 0 when all workers ended well after a signal. For the main thread, the only one."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+        self.workers = [Worker(index) for index in range(self.count)]
+        while self.stopping_until is None or any(worker.pid for worker in self.workers):
+            self._start_due()
+            came = signal.sigtimedwait(WATCHED, self._pause_s())
+            if came is not None and came.si_signo in STOP_SIGNALS:
+                self._stop(came.si_signo)
+            self._reap()
+        return self.exit_code
 
-    def _start_due(self, signals: Signals) -> None:
+    def _start_due(self) -> None:
         now = time.monotonic()
         if self.stopping_until is not None:
             if now >= self.stopping_until:
@@ -82,16 +81,16 @@ class Supervisor:
             return
         for worker in self.workers:
             if worker.pid == 0 and now >= worker.restart_at:
-                worker.pid = signals.fork(lambda index=worker.index: self.start(index))  # type: ignore[misc]
+                worker.pid = fork(lambda index=worker.index: self.start(index))  # type: ignore[misc]
                 worker.started_at = now
                 log.info("worker.started %d, process %d", worker.index, worker.pid)
 
-    def _pause_s(self) -> float | None:
-        """Until the next thing to do without a signal; None = nothing."""
+    def _pause_s(self) -> float:
+        """Until the next thing to do without a signal."""
         due = [worker.restart_at for worker in self.workers if worker.pid == 0]
         if self.stopping_until is not None:
             due = [self.stopping_until]
-        return max(0.05, min(due) - time.monotonic()) if due else None
+        return max(0.05, min(due) - time.monotonic()) if due else IDLE_S
 
     def _stop(self, number: int) -> None:
         if self.stopping_until is None:
@@ -129,60 +128,26 @@ class Supervisor:
         log.error("worker.ended %d (process %d) with code %d; next in %.1f s", worker.index, pid, code, delay_s)
 
 
-class Signals:
-    """SIGTERM, SIGINT and SIGCHLD as numbers to wait for, and forks that do not inherit that."""
-
-    watched = (*STOP_SIGNALS, signal.SIGCHLD)
-
-    def __enter__(self) -> Self:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-        self._before = {number: signal.signal(number, lambda *_: None) for number in self.watched}
-        self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._wakeup_before)
-        for number, handler in self._before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-        os.close(self._read)
-        os.close(self._write)
-
-    def wait(self, seconds: float | None) -> bytes:
-        """The numbers of the signals that came, one byte each; empty after so many seconds without any."""
-        select.select([self._read], [], [], seconds)
-        try:
-            return os.read(self._read, 4096)
-        except BlockingIOError:
-            return b""
-
-    def fork(self, body: Callable[[], int]) -> int:
-        """Run `body` in a child with default signal handling. Returns the child's pid; never returns in the child."""
-        parent = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, self.watched)  # a signal before the child is ready must not be lost
-        pid = os.fork()
-        if pid == 0:
-            self._become_worker(parent, body)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.watched)
+def fork(body: Callable[[], int]) -> int:
+    """Run `body` in a child that takes signals. Returns the child's pid; never returns in the child."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
         return pid
-
-    def _become_worker(self, parent: int, body: Callable[[], int]) -> None:
-        code = 1
-        try:
-            self.__exit__()
-            os.setpgid(0, 0)
-            end_with_parent(parent)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.watched)
-            code = body()
-        except KeyboardInterrupt:
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        end_with_parent(parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # one that came before the child was ready is not lost
+        code = body()
+    except KeyboardInterrupt:
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def end_with_parent(parent: int) -> None:

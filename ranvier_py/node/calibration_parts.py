@@ -13,19 +13,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
-from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange, ReportedCache
+from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
-from ranvier_py.core.gossip.peer.router_peer import RouterPeer
+from ranvier_py.core.gossip.gossip import RouterPeer
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.prompts.fingerprint import mix
+from ranvier_py.core.routing.backend import Backend
 from ranvier_py.core.routing.router import Router
 
 log = logging.getLogger(__name__)
@@ -38,15 +39,11 @@ STALE_INTERVALS = 3
 """Looks that may fail before what the last one said counts no more."""
 
 
-class Look:
-    """The last look at one engine."""
+class Look(NamedTuple):
+    """The last look at one engine, and the requests there that no node sent."""
 
-    __slots__ = ("at", "excess", "metrics")
-
-    def __init__(self, at: float, metrics: EngineMetrics, excess: int) -> None:
-        self.at = at
-        self.metrics = metrics
-        self.excess = excess
+    at: float
+    excess: int
 
 
 class Calibrating:
@@ -54,8 +51,8 @@ class Calibrating:
 
     Args:
         metrics_interval_s: between two looks at the metrics of one engine.
-        estimated: whether nobody tells what this backend holds.
-        contradicted: told of an engine whose answers do not fit what it is known to hold.
+        estimated: whether nobody reports what this backend holds.
+        contradicted: called for an engine whose answers do not fit what it is known to hold.
     """
 
     def __init__(
@@ -99,20 +96,20 @@ class Calibrating:
         for backend, look in list(self._looks.items()):
             if now - look.at > STALE_INTERVALS * max(self._interval_s, 1.0) + LOOK_S:
                 del self._looks[backend]
-                self._set_foreign(backend, 0)
+                if self._slot(backend) is not None:
+                    self._registry.set_foreign_load(backend, 0)
 
     def looked(self, backend: BackendId, metrics: EngineMetrics) -> None:
         """An engine's page came in."""
-        slot = self._registry.slots[backend] if backend < len(self._registry.slots) else None
+        slot = self._slot(backend)
         if slot is None or slot.removed:
             return
         before = self._looks.get(backend)
-        sent = slot.inflight + slot.peer_load
+        sent = slot.inflight + slot.peers.load.requests
         excess = max(0, (metrics.requests or 0) - sent)
-        self._looks[backend] = Look(self._clock(), metrics, excess)
-        self._set_foreign(backend, min(excess, before.excess) if before is not None else 0)
-        capacity = 0 if metrics.caches is False else metrics.capacity_tokens
-        self.calibration.report(backend, slot.url, slot.generation, ReportedCache(capacity, metrics.block_tokens))
+        self._looks[backend] = Look(self._clock(), excess)
+        self._registry.set_foreign_load(backend, min(excess, before.excess) if before is not None else 0)
+        self.calibration.report(backend, slot.url, slot.generation, metrics)
 
     # --- what is seen of it -----------------------------------------------------------------------------------------
 
@@ -135,8 +132,8 @@ class Calibrating:
                 yield Sample(name, "gauge", help_text, share)
         for backend, known in self.calibration.backends().items():
             yield from backend_samples(known, {"backend": self._name(backend)})
-        for backend, look in self._looks.items():
-            yield from engine_samples(look.metrics, {"backend": self._name(backend)})
+            if backend in self._looks:
+                yield from engine_samples(known.reported, {"backend": self._name(backend)})
         yield from samples("calibration", self.calibration.counters)
         yield from samples("usage", self._asking.counters)
 
@@ -148,8 +145,7 @@ class Calibrating:
         return right / total if total else None
 
     def _backend_view(self, backend: BackendId, known: BackendPredictions) -> dict[str, Any]:
-        look, error = self._looks.get(backend), known.error_tokens
-        metrics = look.metrics if look is not None else EngineMetrics()
+        metrics, error = known.reported if backend in self._looks else EngineMetrics(), known.error_tokens
         return {
             "name": self._name(backend),
             "precision": rounded(known.precision),
@@ -159,7 +155,7 @@ class Calibrating:
             "error_tokens_p50": rounded(error.quantile(0.5)) if error.count else None,
             "error_tokens_p10": rounded(error.quantile(0.1)) if error.count else None,
             "block_tokens": known.block_tokens,
-            "capacity_tokens": known.reported.capacity_tokens,
+            "capacity_tokens": known.estimate.reported,
             "capacity_learned": known.capacity_learned_tokens,
             "lifetime_s": rounded(self.calibration.lifetime_s(backend, self._clock())),
             "refuted": known.refuted,
@@ -170,14 +166,12 @@ class Calibrating:
             "biases": [bias.value for bias in known.biases],
         }
 
-    def _name(self, backend: BackendId) -> str:
-        slot = self._registry.slots[backend] if backend < len(self._registry.slots) else None
-        return slot.name if slot is not None else f"#{backend}"
+    def _slot(self, backend: BackendId) -> Backend | None:
+        return self._registry.slots[backend] if backend < len(self._registry.slots) else None
 
-    def _set_foreign(self, backend: BackendId, requests: int) -> None:
-        slot = self._registry.slots[backend] if backend < len(self._registry.slots) else None
-        if slot is not None:
-            self._registry.set_foreign_load(backend, requests)
+    def _name(self, backend: BackendId) -> str:
+        slot = self._slot(backend)
+        return slot.name if slot is not None else f"#{backend}"
 
 
 def looked_at_by(peer: RouterPeer) -> Callable[[BackendId], bool]:
@@ -190,8 +184,8 @@ def looked_at_by(peer: RouterPeer) -> Callable[[BackendId], bool]:
         key = peer.backends.key_of(backend)
         if key is None:
             return True  # peers do not know it
-        me = peer.gossip.members.me.session
-        members = (me, *peer.gossip.streams.live)
+        me = peer.me.session
+        members = (me, *peer.streams.live)
         first: int = max(members, key=lambda member: (mix(mix(member) ^ key), member))
         return first == me
 
@@ -209,7 +203,7 @@ def backend_samples(known: BackendPredictions, label: Mapping[str, str]) -> Iter
 
 
 def engine_samples(metrics: EngineMetrics, label: Mapping[str, str]) -> Iterator[Sample]:
-    """What an engine says of itself, under our names."""
+    """What an engine reports of itself, under our names."""
     gauges: Sequence[tuple[str, str, float | None]] = (
         ("engine_running", "Requests that the engine works at.", metrics.running),
         ("engine_waiting", "Requests in the engine's own queue.", metrics.waiting),

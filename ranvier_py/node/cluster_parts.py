@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from ipaddress import ip_address
@@ -19,22 +19,18 @@ from typing import Any
 
 import trio
 
+from ranvier_py.config.config_endpoints import GossipEndpoints
 from ranvier_py.config.config_model import Config
-from ranvier_py.core.addresses import host_port, is_loopback
-from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
-from ranvier_py.core.gossip.endpoints import GossipEndpoints, HostPort, is_wildcard, spelled
-from ranvier_py.core.gossip.gossip import GossipSettings
+from ranvier_py.core.addresses import HostPort, host_port, is_wildcard, spelled
+from ranvier_py.core.gossip.gossip import GossipSettings, RouterPeer
 from ranvier_py.core.gossip.gossip_values import MemberChange
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
-from ranvier_py.core.gossip.peer import PeerSettings, RouterPeer
+from ranvier_py.core.gossip.peer_view import peer_view
 from ranvier_py.core.gossip.port_traffic import TrafficRates
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.wire.messages import Command
-from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
-from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
-from ranvier_py.io.discovery import Discovery, DiscoveryOptions, own_host
+from ranvier_py.io.discovery import Discovery, own_host
 from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_sockets
 from ranvier_py.io.gossip.gossip_streams import InboundStreams, OutboundStreams
 from ranvier_py.io.gossip.state_file import StateFile
@@ -42,7 +38,6 @@ from ranvier_py.io.keys import KeyFile, Keys, insecure_keys, keys_of
 
 log = logging.getLogger(__name__)
 
-FOLLOW_INTERVAL_S = 0.25  # for doubts and orders of peers to reach the prober and the registry
 SYNC_GRACE_S = 2.0
 """A node is ready this long after its start even if no peer has given it its routes: routing works without."""
 
@@ -54,31 +49,14 @@ FINGERPRINT_VERSION = b"2"
 PROFILES = {"lan": LAN, "wan": WAN}
 
 
-@dataclass(frozen=True, slots=True)
-class NodeHooks:
-    """What peers may make a node do."""
-
-    probe_soon: Callable[[BackendId], None]
-    log_transitions: Callable[[Sequence[Transition]], None]
-    follow: Callable[[Command], None]
-
-
-async def load_keys(config: Config) -> Keys | KeyFile | None:
-    """The cluster's keys; None for a node without peers. Raises ConfigError."""
-    if config.gossip_endpoints is None:
-        return None
+async def load_keys(config: Config) -> tuple[Keys, KeyFile | None]:
+    """The cluster's keys, and the file that they are read from, if any. Raises ConfigError."""
     if config.worker_key is not None:
-        return keys_of(config.worker_key)
+        return keys_of(config.worker_key), None
     if config.cluster_key_file is None:
-        return insecure_keys(config.cluster_name)
-    return await trio.to_thread.run_sync(KeyFile, config.cluster_key_file, lambda _: None)
-
-
-def secret_of(keys: Keys | KeyFile | None) -> bytes | None:
-    """What fingerprints follow from where the operator gives no secret."""
-    if isinstance(keys, KeyFile):
-        keys = keys.keys
-    return keys.fingerprint_secret if keys is not None else None
+        return insecure_keys(config.cluster_name), None
+    file = await trio.to_thread.run_sync(KeyFile, config.cluster_key_file, lambda _: None)
+    return file.keys, file
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +76,8 @@ class FingerprintScheme:
         return int.from_bytes(blake2b(whole, digest_size=8, person=b"schema").digest(), "little")
 
 
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """What was opened before the parts are made."""
-
-    sockets: GossipSockets
-    own: HostPort
-    state_file: StateFile | None
-    state: bytes
-
-
 async def open_cluster(
-    config: Config, keys: Keys | KeyFile, router: Router, scheme: FingerprintScheme, hooks: NodeHooks
+    config: Config, keys: Keys, key_file: KeyFile | None, router: Router, scheme: FingerprintScheme
 ) -> ClusterParts:
     """Bind the port and make the peer. Raises OSError, ConfigError."""
     endpoints = config.gossip_endpoints
@@ -119,7 +87,10 @@ async def open_cluster(
         own = await own_address(endpoints, sockets)
         state_file = StateFile(config.gossip_state_file) if config.gossip_state_file else None
         state = await trio.to_thread.run_sync(state_file.read) if state_file else b""
-        return ClusterParts(config, keys, router, scheme, hooks, Ground(sockets, own, state_file, state))
+        peer = RouterPeer(
+            router, peer_settings(config, scheme, own, state), keys.ring, SystemRandom(), time.monotonic()
+        )
+        return ClusterParts(config, peer, sockets, own, key_file, state_file)
     except BaseException:
         sockets.close()
         raise
@@ -137,36 +108,29 @@ class ClusterParts:
     def __init__(
         self,
         config: Config,
-        keys: Keys | KeyFile,
-        router: Router,
-        scheme: FingerprintScheme,
-        hooks: NodeHooks,
-        ground: Ground,
+        peer: RouterPeer,
+        sockets: GossipSockets,
+        own: HostPort,
+        key_file: KeyFile | None,
+        state_file: StateFile | None,
     ) -> None:
-        rng = SystemRandom()  # challenges are drawn from it, too
-        self.own, self.state_file = ground.own, ground.state_file
+        self.peer, self.own, self.state_file = peer, own, state_file
         self.label = config.cluster_name
         self._started_at = time.monotonic()
-        self._hooks = hooks
-        self._key_file = keys if isinstance(keys, KeyFile) else None
-        ring = keys.keys.ring if isinstance(keys, KeyFile) else keys.ring
-        settings = peer_settings(config, scheme, self.own, ground.state)
-        self.peer = RouterPeer(router, settings, ring, rng, self._started_at)
-        if self._key_file is not None:
-            self._key_file.changed = self.peer.rekey
-        sockets = ground.sockets
-        self.port = port = GossipPort(self.peer, sockets, changed=self._log_changes)
+        self._key_file = key_file
+        if key_file is not None:
+            key_file.changed = peer.rekey
+        self.port = port = GossipPort(peer, sockets, changed=self._log_changes)
         self._inbound = InboundStreams(sockets.listener, port)
         host = "" if is_wildcard(sockets.host) else sockets.host
+        rng = SystemRandom()
         self._outbound = OutboundStreams(sockets.listener.family, host, port, rng)
         port.send_stream = self._outbound.send
         self.rates = TrafficRates()
         self._given_up = 0
-        self.peer.woken = port.poke
-        endpoints = config.gossip_endpoints
-        join = endpoints.join if endpoints else ()
-        options = DiscoveryOptions(family=sockets.family, loopback=is_loopback(self.own[0]))
-        self.discovery = Discovery(join, port.contact, lambda: self.peer.alone, rng, options, self.own)
+        peer.woken = port.poke
+        join = config.gossip_endpoints.join if config.gossip_endpoints else ()
+        self.discovery = Discovery(join, port.contact, lambda: peer.alone, rng, own, sockets.family)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
@@ -178,32 +142,20 @@ class ClusterParts:
                 await nursery.start(self._key_file.run)
             if self.state_file is not None:
                 await nursery.start(self.state_file.run, self.peer.state)
-            nursery.start_soon(self._follow)
             await nursery.start(self.discovery.run)
-            log.info("gossip.started as %s at %s in %s", self.peer.gossip.me.name, spelled(self.own), self.label)
+            log.info("gossip.started as %s at %s in %s", self.peer.me.name, spelled(self.own), self.label)
             task_status.started()
 
-    async def _follow(self) -> None:
-        """Hand on what peers bring about in this node, for ever."""
-        peer, hooks = self.peer, self._hooks
-        while True:
-            await trio.sleep(FOLLOW_INTERVAL_S)
-            if transitions := peer.transitions():
-                hooks.log_transitions(transitions)
-            for backend in peer.doubted():
-                hooks.probe_soon(backend)
-            for command in peer.commands():
-                hooks.follow(command)
-            if self.rates.due(now := time.monotonic()):
-                self.rates.look(now, self.port.counters.bytes_sent, self.port.counters.bytes_received)
-                self._warn()
-
-    def _warn(self) -> None:
-        """Log what peers do not report, and only the operator can mend."""
-        if (stranger := self.peer.wrong_key_source()) is not None:
+    def look(self) -> None:
+        """Measure the traffic, and log what peers do not report and only the operator can mend. Call it often."""
+        traffic = self.port.counters
+        if not self.rates.look(time.monotonic(), traffic.bytes_sent, traffic.bytes_received):
+            return
+        stranger, self.peer.wrong_key_source = self.peer.wrong_key_source, None
+        if stranger is not None:
             text = f"gossip.wrong_key a packet from {spelled(stranger)}, sealed with another key or cluster_name"
             self.port.complain("wrong_key", text)
-        given_up = self.peer.gossip.members.statistics().datagrams_given_up
+        given_up = self.peer.members.statistics().datagrams_given_up
         if given_up > self._given_up:
             text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"
             self.port.complain("datagrams", text)
@@ -215,11 +167,9 @@ class ClusterParts:
             log.info(
                 "member.%s %s at %s: %s", change.what, record.name, spelled((record.host, record.port)), change.why
             )
-            if change.what == "joined" and record.schema != self.peer.gossip.me.schema:
-                text = (
-                    "gossip.other_routes %s has another tokenizer, template, block size or secret: no route is shared"
-                )
-                log.warning(text, record.name)
+            if change.what == "joined" and record.schema != self.peer.me.schema:
+                why = "has another tokenizer, template, block size or secret: no route is shared"
+                log.warning("gossip.other_routes %s %s", record.name, why)
 
     def order(self, verb: str, url: str, weight: float, name: str) -> None:
         """The operator gave an order here: tell the peers, where they may follow it."""
@@ -237,7 +187,7 @@ class ClusterParts:
         self.port.leave()
         if alone:
             return
-        left_at = self.peer.gossip.members.left_at
+        left_at = self.peer.members.left_at
         await trio.sleep(max(0.0, min(left_at - time.monotonic(), LEAVE_S_MAX)))
 
     # --- what it shows ----------------------------------------------------------------------------------------------
@@ -247,7 +197,7 @@ class ClusterParts:
         now = time.monotonic()
         traffic = self.port.counters
         return {
-            **self.peer.view(now),
+            **peer_view(self.peer, now),
             "label": self.label,
             "bytes_per_s": self.rates.per_s(now, traffic.bytes_sent, traffic.bytes_received),
             "traffic": values(traffic),
@@ -262,26 +212,25 @@ class ClusterParts:
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
         peer, port = self.peer, self.port
-        gossip = peer.gossip
-        yield from samples("gossip", gossip.counters)
-        yield from samples("gossip_members", gossip.members.statistics())
-        yield from samples("gossip_sessions", gossip.sessions.statistics())
+        yield from samples("gossip", peer.counters)
+        yield from samples("gossip_members", peer.members.statistics())
+        yield from samples("gossip_sessions", peer.sessions.statistics())
         refused = peer.signed_commands.refused
         yield Sample("gossip_commands_refused", "counter", "Commands of peers not followed.", refused)
-        yield from samples("gossip_routes", gossip.routes.counters)
-        yield from samples("gossip_route_sync", peer.routes.counters)
+        yield from samples("gossip_routes", peer.routes.counters)
+        yield from samples("gossip_route_sync", peer.route_sync.counters)
         yield from samples("gossip_facts", peer.facts.counters)
         yield from samples("gossip_port", port.counters)
         yield from peer.streams.samples()
         for name, counters in self._beside().items():
             yield from samples(f"gossip_{name}", counters)
         lag = "From being learned anywhere to being received here, as the senders held it."
-        yield Sample("gossip_lag_seconds", "histogram", lag, peer.gossip.routes.lag)
+        yield Sample("gossip_lag_seconds", "histogram", lag, peer.routes.lag)
         yield Sample("gossip_lateness_seconds", "histogram", "How late the gossip timer woke up.", port.lateness_s)
 
     async def route_sums(self) -> bytes:
         """Bucket fingerprints of the route table, made in steps."""
-        for sums in self.peer.routes.copy.sums(time.monotonic()):
+        for sums in self.peer.route_sync.copy.sums(time.monotonic()):
             if sums is not None:
                 return sums
             await trio.lowlevel.checkpoint()
@@ -294,7 +243,7 @@ def public_address(listen: str, own: str) -> str:
     return spelled((own if is_wildcard(host) else host, port))
 
 
-def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, state: bytes) -> PeerSettings:
+def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, state: bytes) -> GossipSettings:
     host, port = own
     admin = config.gossip_admin_key
     routes = RouteGossipSettings(
@@ -302,7 +251,7 @@ def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, stat
         ttl_s=config.route_ttl_s,
         node_bytes_per_s=config.gossip_bytes_per_s_max,
     )
-    gossip = GossipSettings(
+    return GossipSettings(
         name=config.node_name or spelled(own),
         host=host,
         port=port,
@@ -314,10 +263,6 @@ def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, stat
         datagrams=config.gossip_udp,
         profile=PROFILES[config.gossip_profile],
         routes=routes,
-    )
-    return PeerSettings(
-        gossip=gossip,
         fingerprint_key=scheme.key,
-        facts=FactSettings(datagrams=config.gossip_udp),
         admin_key=blake2b(admin.get_secret_value().encode(), person=b"orders").digest() if admin else b"",
     )

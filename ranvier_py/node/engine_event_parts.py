@@ -35,7 +35,7 @@ from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.errors import NoZmq
-from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
+from ranvier_py.core.gossip.readers.shared_streams import SharedStreams
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import Backend, Transition
@@ -183,13 +183,8 @@ class EngineEvents:
 
     # Inside
 
-    def _backend(self, id_: BackendId) -> Backend | None:
-        slots = self._registry.slots
-        known = slots[id_] if 0 <= id_ < len(slots) else None
-        return None if known is None or known.removed else known
-
     def _generation_of(self, id_: BackendId) -> int:
-        backend = self._backend(id_)
+        backend = self._registry.current(id_)
         return -1 if backend is None else backend.generation
 
     def _restarted(self, backend: BackendId, why: str, now: float) -> int:
@@ -202,7 +197,7 @@ class EngineEvents:
 
     def _names(self, id_: BackendId) -> tuple[tuple[str, ...], ...]:
         """The names under which each of its publishers is read. Empty: they are not known, or not of which model."""
-        backend, topics = self._backend(id_), [publisher.topic for publisher in self._found[id_]]
+        backend, topics = self._registry.current(id_), [publisher.topic for publisher in self._found[id_]]
         if backend is None or backend.models is None:
             return ()
         models = base_models(backend.cards) or tuple([(name,) for name in backend.models])
@@ -298,7 +293,7 @@ class EngineEvents:
         return f"{self._name(source.backend)} {source.name}"
 
     def _name(self, id_: BackendId) -> str:
-        backend = self._backend(id_)
+        backend = self._registry.current(id_)
         return backend.name if backend is not None else f"#{id_}"
 
     # What it shows

@@ -13,39 +13,29 @@ port is its own, with what it promises and leaves out added (CX16).
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import (
-    IndexEntry,
-    IndexEvent,
-    IndexSettings,
-    KvIndex,
-    SourceCounts,
-    Storage,
-)
-from ranvier_py.core.engine_cache.prefix_index.prepared import PreparedIndex
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, KvIndex, SourceCounts
 from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes
 from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.request_body import Prompt
-from ranvier_py.core.routing.placement.kv_score import KvScore, KvScoreOptions
+from ranvier_py.core.routing.placement.kv_score import IndexedPrefix, KvScore, KvScoreOptions
 from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink, RedisOptions
-from ranvier_py.proxy.pipeline_values import PromptTokenizer
-
-Item = TypeVar("Item")
+from ranvier_py.proxy.pipeline import PromptTokenizer
 
 FINGERPRINT_DIGITS = 16
 CHANGED, STATUS = "Events that changed the index.", "State of an event source."
@@ -107,10 +97,14 @@ class Preparing:
         self._indexing = indexing
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
-        indexing = self._indexing()
-        opening = prompt.opening() if indexing.is_prepared else b""
-        tokenize = partial(self._tokenizer.tokenize_first, prompt, deadline_s)
-        return await (indexing.prepare(opening.hex(), tokenize) if opening else tokenize())
+        link, began = self._indexing().asked_link, time.monotonic()
+        opening = prompt.opening().hex() if link is not None else ""
+        if link is not None and opening:
+            link.shared.prepare(opening, began)
+        is_known = await self._tokenizer.tokenize_first(prompt, deadline_s)
+        if link is not None and opening:
+            await link.prepare(opening, max(0.0, PREPARE_S - (time.monotonic() - began)))
+        return is_known
 
 
 class Indexing:
@@ -126,63 +120,49 @@ class Indexing:
         engine_caches: EngineCaches | None = None,
         api_key: str = "",
     ) -> None:
-        self.index = KvIndex(settings)
-        self.prepared = PreparedIndex(self.index, time.perf_counter)
-        self._scoring = KvScoreOptions()
-        self._backends = backends
-        self._sources: list[EventSource] = []
+        self.index = KvIndex(settings, time.perf_counter)
+        self._scoring: KvScoreOptions | None = None  # of the policy that asks
+        self._sources: list[tuple[IndexedBackend, EventSource]] = []
         self._link: RedisLink | None = None
         self._rng = rng
-        self._is_asked = False
         for backend in backends:
             stream = IndexedStream(backend, self.index, engine_caches)
             made = partial(EventSource, backend.endpoint, options, rng=rng, api_key=api_key)
-            self._sources.append(made(received=stream.received, started=stream.started))
+            self._sources.append((backend, made(received=stream.received, started=stream.started)))
 
     @property
     def enabled(self) -> bool:
-        return bool(self._backends) or self._link is not None
+        return bool(self._sources) or self._link is not None
 
-    def share(self, url: str, options: RedisOptions, find: Callable[[str], BackendId | None]) -> None:
+    def share(self, url: str, options: RedisOptions, find: Callable[[str], BackendId | None]) -> RedisLink:
         """Share the index through Redis; `find` knows backends by their URL. Raises ConfigError."""
-        sources = {backend.id: source for backend, source in self._pairs()}
+        states = {backend.id: source.state for backend, source in self._sources}
         shared = SharedIndex(
             self.index,
             options.prefix,
-            {backend.id: backend.url for backend in self._backends},
+            {backend.id: backend.url for backend, _ in self._sources},
             find=find,
-            stands=lambda backend: sources[backend].state.connected,
+            stands=lambda backend: states[backend].connected,
             rng=self._rng,
         )
         self._link = RedisLink(shared, url, options)
-        self.prepared.shared = shared
+        return self._link
 
     @property
-    def is_prepared(self) -> bool:
-        """Whether a policy asks for what others share."""
-        return self._link is not None and self._is_asked
-
-    async def prepare(self, prefix: str, meanwhile: Callable[[], Awaitable[Item]]) -> Item:
-        """Have Redis asked for this prefix, do something else, and wait for what is left of PREPARE_S."""
-        link, shared, began = self._link, self.prepared.shared, time.monotonic()
-        assert link is not None, "nobody shares"
-        assert shared is not None
-        shared.prepare(prefix, began)
-        result = await meanwhile()
-        await link.prepare(prefix, max(0.0, PREPARE_S - (time.monotonic() - began)))
-        return result
+    def asked_link(self) -> RedisLink | None:
+        """To Redis, if a policy asks for what others share."""
+        return self._link if self._scoring is not None else None
 
     def join(self, policy: object) -> None:
         """Let this policy ask the index, if it can."""
         if isinstance(policy, KvScore) and self.enabled:
-            policy.index = self.prepared
-            self._is_asked = True
+            policy.index = self.index
             self._scoring = policy.options
 
     async def run(self) -> None:
         """Listen for ever."""
         async with trio.open_nursery() as nursery:
-            for source in self._sources:
+            for _, source in self._sources:
                 nursery.start_soon(source.run)
             if self._link is not None:
                 nursery.start_soon(self._link.run)
@@ -196,7 +176,7 @@ class Indexing:
         """GET /admin/kv-index/stats, as Continuum has it (CR26)."""
         if not self.enabled:
             return {"enabled": False}
-        index, prepared = self.index, self.prepared
+        index, counters = self.index, self.index.counters
         return {
             "enabled": True,
             "config": {
@@ -204,7 +184,7 @@ class Indexing:
                 "max_entries": index.settings.entries_max,
                 "entry_ttl_seconds": index.settings.ttl_s,
                 "event_sources_count": len(self._sources),
-                "scoring": asdict(self._scoring),
+                "scoring": asdict(self._scoring or KvScoreOptions()),
                 "storage_offloading": {
                     "enabled": index.settings.offloading,
                     "treat_eviction_as_offload": index.settings.eviction_is_offload,
@@ -213,8 +193,8 @@ class Indexing:
             "index": {
                 "prefix_count": index.prefixes,
                 "entry_count": len(index),
-                "total_hits": index.hits,
-                "total_evictions": index.evictions,
+                "total_hits": counters.hits,
+                "total_evictions": counters.evictions,
             },
             "event_sources": [
                 {
@@ -226,15 +206,11 @@ class Indexing:
                     "reconnect_count": source.state.reconnects,
                     "last_error": source.state.last_error,
                 }
-                for backend, source in self._pairs()
+                for backend, source in self._sources
             ],
-            "routing_decisions": {
-                "kv_aware": prepared.kv_aware,
-                "fallback": prepared.fallback,
-                "total": prepared.kv_aware + prepared.fallback,
-            },
-            "query_latency_count": prepared.query_s.count,
-            "overlap_score_count": prepared.overlap.count,
+            "routing_decisions": {**counters.routing_decisions, "total": sum(counters.routing_decisions.values())},
+            "query_latency_count": counters.query_latency_seconds.count,
+            "overlap_score_count": counters.overlap_score.count,
             **({"shared": self._link.view()} if self._link is not None else {}),
         }
 
@@ -258,22 +234,22 @@ class Indexing:
                         "index_evicted": self._count(backend).evicted,
                     },
                 }
-                for backend, source in self._pairs()
+                for backend, source in self._sources
             ],
         }
 
     def clear(self) -> Mapping[str, Any]:
         """POST /admin/kv-index/clear (CR28)."""
         before = self.index.clear()
-        if self.prepared.shared is not None:
-            self.prepared.shared.clear(time.monotonic())
+        if self._link is not None:
+            self._link.shared.clear(time.monotonic())
         return {"success": True, "entries_before_clear": before, "cleared_entries": before}
 
     def samples(self) -> Iterator[Sample]:
         """Continuum's metrics under our prefix (CR22)."""
         if not self.enabled:
             return
-        for backend, source in self._pairs():
+        for backend, source in self._sources:
             label, state = {"backend": backend.name}, source.state
             for name, kind, help_text, value, more in (
                 ("event_received", "counter", "Events of an event source.", state.received, {}),
@@ -287,27 +263,19 @@ class Indexing:
                 ("index_event_source_status", "gauge", STATUS, not state.connected, {"status": "disconnected"}),
             ):
                 yield Sample(f"kv_{name}", kind, help_text, int(value), {**label, **more})  # type: ignore[arg-type]
-        prepared = self.prepared
         yield Sample("kv_index_entries", "gauge", "Pairs of prefix and backend.", len(self.index))
-        yield Sample("kv_index_query_latency_seconds", "histogram", "Time of one question.", prepared.query_s)
-        yield Sample("kv_index_overlap_score", "histogram", "Overlap of requests placed by overlap.", prepared.overlap)
-        for decision, number in (("kv_aware", prepared.kv_aware), ("fallback", prepared.fallback)):
-            label = {"decision": decision}
-            yield Sample("kv_index_routing_decisions", "counter", "Placements of kv_score.", number, label)
+        yield from samples("kv_index", self.index.counters)
         if self._link is not None:
             yield from self._link.samples()
 
-    def _pairs(self) -> Iterator[tuple[IndexedBackend, EventSource]]:
-        return zip(self._backends, self._sources, strict=True)
-
     def _count(self, backend: IndexedBackend) -> SourceCounts:
-        return self.index.by_backend.get(backend.id) or SourceCounts()
+        return self.index.counters.by_backend.get(backend.id) or SourceCounts()
 
 
-def tier_of(entry: IndexEntry | None) -> Tier:
+def tier_of(entry: IndexedPrefix | None) -> Tier:
     if entry is None:
         return Tier.ABSENT
-    return Tier.GPU if entry.storage is Storage.HOT else Tier.EXTERNAL
+    return Tier.EXTERNAL if entry.reload else Tier.GPU
 
 
 def moment(at: float | None) -> str | None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from random import Random
 
 import trio
@@ -24,12 +25,10 @@ import trio
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.control import control_port as control
-from ranvier_py.control.exposition import render
 from ranvier_py.control.operations import Admin
-from ranvier_py.core.addresses import host_port
+from ranvier_py.core.addresses import OFF, host_port
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.errors import RanvierError
-from ranvier_py.core.gossip.endpoints import OFF
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
@@ -39,7 +38,7 @@ from ranvier_py.io.logs import request_line
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.calibration_parts import looked_at_by
-from ranvier_py.node.cluster_parts import ClusterParts, NodeHooks, load_keys, open_cluster, secret_of
+from ranvier_py.node.cluster_parts import ClusterParts, load_keys, open_cluster
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import (
@@ -77,6 +76,7 @@ KEEP_BYTES = 256 * 1024 * 1024  # four bodies of the largest size at once
 MAP_BYTES_MIN = 32 * 1024 * 1024  # glibc's own upper limit (DEFAULT_MMAP_THRESHOLD_MAX)
 """From here on one mapping per buffer."""
 
+FOLLOW_INTERVAL_S = 0.25  # for doubts and commands of peers to reach the prober and the registry
 COLLECT_INTERVAL_S = 600.0  # between two full collections, each in a moment without requests
 
 SWEEP_INTERVAL_S = 1.0  # expired claims are invisible at once; the sweep only frees their memory
@@ -118,6 +118,7 @@ class Node:
         )
         self.engine_events.discover_soon = self.poller.discover_soon
         self.engine_events.load_reported = self.poller.load_reported
+        name = secrets.token_hex(4).encode()
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
@@ -125,11 +126,11 @@ class Node:
             config.pipeline,
             address_of=self._address_of,
             asking=self.asking,
-            api_key=config.api_key,
             report=request_line if config.log_level in ("debug", "info") else None,
             trouble=self.poller.probe_soon,
             changed=log_transitions,
-            name=secrets.token_hex(4),
+            authorization=f"Bearer {config.api_key}".encode() if config.api_key else b"",
+            ids=(b"%b-%x" % (name, number) for number in count(1)),
         )
         self.server = DataServer(self.pipeline.handle, config.server, tls=tls_context(config))
         self.upstream.readiness = self.server.readiness  # runs as long as there are requests
@@ -157,8 +158,17 @@ class Node:
         self.upstream.forget(self.addresses.pop(backend.url))
         log.info("backend.removed %s", backend.name)
 
-    def hooks(self) -> NodeHooks:
-        return NodeHooks(self.poller.probe_soon, log_transitions, self._follow)
+    async def follow(self, clustering: ClusterParts) -> None:
+        """Do what peers bring about here, for ever."""
+        peer = clustering.peer
+        while True:
+            await trio.sleep(FOLLOW_INTERVAL_S)
+            log_transitions(peer.transitions())
+            for backend in peer.doubted():
+                self.poller.probe_soon(backend)
+            for command in peer.commands():
+                self._follow(command)
+            clustering.look()
 
     def _follow(self, command: Command) -> None:
         """A command that the operator gave on another node."""
@@ -243,10 +253,11 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.
     gc.collect()
     gc.freeze()  # what was loaded stays: libraries, vocabulary
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    keys = await load_keys(config)
-    node = Node(config, tokenizer, Random(secrets.randbits(64)), secret_of(keys))  # noqa: S311  # placement draws no secrets
+    keys, key_file = await load_keys(config) if config.gossip_endpoints is not None else (None, None)
+    secret = keys.fingerprint_secret if keys is not None else None
+    node = Node(config, tokenizer, Random(secrets.randbits(64)), secret)  # noqa: S311  # placement draws no secrets
     if keys is not None:
-        node.clustering = await open_cluster(config, keys, node.router, node.scheme, node.hooks())
+        node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme)
         node.engine_events.share(node.clustering.peer.streams)
         node.poller.owns = looked_at_by(node.clustering.peer)
     try:
@@ -267,6 +278,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             await nursery.start(node.recorder.run)
         if node.clustering is not None:
             await nursery.start(node.clustering.run)
+            nursery.start_soon(node.follow, node.clustering)
         nursery.start_soon(node.indexing.run)
         await nursery.start(node.poller.run)
         await nursery.start(node.engine_events.run)
@@ -274,10 +286,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
         await nursery.start(node.worker_reports.run)
         settings = control_settings(config)
         with listening_on(config.control):
-            serve = partial(
-                control.serve, node.admin, settings, render, internal=node.worker_reports, shutdown=shutdown
-            )
-            url = await nursery.start(serve)
+            url = await nursery.start(partial(control.serve, node.admin, settings, shutdown=shutdown))
         await nursery.start(node.stop_on_signal)
         with trio.move_on_after(config.polls.probe_timeout_s):  # who serves which model, before the first request asks
             await node.poller.wait_first_round()

@@ -107,7 +107,7 @@ def make_routes(config: Config) -> RouteTable:
 def placement_options(config: Config) -> PlacementOptions:
     """The options of policies; those named in `policy_option` count for more than the two keys of their own."""
     named = PlacementOptions.parse(config.policy_option).named
-    return PlacementOptions.of({"divert_factor": config.load_factor, "divert_floor": config.load_floor, **named})
+    return PlacementOptions(**{"divert_factor": config.load_factor, "divert_floor": config.load_floor, **named})
 
 
 def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:

@@ -6,15 +6,18 @@ is new to this node is tokenized before it is placed; its hash is noted in the t
 event loop before the prompt is placed, so that a router that was restarted finds the holders that workers reported.
 
 Speculation is the router's own: requests in flight, then what was served, as any route that is learned. A worker that
-reports prefix hashes has to confirm such a route within a lease, else it is withdrawn. A silent worker's routes are
-left to age.
+reports prefix hashes has to confirm such a route within a lease, else it is withdrawn: a snapshot may have been taken
+before the prompt was cached, so what it lacks proves nothing of what was served a moment ago. A silent worker's routes
+are left to age.
 
 Rules: all of it runs on the event loop; threads only append to a bounded deque, and may wait until it was emptied.
-Bounds: those of PushMap, Links and Leases; INBOX_MAX keys of prompts. A large sync gives way every few milliseconds.
+Bounds: those of PushMap and Links; INBOX_MAX keys of prompts; LEASES_MAX leases, the oldest dropped and counted: its
+route then ends by its time to live. A large sync gives way every few milliseconds.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +27,7 @@ from typing import Any
 import trio
 
 from ranvier_py.core.answers.answer_stream import Answer
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefixes import Change
@@ -37,7 +41,7 @@ from ranvier_py.core.engine_cache.sources.push_keys import (
     Link,
     Links,
 )
-from ranvier_py.core.engine_cache.sources.push_map import SLICE_HASHES, Leases, PushMap, PushWorker
+from ranvier_py.core.engine_cache.sources.push_map import SLICE_HASHES, PushMap, PushWorker
 from ranvier_py.core.engine_cache.sources.push_messages import EventReport, PrefixReport
 from ranvier_py.core.errors import NotFound
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
@@ -50,11 +54,19 @@ from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoa
 from ranvier_py.core.routing.router import Router
 from ranvier_py.node.pushed_events import PushedEvents
 
+log = logging.getLogger(__name__)
+
 TICK_S = 0.5
+PAUSE_S = 0.001  # between two ticks of event streams that are due at once
+FAULTS_LOGGED_MAX = 10  # with a traceback; the counter goes on
 LINKS_PER_TICK = 100
 """Routes of what workers hold by prefix hash are refreshed so many at a time, each well within its time to live."""
 
 SLICE_LINKS = 500
+LEASE_S = 10.0
+"""Two syncs: a snapshot that was taken just before the first token says nothing of it, the next one does."""
+
+LEASES_MAX = 65_536
 MODELS_MAX = 4096
 INBOX_MAX = 65_536  # half a second's new prompts at most wait; emptied twice a second
 CHANNEL = "prefix_hashes"
@@ -123,11 +135,11 @@ class WorkerReports:
         self._engine_caches = engine_caches
         self._inbox = inbox
         self._clock = clock
-        self._generations: dict[BackendId, int] = {}
         self._models: dict[int, str] = {}  # by the running sum that a prompt of the model begins with
         self._models_version = -1
-        self._leases = Leases(self.map.counters)
+        self._leases: BoundedDict[tuple[BackendId, Fingerprint], float] = BoundedDict(LEASES_MAX)  # first to end first
         self._refreshed = 0
+        self.faults = 0
         inbox.drain = self.drain
 
     # --- what control/worker_reports.py asks -------------------------------------------------------------------------
@@ -192,22 +204,34 @@ class WorkerReports:
     # --- by and by ----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """End leases, notice who went silent, refresh routes, until cancelled."""
+        """End leases, notice who went silent, refresh routes, go on with event streams, until cancelled."""
         self._inbox.loop = get_ident()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.events.run)
-            task_status.started()
-            while True:
-                await trio.sleep(TICK_S)
-                self.tick(self._clock())
+        task_status.started()
+        tick_at = self._clock()
+        while True:
+            now, wait_s = self._clock(), TICK_S
+            try:
+                if now >= tick_at:
+                    tick_at = now + TICK_S
+                    self.tick(now)
+                wait_s = self.events.tick(now)
+            except Exception:  # a bug of ours here costs hits, not the node
+                self.faults += 1
+                if self.faults <= FAULTS_LOGGED_MAX:
+                    log.exception("worker_reports.failed %d so far", self.faults)
+            with trio.move_on_after(max(PAUSE_S, wait_s)):
+                await self.events.due.wait()
+            self.events.due = trio.Event()
 
     def tick(self, now: float) -> None:
         self.drain()
-        for backend in list(self.map.workers):
-            self._look(backend, now)
+        for id_, worker in list(self.map.workers.items()):
+            known = self._registry.current(id_)
+            if known is None or worker.generation != known.generation:
+                self._close(id_, now)  # a restarted engine holds nothing, whatever its reporter knows
         self.map.silence(now)
-        for backend, fingerprint in self._leases.ended(now):
-            self._end_lease(backend, fingerprint)
+        while self._leases and next(iter(self._leases.values())) <= now:
+            self._end_lease(*next(iter(self._leases)))
         if self._inbox.urgent:
             part = self.links.part(self._refreshed, LINKS_PER_TICK)
             self._refreshed = self._refreshed + LINKS_PER_TICK if part else 0
@@ -239,6 +263,7 @@ class WorkerReports:
             ("streams", "Event streams that reporters push.", len(self.events)),
         ):
             yield Sample(f"push_{name}", "gauge", help_text, value)
+        yield Sample("push_faults", "counter", "Exceptions while reports were followed, each a bug.", self.faults)
         yield Sample("push_links_forgotten", "counter", "Links for which there was no room.", self.links.forgotten)
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -252,13 +277,12 @@ class WorkerReports:
     def _worker(self, report: PrefixReport) -> tuple[BackendId, PushWorker]:
         backend, now = self._backend(report.worker), self._clock()
         known = self.map.workers.get(backend.id)
-        worker = self.map.report(backend.id, report.model, now)
+        worker = self.map.report(backend.id, report.model, now, backend.generation)
         if worker is not known:
             self._inbox.urgent = True
             self._inbox.hasher.keep((*self._inbox.hasher.lengths, self._inbox.prefix_tokens))
             if self not in self._router.observers:
                 self._router.observers += (self,)
-            self._generations[backend.id] = backend.generation
             source = Source(backend.id, CHANNEL)
             self._engine_caches.open(source, PrefixHolder(self.links, worker), now)
             self._engine_caches.set_level(source, Level.ESTIMATED, REASON, now)
@@ -267,20 +291,13 @@ class WorkerReports:
     def _close(self, backend: BackendId, now: float) -> None:
         self.map.forget(backend)
         self._engine_caches.close(Source(backend, CHANNEL), now)
-        self._generations.pop(backend, None)
         self._inbox.urgent = bool(self.map.workers)
-
-    def _look(self, id_: BackendId, now: float) -> None:
-        """Is it still the engine that was reported of? A restarted one holds nothing, whatever its reporter knows."""
-        backend = self._registry.slots[id_]
-        if backend is None or backend.removed or self._generations[id_] != backend.generation:
-            self._close(id_, now)
 
     def _changed(self, backend: BackendId, worker: PushWorker, keys: Iterable[int], tier: Tier) -> None:
         """What became of prefix hashes, as what became of prefixes."""
         links = [link for key in keys for link in self.links.of_key(key, worker.model)]
         for link in links:
-            self._leases.settle(backend, link.fingerprint)
+            self._leases.pop((backend, link.fingerprint), None)
         self._report(backend, links, tier)
 
     def _report(self, backend: BackendId, links: Sequence[Link], tier: Tier) -> None:
@@ -318,10 +335,13 @@ class WorkerReports:
             return
         for tokens, token, _ in end.chain():
             links = self.links.of_fingerprint(Fingerprint(token)) if tokens == depth and token else ()
-            if links and not any(link.key in worker.hashes for link in links):
-                self._leases.begin(backend, Fingerprint(token), now)
+            lease = backend, Fingerprint(token)
+            if links and lease not in self._leases and not any(link.key in worker.hashes for link in links):
+                self._leases[lease] = now + LEASE_S  # being served again confirms nothing
+                self.map.counters.leases_dropped = self._leases.dropped
 
     def _end_lease(self, backend: BackendId, fingerprint: Fingerprint) -> None:
+        del self._leases[backend, fingerprint]
         worker, links = self.map.workers.get(backend), self.links.of_fingerprint(fingerprint)
         if worker is None or not links or worker.silent or worker.synced_at is None:
             return  # nobody who could have confirmed it

@@ -36,8 +36,7 @@ log = logging.getLogger(__name__)
 
 CHANNEL = "push"
 SILENT_S = 15.0  # three beats of a reporter
-LOOK_S = 0.5
-PAUSE_S = 0.001  # between two ticks that are due at once
+LOOK_S = 0.5  # between two ticks at most
 TURN_S = 0.002
 SETTINGS = GapSettings(peers=False, replay_pause_s=5.0)
 """A replay comes in several reports, each of which may wait for a busy event loop."""
@@ -80,7 +79,7 @@ class PushedEvents:
         self._engine_caches = engine_caches
         self._clock = clock
         self._streams: dict[tuple[BackendId, int], PushedStream] = {}
-        self._due = trio.Event()
+        self.due = trio.Event()
 
     async def take(self, backend: Backend, report: EventReport) -> Mapping[str, Any]:
         """Raises Unavailable while it is not known of which model the events are."""
@@ -103,22 +102,15 @@ class PushedEvents:
             now = await self._turn(now)
         if report.connected and pushed.question is None and report.next > stream.machine.next_seq:
             self._carry(pushed, pushed.connect(True, self._clock(), anew=True))  # a report was lost
-        self._due.set()
+        self.due.set()
         return {"status": "ok", "replay": None if pushed.question is None else pushed.question._asdict()}
 
-    async def run(self) -> None:
-        """Ticks of the streams, until cancelled."""
-        while True:
-            wait_s = self.tick(self._clock())
-            with trio.move_on_after(max(PAUSE_S, wait_s)):
-                await self._due.wait()
-            self._due = trio.Event()
-
     def tick(self, now: float) -> float:
-        """What is due by the time. Returns seconds until the next tick."""
+        """What is due by the time. Returns seconds until the next tick, which `due` wants sooner."""
         next_at = now + LOOK_S
         for key, pushed in list(self._streams.items()):
-            if not self._is_current(key[0], pushed):
+            backend = self._registry.current(key[0])
+            if backend is None or pushed.stream.names.base != names_of(backend, pushed.model):
                 self._close(key, now)
                 continue
             if pushed.connected and now >= pushed.reported_at + SILENT_S:
@@ -169,12 +161,6 @@ class PushedEvents:
             self._streams[backend.id, rank] = PushedStream(stream, report.model, now)
             log.info("engine_events.pushed %s %s", backend.name, source.name)
         return self._streams[backend.id, report.rank]
-
-    def _is_current(self, id_: BackendId, pushed: PushedStream) -> bool:
-        backend = self._registry.slots[id_]
-        return (
-            backend is not None and not backend.removed and pushed.stream.names.base == names_of(backend, pushed.model)
-        )
 
     def _close(self, key: tuple[BackendId, int], now: float) -> None:
         self._streams.pop(key).stream.close(now)

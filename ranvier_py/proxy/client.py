@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import trio
@@ -65,68 +65,32 @@ MISSED: dict[WaitPhase, tuple[type[Exception], str]] = {
 """What a missed deadline means."""
 
 
+@dataclass(slots=True, eq=False, repr=False)  # it knows keys
 class Client:
-    """A connection and the answer under way on it.
+    """A connection and the answer under way on it."""
 
-    Attributes:
-        peer: remote address, for the log.
-        driver: runs its steps, once the server has begun with them.
-        phase, deadline: what is waited for, and until when.
-        started: a byte of the current answer was sent.
-        must_close: the connection ends after this answer; a handler may set it.
-        handling: a handler is at work for it, which ends when the client hangs up.
-        gone: the client hung up.
-        api: whose error shape it expects: "openai" or "anthropic".
-        last_head: of the request before this one; the next is mostly the same.
-        request_id: of the current request, as soon as a handler has named it; our own answers carry it.
-        body_bytes: of the current request's body, as far as it is here.
-        unsent: of the answer, what the client had no room for; None if nothing.
-    """
+    transport: PlainTransport
+    peer: str  # remote address, for the log
+    send_s: float
+    watchdog: Watchdog
+    counters: ServerCounters
+    fd: int = field(init=False)
+    driver: Driver[bool] | None = None  # runs its steps, once the server has begun with them
+    phase: WaitPhase = WaitPhase.IDLE  # what is waited for
+    deadline: float = math.inf  # and until when
+    api: str = "openai"  # whose error shape it expects, or "anthropic"
+    request_id: bytes = b""  # of the current request, once a handler has named it; our own answers carry it
+    started: bool = False  # a byte of the current answer was sent
+    must_close: bool = False  # the connection ends after this answer; a handler may set it
+    head_only: bool = False
+    last_head: RequestHead | None = None  # of the request before this one; the next is mostly the same
+    handling: bool = False  # a handler is at work for it, which ends when the client hangs up
+    gone: bool = False  # the client hung up
+    unsent: memoryview | None = None  # of the answer, what the client had no room for
+    body_bytes: int = 0  # of the current request's body, as far as it is here
 
-    __slots__ = (
-        "_counters",
-        "_watchdog",
-        "api",
-        "body_bytes",
-        "deadline",
-        "driver",
-        "fd",
-        "gone",
-        "handling",
-        "head_only",
-        "last_head",
-        "must_close",
-        "peer",
-        "phase",
-        "request_id",
-        "send_s",
-        "started",
-        "transport",
-        "unsent",
-    )
-
-    def __init__(
-        self, transport: PlainTransport, peer: str, send_s: float, watchdog: Watchdog, counters: ServerCounters
-    ) -> None:
-        self._watchdog = watchdog
-        self._counters = counters
-        self.transport = transport
-        self.fd = transport.fd
-        self.peer = peer
-        self.send_s = send_s
-        self.driver: Driver[bool] | None = None
-        self.phase = WaitPhase.IDLE
-        self.deadline = math.inf
-        self.api = "openai"
-        self.request_id = b""
-        self.started = False
-        self.must_close = False
-        self.head_only = False
-        self.last_head: RequestHead | None = None
-        self.handling = False
-        self.gone = False
-        self.unsent: memoryview | None = None
-        self.body_bytes = 0
+    def __post_init__(self) -> None:
+        self.fd = self.transport.fd
 
     def arm(self, phase: WaitPhase, seconds: float) -> None:
         """From now on wait for `phase`, at most so long."""
@@ -136,7 +100,7 @@ class Client:
         """The same with a point in monotonic time."""
         self.phase = phase
         self.deadline = deadline
-        self._watchdog.armed = True
+        self.watchdog.armed = True
 
     def work(self) -> None:
         """From now on it is our turn: no deadline."""
@@ -176,7 +140,7 @@ class Client:
             sent = self.transport.send_now(parts)
         except OSError as error:
             raise ClientGone(f"sending failed: {error}") from error
-        self._counters.response_bytes += sent
+        self.counters.response_bytes += sent
         if sent != sum(map(len, parts)):
             self.unsent = memoryview(b"".join(parts))[sent:]
 
@@ -195,7 +159,7 @@ class Client:
         self.arm_until(phase, armed + (time.monotonic() - began))
 
     def _sent(self, count: int) -> None:
-        self._counters.response_bytes += count
+        self.counters.response_bytes += count
         self.arm(WaitPhase.SEND, self.send_s)
 
     async def linger(self) -> None:
@@ -212,7 +176,7 @@ class Client:
     def expire(self) -> None:
         """The armed deadline was missed."""
         error, words = MISSED[self.phase]
-        increment(self._counters.timeouts, self.phase.value)
+        increment(self.counters.timeouts, self.phase.value)
         self.interrupt(error(words))
 
     def hang_up(self) -> None:

@@ -8,10 +8,9 @@ Invariant: a connection is in the pool or in one exchange, never both.
 from __future__ import annotations
 
 import select
-import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -124,26 +123,22 @@ class Connection:
             self.pool.counters.open -= 1
 
 
+@dataclass(slots=True, eq=False)
 class ConnectionPool:
     """The unused connections of one address, most recently used last, and what every request to it begins with."""
 
-    __slots__ = ("address", "clock", "counters", "forgotten", "host_line", "idle", "limits", "prefix")
+    address: BackendAddress
+    limits: UpstreamLimits
+    counters: UpstreamCounters
+    clock: Callable[[], float]
+    forgotten: bool = False  # the backend was removed: nothing is put here any more
+    idle: deque[Connection] = field(default_factory=deque)
+    prefix: bytes = field(init=False)
+    host_line: bytes = field(init=False)
 
-    def __init__(
-        self,
-        address: BackendAddress,
-        limits: UpstreamLimits,
-        counters: UpstreamCounters,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.address = address
-        self.limits = limits
-        self.counters = counters
-        self.clock = clock
-        self.forgotten = False  # the backend was removed: nothing is put here any more
-        self.prefix = address.path_prefix.encode()
-        self.host_line = b" HTTP/1.1\r\nhost: " + address.authority.encode("ascii") + b"\r\n"
-        self.idle: deque[Connection] = deque()
+    def __post_init__(self) -> None:
+        self.prefix = self.address.path_prefix.encode()
+        self.host_line = b" HTTP/1.1\r\nhost: " + self.address.authority.encode("ascii") + b"\r\n"
 
     def take(self) -> Connection | None:
         """A connection that seems alive, warmest first."""

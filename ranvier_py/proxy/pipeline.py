@@ -12,10 +12,10 @@ backend's connection is closed at once; only what was proved is learned.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -32,68 +32,109 @@ from ranvier_py.core.errors import (
     UpstreamTimeout,
 )
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.options import Options, option, part, seconds
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Outcome, Transition
-from ranvier_py.core.routing.retries import Next, RetryBudget
+from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, PoolMatch, Router
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase
-from ranvier_py.proxy.pipeline_values import FIRST_BYTE_TOTAL_S, PipelineLimits, PromptTokenizer, ServedRequest
 from ranvier_py.proxy.upstream import Exchange, Upstream
 
 CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed like any other, and not learned: 1 MiB of a stream is some 5,000 tokens."""
 
+FIRST_BYTE_TOTAL_S = 600.0
+"""All tries of one request together wait so long for a first byte, for openai's SDK waits no longer (its
+DEFAULT_TIMEOUT). So whoever sets a deadline of seconds has stuck engines passed over, and the default of 600 s ends in
+a 504: another try would prefill the prompt once more for a client that is gone when it answers."""
 
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits(Options):
+    """Deadlines of one request, in seconds."""
+
+    tokenize_deadline_s: float = option(
+        0.15,
+        "Longest wait for tokens before placing by load. 0 never waits.",
+        most=60.0,
+        key="tokenize_deadline_s",
+        section="Tokens",
+    )
+    first_byte_s: float = seconds(
+        600.0, "Longest wait for a backend to begin its answer.", key="first_byte_timeout_s", section="Limits"
+    )
+    stall_s: float = seconds(120.0, "Longest silence within an answer.", key="stall_timeout_s", section="Limits")
+    retries: RetryLimits = part(RetryLimits)
+
+
+class PromptTokenizer(Protocol):
+    """Tokenizes before placement, or off the path: io/tokenizer_worker.py, or who asks somebody else meanwhile."""
+
+    async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool: ...
+    def submit(self, attempt: Attempt) -> None: ...
+    def finish(self, attempt: Attempt, raw: bytes, *, chunked: bool) -> None: ...
+
+
+@dataclass(slots=True)
+class ServedRequest:
+    """One request of a client, and what became of it so far, for its line in the log."""
+
+    request: HttpRequest
+    client: Client
+    request_id: bytes
+    started_at: float
+    attempt: Attempt | None = None  # the last one
+    status: int = 0
+    tries: int = 0
+    first_byte_at: float = 0.0
+    sent_bytes: int = 0
+    outcome: str = "cancelled"
+
+    def summary(self, now: float) -> RequestSummary:
+        decision = self.attempt.decision if self.attempt else None
+        return RequestSummary(
+            id=self.request_id.decode("latin-1"),
+            method=self.request.method.decode("latin-1"),
+            path=self.request.path.decode("latin-1"),
+            status=self.status,
+            outcome=self.outcome,
+            backend=decision.backend_name if decision else "",
+            policy=decision.policy if decision else "",
+            reason=decision.reason if decision else "",
+            source=decision.source if decision else "",
+            matched_tokens=decision.matched_tokens if decision else 0,
+            prompt_tokens=decision.prompt_tokens if decision else 0,
+            tries=self.tries,
+            first_byte_ms=round(1000 * (self.first_byte_at - self.started_at), 3) if self.first_byte_at else 0.0,
+            total_ms=round(1000 * (now - self.started_at), 3),
+            sent_bytes=self.sent_bytes,
+        )
+
+
+@dataclass(slots=True, eq=False, repr=False)  # it knows keys
 class Pipeline:
-    """Takes every request of the public port from its first step to its last.
+    """Takes every request of the public port from its first step to its last."""
 
-    Args:
-        report: called with every finished request; None where nobody listens.
-        trouble: called with a backend that could not be asked, so that it is probed at once.
-        changed: called with changes of a backend's health that requests brought about.
-        address_of: a backend's address by its URL.
-        asking: who asks streams for their counts; None asks nobody.
-        api_key: sent as bearer key where the client sends no Authorization.
-        name: unique among nodes and restarts; the first part of the request ids made here.
-    """
-
-    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
-        self,
-        router: Router,
-        upstream: Upstream,
-        tokenizer: PromptTokenizer,
-        limits: PipelineLimits,
-        *,
-        address_of: Callable[[str], BackendAddress],
-        asking: UsageAsking | None = None,
-        api_key: str = "",
-        report: Callable[[RequestSummary], object] | None = None,
-        trouble: Callable[[BackendId], object] = lambda _: None,
-        changed: Callable[[Sequence[Transition]], object] = lambda _: None,
-        name: str = "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._router = router
-        self._upstream = upstream
-        self._tokenizer = tokenizer
-        self._limits = limits
-        self._address_of = address_of
-        self._asking = asking or UsageAsking(enabled=False)
-        self._authorization = f"Bearer {api_key}".encode() if api_key else b""
-        self._report = report
-        self._trouble = trouble
-        self._changed = changed
-        self._clock = clock
-        self._ids = (b"%b-%x" % (name.encode(), number) for number in count(1))
+    router: Router
+    upstream: Upstream
+    tokenizer: PromptTokenizer
+    limits: PipelineLimits
+    address_of: Callable[[str], BackendAddress]  # a backend's, by its URL
+    asking: UsageAsking  # who asks streams for their counts
+    report: Callable[[RequestSummary], object] | None  # called with every finished request
+    trouble: Callable[[BackendId], object]  # called with a backend that could not be asked, to be probed at once
+    changed: Callable[[Sequence[Transition]], object]  # called with changes of health that requests brought about
+    authorization: bytes  # sent where the client sends none; may be empty
+    ids: Iterator[bytes]  # for requests that have none: unique among nodes and restarts
 
     def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
         """Answer one request. Raises RanvierError while nothing was sent, for the server to answer."""
-        client.request_id = request.fields.request_id or next(self._ids)
-        served = ServedRequest(request, client, client.request_id, self._clock())
+        client.request_id = request.fields.request_id or next(self.ids)
+        served = ServedRequest(request, client, client.request_id, time.monotonic())
         try:
             own = self._own_answer(request)
             if own is None:
@@ -108,8 +149,8 @@ class Pipeline:
                 served.status = error.status
             raise
         finally:
-            if self._report is not None:
-                self._report(served.summary(self._clock()))
+            if self.report is not None:
+                self.report(served.summary(time.monotonic()))
 
     def _own_answer(self, request: HttpRequest) -> tuple[int, bytes] | None:
         """Status and body of what the node answers itself; None for what goes to a backend."""
@@ -127,7 +168,7 @@ class Pipeline:
     def _models(self) -> tuple[int, bytes] | None:
         """The union of the backends' model lists; None while no backend has sent its own."""
         cards: dict[str, Mapping[str, Any]] = {}
-        for backend in self._router.registry:
+        for backend in self.router.registry:
             for card in backend.cards:
                 cards.setdefault(str(card.get("id")), card)
         return (200, orjson.dumps({"object": "list", "data": list(cards.values())})) if cards else None
@@ -136,18 +177,18 @@ class Pipeline:
 
     def _forward(self, served: ServedRequest) -> Steps[None]:
         """Ask one backend after the other, until one has answered."""
-        router, request = self._router, served.request
+        router, request = self.router, served.request
         path = request.path if request.method == b"POST" and request.fields.readable else b""
         prompt = router.read(path, request.body)
-        found = router.find(prompt, self._clock())
+        found = router.find(prompt, time.monotonic())
         if router.too_little(prompt, found):
-            yield partial(self._tokenizer.tokenize_first, prompt, self._limits.tokenize_deadline_s)
-            found = router.find(prompt, self._clock())
-        budget = RetryBudget(self._limits.retries)
+            yield partial(self.tokenizer.tokenize_first, prompt, self.limits.tokenize_deadline_s)
+            found = router.find(prompt, time.monotonic())
+        budget = RetryBudget(self.limits.retries)
         elsewhere: PoolMatch | None = found
         while elsewhere is not None:
             decision = router.place(prompt, elsewhere)
-            attempt = router.start_attempt(prompt, decision, self._clock(), served.request_id, elsewhere, quiet=True)
+            attempt = router.start_attempt(prompt, decision, time.monotonic(), served.request_id, elsewhere, quiet=True)
             served.attempt = attempt
             served.tries += 1
             elsewhere = yield from self._attempt(served, attempt, budget)
@@ -156,12 +197,12 @@ class Pipeline:
         """Ask, relay, finish. Returns whom to ask instead, or None when the request has ended."""
         client = served.client
         outcome, exchange = Outcome.CANCELLED, None
-        is_last = self._clock() - served.started_at + 2 * self._limits.first_byte_s > FIRST_BYTE_TOTAL_S
+        is_last = time.monotonic() - served.started_at + 2 * self.limits.first_byte_s > FIRST_BYTE_TOTAL_S
         try:
             exchange, is_asked = yield from self._ask(served, attempt)
             attempt.status = exchange.head.status
             answered = outcome_of(attempt.status)
-            if self._limits.retries.retries(attempt.status):
+            if self.limits.retries.retries(attempt.status):
                 elsewhere = self._elsewhere(attempt, answered, budget)
                 if elsewhere is not None:
                     outcome = answered
@@ -170,7 +211,7 @@ class Pipeline:
             outcome = answered
         except UpstreamError as error:
             outcome = outcome_of_error(error, relayed=client.started)
-            self._trouble(attempt.backend)
+            self.trouble(attempt.backend)
             if client.started or (is_last and outcome is Outcome.TIMEOUT):
                 raise
             elsewhere = self._elsewhere(attempt, outcome, budget)
@@ -180,9 +221,9 @@ class Pipeline:
         finally:
             if exchange is not None:
                 exchange.release()
-            transitions = self._router.finish_attempt(attempt, outcome, self._clock())
+            transitions = self.router.finish_attempt(attempt, outcome, time.monotonic())
             if transitions:
-                self._changed(transitions)
+                self.changed(transitions)
         served.outcome = outcome.value
         return None
 
@@ -196,7 +237,7 @@ class Pipeline:
 
     def _found_without(self, prompt: Prompt, tried: Sequence[BackendId]) -> PoolMatch | None:
         try:
-            return self._router.find(prompt, self._clock(), tried)
+            return self.router.find(prompt, time.monotonic(), tried)
         except RanvierError:  # nobody else: the failure that brought us here is the better answer
             return None
 
@@ -207,7 +248,7 @@ class Pipeline:
 
         Where the question may be what is refused, the request is sent once more, as it came.
         """
-        asking, request = self._asking, served.request
+        asking, request = self.asking, served.request
         body = asking.body(attempt.prompt, attempt.backend, attempt.generation)
         if body is None:
             return (yield from self._send(served, attempt, request)), False
@@ -230,16 +271,16 @@ class Pipeline:
         extra = []  # what a backend gets beyond the client's own fields
         if request.fields.request_id is None:
             extra.append((b"x-request-id", served.request_id))
-        if self._authorization and not request.fields.authorized:
-            extra.append((b"authorization", self._authorization))
-        served.client.arm(WaitPhase.FIRST_BYTE, self._limits.first_byte_s)
-        return self._upstream.open(self._address_of(attempt.url), request, extra, partial(self._sent, attempt))
+        if self.authorization and not request.fields.authorized:
+            extra.append((b"authorization", self.authorization))
+        served.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
+        return self.upstream.open(self.address_of(attempt.url), request, extra, partial(self._sent, attempt))
 
     def _sent(self, attempt: Attempt) -> None:
         """What no request needs to wait for: observers, and the tokens of the prompt."""
         if not attempt.announced:
-            self._router.announce(attempt)
-            self._tokenizer.submit(attempt)
+            self.router.announce(attempt)
+            self.tokenizer.submit(attempt)
 
     def _remover(self, attempt: Attempt, exchange: Exchange) -> UsageRemover | None:
         """What takes the counts that only we asked for out of a stream again."""
@@ -247,7 +288,7 @@ class Pipeline:
         if b"text/event-stream" not in fields.lines:
             return None
         if not fields.readable:
-            self._asking.unreadable(attempt.backend, attempt.generation)
+            self.asking.unreadable(attempt.backend, attempt.generation)
             return None
         return UsageRemover(exchange.head.framing, exchange.mark_chunks())
 
@@ -268,7 +309,7 @@ class Pipeline:
         while not exchange.complete:
             if client.unsent is not None:
                 yield client.flush
-            client.arm(WaitPhase.STALL, self._limits.stall_s)
+            client.arm(WaitPhase.STALL, self.limits.stall_s)
             yield exchange.readable
             piece = exchange.receive()
             if piece is None:
@@ -278,7 +319,7 @@ class Pipeline:
                 client.send(kept)
             self._passed(served, attempt, captured, piece)
         if remover is not None:
-            self._asking.answered(remover, attempt.backend, attempt.generation)
+            self.asking.answered(remover, attempt.backend, attempt.generation)
         if captured is not None:
             self._learn(attempt, captured, chunked=head.framing == "chunked")
 
@@ -296,12 +337,12 @@ class Pipeline:
 
     def _passed(self, served: ServedRequest, attempt: Attempt, captured: list[bytes] | None, data: bytes) -> None:
         """A piece of the answer is with the client. `captured` gets it where the answer is to be learned."""
-        now = self._clock()
+        now = time.monotonic()
         if not served.first_byte_at:
             served.first_byte_at = now
         if captured is not None and data:
             if attempt.first_at is None and (not attempt.prompt.stream or has_token(data)):
-                self._router.first_token(attempt, now)
+                self.router.first_token(attempt, now)
             if served.sent_bytes <= CAPTURE_BYTES_MAX:
                 captured.append(data)
         served.sent_bytes = attempt.sent_bytes = served.sent_bytes + len(data)
@@ -310,9 +351,9 @@ class Pipeline:
         """The answer is complete. One without output proves a prefill only if the engine says how it finished."""
         raw = b"".join(captured)
         if attempt.first_at is None and has_finished(raw):
-            self._router.first_token(attempt, self._clock())
+            self.router.first_token(attempt, time.monotonic())
         if attempt.first_at is not None and attempt.sent_bytes <= CAPTURE_BYTES_MAX:
-            self._tokenizer.finish(attempt, raw, chunked=chunked)
+            self.tokenizer.finish(attempt, raw, chunked=chunked)
 
 
 def climbs(path: bytes) -> bool:

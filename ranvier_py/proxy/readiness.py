@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import trio
 from trio.lowlevel import wait_readable
@@ -27,25 +28,16 @@ EVENTS_MAX = 256
 """Taken from the kernel in one call; the rest come with the next."""
 
 
+@dataclass(slots=True, eq=False)
 class Watch:
-    """One socket in the set.
+    """One socket in the set."""
 
-    Attributes:
-        ready: there may be something to read.
-        ended: the peer closed at least its sending side.
-        call: called once, with the next event.
-        hung_up: called when the peer closed.
-    """
-
-    __slots__ = ("_fd", "_readiness", "call", "ended", "hung_up", "ready")
-
-    def __init__(self, readiness: Readiness, fd: int) -> None:
-        self.ready = True  # what came before the set knew the socket
-        self.ended = False
-        self.call: Callable[[], object] | None = None
-        self.hung_up: Callable[[], object] | None = None
-        self._readiness = readiness
-        self._fd = fd
+    readiness: Readiness
+    fd: int
+    ready: bool = True  # there may be something to read, also what came before the set knew the socket
+    ended: bool = False  # the peer closed at least its sending side
+    call: Callable[[], object] | None = None  # called once, with the next event
+    hung_up: Callable[[], object] | None = None  # called when the peer closed
 
     def happened(self, events: int) -> None:
         self.ready = True
@@ -59,7 +51,7 @@ class Watch:
 
     def close(self) -> None:
         """Before the socket is closed. May be called twice."""
-        self._readiness.forget(self._fd, self)
+        self.readiness.forget(self.fd, self)
 
 
 class Readiness:

@@ -52,13 +52,16 @@ class PlainTransport:
         self.watch = watch
         self.readable = watch or partial(wait_readable, self.fd)
 
-    async def receive(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
+    async def receive(self) -> bytes:
         """The next bytes, waiting for them by trio; b"" when the peer has ended its side. Raises OSError."""
         while True:
-            await wait_readable(self.fd)
-            data = self.receive_now(bytes_max)
+            await self._wait()
+            data = self.receive_now()
             if data is not None:  # None: the kernel dropped a segment with a bad checksum after waking us
                 return data
+
+    async def _wait(self) -> None:
+        await wait_readable(self.fd)
 
     def receive_now(self, bytes_max: int = RECEIVE_BYTES) -> bytes | None:
         """The next bytes if some are here, else None. Raises OSError."""
@@ -121,7 +124,7 @@ class TlsTransport(PlainTransport):
         super().__init__(sock, watch)
         self._sock = wrapped = trio.socket.from_stdlib_socket(sock)
         self._received: bytes | None = None
-        self.readable = self._receive
+        self.readable = self._wait
         self._stream = trio.SSLStream(
             trio.SocketStream(wrapped),
             context,
@@ -135,11 +138,7 @@ class TlsTransport(PlainTransport):
         with _mapped_errors():
             await self._stream.do_handshake()
 
-    async def receive(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
-        await self._receive()
-        return self.receive_now(bytes_max) or b""
-
-    async def _receive(self) -> None:
+    async def _wait(self) -> None:
         if not self._received:
             with _mapped_errors():
                 self._received = bytes(await self._stream.receive_some(RECEIVE_BYTES))

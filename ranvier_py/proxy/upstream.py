@@ -194,10 +194,9 @@ class Exchange:
     Attributes:
         head: the final head.
         complete: the message ended as its framing promised; only then can the connection serve again.
-        body_bytes: bytes of body handed out so far, framing included.
     """
 
-    __slots__ = ("_chunks", "_connection", "_left", "_pending", "_reusable", "body_bytes", "complete", "head")
+    __slots__ = ("_chunks", "_connection", "_left", "_pending", "_reusable", "complete", "head")
 
     def __init__(
         self, connection: Connection, reading: HeadReading, pending: bytes, *, whole: bool, dechunked: bool
@@ -207,7 +206,6 @@ class Exchange:
         self._pending = pending
         self._reusable = reusable and whole
         self._chunks: ResponseParser | ChunkedReader | None = chunks
-        self.body_bytes = 0
         self.complete = False
         if dechunked and chunks is not None:
             self.head, self._chunks = replace(self.head, framing="close", fields_read=None), ChunkedReader(keep=True)
@@ -222,7 +220,7 @@ class Exchange:
         return self._connection.transport.readable
 
     def mark_chunks(self) -> MarkingParser | None:
-        """From the first byte of the body on, say where chunks begin and end; None where it has none."""
+        """From the first byte of the body on, note where chunks begin and end; None where it has none."""
         if self._chunks is None or self.head.framing != "chunked":
             return None
         if not isinstance(self._chunks, MarkingParser):  # it has parsed the head, too
@@ -273,7 +271,6 @@ class Exchange:
                 data = data[: self._left]
                 self._ended(surplus)
             self._left -= len(data)
-        self.body_bytes += len(data)
         return data
 
     def _end_of_stream(self) -> bytes:

@@ -1,8 +1,5 @@
 """What came out of a replay, in words, and how its figures are written: for the table and for the report.
 
-It says which policy is the best, what that is worth, how far it is from the possible, where it changes with the rate
-and with the nodes, and what to do.
-
 Rules: only policies compete that served about as many requests as the others; oracles never do. A p90 that is less than
 CLOSE above another is as good.
 """

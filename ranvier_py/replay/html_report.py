@@ -1,8 +1,6 @@
 """The report of a replay: one HTML page that needs nothing else, for somebody who has to decide something.
 
-From the top: what came out of it in words, then for each trace the table, and pictures of what the table can't show:
-hit rates, times to first token, saturation, load, what was lost against the best engine, and why requests went where
-they went. Everything is in the page's own text; nothing is fetched, nothing runs.
+From the top: what came out in words, then for each trace the table, and pictures of what the table can't show.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The runs of one command: each in a process of its own, several at a time, their results in the order of the tasks.
 
-Processes are forked: a trace that was prepared once is there in all of them, and is never sent. What comes back is one
-small result, and the lines of single requests where they were asked for. With one job at a time nothing is forked.
+Processes are forked: a trace that was prepared once is there in all of them. With one job at a time nothing is forked.
 
-Rules: a run that dies ends the command with its own words; no process outlives the command, however that ends: each
-looks for it while it works.
+Rules: a run that dies ends the command with its own words; no process outlives the command, however that ends.
 Bound: `jobs` processes, each with its own engines, nodes and routes; the trace is shared until it is written to.
 """
 
@@ -26,7 +24,7 @@ import orjson
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.model import EngineModel
 from ranvier_py.replay.knowledge import EVENTS_MAX
-from ranvier_py.replay.oracles import ORACLES, OraclePlacer
+from ranvier_py.replay.oracles import ORACLES
 from ranvier_py.replay.replay_nodes import Nodes
 from ranvier_py.replay.replay_plan import Plan, Prepared, prepare
 from ranvier_py.replay.replay_run import Run
@@ -93,9 +91,9 @@ def make_run(task: Task) -> Run:
     (summary, items), plan = task
     events_max = EVENTS_MAX if plan.knowledge == "events" else 0
     engines = [EngineModel(replace(limits, cache_events_max=events_max)) for limits in plan.engines]
-    if plan.policy in ORACLES:
-        return Run(plan, items, engines, OraclePlacer(ORACLES[plan.policy](), engines))
-    return Run(plan, items, engines, Nodes(plan, engines, summary.block_tokens))
+    oracle = ORACLES.get(plan.policy)
+    placer = oracle(engines) if oracle else Nodes(plan, engines, summary.block_tokens)
+    return Run(plan, items, engines, placer)
 
 
 def execute(task: Task, clock: Clock, report: Callable[[int], object] = lambda _: None) -> Done:

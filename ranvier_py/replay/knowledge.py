@@ -1,30 +1,34 @@
 """What the routers of a replay know of the engines' caches, beside what they have learned from requests.
 
-`estimated`: nothing more. `calibrated`: what the counts in answers and the engines' own metrics teach
-(`core/engine_cache/calibration/calibration.py`), as each node does for engines that publish no events; one node looks
-at the metrics of each engine. `events`: the engines publish what they store and drop; one node reads each engine, and
-the others learn of it as peers do.
+`estimated`: nothing more. `calibrated`: what the counts in answers and the engines' own metrics teach, as each node
+does for engines that publish no events. `events`: the engines publish what they store and drop; one node reads each
+engine, and the others learn of it as peers do.
 
-Rule: an event is read before the next request that any node places or sees answered, so its way to the one node that
-reads it counts as nothing; from there on it takes as long as gossip does.
-Bound: `EVENTS_MAX` events of an engine between two looks.
+Rule: an event is read before the next request that any node places or sees answered; from there on it takes as long as
+gossip does. Bound: `EVENTS_MAX` events of an engine between two looks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
+
+import numpy as np
 
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
-from ranvier_py.core.engine_cache.calibration.predictions import ReportedCache
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.named_blocks import NamedBlocks
-from ranvier_py.core.ids import BackendId
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.residency_values import Changes
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
+from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, CacheCleared
+from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
+from ranvier_py.core.prompts.boundaries import TokenIds
+from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.router import Router
-from ranvier_py.replay.engine.block_cache import KeyRemoved, KeysStored
+from ranvier_py.replay.engine.block_cache import CacheEvent, KeyRemoved, KeysStored
 from ranvier_py.replay.engine.model import EngineModel
 
 KnowledgeName = Literal["estimated", "calibrated", "events"]
@@ -37,18 +41,16 @@ TICK_S = 1.0  # as a node does
 METRICS_S = 5.0  # as a node does by default
 SWEEP_ROWS_MAX = 2000
 
+NAME_TOKENS = 2
+"""A name has the size of so many tokens."""
 
-class Knowledge(Protocol):
-    """What nodes learn of caches."""
-
-    def look(self, now: float) -> Sequence[int]:
-        """Take in what has come. Returns the nodes whose routes changed by it."""
-        ...
+WITHOUT_BOUND = 1 << 62
+"""Of what a model holds and of what is looked at at once: the model itself is bounded."""
 
 
 def make_knowledge(
     name: KnowledgeName, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int
-) -> Knowledge | None:
+) -> Calibrated | EventReaders | None:
     """None: nothing more. `engines` must record their cache events where these are to be read."""
     if name == "calibrated":
         return Calibrated(routers, engines, block_tokens)
@@ -68,6 +70,7 @@ class Calibrated:
         self._look_at_metrics()
 
     def look(self, now: float) -> Sequence[int]:
+        """Take in what has come. Returns the nodes whose routes changed by it."""
         if now >= self._looked_at + METRICS_S:
             self._looked_at = now
             self._look_at_metrics()
@@ -81,7 +84,7 @@ class Calibrated:
         for engine, model in enumerate(self._engines):
             node = engine % len(self._routers)
             known, limits = self._routers[node].registry[BackendId(engine)], model.limits
-            reported = ReportedCache(limits.cache_tokens, limits.block_size)
+            reported = EngineMetrics(capacity_tokens=limits.cache_tokens, block_tokens=limits.block_size)
             self.calibrations[node].report(known.id, known.url, known.generation, reported)
 
 
@@ -117,17 +120,44 @@ class EventReaders:
     def _read(self, engine: int, now: float) -> bool:
         blocks = self._blocks[engine]
         for event in self._engines[engine].cache.drain_events():  # a new process has another cache
-            if isinstance(event, KeysStored):
-                blocks.stored(event.keys, event.parent)
-            elif isinstance(event, KeyRemoved):
-                blocks.removed(event.key)
-            else:
-                blocks.cleared()
+            blocks.read(event)
         changes = blocks.changes()
         if changes.cleared or changes.changes:
             self._caches[self._reader(engine)].changed(Source(BackendId(engine), "events"), changes, now)
             return True
         return False
+
+
+class NameHasher(TokenHasher):
+    """Hashes nothing: what stands where the tokens of a block would is its fingerprint."""
+
+    def __init__(self) -> None:
+        super().__init__(b"", NAME_TOKENS)
+
+    def every_block(self, jobs: Sequence[tuple[TokenState, int]], ids: TokenIds) -> tuple[list[int], list[Fingerprint]]:  # noqa: ARG002
+        names: list[Fingerprint] = ids.view(np.uint64).tolist()
+        return list(names), names
+
+
+class NamedBlocks(Residency):
+    """What a modelled engine holds, whose blocks are called by our fingerprints already."""
+
+    def __init__(self, block_tokens: int) -> None:
+        super().__init__(NameHasher(), lambda _: UNKNOWN, entries_max=WITHOUT_BOUND)
+        self._block_tokens = block_tokens
+
+    def read(self, event: CacheEvent) -> None:
+        if isinstance(event, KeysStored):
+            names = np.array(event.keys, dtype=np.uint64).tobytes()
+            self.apply(BlocksStored(event.keys, event.parent or None, names, NAME_TOKENS))
+        else:
+            self.apply(BlocksRemoved((event.key,)) if isinstance(event, KeyRemoved) else CacheCleared())
+
+    def changes(self) -> Changes:
+        """All that changed since the last call."""
+        found, size = self.settle(WITHOUT_BOUND), self._block_tokens
+        deep = [each._replace(tokens=each.tokens // NAME_TOKENS * size) for each in found.changes]
+        return found._replace(changes=tuple(deep))
 
 
 def engine_caches_of(router: Router, block_tokens: int) -> EngineCaches:

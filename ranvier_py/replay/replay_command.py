@@ -1,8 +1,7 @@
 """`ranvier replay`: read the traces, do the runs, show a table, write the files.
 
 The table goes to stdout and nothing else does; progress goes to stderr, as a bar where that is a terminal and as a line
-for each run that ended elsewhere. With `--out` the same results are left as `results.json` and `report.html`.
-This is the one file of the replay, beside the loaders of traces, that touches files and reads a clock.
+for each run that ended elsewhere. Beside the loaders of traces, this alone touches files and reads a clock.
 """
 
 from __future__ import annotations

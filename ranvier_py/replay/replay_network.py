@@ -1,8 +1,7 @@
 """What passes between the nodes of a replay: the real gossip over a network in this process, or updates after a delay.
 
 `PeerNetwork` carries what peers send: bytes are handed over after DELAY_S, nothing is lost, and nobody's clock differs.
-`DelayedNetwork` is the simple alternative: what one node learned and has in flight, all others know `delay_s` later,
-whole and in order. It says what the gossip itself costs, and what slower or faster gossip would be worth.
+`DelayedNetwork` is the simple alternative: what one node learned and has in flight, all others know `delay_s` later.
 
 Rule: neither keeps a run going; `next_at` is for whoever has something else to wait for.
 """
@@ -14,12 +13,10 @@ from collections import deque
 from collections.abc import Sequence
 from math import ceil, inf
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from ranvier_py.core.gossip.gossip import GossipSettings
+from ranvier_py.core.gossip.gossip import FLUSH_INTERVAL_S, IDLE_INTERVAL_S, GossipSettings, RouterPeer
 from ranvier_py.core.gossip.gossip_values import Address, Plane
-from ranvier_py.core.gossip.peer import PeerSettings, RouterPeer
-from ranvier_py.core.gossip.peer.router_peer import IDLE_INTERVAL_S
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing
 from ranvier_py.core.gossip.wire.seal import Subkeys
@@ -39,23 +36,6 @@ PORT = 7946
 
 SCHEMA = 1
 """Of the fingerprints: the same on all nodes of a replay."""
-
-
-class Network(Protocol):
-    """What happens between nodes, beside the requests. `packets` and `bytes_sent` are of the real gossip alone."""
-
-    packets: int
-    bytes_sent: int
-
-    def next_at(self) -> float: ...
-
-    def advance(self, now: float) -> None:
-        """Everything that is due."""
-        ...
-
-    def touched(self, index: int, now: float) -> None:
-        """Something happened to this node's router."""
-        ...
 
 
 def make_network(
@@ -90,7 +70,7 @@ class Packet(NamedTuple):
 class ReplayPeer(RouterPeer):
     """A peer that looks at its router after something happened to it, on the beat on which it would have looked anyway.
 
-    A node looks every `flush_interval_s` while a request is in flight, and mostly finds nothing. In between nothing can
+    A node looks every FLUSH_INTERVAL_S while a request is in flight, and mostly finds nothing. In between nothing can
     have changed here, unless `touched` was called.
     """
 
@@ -104,11 +84,11 @@ class ReplayPeer(RouterPeer):
         self._hurry()
         late_s = now - self._flush_at
         if late_s > 0.0:
-            self._flush_at += ceil(late_s / self._flush_interval_s) * self._flush_interval_s
+            self._flush_at += ceil(late_s / FLUSH_INTERVAL_S) * FLUSH_INTERVAL_S
 
 
 class PeerNetwork:
-    """A Network that carries what peers send. A peer is asked when it wants to wake when something happens to it."""
+    """Carries what peers send; a peer is asked when it wants to wake when something happens to it."""
 
     def __init__(self, peers: Sequence[ReplayPeer], now: float) -> None:
         self.packets = 0
@@ -136,6 +116,7 @@ class PeerNetwork:
                 self._send(index, now)
 
     def touched(self, index: int, now: float) -> None:
+        """Something happened to this node's router."""
         self._peers[index].touched(now)
         self._send(index, now)
 
@@ -161,9 +142,9 @@ def make_peers(routers: Sequence[Router], *, key: bytes, seed: int | str, now: f
     for index, router in enumerate(routers):
         host, port = address_of(index)
         routes = RouteGossipSettings(schema=SCHEMA)
-        gossip = GossipSettings(f"node-{index}", host, port, session=rng.getrandbits(64) or 1, routes=routes)
+        settings = GossipSettings(f"node-{index}", host, port, rng.getrandbits(64) or 1, key, routes=routes)
         own = Random(f"{seed}/{index}")  # noqa: S311  # as above
-        peers.append(ReplayPeer(router, PeerSettings(gossip, fingerprint_key=key), ring, own, now, subkeys=subkeys))
+        peers.append(ReplayPeer(router, settings, ring, own, now, subkeys=subkeys))
     return peers
 
 
@@ -181,7 +162,7 @@ class DelayedUpdate(NamedTuple):
 
 
 class DelayedNetwork:
-    """A Network in which all nodes know after `delay_s` what one of them learned and has in flight."""
+    """All nodes know after `delay_s` what one of them learned and has in flight."""
 
     packets = bytes_sent = 0
 
@@ -230,3 +211,6 @@ class DelayedNetwork:
                 if sender != index:
                     others = others.plus(loads[backend])
             registry.set_peer_load(BackendId(backend), others, update.at)
+
+
+Network = PeerNetwork | DelayedNetwork

@@ -1,8 +1,7 @@
 """The nodes of a replay: real Routers, composed as a node composes its own, driven by the requests of a trace.
 
-A request comes to a node by the draw of the run's seed, as a DNS name with many addresses would send it. Find, place,
-first token, learn and finish are the node's own code. The engine's answer is learned in the moment it ends. That an
-engine has a new process, each node sees by a probe of its own, up to PROBE_INTERVAL_S later, or learns from a peer.
+A request comes to a node by the draw of the run's seed, as a DNS name with many addresses would send it. That an engine
+has a new process, each node sees by a probe of its own, up to PROBE_INTERVAL_S later, or learns from a peer.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.replay.engine.model import EngineModel
 from ranvier_py.replay.knowledge import make_knowledge
 from ranvier_py.replay.replay_network import make_network
-from ranvier_py.replay.replay_plan import Placed, Plan, Prepared
+from ranvier_py.replay.replay_plan import Placed, Placer, Plan, Prepared
 
 KEY = b"a replay has no secret to keep.."
 """What fingerprints of a cluster are keyed with. Those of a trace are ready; peers agree by it all the same."""
@@ -48,7 +47,7 @@ class ProbeDue(NamedTuple):
     started_at: float
 
 
-class Nodes:
+class Nodes(Placer):
     """N routers before the same engines. A backend's id is its engine's index."""
 
     def __init__(self, plan: Plan, engines: Sequence[EngineModel], block_tokens: int, now: float = 0.0) -> None:

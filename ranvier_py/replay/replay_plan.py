@@ -1,32 +1,31 @@
 """What a run is made of: its plan, and the requests of a trace as routers and engines take them.
 
-A trace has no text, so there is nothing to read or to tokenize: `prepare` turns its chains into Prompts once, and all
-runs share them. A trace names each prefix once; the routers match by that name as by a token fingerprint, which is what
-a node whose tokenizer keeps up has.
+A trace has no text: `prepare` turns its chains into Prompts once, and all runs share them. The routers match by the
+trace's one name of a prefix as by a token fingerprint, which is what a node whose tokenizer keeps up has.
 
 Rule: a Prompt and a Job are never changed by a run.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
-
-import numpy as np
 
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import Segment, TokenState
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement.policies import PlacementOptions
 from ranvier_py.core.routing.router import Attempt
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.knowledge import KnowledgeName
+from ranvier_py.replay.replay_network import Network
 from ranvier_py.replay.traces.trace import Depth, Trace, TraceRequest
-
-NO_IDS = np.zeros(0, dtype=np.uint32)
 
 
 class Restart(NamedTuple):
@@ -134,7 +133,7 @@ def prepared(
         if index == asked - 1:
             end = at
     keys = tuple([names.get(block, block) for block in request.blocks]) if names else request.blocks
-    job = Job(request.prompt_tokens, request.answer_tokens, NO_IDS, keys)
+    job = Job.named(request.prompt_tokens, request.answer_tokens, keys)
     return Prepared(request, TracePrompt(request, end, root), at, job)
 
 
@@ -147,3 +146,25 @@ def boundary_after(
         found = known[name] = Boundary(parent, key.fingerprint, key.tokens)
         found.tokenized(Segment(anchors, key, TokenState(key.tokens, 0, ())))
     return found
+
+
+class Placer(ABC):
+    """Who places requests: nodes, or an oracle, which does no more than that."""
+
+    network: Network | None = None
+
+    @abstractmethod
+    def place(self, item: Prepared, now: float) -> Placed: ...
+
+    def first_token(self, placed: Placed, now: float) -> None: ...  # noqa: B027  # an oracle need not know
+
+    def finished(self, placed: Placed, item: Prepared, cached_tokens: int, now: float) -> None: ...  # noqa: B027
+
+    def failed(self, placed: Placed, outcome: Outcome, now: float) -> None: ...  # noqa: B027
+
+    def restarted(self, engine: int, now: float) -> None: ...  # noqa: B027
+
+    def next_at(self) -> float:
+        return inf
+
+    def advance(self, now: float) -> None: ...  # noqa: B027

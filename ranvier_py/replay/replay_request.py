@@ -1,7 +1,6 @@
 """What a command line of `ranvier replay` asks for, read and checked before any work is done.
 
-Sizes are written as people write them: 200k, 1M, 1_000_000. Lists are separated by commas. Everything that is wrong
-raises RequestRefused with one line that names the flag, what was given and what was expected.
+Everything that is wrong raises RequestRefused with one line that names the flag, what was given and what was expected.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
 from ranvier_py.core.errors import ConfigError
@@ -36,7 +36,7 @@ SPAN_S_MAX = 1e9
 """Thirty years from the first request to the last: stamps of two clocks, or of another unit, are further apart."""
 
 SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kKMG]?)")
-UNITS = (("", 1), ("k", 1_000), ("K", 1_000), ("M", 1_000_000), ("G", 1_000_000_000))
+UNITS = MappingProxyType({"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000})
 
 Value = TypeVar("Value")
 Name = TypeVar("Name", bound=str)
@@ -148,18 +148,13 @@ def restart_of(text: str, engines: int) -> Restart:
 def rates_of(text: str) -> tuple[float, ...]:
     """The rates of `rate=0.5,1,2`, ascending and each once."""
     name, _, values = text.partition("=")
-    rates: list[float] = []
-    if name == "rate" and values.count(",") < RATES_MAX:
-        try:
-            rates = sorted({float(value) for value in values.split(",")})
-        except ValueError:
-            rates = []
-    if not rates or not all(isfinite(rate) and rate > 0 for rate in rates):
-        raise RequestRefused(
-            f"--sweep: a sweep is rate= and up to {RATES_MAX} positive numbers, as rate=0.5,1,2, not {text!r}"
-        )
-    if rates[-1] > SPEED_MAX:
-        raise RequestRefused(f"--sweep: expected rates up to {SPEED_MAX:g}, not {rates[-1]:g}")
+    try:
+        rates = sorted({positive(SPEED_MAX)(value) for value in values.split(",")})
+    except ValueError:
+        rates = []
+    if name != "rate" or not 0 < len(rates) <= RATES_MAX:
+        known = f"rate= and up to {RATES_MAX} positive numbers up to {SPEED_MAX:g}, as rate=0.5,1,2"
+        raise RequestRefused(f"--sweep: a sweep is {known}, not {text!r}")
     return tuple(rates)
 
 
@@ -243,5 +238,5 @@ def size_of(text: str) -> int | None:
     found = SIZE.fullmatch(text)
     if found is None:
         return None
-    value = float(found[1].replace("_", "")) * dict(UNITS)[found[2]]
+    value = float(found[1].replace("_", "")) * UNITS[found[2]]
     return int(value) if value == int(value) else None

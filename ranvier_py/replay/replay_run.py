@@ -1,8 +1,7 @@
 """One run of a replay: arrivals, engines, restarts, and what passes between nodes, on one clock of virtual time.
 
-The next moment is the earliest of the next arrival, the engines' next steps, the next restart and what goes on beside
-them; nothing waits. The router's own time counts as zero. The nodes have START_S to find each other before the first
-request. What happens at one moment happens in this order: beside, engines (by index), restarts, arrivals.
+The router's own time counts as zero. What happens at one moment happens in this order: beside, engines (by index),
+restarts, arrivals.
 
 Rules: every request ends once: finished, refused by its engine, or aborted by a restart. Runs of one plan are equal.
 """
@@ -10,16 +9,16 @@ Rules: every request ends once: finished, refused by its engine, or aborted by a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Any, Protocol
+from typing import Any
 
 from ranvier_py.core.errors import RequestError
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.replay.engine.engine_values import EngineError, EngineEvent, EngineEventKind, PromptTooLongError
 from ranvier_py.replay.engine.model import EngineModel
 from ranvier_py.replay.oracles import regret
-from ranvier_py.replay.replay_network import Network
-from ranvier_py.replay.replay_plan import Placed, Plan, Prepared, Restart
+from ranvier_py.replay.replay_plan import Placed, Placer, Plan, Prepared, Restart
 from ranvier_py.replay.results import DIGITS, Tally
 
 START_S = 10.0
@@ -31,30 +30,14 @@ REPORT_EVERY = 200
 QUEUE_FULL, TOO_LONG, RESTARTED, NO_ENGINE = "queue_full", "prompt_too_long", "engine_restarted", "no_engine"
 
 
-class Placer(Protocol):
-    """Who places requests: nodes, or an oracle."""
-
-    @property
-    def network(self) -> Network | None: ...
-    def place(self, item: Prepared, now: float) -> Placed: ...
-    def first_token(self, placed: Placed, now: float) -> None: ...
-    def finished(self, placed: Placed, item: Prepared, cached_tokens: int, now: float) -> None: ...
-    def failed(self, placed: Placed, outcome: Outcome, now: float) -> None: ...
-    def restarted(self, engine: int, now: float) -> None: ...
-    def next_at(self) -> float: ...
-    def advance(self, now: float) -> None: ...
-
-
+@dataclass(slots=True, eq=False)
 class Pending:
     """A request at an engine. `row` is what is known of it alone, where that is wanted."""
 
-    __slots__ = ("at", "item", "placed", "row")
-
-    def __init__(self, item: Prepared, placed: Placed, at: float) -> None:
-        self.item = item
-        self.placed = placed
-        self.at = at
-        self.row: dict[str, Any] = {}
+    item: Prepared
+    placed: Placed
+    at: float
+    row: dict[str, Any] = field(default_factory=dict)
 
 
 class Run:
@@ -135,7 +118,7 @@ class Run:
 
     def _note_regret(self, request: Pending, now: float) -> None:
         """Before it is submitted. What the chosen engine will refuse has no time that could be lost."""
-        lost_s = regret(request.item.job, self._engines, range(len(self._engines)), request.placed.engine, now)
+        lost_s = regret(request.item.job, self._engines, request.placed.engine, now)
         if isfinite(lost_s):
             self.tally.regret_s.append(lost_s)
             request.row["regret_s"] = round(lost_s, DIGITS)

@@ -1,8 +1,7 @@
 """The table that a replay prints: one row for each policy, number of nodes and rate, and below it what came out.
 
-`COLUMNS` are also those of the report. In each column the best figure of those that compete is bold where there is a
-terminal: the runs of one trace, at one rate, on as many nodes. Oracles know what no router can know: they are shown and
-compete with nobody. On a narrow terminal columns are left out rather than rows folded; the files of `--out` have all.
+The best figure of those that compete is bold on a terminal: the runs of one trace, at one rate, on as many nodes.
+Oracles compete with nobody. On a narrow terminal columns are left out rather than rows folded; the files have all.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """What comes of runs: plain values that are JSON as they are. Seconds, tokens, and shares from 0 to 1.
 
-`Tally` counts while a run goes on; `RunResult` is what comes of it; `ReplayResults` holds all runs of one command, for
-the table, the JSON file and the page; `curves` are the runs of a sweep, by policy.
-
 Rules: hit rates are the engines' own: of the prompt tokens of requests that left a queue, those not computed. A time to
-first token counts from arrival at the node, queue included. A failed request has no times. `load_over_time` has at
-most SAMPLES_MAX moments: beyond, every second one goes and the step doubles.
-Two runs of one plan are equal in everything but `wall_s`.
+first token counts from arrival at the node, queue included. A failed request has no times. Two runs of one plan are
+equal in everything but `wall_s`.
 """
 
 from __future__ import annotations

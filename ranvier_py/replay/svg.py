@@ -1,13 +1,12 @@
 """Charts as SVG text: lines and bars, on linear or logarithmic axes. No script, no style sheet of others.
 
-A chart is drawn from plain series and says so in words, too: each line and bar has a <title>, which browsers show where
-the pointer rests, and the whole has an aria-label. Colours are classes (`c0`, `c1` …), so that the page decides them,
-for light and for dark. Values that no measurement has are left out: not finite, negative, 0 on a logarithmic axis.
+Each line and bar has a <title>, and the whole an aria-label. Colours are classes (`c0`, `c1` …) that the page defines.
+Values that no measurement has are left out: not finite, negative, 0 on a logarithmic axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
@@ -114,13 +113,7 @@ def bar_chart(title: str, bars: Sequence[Bar], x: Axis) -> str:
     row, left = 24, 150
     height = TOP + row * len(bars) + BOTTOM
     across = Scale([bar.value for bar in bars], x, left, WIDTH - RIGHT - 60)
-    parts = []
-    for tick in across.ticks:
-        parts.append(
-            f'<line class="grid" x1="{across(tick):.1f}" x2="{across(tick):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
-        )
-        parts.append(text(across(tick), height - BOTTOM + 16, x.written(tick), "middle"))
-    parts.append(text((left + WIDTH) / 2, height - 6, x.label, "middle"))
+    parts = [*ticks_below(x, across, height), text((left + WIDTH) / 2, height - 6, x.label, "middle")]
     for number, bar in enumerate(bars):
         top = TOP + row * number
         wide = max(0.0, across(bar.value) - left) if across.shows(bar.value) else 0.0
@@ -140,15 +133,18 @@ def frame(x: Axis, y: Axis, across: Scale, up: Scale) -> str:
     for tick in up.ticks:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(tick):.1f}" y2="{up(tick):.1f}"/>')
         parts.append(text(LEFT - 6, up(tick) + 4, y.written(tick), "end"))
-    for tick in across.ticks:
-        parts.append(
-            f'<line class="grid" x1="{across(tick):.1f}" x2="{across(tick):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-        )
-        parts.append(text(across(tick), HEIGHT - BOTTOM + 16, x.written(tick), "middle"))
+    parts += ticks_below(x, across, HEIGHT)
     parts.append(text((LEFT + WIDTH) / 2, HEIGHT - 6, x.label, "middle"))
     place = f"translate(14 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)"
     parts.append(f'<text class="label" transform="{place}" text-anchor="middle">{escape(y.label)}</text>')
     return "".join(parts)
+
+
+def ticks_below(x: Axis, across: Scale, height: float) -> Iterator[str]:
+    for tick in across.ticks:
+        at = across(tick)
+        yield f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
+        yield text(at, height - BOTTOM + 16, x.written(tick), "middle")
 
 
 def text(x: float, y: float, states: str, anchor: str) -> str:

@@ -73,7 +73,7 @@ class PrefixSender:
     """What one router gets of given hashes. `held` is all that the engine holds now, kept by the owner."""
 
     def __init__(self, worker: str, model: str, held: Mapping[str, None], sync_s: float = BEAT_S) -> None:
-        self.syncs = self.evictions = self.overflowed = 0
+        self.overflowed = 0
         self._head = {"worker_id": worker, **({"model": model} if model else {})}
         self._held = held
         self._sync_s = sync_s
@@ -117,8 +117,6 @@ class PrefixSender:
         self._batch_at = now + BATCH_S
         if self._is_sync:
             self._sync_at = now + self._sync_s
-        self.syncs += self._is_sync
-        self.evictions += not self._is_sync
 
 
 class EvictionReporter:

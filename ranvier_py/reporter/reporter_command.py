@@ -31,8 +31,8 @@ from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import set_up_logs
+from ranvier_py.reporter import KEY_VARIABLE
 from ranvier_py.reporter.event_relay import EventLog, EventRelay
-from ranvier_py.reporter.reporter_flags import KEY_VARIABLE
 from ranvier_py.reporter.router_link import RouterLink
 
 log = logging.getLogger(__name__)

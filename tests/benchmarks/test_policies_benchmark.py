@@ -156,22 +156,24 @@ def test_every_workload_has_a_capacity_for_both_caches_and_room_for_its_longest_
 # --- a run ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_run_goes_from_traffic_to_goals() -> None:
+def test_one_run_goes_from_traffic_to_goals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "LOADS", ((AMPLE, 1, (0.7,)), (AMPLE, 4, (0.7,)), (TIGHT, 1, (0.7,))))
     workload = replace(WORKLOADS["shared_prefix_groups"], draws=2, retimed=workloads.poisson)
     trace = traffic.shared_prefix_groups(1, groups=5)
-    arguments = policies.parse(["--policy", "ttft,affinity,least_loaded,oracle_ttft,oracle_greedy", "--load", "0.7"])
+    arguments = policies.parse(["--policy", "ttft,affinity,least_loaded,oracle_ttft,oracle_greedy"])
     cases = policies.cases_of(workload, trace, arguments)
     counts = [(case.cache, case.draw, case.task.plan.policy, case.task.plan.nodes) for case in cases]
     assert len(set(counts)) == len(counts) == 2 * (3 * 3 + 2 * 2)  # both draws; 1 and 4 nodes, tight; oracles once each
-    results = [each.result for each in execute_all([case.task for case in cases], 1, lambda: 0.0)]
-    rows = policies.rows_of(cases, results)
+    done = execute_all([case.task for case in cases], 1, lambda: 0.0)
+    ran = [(case, each.result) for case, each in zip(cases, done, strict=True)]
+    rows = policies.rows_of(ran)
     assert len(rows) == len(cases) / 2
     found = goals(rows, ample=AMPLE, controls=["shared_prefix_groups"])
     assert found["ttft_never_worse"]["cells"] == 3
     assert found["ttft_near_oracle"]["cells"] == 3
     assert found["affinity_hits"]["cells"] == 2
     assert all(each.failed == 0 and each.ttft_p90_s > 0 for each in rows)
-    text = policies.page_of(cases, results, {"seed": 1})
+    text = policies.page_of(ran, {"seed": 1})
     assert "shared_prefix_groups" in text
     assert "oracle_greedy" in text
     written = json.loads(to_json({"goals": found, "columns": rows[0]._fields}, rows))
@@ -184,7 +186,7 @@ def test_a_quick_run_writes_no_results(monkeypatch: pytest.MonkeyPatch, tmp_path
     """A part of the benchmark must never take the place of the committed figures."""
     monkeypatch.setattr(policies, "RESULTS", tmp_path)
     monkeypatch.setattr("benchmarks.harness.bench.RESULTS", tmp_path)
-    flags = ["--quick", "--workload", "shared_prefix_groups", "--policy", "least_loaded", "--nodes", "1", "--jobs", "1"]
+    flags = ["--quick", "--workload", "shared_prefix_groups", "--policy", "least_loaded", "--jobs", "1"]
     assert policies.main(flags) == 0
     assert list(tmp_path.iterdir()) == []
 

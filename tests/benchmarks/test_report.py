@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -30,8 +32,12 @@ def test_a_result_is_printed_where_no_file_shall_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("benchmarks.harness.bench.RESULTS", tmp_path)
-    assert finish("one", {"seed": 1}, write=False, rows=[[1, 2]]) == 0
+    asked = Namespace(seed=1, dry=False, tokenizer=Path("somewhere/qwen"))
+    assert finish("one", asked, {}, whole=False, rows=[[1, 2]]) == 0
     assert '"rows": [\n    [1, 2]\n  ]\n}\n' in capsys.readouterr().out
+    assert finish("one", Namespace(dry=True), {}) == finish("one", Namespace(dry=False, quick=True), {}) == 0
     assert list(tmp_path.iterdir()) == []
-    assert finish("one", {"seed": 1}, write=True) == 0
-    assert '"commit"' in (tmp_path / "one.json").read_text()
+    assert finish("one", asked, {"cases": []}) == 0
+    written = json.loads((tmp_path / "one.json").read_text())
+    assert written | {"seed": 1, "tokenizer": "qwen", "cases": []} == written
+    assert "commit" in written

@@ -117,7 +117,7 @@ async def test_a_stream_without_the_option_has_no_usage_chunk() -> None:
 async def test_completions_take_text_or_token_ids() -> None:
     async with lab() as it:
         by_text = (await it.post("/v1/completions", model="lab", prompt="one two three four ")).json()
-        ids = it.engine._tokenizer.encode("one two three four ", special=True).tolist()
+        ids = ByteTokenizer().encode("one two three four ", special=True).tolist()
         by_ids = (await it.post("/v1/completions", model="lab", prompt=ids)).json()
         streamed = await it.post("/v1/completions", model="lab", prompt=[ids], stream=True)
     assert by_text["object"] == "text_completion"
@@ -216,7 +216,7 @@ async def test_a_restart_clears_the_cache_cuts_streams_and_shows_a_new_start_tim
     assert after["started_at"] > before["started_at"]
     assert (before["generation"], after["generation"]) == (1, 2)
     assert after["prompt_tokens"] == 0
-    assert after["lifetime"]["prompt_tokens"] > before["lifetime"]["prompt_tokens"] > 0
+    assert before["prompt_tokens"] > 0
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 

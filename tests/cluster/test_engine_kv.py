@@ -15,7 +15,7 @@ import trio
 from cluster.engine.engine_process import config_of, parser, serve
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import ByteTokenizer
-from cluster.engine.kv_events import ENCODINGS, KvEncoder, KvEvents, Scope
+from cluster.engine.kv_events import ENCODINGS, KvEncoder, Scope
 from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.residency import Residency
@@ -102,12 +102,12 @@ class Lab:
 
     async def received_all(self) -> None:
         assert self.engine.kv is not None
-        await until(lambda: self.received.stream.machine.next_seq == self.engine.kv.publisher._next)
+        await until(lambda: self.received.machine.next_seq == self.engine.kv.publisher.next_number)
 
     def residency(self) -> Residency:
         """All that was told, applied anew."""
         residency = Residency(model.hasher(), model.namespace_of)
-        for _, payload in self.received.stream.applied:
+        for _, payload in self.received.applied:
             for event in self.decoder.decode(payload).events:
                 residency.apply(event)
             while not residency.settle().complete:
@@ -122,8 +122,10 @@ class Lab:
 
 @asynccontextmanager
 async def lab(encoding: str = "map") -> AsyncIterator[Lab]:
-    endpoints = KvEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", replays_topic=encoding == "map")
-    config = EngineConfig("e1", ("lab", "adapter"), SMALL, 640, kv=KvEvents(endpoints, encoding))
+    endpoints = KvEndpoints(
+        "tcp://127.0.0.1:0", "tcp://127.0.0.1:0", encoding=encoding, replays_topic=encoding == "map"
+    )
+    config = EngineConfig("e1", ("lab", "adapter"), SMALL, 640, kv=endpoints)
     engine = Engine(config, ByteTokenizer())
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
@@ -176,7 +178,7 @@ async def test_messages_that_were_lost_are_reported_again() -> None:
         for number in range(6):
             await engine.ask(list(range(100 * number, 100 * number + 40)))
         await engine.received_all()
-        assert engine.received.stream.machine.counters.repaired >= 1
+        assert engine.received.machine.counters.repaired >= 1
         assert engine.residency().copies(Tier.GPU) == engine.table()
         assert (await engine.client.post("/admin/kv", json={"lose": "many"})).status_code == 400
 
@@ -188,7 +190,7 @@ async def test_a_restarted_engine_counts_from_zero(encoding: str) -> None:
             await engine.ask(list(range(100 * number, 100 * number + 40)))
         await engine.received_all()
         assert (await engine.client.post("/admin/restart")).status_code == 200
-        await until(lambda: engine.received.subscriber.counters.connects == 2)
+        await until(lambda: engine.received.counters.connects == 2)
         await engine.ask(list(range(7, 47)))
         await engine.received_all()
         assert engine.residency().copies(Tier.GPU) == engine.table()
@@ -206,13 +208,16 @@ async def test_a_cleared_cache_is_reported() -> None:
 def test_the_options_of_the_command_state_where() -> None:
     arguments = parser().parse_args(["--kv-events", "tcp://*:0", "--kv-replay", "tcp://*:0", "--kv-encoding", "array"])
     kv = config_of(arguments).kv
-    assert kv == KvEvents(KvEndpoints("tcp://*:0", "tcp://*:0", replays_topic=False), "array")
+    assert kv == KvEndpoints("tcp://*:0", "tcp://*:0", encoding="array", replays_topic=False)
     assert config_of(parser().parse_args([])).kv is None
     with pytest.raises(ValueError, match="needs --kv-events"):
         config_of(parser().parse_args(["--kv-replay", "tcp://*:0"]))
 
 
-def test_an_engine_without_events_states_so() -> None:
+async def test_an_engine_without_events_has_no_page_about_them() -> None:
     engine = Engine(EngineConfig("e1", ("lab",), SMALL, 640), ByteTokenizer())
-    assert engine.kv is None
-    assert (b"GET", b"/kv_event_sources") not in engine._routes
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(serve, engine, "127.0.0.1", 0)
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+            assert (await client.get("/kv_event_sources")).status_code == 404
+        nursery.cancel_scope.cancel()

@@ -14,7 +14,7 @@ import trio.testing
 from cluster.processes.chaos_run import LATE_S_MAX, LOADING_S, Options, Run
 from cluster.processes.fleet import Fleet, Member
 from cluster.processes.link_control import LinkMode
-from cluster.processes.process_steps import LOOK_S, ProcessSteps
+from cluster.processes.process_steps import ProcessSteps
 from cluster.scenario import Cluster, Scenario, Step
 
 FOR_S = 60.0
@@ -70,20 +70,22 @@ def lasted(folder: Path, begins_s: float, takes_s: float) -> tuple[float, float,
     return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_what_is_ready_in_time_adds_nothing(tmp_path: Path) -> None:
-    assert lasted(tmp_path, 10.0, LOADING_S) == (FOR_S, 10.0 + LOADING_S, 0.0)
-
-
-def test_what_takes_longer_is_added(tmp_path: Path) -> None:
-    ended_s, quiet_s, late_s = lasted(tmp_path, 10.0, LOADING_S + 20.0)
-    assert late_s == pytest.approx(20.0, abs=2 * LOOK_S)
-    assert (ended_s, quiet_s) == (pytest.approx(FOR_S + late_s), pytest.approx(10.0 + LOADING_S + 20.0))
-
-
-def test_the_run_does_not_end_while_something_is_started(tmp_path: Path) -> None:
-    ended_s, quiet_s, _ = lasted(tmp_path, FOR_S - 2.0, 30.0)
-    assert quiet_s == pytest.approx(FOR_S + 28.0)
-    assert FOR_S + 28.0 <= ended_s < FOR_S + 30.0
+@pytest.mark.parametrize(
+    ("begins_s", "takes_s", "ended_s", "quiet_s"),
+    [
+        pytest.param(10.0, LOADING_S, FOR_S, 10.0 + LOADING_S, id="what is ready in time adds nothing"),
+        pytest.param(10.0, LOADING_S + 20.0, FOR_S + 20.0, 30.0 + LOADING_S, id="what takes longer is added"),
+        pytest.param(FOR_S - 2.0, 30.0, FOR_S + 28.0, FOR_S + 28.0, id="no end while something is started"),
+        pytest.param(10.0, 10_000.0, FOR_S + LATE_S_MAX, None, id="what never is ready ends all the same"),
+    ],
+)
+def test_a_run_is_as_late_as_what_it_waits_for(
+    tmp_path: Path, begins_s: float, takes_s: float, ended_s: float, quiet_s: float | None
+) -> None:
+    ended, quiet, late_s = lasted(tmp_path, begins_s, takes_s)
+    assert ended == pytest.approx(FOR_S + late_s)
+    assert ended == pytest.approx(ended_s, abs=2.0)
+    assert quiet_s is None or quiet == pytest.approx(quiet_s)
 
 
 def test_the_next_is_not_stopped_before_the_last_is_back(tmp_path: Path) -> None:
@@ -105,8 +107,3 @@ def test_the_next_is_not_stopped_before_the_last_is_back(tmp_path: Path) -> None
     for what, _ in diary:
         away += 1 if what == "gone" else -1
         assert away <= 2
-
-
-def test_what_never_is_ready_ends_all_the_same(tmp_path: Path) -> None:
-    ended_s, _, late_s = lasted(tmp_path, 10.0, 10_000.0)
-    assert (ended_s, late_s) == (FOR_S + LATE_S_MAX, LATE_S_MAX)

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import trio
@@ -28,18 +28,17 @@ from cluster.processes.chaos_clients import ROUNDS_MAX, Clients, arrivals, conve
 from cluster.processes.chaos_plan import (
     CLIENTS_NAME,
     CLUSTER_NAME,
-    Engines,
-    engine_command,
     make_plan,
     node_command,
     write_keys,
 )
 from cluster.processes.children import Command
+from cluster.processes.commands import Engines, engine_command
 from cluster.processes.fleet import Fleet, Member, limit_leaving
 from cluster.processes.link_control import PRIVATE_FLAG, CannotDo, LinkMode, can_be_private, choose, private_command
 from cluster.processes.process_steps import ProcessSteps, dns_fault
 from cluster.processes.request_log import Entry, RequestLog, hit_report, hits_back_s
-from cluster.scenario import DNS_WORDS, VERBS, Cluster, Expect, Load, Scenario, Step, load_scenario
+from cluster.scenario import VERBS, Cluster, Dns, Expect, Load, Scenario, Step, load_scenario, settled
 from ranvier_py.cli import make_parser as node_parser
 from ranvier_py.core.gossip.gossip_values import Plane
 
@@ -283,7 +282,7 @@ def test_every_flag_of_a_node_is_one_that_nodes_know(tmp_path: Path) -> None:
     assert len(options.backend) == 2
     silent = node_command(plan, place, cluster, gossip=False, label="", prefix=())
     assert not [word for word in silent.argv if "gossip" in word or "cluster" in word or "join" in word]
-    engine = engine_command(plan, plan.engines[0], Engines())
+    engine = engine_command(Engines(), plan.engines[0])
     assert engine.argv[4:6] == ("--listen", f"127.0.0.1:{plan.engines[0].port}")
 
 
@@ -342,13 +341,13 @@ def test_every_verb_that_is_not_refused_and_every_word_of_dns_is_known_here() ->
     """One that nobody carries out would fail in the middle of a run."""
     verbs = {verb.method or name for name, verb in VERBS.items() if "processes" in verb.runs_on}
     assert verbs == {name[3:] for name in dir(ProcessSteps) if name.startswith("do_")}
-    for word in DNS_WORDS:
+    for word in get_args(Dns):
         assert word == "flapping" or (dns_fault(word, 6, ("10.0.0.1",)) is None) == (word == "all")
 
 
 def test_flags_change_the_scenario_and_are_checked() -> None:
     options = chaos.make_parser().parse_args(["--nodes", "4", "--for", "90", "--seed", "3"])
-    scenario = chaos.scenario_of("rolling_restart", options)
+    scenario = settled("rolling_restart", "processes", options.seed, options.nodes, options.engines, options.for_s)
     assert (scenario.cluster.nodes, scenario.for_s) == (4, 90.0)
     assert scenario.steps[0].nodes == (0, 1, 2, 3)
     assert chaos.main(["--scenario", "rolling_restart", "--for", "1"]) == chaos.MISUSED

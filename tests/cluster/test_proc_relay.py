@@ -11,7 +11,7 @@ import trio
 
 from cluster.dns.addresses import free_port
 from cluster.network.links import CUT, Link, Links, Rule
-from cluster.processes.packet_record import Deframer, Recorder, text_needles, token_needles
+from cluster.processes.packet_record import Deframer, Recorder
 from cluster.processes.relay import End, Relay
 
 DEADLINE_S = 10
@@ -41,11 +41,6 @@ class Pair:
     async def receive(self, number: int) -> tuple[bytes, str]:
         data, source = await self.udp[number].recvfrom(2000)
         return data, source[0]
-
-    async def counted(self, what: str) -> None:
-        """Until the relay has dealt with something that never arrives."""
-        while not self.relay.counts.get(what):
-            await trio.testing.wait_all_tasks_blocked(0.001)
 
     async def receives_nothing(self, number: int) -> bool:
         """Nothing comes although something that was sent later, the other way, has come and gone."""
@@ -95,24 +90,6 @@ async def test_a_cut_is_silent_in_its_direction_alone_until_it_heals() -> None:
         await two.send(0, b"again")
         assert (await two.receive(1))[0] == b"again"
         assert two.relay.counts["udp cut"] == 1
-
-
-async def test_datagrams_are_lost_doubled_flipped_and_too_large() -> None:
-    async with pair() as two:
-        two.set(0, 1, Link(loss=1.0))
-        await two.send(0, b"lost")
-        await two.counted("udp lost")
-        two.set(0, 1, Link(duplicate=1.0))
-        await two.send(0, b"twice")
-        assert [(await two.receive(1))[0] for _ in range(2)] == [b"twice", b"twice"]
-        two.set(0, 1, Link(corrupt=1.0))
-        await two.send(0, b"\0" * 8)
-        flipped = (await two.receive(1))[0]
-        assert sum(byte.bit_count() for byte in flipped) == 1
-        two.set(0, 1, Link(mtu=100))  # what was said before has come: nothing is under way
-        await two.send(0, b"x" * 101)
-        await two.send(0, b"x" * 100)
-        assert len((await two.receive(1))[0]) == 100
 
 
 async def test_a_delayed_datagram_is_overtaken() -> None:
@@ -187,19 +164,10 @@ async def test_the_recorder_has_what_passed() -> None:
         (0, 1, "udp"),
         (0, 1, "tcp"),
     ]
-    (finding,) = recorder.search([b"secret word", b"another"])
-    assert (finding.needle, finding.opened) == (b"secret word", False)
+    assert b"secret word" in recorder.packets[0].data
 
 
 # --- the recorder alone ---------------------------------------------------------------------------------------------
-
-
-def test_what_is_found_only_inside_the_seal_is_stated_so() -> None:
-    recorder = Recorder()
-    recorder.note(0, 1, "udp", bytes(byte ^ 0xFF for byte in b"hidden words"))
-    assert recorder.search([b"hidden words"]) == []
-    (finding,) = recorder.search([b"hidden words"], lambda data: bytes(byte ^ 0xFF for byte in data))
-    assert finding.opened
 
 
 def test_a_full_recorder_states_that_it_is_not_complete() -> None:
@@ -216,15 +184,3 @@ def test_frames_are_found_whatever_the_cuts() -> None:
         found = [frame for start in range(0, len(data), size) for frame in deframer.feed(data[start : start + size])]
         assert found == [b"one", b"", b"three"]
     assert list(Deframer().feed(b"\xff\xff\xff\xff no frames")) == [b"\xff\xff\xff\xff no frames"]
-
-
-def test_needles_find_text_and_token_ids_however_they_are_written() -> None:
-    recorder = Recorder()
-    tokens = [17, 300, 70_000, 5, 128, 9]
-    recorder.note(0, 1, "udp", b"xx" + b"".join(token.to_bytes(4, "little") for token in tokens))
-    recorder.note(0, 1, "udp", b"yy" + ", ".join(map(str, tokens)).encode())
-    recorder.note(0, 1, "udp", b"zz" + bytes.fromhex("11 cd012c ce00011170 05 cc80 09"))
-    assert [finding.packet.data[:2] for finding in recorder.search(token_needles(tokens))] == [b"xx", b"yy", b"zz"]
-    recorder.note(0, 1, "tcp", b"-- the quick brown fox jumps --")
-    assert recorder.search(text_needles(["the quick brown fox jumps over"]))
-    assert not recorder.search(text_needles(["an entirely different sentence"]))

@@ -49,7 +49,7 @@ def test_every_scenario_of_the_lab_reads_and_writes_back_equal(name: str) -> Non
         (HEAD + "[[step]]\nat_s = 11\ndo = 'heal'", "at_s"),
         (HEAD + "[[step]]\nat_s = 5\ndo = 'heal'\n[[step]]\nat_s = 4\ndo = 'heal'", "in order"),
         (HEAD + "[[step]]\nat_s = 1\ndo = 'link'\nnodes = 'all'", "at least one of"),
-        (HEAD + "[[step]]\nat_s = 1\ndo = 'link'\nnodes = 'all'\nloss = 1.5", "share"),
+        (HEAD + "[[step]]\nat_s = 1\ndo = 'link'\nnodes = 'all'\nloss = 1.5", "loss: 1.5"),
         (HEAD + "[[step]]\nat_s = 1\ndo = 'cut'\nnodes = [0]\nplanes = ['ipx']", "ipx"),
         ("about = ", "scenario"),
     ],

@@ -233,7 +233,7 @@ class Blames(SimNode):
         self.peer = Altered(peer, changes=lambda: [*peer.changes(), *self.blame()])  # type: ignore[assignment]
 
     def blame(self) -> list[MemberChange]:
-        members = self.gossip.members.alive()
+        members = self.peer.members.alive()
         if self.number or self.blamed or not members:
             return []
         self.blamed = True

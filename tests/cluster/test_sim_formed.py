@@ -28,7 +28,7 @@ def test_all_know_each_other_from_the_start_and_have_nothing_to_state() -> None:
     assert result.violation is None
     assert result.measures["agreed_s"] == 0.0
     assert result.measures["node_greetings"] <= 12, "each greets its own address, which the name gave it"
-    assert not any(node.gossip.members.statistics().queued for node in sim_nodes(run))
+    assert not any(node.peer.members.statistics().queued for node in sim_nodes(run))
     assert result.measures["packets"] < 12 * 6 * 12, "no more than an idle node sends: probes, answers, digests"
 
 
@@ -58,4 +58,4 @@ def test_who_is_started_later_joins_as_ever() -> None:
     )
     run = Run(scenario, 1, SimNodes())
     assert run.result().violation is None
-    assert all(node.gossip.members.size() == 12 for node in sim_nodes(run))
+    assert all(node.peer.members.size() == 12 for node in sim_nodes(run))

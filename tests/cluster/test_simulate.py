@@ -17,7 +17,7 @@ from cluster.simulation.simulate import RunRequest, command_of, main, run, scena
 ROOT = Path(__file__).parents[2]
 WHOLE = "WHOLE_SUITE" in os.environ
 """Set by .ci/run: what takes minutes of a core is left out of `make test`."""
-SEEDS = 20
+SEEDS = 200 if WHOLE else 20
 LONG = ("partition_long", "thousand", "crowd", "chaos")
 """Minutes of virtual time: for `python -m cluster sim --scenario NAME`. The thousand nodes have tests of their own."""
 

@@ -6,7 +6,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -17,13 +17,14 @@ import trio
 from rich.console import Console
 
 from cluster.demo import up
-from cluster.demo.demo_plan import EnginePlace, Settings, engine_command, node_command, plan, write_key
+from cluster.demo.demo_plan import Lab, Settings, at, node_commands, plan, write_key
 from cluster.demo.demo_view import Column, client_help, live_table, plain_line, summary
 from cluster.dns.addresses import Address
 from cluster.engine import engine_process as engine
 from cluster.load.answer import Failure
 from cluster.load.load_report import Sample
-from cluster.processes.children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_ready, watch
+from cluster.processes.children import ChildDied, ChildNotReady, Command, start, stop, wait_ready, watch
+from cluster.processes.commands import EnginePlace, engine_command
 from ranvier_py.cli import make_parser as node_parser
 
 DEADLINE_S = 60
@@ -88,21 +89,28 @@ def stub_command(path: Path, host: str, port: int, name: str, die_at: int = 0) -
     return Command(name, (sys.executable, str(path), host, str(port), name, str(die_at)), host, port, "/readyz")
 
 
-def stub_engine(path: Path, _settings: Settings, place: EnginePlace) -> Command:
-    return stub_command(path, "127.0.0.1", place.port, place.name)
+def stub_nodes(path: Path, die_at: int, lab: Lab, policy: str, *_: object) -> list[Command]:
+    places = enumerate(lab.nodes[policy], 1)
+    return [stub_command(path, place.ip, place.port, f"{policy}-node-{number}", die_at) for number, place in places]
 
 
-def stub_node(path: Path, die_at: int, name: str, _policy: str, address: Address, *_: object) -> Command:
-    return stub_command(path, address.ip, address.port, name, die_at)
+MakeStage = Callable[..., up.Stage]
 
 
-def make_stage(stub: Path, logs: Path, *, once: bool = True, die_at: int = 0) -> up.Stage:
-    settings = Settings(nodes=2, engines=1, users=8, turns=1, think_s=0)
-    console = Console(file=io.StringIO(), width=160)
-    stage = up.Stage(settings, plan(settings, Random()), logs, console, once)
-    stage.engine_command = partial(stub_engine, stub)
-    stage.node_command = partial(stub_node, stub, die_at)
-    return stage
+@pytest.fixture
+def make_stage(stub: Path, logs: Path, monkeypatch: pytest.MonkeyPatch) -> MakeStage:
+    """A lab with stubs for children."""
+
+    def engine_of(_settings: Settings, place: EnginePlace) -> Command:
+        return stub_command(stub, place.ip, place.port, place.name)
+
+    def make(*, once: bool = True, die_at: int = 0) -> up.Stage:
+        monkeypatch.setattr(up, "engine_command", engine_of)
+        monkeypatch.setattr(up, "node_commands", partial(stub_nodes, stub, die_at))
+        settings = Settings(nodes=2, engines=1, users=8, turns=1, think_s=0)
+        return up.Stage(settings, plan(settings, Random()), logs, Console(file=io.StringIO(), width=160), once)
+
+    return make
 
 
 def printed(stage: up.Stage) -> str:
@@ -110,29 +118,22 @@ def printed(stage: up.Stage) -> str:
     return stage.console.file.getvalue()
 
 
-async def test_the_same_chats_run_under_both_policies_and_then_it_ends(stub: Path, logs: Path) -> None:
+async def test_the_same_chats_run_under_both_policies_and_then_it_ends(make_stage: MakeStage, logs: Path) -> None:
     """Exit code 0, caches cleared before each policy, both figures in the last sentence, and no child left."""
-    stage = make_stage(stub, logs)
+    stage = make_stage()
     with trio.fail_after(DEADLINE_S):
         code = await up.run(stage)
     assert code == up.OK, printed(stage)
     assert [column.log.ok for column in stage.columns] == [88, 88]
+    assert [share.requests for share in stage.columns[1].outcome(0.0).nodes] == [44, 44], "by turns, as DNS says"
     assert (logs / "engine-1.log").read_text().count("cleared") == 2
     assert "prefill saved: 40.0% (round_robin) vs 90.0% (affinity)" in printed(stage)
     assert len(stage.children) == 5
     assert all(child.process.poll() is not None for child in stage.children)
 
 
-async def test_both_nodes_of_a_policy_get_chats(stub: Path, logs: Path) -> None:
-    """DNS round-robin, with a client per conversation."""
-    stage = make_stage(stub, logs)
-    with trio.fail_after(DEADLINE_S):
-        await up.run(stage)
-    assert [share.requests for share in stage.columns[1].outcome(0.0).nodes] == [44, 44]
-
-
-async def test_a_child_that_dies_is_reported_with_its_last_words(stub: Path, logs: Path) -> None:
-    stage = make_stage(stub, logs, die_at=5)
+async def test_a_child_that_dies_is_reported_with_its_last_words(make_stage: MakeStage, logs: Path) -> None:
+    stage = make_stage(die_at=5)
     with trio.fail_after(DEADLINE_S):
         code = await up.run(stage)
     assert code == up.FAILED
@@ -141,9 +142,9 @@ async def test_a_child_that_dies_is_reported_with_its_last_words(stub: Path, log
     assert all(child.process.poll() is not None for child in stage.children)
 
 
-async def test_it_stays_up_until_a_signal_and_states_where(stub: Path, logs: Path) -> None:
+async def test_it_stays_up_until_a_signal_and_states_where(make_stage: MakeStage, logs: Path) -> None:
     """Ctrl-C after the replay is the ordinary end: exit code 0."""
-    stage = make_stage(stub, logs, once=False)
+    stage = make_stage(once=False)
     codes: list[int] = []
 
     async def run() -> None:
@@ -162,14 +163,16 @@ async def test_it_stays_up_until_a_signal_and_states_where(stub: Path, logs: Pat
     assert all(child.process.poll() is not None for child in stage.children)
 
 
-async def test_an_interrupted_replay_is_not_a_success(stub: Path, logs: Path) -> None:
-    stage = make_stage(stub, logs)
+async def test_an_interrupted_replay_is_not_a_success(
+    make_stage: MakeStage, stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = make_stage()
 
-    def interrupt(*rest: Any) -> Command:
+    def interrupt(*rest: Any) -> list[Command]:
         os.kill(os.getpid(), signal.SIGINT)
-        return stub_node(stub, 0, *rest)
+        return stub_nodes(stub, 0, *rest)
 
-    stage.node_command = interrupt
+    monkeypatch.setattr(up, "node_commands", interrupt)
     with trio.fail_after(DEADLINE_S):
         code = await up.run(stage)
     assert code == up.INTERRUPTED
@@ -222,20 +225,6 @@ async def test_a_child_that_ignores_the_polite_signal_is_ended_by_force(stub: Pa
     assert child.process.poll() == -signal.SIGKILL
 
 
-async def test_an_end_that_was_asked_for_is_no_death(logs: Path) -> None:
-    sleeper = (sys.executable, "-c", "import time; time.sleep(600)")
-    child = start(Command("sleeper", sleeper, "127.0.0.1", 1, "/"), logs)
-    with trio.fail_after(DEADLINE_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch, child)
-            await stop([child])
-    died = start(
-        Command("hasty", (sys.executable, "-c", "print('bye'); raise SystemExit(3)"), "127.0.0.1", 1, "/"), logs
-    )
-    with trio.fail_after(DEADLINE_S), pytest.raises(ChildDied, match=r"exit code 3.*\nbye"):
-        await watch(died)
-
-
 def test_settings_of_somebodys_real_nodes_do_not_reach_the_lab(monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
     monkeypatch.setenv("RANVIER_BACKEND", "http://10.0.0.1:8000")
     code = "import os; print(os.environ.get('RANVIER_BACKEND'), os.environ['PYTHONUNBUFFERED'])"
@@ -255,27 +244,28 @@ def test_everything_has_a_port_of_its_own_below_the_ephemeral_ones() -> None:
 
 
 def test_a_node_is_started_as_anybody_would_start_it() -> None:
-    engines = [EnginePlace("engine-1", 20001), EnginePlace("engine-2", 20002)]
-    command = node_command("n", "affinity", Address("127.0.0.2", 8080), 9180, engines, "")
+    lab = plan(Settings(nodes=1, engines=2), Random(1))
+    (command,) = node_commands(lab, "affinity")
+    control = lab.controls["affinity"][0]
     assert command.argv[1:] == (
-        *("-m", "ranvier_py", "serve", "--listen", "127.0.0.2:8080", "--control", "127.0.0.1:9180"),
-        *("--policy", "affinity", "--backend", "http://127.0.0.1:20001", "--backend", "http://127.0.0.1:20002"),
+        *("-m", "ranvier_py", "serve", "--listen", at(lab.nodes["affinity"][0]), "--control", f"127.0.0.1:{control}"),
+        *(word for engine in lab.engines for word in ("--backend", engine.url)),
+        *("--policy", "affinity"),
     )
-    assert (command.ready_port, command.ready_path) == (9180, "/readyz")
+    assert (command.ready_port, command.ready_path) == (control, "/readyz")
 
 
-def test_nodes_of_a_policy_are_peers_of_each_other_unless_reported_otherwise(logs: Path) -> None:
+def test_nodes_of_a_policy_are_peers_of_each_other_where_they_have_a_key() -> None:
     """Two nodes and a key that both have; nothing that a node does not know."""
-    stage = up.Stage(Settings(nodes=2, engines=1), plan(Settings(nodes=2, engines=1), Random(1)), logs, Console(), True)
-    commands = up.node_commands(stage, "affinity")
+    lab = plan(Settings(nodes=2, engines=1), Random(1))
+    commands = node_commands(lab, "affinity", key_file=Path("key"))
     flags = [dict(options_of(command.argv[4:])) for command in commands]
     options, unknown = node_parser().parse_known_args(commands[0].argv[3:])
     assert unknown == []
     assert flags[0]["--gossip"] != flags[1]["--gossip"]
     assert options.join == [flag["--gossip"] for flag in flags]
     assert flags[0]["--cluster-key-file"] == flags[1]["--cluster-key-file"]
-    alone = up.Stage(Settings(nodes=2, engines=1, gossip=False), stage.lab, logs, Console(), True)
-    assert not [word for command in up.node_commands(alone, "affinity") for word in command.argv if "gossip" in word]
+    assert not [word for command in node_commands(lab, "affinity") for word in command.argv if "gossip" in word]
 
 
 def test_the_cluster_key_is_a_secret_of_its_own(tmp_path: Path) -> None:
@@ -348,12 +338,11 @@ def test_words_for_a_log_and_for_the_next_client() -> None:
     assert "dig @127.0.0.1 -p 20053 router.lab +short" in words
 
 
-def test_a_child_states_what_it_is() -> None:
-    class Process:
-        pid = 7
-
-        def poll(self) -> None:
-            return None
-
-    child = Child(Command("engine-1", (), "", 0, ""), Process(), Path())  # type: ignore[arg-type]
-    assert repr(child) == "<Child engine-1 pid 7 None>"
+async def test_only_an_end_that_nobody_asked_for_is_a_death(logs: Path) -> None:
+    asked = start(Command("sleeper", (sys.executable, "-c", "import time; time.sleep(600)"), "127.0.0.1", 1, "/"), logs)
+    hasty = (sys.executable, "-c", "print('bye'); raise SystemExit(3)")
+    with trio.fail_after(DEADLINE_S):
+        await stop([asked])
+        await watch(asked)
+        with pytest.raises(ChildDied, match=r"exit code 3.*\nbye"):
+            await watch(start(Command("hasty", hasty, "127.0.0.1", 1, "/"), logs))

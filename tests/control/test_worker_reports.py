@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
 
@@ -10,10 +9,10 @@ import httpx
 import pytest
 import trio
 
-from ranvier_py.control.control_port import ControlSettings, serve
-from ranvier_py.control.exposition import render
 from ranvier_py.core.engine_cache.sources.push_credentials import credential, worker_of
-from tests.control.test_control_port import FakePort, error_of
+from ranvier_py.core.ids import BackendId
+from tests.control.test_control_port import error_of
+from tests.control.test_control_port import start as start_port
 from tests.node.test_purdue_reports import World, key
 
 CONTROL_KEY = "the-key-of-the-control-port"
@@ -37,26 +36,18 @@ class Served:
 
 async def start(nursery: trio.Nursery, at: int = 0, **options: Any) -> Served:
     """A control port, on any free port or at this one, in front of a node's core."""
-    world, shutdown = World(), trio.Event()
-
-    async def run(task_status: trio.TaskStatus[str]) -> None:
-        settings = ControlSettings(host="127.0.0.1", port=at, **options)
-        internal = world.reports
-        await serve(FakePort(), settings, render, internal=internal, shutdown=shutdown, task_status=task_status)
-
-    return Served(world, await nursery.start(run))
+    world = World()
+    return Served(world, (await start_port(nursery, world.reports, port=at, **options)).url)
 
 
 @pytest.fixture
-async def served(nursery: trio.Nursery) -> AsyncIterator[Served]:
-    yield await start(nursery)
-    nursery.cancel_scope.cancel()
+async def served(nursery: trio.Nursery) -> Served:
+    return await start(nursery)
 
 
 @pytest.fixture
-async def locked(nursery: trio.Nursery) -> AsyncIterator[Served]:
-    yield await start(nursery, key=CONTROL_KEY)
-    nursery.cancel_scope.cancel()
+async def locked(nursery: trio.Nursery) -> Served:
+    return await start(nursery, key=CONTROL_KEY)
 
 
 def hexed(*numbers: int) -> list[str]:
@@ -74,7 +65,7 @@ async def test_pu6_a_snapshot_as_the_report_has_it_is_a_200_and_replaces_what_wa
     for hashes in (hexed(1, 2), hexed(2, 3)):
         answer = await served.post("/internal/sync", {"worker_id": "w0", "active_hashes": hashes})
         assert (answer.status_code, answer.json()) == (200, OK)
-    assert sorted(served.world.reports.map.forward()) == sorted((key(2), key(3)))
+    assert [*served.world.reports.map.workers[BackendId(0)].hashes] == [key(2), key(3)]
     workers = (await served.client().get("/internal/workers", params={"hash": hexed(3)[0]})).json()["workers"]
     assert [(each["backend"], each["hashes"], each["holds"]) for each in workers] == [("w0", 2, True)]
 

@@ -26,16 +26,6 @@ def test_a_value_on_a_bound_counts_below_it() -> None:
     assert histogram.sum == 7.5
 
 
-@given(VALUES, VALUES)
-def test_merging_is_the_same_as_observing_both(left: list[float], right: list[float]) -> None:
-    merged = filled(left)
-    merged.merge(filled(right))
-    both = filled(left + right)
-    assert merged.counts == both.counts
-    assert merged.count == both.count
-    assert merged.sum == pytest.approx(both.sum)
-
-
 @given(VALUES.filter(bool), st.floats(0, 1))
 def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], share: float) -> None:
     histogram = filled(values)
@@ -54,15 +44,6 @@ def test_what_lies_above_all_bounds_counts_as_the_highest_bound() -> None:
     assert filled([99.0], (1.0, 2.0)).quantile(0.5) == 2.0
 
 
-def test_different_bounds_or_units_do_not_merge() -> None:
-    histogram = filled([0.5], (1.0,))
-    with pytest.raises(ValueError, match="different bounds"):
-        histogram.merge(Histogram((2.0,)))
-    with pytest.raises(ValueError, match="different bounds"):
-        histogram.merge(Histogram((1.0,), "tokens"))
-    assert histogram.counts == [1, 0]
-
-
 @pytest.mark.parametrize("bounds", [(), (1.0, 1.0), (2.0, 1.0), (1.0, inf), (float("nan"),)])
 def test_bounds_that_are_no_bounds_are_refused(bounds: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="bounds"):
@@ -79,11 +60,8 @@ def test_not_a_number_is_refused_before_it_spoils_the_sum() -> None:
     histogram = Histogram((1.0,))
     with pytest.raises(AssertionError):
         histogram.observe(float("nan"))
-    assert histogram == Histogram((1.0,))
+    assert (histogram.count, histogram.sum) == (0, 0.0)
 
 
-def test_a_histogram_reads_well_and_equals_by_value() -> None:
-    assert repr(filled([0.5, 0.5], (1.0,))) == "<Histogram 2 observed, p50 0.5 p99 0.99 seconds>"
-    assert filled([0.5], (1.0,)) == filled([0.5], (1.0,))
-    assert filled([0.5], (1.0,)) != filled([2.0], (1.0,))
-    assert filled([], (1.0,)) != "histogram"
+def test_a_histogram_reads_well() -> None:
+    assert repr(filled([0.5, 0.5], (1.0,))) == "<Histogram 2 observed, p50 0.5 p99 0.99>"

@@ -58,23 +58,23 @@ def test_what_contradicts_each_other_is_stated_when_each_is_good() -> None:
 
 
 def test_options_are_set_by_name_and_the_others_keep_their_defaults() -> None:
-    assert PlacementOptions.of({"divert_floor": 5}).build(AffinityOptions) == AffinityOptions(divert_floor=5)
+    assert PlacementOptions(divert_floor=5).build(AffinityOptions) == AffinityOptions(divert_floor=5)
     assert PlacementOptions(divert_factor=3.0).build(AffinityOptions) == AffinityOptions(divert_factor=3.0)
 
 
 def test_numbers_and_booleans_may_come_as_text() -> None:
     named = {"divert_factor": "2.5", "divert_floor": "7", "load_aware": "False", "median": "lower"}
-    assert PlacementOptions.of(named).build(AffinityOptions) == AffinityOptions(
+    assert PlacementOptions(**named).build(AffinityOptions) == AffinityOptions(
         divert_factor=2.5, divert_floor=7, load_aware=False, median="lower"
     )
     with pytest.raises(ConfigError, match="divert_floor: must be a whole number, 0 to 1000000, not 'two'"):
-        PlacementOptions.of({"divert_floor": "two"})
+        PlacementOptions(divert_floor="two")
 
 
 @pytest.mark.parametrize("name", ["divert_flor", "self", "kind", ""])
 def test_an_unknown_name_is_reported_with_those_there_are_and_with_all_other_problems(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        PlacementOptions.of({name: 1, "divert_factor": 0.5})
+        PlacementOptions(**{name: 1, "divert_factor": 0.5})
     unknown, bad = caught.value.problems
     assert unknown.startswith(f"{name}: no policy has this option; there are ")
     assert all(row.name in unknown for row in option_reference())
@@ -108,4 +108,4 @@ def test_an_option_that_two_policies_share_means_the_same_and_has_one_default() 
 @pytest.mark.parametrize("row", option_reference(), ids=lambda row: f"{row.policy}.{row.name}")
 def test_every_default_keeps_its_own_limits(row: tuple[str, str, OptionValue, str]) -> None:
     policy, name, default, _ = row
-    assert make_policy(policy, PlacementOptions.of({name: default})).name == policy
+    assert make_policy(policy, PlacementOptions(**{name: default})).name == policy

@@ -15,10 +15,10 @@ import trio
 import trio.abc
 import trio.testing
 
+from ranvier_py.core.addresses import HostPort
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.endpoints import HostPort
 from ranvier_py.io import discovery
-from ranvier_py.io.discovery import ABANDONED_MAX, ADDRESSES_MAX, Discovery, DiscoveryOptions, own_host
+from ranvier_py.io.discovery import ABANDONED_MAX, ADDRESSES_MAX, Discovery, own_host
 
 Clock = trio.testing.MockClock
 
@@ -83,7 +83,13 @@ SERVFAIL = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resoluti
 class World:
     """A Discovery, what it found, and whether it is alone."""
 
-    def __init__(self, answers: dict[str, Answer | Callable[[int], Answer]], join: Sequence[str], **options: Any):
+    def __init__(
+        self,
+        answers: dict[str, Answer | Callable[[int], Answer]],
+        join: Sequence[str],
+        own: str = "10.0.0.1",
+        family: int = socket.AF_UNSPEC,
+    ):
         self.resolver = FakeResolver(answers)
         self.alone = False
         self.contacts: list[tuple[float, tuple[HostPort, ...]]] = []
@@ -93,8 +99,8 @@ class World:
             lambda found: self.contacts.append((trio.current_time(), tuple(found))),
             lambda: self.alone,
             Random(7),
-            DiscoveryOptions(**options),
-            own=("10.0.0.1", PORT),
+            (own, PORT),
+            family,
         )
 
     @property
@@ -111,11 +117,15 @@ async def running(world: World) -> AsyncIterator[World]:
         nursery.cancel_scope.cancel()
 
 
+async def run(world: World, seconds: float) -> None:
+    async with running(world):
+        await trio.sleep(seconds)
+
+
 async def test_names_are_looked_up_for_ever_about_every_half_minute(autojump_clock: Clock) -> None:
     """Resolved once, a node stays alone after the next change of addresses (grafana/mimir#16254)."""
     world = World({"peers": lambda number: [f"10.0.1.{number % 200 + 1}"]}, ["peers"])
-    async with running(world):
-        await trio.sleep(3600)
+    await run(world, 3600)
     gaps = [later - earlier for earlier, later in pairwise(world.resolver.times("peers"))]
     assert 100 <= len(gaps) <= 150
     assert all(24 <= gap <= 36.01 for gap in gaps)
@@ -126,8 +136,7 @@ async def test_names_are_looked_up_for_ever_about_every_half_minute(autojump_clo
 async def test_a_node_that_is_alone_looks_every_second_at_first(autojump_clock: Clock) -> None:
     world = World({"peers": NXDOMAIN}, ["peers"])
     world.alone = True
-    async with running(world):
-        await trio.sleep(600)
+    await run(world, 600)
     times = world.resolver.times("peers")
     gaps = [later - earlier for earlier, later in pairwise(times)]
     expected = [1, 2, 4, 8, 16, *[30] * (len(gaps) - 5)]
@@ -197,8 +206,7 @@ async def test_a_slow_name_holds_up_neither_others_nor_itself(autojump_clock: Cl
 async def test_a_lookup_that_hangs_is_given_up_a_few_times_in_a_life(autojump_clock: Clock) -> None:
     """Each may hold its thread for ever, and there are 40 for everybody."""
     world = World({"hangs": 1e9, "quick": ["10.0.0.2"]}, ["hangs", "quick"])
-    async with running(world):
-        await trio.sleep(3600)
+    await run(world, 3600)
     assert world.resolver.most["hangs"] == 1
     assert len(world.resolver.times("hangs")) == ABANDONED_MAX + 1
     assert world.discovery.counters.abandoned == ABANDONED_MAX
@@ -207,8 +215,7 @@ async def test_a_lookup_that_hangs_is_given_up_a_few_times_in_a_life(autojump_cl
 
 async def test_literals_are_not_looked_up_and_entries_count_once(autojump_clock: Clock) -> None:
     world = World({}, ["10.0.0.2", "::1", "10.0.0.2", "10.0.0.1"])
-    async with running(world):
-        await trio.sleep(100)
+    await run(world, 100)
     assert world.resolver.asked == []
     assert set(world.contacts[-1][1]) == {("10.0.0.2", PORT), ("::1", PORT)}
     assert len(world.contacts) >= 3
@@ -217,13 +224,11 @@ async def test_literals_are_not_looked_up_and_entries_count_once(autojump_clock:
 async def test_families_that_we_do_not_speak_are_left_out(autojump_clock: Clock) -> None:
     answers: Sequence[str] = ["10.0.0.2", "fd00::2", "10.0.0.2"]
     only4 = World({"peers": answers}, ["peers", "fd00::3"], family=socket.AF_INET)
-    async with running(only4):
-        await trio.sleep(1)
+    await run(only4, 1)
     assert only4.hosts == {"10.0.0.2"}
     assert only4.discovery.counters.ignored == 1
     both = World({"peers": answers}, ["peers", "fd00::3"])
-    async with running(both):
-        await trio.sleep(1)
+    await run(both, 1)
     assert both.hosts == {"10.0.0.2", "fd00::2", "fd00::3"}
 
 
@@ -231,9 +236,8 @@ async def test_a_node_that_advertises_loopback_does_not_greet_remote_ones(
     autojump_clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They would answer to their own loopback."""
-    world = World({"peers": ["127.0.0.2", "10.0.0.2", "10.0.0.3"]}, ["peers"], loopback=True)
-    async with running(world):
-        await trio.sleep(100)
+    world = World({"peers": ["127.0.0.2", "10.0.0.2", "10.0.0.3"]}, ["peers"], own="127.0.0.1")
+    await run(world, 100)
     assert world.hosts == {"127.0.0.2"}
     assert len(caplog.records) == 1
     assert world.discovery.counters.ignored >= 4
@@ -252,8 +256,7 @@ async def test_more_names_than_can_be_looked_up_are_reported(
     autojump_clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World({f"n{number}": ["10.0.0.2"] for number in range(30)}, [f"n{number}" for number in range(30)])
-    async with running(world):
-        await trio.sleep(1)
+    await run(world, 1)
     assert len(world.resolver.asked) == discovery.NAMES_MAX
     assert "at most 16" in caplog.text
 
@@ -279,7 +282,9 @@ async def test_a_real_lookup_runs_in_a_thread_of_its_own_and_one_at_a_time(
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     found = trio.Event()
-    hunt = Discovery([("peers", PORT)], lambda _: found.set(), lambda: True, Random(1), DiscoveryOptions())
+    hunt = Discovery(
+        [("peers", PORT)], lambda _: found.set(), lambda: True, Random(1), ("10.0.0.1", PORT), socket.AF_UNSPEC
+    )
     async with trio.open_nursery() as nursery:
         await nursery.start(hunt.run)
         await asked.wait()
@@ -329,7 +334,7 @@ def test_the_kernel_reports_which_address_of_ours_faces_another() -> None:
 async def test_a_node_that_nobody_answers_states_once_what_may_be_wrong(
     autojump_clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever has another key or cluster_name gets_updates nothing at all, and looks like a cluster of one."""
+    """Whoever has another key or cluster_name gets nothing at all, and looks like a cluster of one."""
     world = World({"peers": ["10.0.0.1", "10.0.0.2", "10.0.0.3"]}, ["peers", "10.0.0.4"])
     world.alone = True
     async with running(world):
@@ -349,6 +354,5 @@ async def test_a_first_node_with_nobody_to_ask_is_not_blamed(
 ) -> None:
     world = World({"peers": ["10.0.0.1"]}, ["peers", "10.0.0.1"])
     world.alone = True
-    async with running(world):
-        await trio.sleep(100)
+    await run(world, 100)
     assert "gossip.alone" not in caplog.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -14,9 +13,7 @@ from typing import Any
 
 import pytest
 import trio
-import trio.abc
 import trio.testing
-import trustme
 
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.engine_polls import METRICS_BYTES_MAX, MODELS_BYTES_MAX, PollOptions
@@ -28,6 +25,7 @@ from ranvier_py.io.engine_poller import PUBLISHERS_BYTES_MAX, EnginePoller
 from tests.core.engine_cache.test_engine_metrics import TRTLLM
 from tests.core.engine_cache.test_engine_metrics import VLLM as VLLM_METRICS
 from tests.io.engine_events.kv_fakes import until
+from tests.proxy.wire import Wire, answer, tls_contexts
 
 RARE = PollOptions(probe_interval_s=1000, unsettled_interval_s=900, probe_gap_s=0.005)
 FAST = PollOptions(probe_interval_s=0.02, probe_gap_s=0.005, probe_timeout_s=5.0, probes_per_s_max=1000)
@@ -35,8 +33,7 @@ A, B = BackendId(0), BackendId(1)
 
 
 def page(status: int, body: bytes = b"", *fields: bytes) -> bytes:
-    lines = [b"HTTP/1.1 %d Whatever" % status, b"Content-Length: %d" % len(body), *fields]
-    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+    return answer(body, *fields, status=status)
 
 
 def models(*names: str) -> bytes:
@@ -56,40 +53,41 @@ class FakeEngine:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def serve(self, stream: trio.abc.Stream) -> None:
-        received = b""
+    async def serve(self, stream: Any) -> None:
         with suppress(trio.BrokenResourceError):  # a client that has read enough, or does not like our certificate
-            async with stream:
-                while chunk := await stream.receive_some():
-                    received += chunk
-                    while b"\r\n\r\n" in received:
-                        head, _, received = received.partition(b"\r\n\r\n")
-                        if not await self.answer(stream, head):
-                            return
-
-    async def answer(self, stream: trio.abc.Stream, head: bytes) -> bool:
-        path = head.split(b" ")[1].decode()
-        self.asked.append(path)
-        self.heads.append(head)
-        answer = self.pages.get(path, page(404))
-        if answer is None:
-            await trio.sleep_forever()
-        try:
-            await stream.send_all(answer or b"")
-        except trio.BrokenResourceError:
-            return False
-        return bool(answer)
+            async with Wire(stream) as wire:
+                while (request := await wire.next_request()) is not None:
+                    path = request[0].split(b" ")[1].decode()
+                    self.asked.append(path)
+                    self.heads.append(request[0])
+                    sent = self.pages.get(path, page(404))
+                    if sent is None:
+                        await trio.sleep_forever()
+                    elif not sent:
+                        return
+                    else:
+                        await wire.send(sent)
 
 
 @asynccontextmanager
-async def serving(engine: FakeEngine) -> AsyncIterator[FakeEngine]:
-    """The engine runs inside; leaving it kills the engine with all its connections."""
+async def serving(*engines: FakeEngine) -> AsyncIterator[None]:
+    """The engines run inside; leaving it kills them with all their connections."""
     async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(engine.port, host="127.0.0.1")
-        engine.port = listeners[0].socket.getsockname()[1]
-        nursery.start_soon(trio.serve_listeners, engine.serve, listeners)
-        yield engine
+        for engine in engines:
+            listeners = await trio.open_tcp_listeners(engine.port, host="127.0.0.1")
+            engine.port = listeners[0].socket.getsockname()[1]
+            nursery.start_soon(trio.serve_listeners, engine.serve, listeners)
+        yield
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def running(poller: EnginePoller) -> AsyncIterator[None]:
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(poller.run)
+            yield
+            nursery.cancel_scope.cancel()
 
 
 class Reports:
@@ -100,8 +98,7 @@ class Reports:
         self.send.send_nowait((id_, result))
 
     async def next(self) -> ProbeResult:
-        with trio.fail_after(10):
-            return (await self.receive.receive())[1]
+        return (await self.receive.receive())[1]
 
     async def until(self, ok: bool) -> ProbeResult:
         while (result := await self.next()).ok is not ok:
@@ -110,19 +107,20 @@ class Reports:
 
 
 @asynccontextmanager
-async def running(poller: EnginePoller) -> AsyncIterator[None]:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(poller.run)
-        yield
-        nursery.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def probing(options: PollOptions) -> AsyncIterator[tuple[EnginePoller, Reports]]:
+async def probing(*engines: FakeEngine, options: PollOptions = RARE) -> AsyncIterator[tuple[EnginePoller, Reports]]:
+    """A poller that probes these engines, A, B …"""
     reports = Reports()
     poller = EnginePoller(options, Random(1), probed=reports)
-    async with running(poller):
+    async with serving(*engines), running(poller):
+        for id_, engine in enumerate(engines):
+            poller.watch(BackendId(id_), engine.url)
         yield poller, reports
+
+
+async def probed(engine: FakeEngine, options: PollOptions = RARE) -> ProbeResult:
+    """What the first probe finds."""
+    async with probing(engine, options=options) as (_, reports):
+        return await reports.next()
 
 
 def healthy(*names: str) -> FakeEngine:
@@ -132,9 +130,7 @@ def healthy(*names: str) -> FakeEngine:
 async def test_the_first_probe_comes_at_once_and_reports_health_models_and_start_time() -> None:
     engine = healthy("base", "adapter")
     engine.pages["/metrics"] = page(200, b"# TYPE x gauge\nprocess_start_time_seconds 1.76e+09\nx 1\n")
-    async with serving(engine), probing(RARE) as (poller, reports):
-        poller.watch(A, engine.url)
-        result = await reports.next()
+    result = await probed(engine)
     assert (result.ok, result.status, result.models, result.started_at) == (True, 200, ("base", "adapter"), 1.76e9)
     assert result.cards == ({"id": "base"}, {"id": "adapter"})
     assert 0 < result.latency_s < 5
@@ -143,18 +139,18 @@ async def test_the_first_probe_comes_at_once_and_reports_health_models_and_start
 
 async def test_backends_may_be_watched_before_it_runs_and_the_first_round_can_be_waited_for() -> None:
     poller = EnginePoller(RARE, Random(1), probed=Reports())
-    async with serving(healthy("m")) as engine:
+    engine = healthy("m")
+    async with serving(engine):
         poller.watch(A, engine.url)
         poller.watch(B, engine.url)
         async with running(poller):
-            with trio.fail_after(10):
-                await poller.wait_first_round()
+            await poller.wait_first_round()
             assert poller.counters.probes == 2
 
 
 async def test_probes_go_on_at_the_interval_and_ask_for_models_only_now_and_then() -> None:
-    async with serving(healthy("m")) as engine, probing(FAST) as (poller, reports):
-        poller.watch(A, engine.url)
+    engine = healthy("m")
+    async with probing(engine, options=FAST) as (_, reports):
         assert (await reports.next()).models == ("m",)
         for _ in range(5):
             assert (await reports.next()).models is None
@@ -163,8 +159,8 @@ async def test_probes_go_on_at_the_interval_and_ask_for_models_only_now_and_then
 
 async def test_a_metrics_page_that_is_not_there_is_not_asked_for_again() -> None:
     options = replace(FAST, start_time_interval_s=0.001, models_interval_s=0.001)
-    async with serving(healthy("m")) as engine, probing(options) as (poller, reports):
-        poller.watch(A, engine.url)
+    engine = healthy("m")
+    async with probing(engine, options=options) as (_, reports):
         for _ in range(4):
             await reports.next()
     assert engine.asked.count("/metrics") == 1
@@ -174,8 +170,7 @@ async def test_a_metrics_page_that_is_not_there_is_not_asked_for_again() -> None
 @pytest.mark.parametrize("status", [404, 405])
 async def test_an_engine_without_a_health_page_is_judged_by_its_model_list(status: int) -> None:
     engine = FakeEngine({"/health": page(status), "/v1/models": models("m")})
-    async with serving(engine), probing(FAST) as (poller, reports):
-        poller.watch(A, engine.url)
+    async with probing(engine, options=FAST) as (_, reports):
         for _ in range(3):
             result = await reports.next()
             assert (result.ok, result.models) == (True, ("m",))
@@ -189,62 +184,51 @@ async def test_only_some_statuses_of_the_health_page_mean_life(status: int, ok: 
     engine = FakeEngine({"/health": page(status, b"", b"Location: /v1/models"), "/v1/models": models("m")})
     if status == 204:
         engine.pages["/health"] = b"HTTP/1.1 204 No Content\r\n\r\n"
-    async with serving(engine), probing(RARE) as (poller, reports):
-        poller.watch(A, engine.url)
-        result = await reports.next()
+    result = await probed(engine)
     assert (result.ok, result.status, result.refused) == (ok, status, False)
     if not ok:
         assert engine.asked == ["/health"]  # a redirect is not followed
 
 
-async def test_a_refused_connection_is_reported_from_other_failures() -> None:
-    async with serving(healthy("m")) as engine:
+async def test_a_refused_connection_is_known_from_other_failures() -> None:
+    engine = healthy("m")
+    async with serving(engine):
         pass
-    async with probing(RARE) as (poller, reports):
+    async with probing() as (poller, reports):
         poller.watch(A, engine.url)
         result = await reports.next()
     assert (result.ok, result.refused, result.status) == (False, True, 0)
 
 
-@pytest.mark.parametrize("answer", [b"", b"what?\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"])
-async def test_an_engine_that_hangs_up_or_talks_nonsense_has_failed_but_was_not_refused(answer: bytes) -> None:
-    engine = FakeEngine({"/health": answer})
-    options = replace(RARE, probe_timeout_s=0.05)
-    async with serving(engine), probing(options) as (poller, reports):
-        poller.watch(A, engine.url)
-        result = await reports.next()
+@pytest.mark.parametrize("sent", [b"", b"what?\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"])
+async def test_an_engine_that_hangs_up_or_talks_nonsense_has_failed_but_was_not_refused(sent: bytes) -> None:
+    result = await probed(FakeEngine({"/health": sent}), replace(RARE, probe_timeout_s=0.05))
     assert (result.ok, result.refused) == (False, False)
     assert result.detail
 
 
-async def test_an_engine_that_states_nothing_is_given_up_at_the_deadline() -> None:
-    engine = FakeEngine({"/health": None})
-    async with serving(engine), probing(PollOptions(probe_timeout_s=0.05)) as (poller, reports):
-        poller.watch(A, engine.url)
-        assert (await reports.next()).detail == "no answer within 0.05 s"
+async def test_an_engine_that_does_not_answer_is_given_up_at_the_deadline() -> None:
+    result = await probed(FakeEngine({"/health": None}), PollOptions(probe_timeout_s=0.05))
+    assert result.detail == "no answer within 0.05 s"
 
 
 async def test_a_model_list_or_metrics_page_that_hangs_does_not_make_the_engine_ill() -> None:
     engine = FakeEngine({"/health": page(200), "/v1/models": None, "/metrics": b""})
-    async with serving(engine), probing(PollOptions(probe_timeout_s=0.05)) as (poller, reports):
-        poller.watch(A, engine.url)
-        result = await reports.next()
+    result = await probed(engine, PollOptions(probe_timeout_s=0.05))
     assert (result.ok, result.models, result.started_at) == (True, None, None)
 
 
 async def test_an_endless_page_is_read_up_to_its_bound() -> None:
     engine = healthy("m")
     engine.pages["/v1/models"] = page(200, b" " * (4 * MODELS_BYTES_MAX))
-    async with serving(engine), probing(RARE) as (poller, reports):
-        poller.watch(A, engine.url)
-        result = await reports.next()
+    result = await probed(engine)
     assert (result.ok, result.models) == (True, None)
 
 
 async def test_after_a_failure_the_next_good_probe_asks_for_everything_again() -> None:
     """The engine may be another process with other models."""
     engine = healthy("old")
-    async with probing(FAST) as (poller, reports):
+    async with probing(options=FAST) as (poller, reports):
         async with serving(engine):
             poller.watch(A, engine.url)
             assert (await reports.next()).models == ("old",)
@@ -256,8 +240,8 @@ async def test_after_a_failure_the_next_good_probe_asks_for_everything_again() -
 
 
 async def test_trouble_reported_from_a_request_is_looked_at_at_once() -> None:
-    async with serving(healthy("m")) as engine, probing(RARE) as (poller, reports):
-        poller.watch(A, engine.url)
+    engine = healthy("m")
+    async with probing(engine) as (poller, reports):
         await reports.next()
         for _ in range(50):
             poller.probe_soon(A)
@@ -267,37 +251,29 @@ async def test_trouble_reported_from_a_request_is_looked_at_at_once() -> None:
 
 
 async def test_a_forgotten_backend_is_not_reported_again() -> None:
-    engine = healthy("m")
-    async with serving(engine), probing(FAST) as (poller, reports):
-        poller.watch(A, engine.url)
-        poller.watch(B, engine.url)
+    async with probing(healthy("m"), healthy("m"), options=FAST) as (poller, reports):
         await reports.next()
         poller.forget(A)
         poller.forget(A)
         while reports.receive.statistics().current_buffer_used:
             reports.receive.receive_nowait()
         for _ in range(10):
-            with trio.fail_after(10):
-                assert (await reports.receive.receive())[0] == B
+            assert (await reports.receive.receive())[0] == B
 
 
 async def test_forgetting_a_backend_ends_its_probe_even_while_it_waits_for_an_answer() -> None:
     engine = FakeEngine({"/health": None})
-    async with serving(engine), probing(RARE) as (poller, reports):
-        poller.watch(A, engine.url)
-        with trio.fail_after(10):
-            while not engine.asked:
-                await trio.lowlevel.checkpoint()
-            poller.forget(A)
-            await trio.testing.wait_all_tasks_blocked()
+    async with probing(engine) as (poller, reports):
+        await until(lambda: engine.asked)
+        poller.forget(A)
+        await trio.testing.wait_all_tasks_blocked()
         assert reports.receive.statistics().current_buffer_used == 0
 
 
-async def test_the_key_of_a_backend_goes_to_that_backend_alone_and_no_other_header_reports_of_us() -> None:
+async def test_the_key_of_a_backend_goes_to_that_backend_alone() -> None:
     guarded, open_ = healthy("m"), healthy("m")
-    async with serving(guarded), serving(open_), probing(RARE) as (poller, reports):
-        poller.watch(A, guarded.url, api_key="word")
-        poller.watch(B, open_.url)
+    async with serving(guarded), probing(open_) as (poller, reports):
+        poller.watch(B, guarded.url, api_key="word")
         await reports.next()
         await reports.next()
     assert all(b"authorization: Bearer word" in head for head in guarded.heads)
@@ -305,11 +281,7 @@ async def test_the_key_of_a_backend_goes_to_that_backend_alone_and_no_other_head
 
 
 async def test_an_https_engine_is_probed_over_tls_and_its_certificate_is_checked() -> None:
-    authority = trustme.CA()
-    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(theirs)
-    ours = ssl.create_default_context()
-    authority.configure_trust(ours)
+    theirs, ours = tls_contexts()
     engine, reports = healthy("m"), Reports()
     trusting, doubting = (EnginePoller(RARE, Random(1), probed=reports, context=context) for context in (ours, None))
     async with trio.open_nursery() as nursery:
@@ -328,9 +300,7 @@ async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.Monkey
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setitem(os.environ, name, "http://127.0.0.1:1")
     monkeypatch.delenv("NO_PROXY", raising=False)
-    async with serving(healthy("m")) as engine, probing(RARE) as (poller, reports):
-        poller.watch(A, engine.url)
-        assert (await reports.next()).ok
+    assert (await probed(healthy("m"))).ok
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------
@@ -475,14 +445,15 @@ class Discovery:
 @asynccontextmanager
 async def discovering(*engines: FakeEngine, options: PollOptions = SELDOM) -> AsyncIterator[Discovery]:
     discovery = Discovery(options)
-    for id_, engine in enumerate(engines):
-        discovery.poller.watch(BackendId(id_), engine.url)
-    async with running(discovery.poller):
+    async with serving(*engines), running(discovery.poller):
+        for id_, engine in enumerate(engines):
+            discovery.poller.watch(BackendId(id_), engine.url)
         yield discovery
 
 
 async def test_vllm_is_asked_first_and_states_enough() -> None:
-    async with serving(FakeEngine({VLLM: sources(5557, 5558)})) as engine, discovering(engine) as discovery:
+    engine = FakeEngine({VLLM: sources(5557, 5558)})
+    async with discovering(engine) as discovery:
         await until(lambda: discovery.found)
         assert discovery.found == [(A, here(5557, 5558))]
         assert engine.asked == [VLLM]
@@ -492,13 +463,15 @@ async def test_vllm_is_asked_first_and_states_enough() -> None:
 async def test_sglang_is_asked_next(path: str) -> None:
     block = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 7000, "dp_size": 2, "topic": ""}
     pages: dict[str, bytes | None] = {path: page(200, json.dumps({"kv_events": block}).encode())}
-    async with serving(FakeEngine(pages)) as engine, discovering(engine) as discovery:
+    engine = FakeEngine(pages)
+    async with discovering(engine) as discovery:
         await until(lambda: discovery.found)
         assert discovery.found == [(A, here(7000, 7001))]
 
 
 async def test_an_engine_without_events_is_asked_seldom_and_nothing_is_reported() -> None:
-    async with serving(FakeEngine()) as engine, discovering(engine) as discovery:
+    engine = FakeEngine()
+    async with discovering(engine) as discovery:
         await until(lambda: discovery.looks == 1)
         assert engine.asked == [VLLM, SGLANG, SGLANG_OLD]
         assert discovery.found == []
@@ -506,7 +479,8 @@ async def test_an_engine_without_events_is_asked_seldom_and_nothing_is_reported(
 
 async def test_after_a_restart_it_is_asked_again() -> None:
     """Port 0 gives other ports each time."""
-    async with serving(FakeEngine({VLLM: sources(5557)})) as engine, discovering(engine) as discovery:
+    engine = FakeEngine({VLLM: sources(5557)})
+    async with discovering(engine) as discovery:
         for number, (answer, expected) in enumerate(
             [(sources(5557), here(5557)), (sources(6001), here(6001)), (page(404), ())], 1
         ):
@@ -518,14 +492,16 @@ async def test_after_a_restart_it_is_asked_again() -> None:
 
 async def test_the_same_answer_is_reported_once() -> None:
     """Each time a reader would be started anew."""
-    async with serving(FakeEngine({VLLM: sources(5557)})) as engine, discovering(engine, options=OFTEN) as discovery:
+    engine = FakeEngine({VLLM: sources(5557)})
+    async with discovering(engine, options=OFTEN) as discovery:
         await until(lambda: discovery.looks >= 5)
         assert len(discovery.found) == 1
 
 
 @pytest.mark.parametrize("answer", [b"", page(503)])
 async def test_an_engine_that_does_not_answer_keeps_what_it_had(answer: bytes) -> None:
-    async with serving(FakeEngine({VLLM: answer})) as engine, discovering(engine, options=OFTEN) as discovery:
+    engine = FakeEngine({VLLM: answer})
+    async with discovering(engine, options=OFTEN) as discovery:
         await until(lambda: discovery.looks >= 2)
         engine.pages[VLLM] = sources(5557)
         await until(lambda: discovery.found)
@@ -538,7 +514,7 @@ async def test_an_engine_that_does_not_answer_keeps_what_it_had(answer: bytes) -
 async def test_a_silent_engine_holds_up_no_other() -> None:
     silent, quick = FakeEngine({VLLM: None}), FakeEngine({VLLM: sources(5557)})
     options = replace(OFTEN, publishers_timeout_s=0.05)
-    async with serving(silent), serving(quick), discovering(silent, quick, options=options) as discovery:
+    async with discovering(silent, quick, options=options) as discovery:
         await until(lambda: len(silent.asked) >= 2 and discovery.found)
         assert discovery.found == [(B, here(5557))]
 
@@ -548,7 +524,7 @@ async def test_an_engine_that_points_elsewhere_is_refused_with_a_warning(host: s
     """Or whoever runs one engine could make every node connect wherever he likes."""
     engine = FakeEngine({VLLM: sources(5557, host=host)})
     with caplog.at_level(logging.WARNING):
-        async with serving(engine), discovering(engine, options=OFTEN) as discovery:
+        async with discovering(engine, options=OFTEN) as discovery:
             await until(lambda: discovery.looks >= 3)
             assert discovery.found == []
     (line,) = [record.message for record in caplog.records if "publishers.refused" in record.message]
@@ -566,15 +542,16 @@ async def test_an_engine_that_points_elsewhere_is_refused_with_a_warning(host: s
     ],
 )
 async def test_odd_answers_about_publishers_state_nothing(answer: bytes) -> None:
-    async with serving(FakeEngine({VLLM: answer})) as engine, discovering(engine) as discovery:
+    engine = FakeEngine({VLLM: answer})
+    async with discovering(engine) as discovery:
         await until(lambda: discovery.looks == 1)
         assert discovery.found == []
 
 
 async def test_what_an_operator_wrote_is_taken_without_asking() -> None:
     fixed = of_operator("tcp://10.0.0.9:5557", "", 1, "127.0.0.1")
-    discovery = Discovery(SELDOM)
-    async with serving(FakeEngine({VLLM: sources(1)})) as engine:
+    discovery, engine = Discovery(SELDOM), FakeEngine({VLLM: sources(1)})
+    async with serving(engine):
         discovery.poller.watch(A, engine.url, publishers=fixed)
         async with running(discovery.poller):
             discovery.poller.watch(B, engine.url, publishers=fixed)
@@ -586,7 +563,8 @@ async def test_what_an_operator_wrote_is_taken_without_asking() -> None:
 
 
 async def test_no_publishers_are_reported_of_a_backend_that_is_forgotten() -> None:
-    async with serving(FakeEngine({VLLM: None})) as engine, discovering(engine) as discovery:
+    engine = FakeEngine({VLLM: None})
+    async with discovering(engine) as discovery:
         await until(lambda: engine.asked)
         discovery.poller.forget(A)
         await trio.testing.wait_all_tasks_blocked()

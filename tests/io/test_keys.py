@@ -184,7 +184,7 @@ async def test_fingerprints_that_will_be_others_are_reported(
     assert caplog.text == ""
 
 
-async def test_it_looks_again_and_again_and_at_once_when_it_is_reported_to(follower: Follower) -> None:
+async def test_it_looks_again_and_again(follower: Follower) -> None:
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             await nursery.start(follower.file.run)

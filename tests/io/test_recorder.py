@@ -21,14 +21,14 @@ from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.request_record import Header, read_header, read_record
 from ranvier_py.io import recorder
 from ranvier_py.io.recorder import Recorder, RecordFiles
-from tests.core.routing.test_request_record import CHAT, RECORD, SECRET, flown
+from tests.core.routing.test_request_record import CHAT, RECORD, SECRET, sent_attempt
 
 HEADER = Header(1_000.0, 16, "a")
 ANSWER = Answer({"role": "assistant", "content": SECRET}, SECRET, 203, 96, 9)
 
 
 def attempt(first_at: float | None = 10.5) -> Attempt:
-    made, _, _ = flown(CHAT, 100)
+    made, _, _ = sent_attempt(CHAT, 100)
     made.first_at = first_at
     return made
 
@@ -55,7 +55,7 @@ async def recorded(target: Recorder, send: Callable[[Recorder], None]) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_attempt_is_written_when_its_answer_has_been_read(tmp_path: Path) -> None:
+async def test_an_attempt_is_written_when_its_answer_has_been_read(tmp_path: Path) -> None:
     one = attempt()
 
     def send(target: Recorder) -> None:
@@ -77,7 +77,7 @@ async def test_a_attempt_is_written_when_its_answer_has_been_read(tmp_path: Path
     assert (tmp_path / "node.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_attempt_without_a_token_is_written_at_once(tmp_path: Path) -> None:
+async def test_an_attempt_without_a_token_is_written_at_once(tmp_path: Path) -> None:
     one = attempt(first_at=None)
     await recorded(made(tmp_path / "a"), lambda reported: reported.finished(one, Outcome.CONNECT_ERROR, 12.0))
     [record] = records(tmp_path / "a")
@@ -85,7 +85,7 @@ async def test_a_attempt_without_a_token_is_written_at_once(tmp_path: Path) -> N
     assert not record.served
 
 
-async def test_a_attempt_whose_update_does_not_come_is_written_without(
+async def test_an_attempt_whose_update_does_not_come_is_written_without(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     """The tokenizer worker drops route updates when it has too many: their lines must not wait for ever, nor be

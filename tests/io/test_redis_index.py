@@ -14,7 +14,6 @@ import pytest
 import trio
 
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, KvIndex, Verb
-from ranvier_py.core.engine_cache.prefix_index.prepared import PreparedIndex
 from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
@@ -73,8 +72,6 @@ class Side:
             self.index, ROOT, names, find=BACKENDS.get, stands=self.standing.__contains__, rng=Random(next(SEEDS))
         )
         self.link = RedisLink(self.shared, url, RedisOptions(**options))
-        self.prepared = PreparedIndex(self.index, time.perf_counter)
-        self.prepared.shared = self.shared
         self.streams = {
             name: IndexedStream(IndexedBackend(BACKENDS[name], name, ""), self.index, None) for name in reads
         }
@@ -85,7 +82,7 @@ class Side:
     async def holders(self, prefix: str) -> dict[str, int]:
         """As a request would learn it that waits for Redis."""
         await self.link.prepare(prefix, DEADLINE_S)
-        found = self.prepared.holders(prefix, time.monotonic())
+        found = self.index.holders(prefix, time.monotonic())
         return {name: found[backend].tokens for name, backend in BACKENDS.items() if backend in found}
 
     async def until_holders(self, prefix: str, expected: dict[str, int]) -> None:
@@ -125,70 +122,13 @@ async def test_cr20_two_routers_share_one_index(server: RedisServer) -> None:
         assert len(two.index) == 0
 
 
-async def test_cx18_what_an_earlier_life_stated_counts_no_more_unless_another_receives_the_same(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ranvier_py.core.engine_cache.prefix_index.shared_index.LIVE_S", 0.5)
-    one = Side(server.url)
-    async with running(one):
-        await all_share(one)
-        one.receive(Verb.CREATED, "ab", X, 10)
-        one.receive(Verb.CREATED, "ab", Y, 20)
-        await until(lambda: one.shared.counters.written == 2 and not one.shared.waiting)
-    other, again = Side(server.url, reads=(Y,)), Side(server.url)
-    other.receive(Verb.CREATED, "ab", Y, 20)
-    async with running(other, again):
-        await all_share(other, again)
-        await again.until_holders("ab", {Y: 20})
-
-
-async def test_cx18_a_gap_in_one_routers_stream_takes_back_what_it_stated_and_no_more(server: RedisServer) -> None:
-    one, two, three = Side(server.url, reads=(X,)), Side(server.url, reads=(X,)), Side(server.url, reads=())
-    async with running(one, two, three):
-        await all_share(one, two, three)
-        for side in (one, two):
-            side.receive(Verb.CREATED, "ab", X, 10)
-        one.receive(Verb.CREATED, "cd", X, 10)  # which two has not heard
-        await three.until_holders("cd", {X: 10})
-        one.streams[X].started()
-        assert len(one.index) == 0
-        await three.until_holders("cd", {})
-        await three.until_holders("ab", {X: 10})
-        await one.until_holders("ab", {X: 10})
-
-
-async def test_cx21_a_killed_redis_leaves_each_router_what_it_receives_and_comes_back_by_itself(
-    mortal: RedisServer,
-) -> None:
-    one, two = Side(mortal.url, reads=(X,)), Side(mortal.url, reads=(Y,))
-    async with running(one, two):
-        await all_share(one, two)
-        one.receive(Verb.CREATED, "ab", X, 10)
-        one.receive(Verb.CREATED, "cd", X, 10)
-        two.receive(Verb.CREATED, "ab", Y, 20)
-        await two.until_holders("ab", {X: 10, Y: 20})
-        mortal.kill()
-        await until(lambda: not one.shared.sharing and not two.shared.sharing)
-        assert await two.holders("ab") == {Y: 20}
-        one.receive(Verb.PURGED, "cd", X)  # which Redis, with all it has on its disk, never reads
-        one.receive(Verb.CREATED, "ef", X, 30)
-        assert await one.holders("ef") == {X: 30}
-        mortal.start()
-        await all_share(one, two)
-        await two.until_holders("ab", {X: 10, Y: 20})
-        await two.until_holders("ef", {X: 30})
-        assert await two.holders("cd") == {}, "what was taken back while Redis was away is not there again"
-        assert one.shared.counters.outages == two.shared.counters.outages == 1
-        assert one.shared.errors["connection"] >= 1
-
-
 async def test_cx21_events_and_questions_go_on_while_redis_is_killed_in_the_middle_of_them(mortal: RedisServer) -> None:
     one = Side(mortal.url)
     async with running(one):
         await all_share(one)
         for number in range(2000):
             one.receive(Verb.CREATED, f"{number:04x}", X, 10)
-            one.prepared.holders(f"{number:04x}", time.monotonic())
+            one.index.holders(f"{number:04x}", time.monotonic())
             if number == 1000:
                 await trio.sleep(0.01)
                 mortal.kill()
@@ -200,51 +140,6 @@ async def test_cx21_events_and_questions_go_on_while_redis_is_killed_in_the_midd
         mortal.start()
         await all_share(one)
         await until(lambda: len(mortal.client().keys(f"{ROOT}{one.shared.generation}:*")) == 2000)
-
-
-async def test_cx20_a_clear_takes_what_others_received_before_it(server: RedisServer) -> None:
-    one, two = Side(server.url, reads=(X,)), Side(server.url, reads=(Y,))
-    async with running(one, two):
-        await all_share(one, two)
-        one.receive(Verb.CREATED, "ab", X, 10)
-        two.receive(Verb.CREATED, "ab", Y, 20)
-        await one.until_holders("ab", {X: 10, Y: 20})
-        one.index.clear()
-        one.shared.clear(time.monotonic())
-        assert await one.holders("ab") == {}
-        await until(lambda: len(two.index) == 0)
-        await all_share(one, two)
-        two.receive(Verb.CREATED, "ab", Y, 30)
-        await one.until_holders("ab", {Y: 30})
-
-
-async def test_cx20_a_clear_while_redis_is_away_is_made_up_for(mortal: RedisServer) -> None:
-    one, two = Side(mortal.url, reads=(X,)), Side(mortal.url, reads=(Y,))
-    async with running(one, two):
-        await all_share(one, two)
-        two.receive(Verb.CREATED, "ab", Y, 20)
-        await one.until_holders("ab", {Y: 20})
-        mortal.kill()
-        await until(lambda: not one.shared.sharing)
-        one.shared.clear(time.monotonic())
-        mortal.start()
-        await all_share(two)
-        await until(lambda: len(two.index) == 0)
-        await all_share(one, two)
-        assert await one.holders("ab") == {}
-
-
-@pytest.mark.parametrize("harm", ["flushall", "client kill type normal"])
-async def test_what_is_lost_in_a_running_redis_is_stated_anew(server: RedisServer, harm: str) -> None:
-    one, two = Side(server.url, reads=(X,)), Side(server.url, reads=())
-    async with running(one, two):
-        await all_share(one, two)
-        one.receive(Verb.CREATED, "ab", X, 10)
-        await two.until_holders("ab", {X: 10})
-        server.client().execute_command(*harm.split(" "))
-        one.receive(Verb.CREATED, "cd", X, 10)
-        await two.until_holders("ab", {X: 10})
-        await two.until_holders("cd", {X: 10})
 
 
 async def test_cr33_a_server_that_is_silent_counts_as_a_timeout_and_the_router_goes_on_alone() -> None:

@@ -45,7 +45,7 @@ class Chaos:
                 if engine in side.streams and BACKENDS[engine] in side.standing:
                     side.receive(kind, prefix, engine, tokens)
         for side in self.sides:
-            side.prepared.holders(rng.choice(PREFIXES), time.monotonic())
+            side.index.holders(rng.choice(PREFIXES), time.monotonic())
 
     def gap(self, begins: bool) -> None:
         """c loses its streams, or has them anew."""
@@ -77,7 +77,7 @@ class Chaos:
             side = self.rng.choice(self.sides)
             side.index.clear()
             side.shared.clear(time.monotonic())
-            self.held = {X: {}, Y: {}}  # what is said before all have heard of it would be another matter
+            self.held = {X: {}, Y: {}}  # what comes before all have read of it is another matter
             while any(len(side.index) or not side.shared.sharing for side in self.sides):
                 await self.pause()
 

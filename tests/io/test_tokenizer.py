@@ -380,7 +380,7 @@ def test_images_become_a_placeholder() -> None:
     assert "AAAA" not in loaded("embedded", "").render(chat, generation=False)
 
 
-def test_the_identity_reports_tokenizers_and_templates_apart() -> None:
+def test_the_identity_keeps_tokenizers_and_templates_apart() -> None:
     own = ChatTokenizer.load("")
     assert own.identity == ChatTokenizer.load("embedded").identity == ChatTokenizer.load(str(EMBEDDED)).identity
     assert own.identity != loaded("embedded", ENDS_WITH_EOS).identity

@@ -93,17 +93,17 @@ def make(tokenizer: Tokenizer, *, texts_match: bool = True, **limits: int) -> tu
 
 
 @asynccontextmanager
-async def running(tokenizer_worker: TokenizerWorker) -> AsyncIterator[None]:
+async def running(worker: TokenizerWorker) -> AsyncIterator[None]:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
-            await nursery.start(tokenizer_worker.run)
+            await nursery.start(worker.run)
             yield
             nursery.cancel_scope.cancel()
 
 
-async def tokenized_first(tokenizer_worker: TokenizerWorker, prompt: Prompt, deadline_s: float) -> bool:
-    async with running(tokenizer_worker):
-        return await tokenizer_worker.tokenize_first(prompt, deadline_s)
+async def tokenized_first(worker: TokenizerWorker, prompt: Prompt, deadline_s: float) -> bool:
+    async with running(worker):
+        return await worker.tokenize_first(prompt, deadline_s)
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -121,9 +121,18 @@ def words(name: str, count: int = 100) -> str:
     return " ".join(f"{name}{number}" for number in range(count))
 
 
-def start_attempt(router: Router, content: bytes, path: bytes = CHAT_PATH) -> Attempt:
-    prompt = router.read(path, content)
+def start_attempt(router: Router, content: bytes | str = "a", path: bytes = CHAT_PATH) -> Attempt:
+    """Of this body, or of a chat of words with this name."""
+    prompt = router.read(path, content if isinstance(content, bytes) else body(("user", words(content))))
     return router.start_attempt(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
+
+
+async def learned(router: Router, worker: TokenizerWorker, attempt: Attempt) -> None:
+    """The attempt has its first token, and its prompt is learned."""
+    async with running(worker):
+        worker.submit(attempt)
+        router.first_token(attempt, 0.0)
+        await until(lambda: worker.counters.learned)
 
 
 def whole(text: str) -> bytes:
@@ -141,38 +150,33 @@ def embedded() -> ChatTokenizer:
 
 
 async def test_a_prompt_is_learned_by_its_tokens_once_its_first_token_has_come() -> None:
-    router, tokenizer_worker = make(WordTokenizer())
-    attempt = start_attempt(router, body(("user", words("a"))))
-    async with running(tokenizer_worker):
-        tokenizer_worker.submit(attempt)
-        router.first_token(attempt, 0.0)
-        await until(lambda: tokenizer_worker.counters.learned)
-        assert attempt.prompt.end.state is not None
+    router, worker = make(WordTokenizer())
+    attempt = start_attempt(router)
+    await learned(router, worker, attempt)
+    assert attempt.prompt.end.state is not None
     other = router.read(CHAT_PATH, body(("user", words("a", 60) + " " + words("b", 40))))
     assert depth(router, other) == 0
-    assert await tokenized_first(tokenizer_worker, other, 5)
+    assert await tokenized_first(worker, other, 5)
     assert depth(router, other) == 32, "the anchor at two blocks: 61 tokens are shared"
 
 
-async def test_a_attempt_without_a_first_token_teaches_nothing() -> None:
-    router, tokenizer_worker = make(WordTokenizer())
-    attempt = start_attempt(router, body(("user", words("a"))))
-    async with running(tokenizer_worker):
-        tokenizer_worker.submit(attempt)
+async def test_an_attempt_without_a_first_token_teaches_nothing() -> None:
+    router, worker = make(WordTokenizer())
+    attempt = start_attempt(router)
+    async with running(worker):
+        worker.submit(attempt)
         router.finish_attempt(attempt, Outcome.CONNECT_ERROR, 0.0)
-        await until(lambda: tokenizer_worker.counters.learned)
+        await until(lambda: worker.counters.learned)
     assert len(router.routes) == 0
 
 
 async def test_an_answer_is_learned_as_part_of_the_next_prompt(embedded: ChatTokenizer) -> None:
-    router, tokenizer_worker = make(embedded, texts_match=False)
-    attempt = start_attempt(router, body(("user", words("a"))))
-    async with running(tokenizer_worker):
-        tokenizer_worker.submit(attempt)
-        router.first_token(attempt, 0.0)
-        await until(lambda: tokenizer_worker.counters.learned)
-        tokenizer_worker.finish(attempt, whole(words("answer")), chunked=False)
-        await until(lambda: tokenizer_worker.counters.learned == 2)
+    router, worker = make(embedded, texts_match=False)
+    attempt = start_attempt(router)
+    await learned(router, worker, attempt)
+    worker.finish(attempt, whole(words("answer")), chunked=False)
+    async with running(worker):
+        await until(lambda: worker.counters.learned == 2)
     assert router.counters.answers_learned == 1
     turn = router.read(CHAT_PATH, body(("user", words("a")), ("assistant", words("answer")), ("user", "next")))
     assert depth(router, turn) > attempt.prompt.tokens, "by tokens alone: texts count for nothing here"
@@ -180,63 +184,62 @@ async def test_an_answer_is_learned_as_part_of_the_next_prompt(embedded: ChatTok
 
 async def test_an_answer_that_is_here_before_its_prompt_was_taken_makes_one_job_of_both() -> None:
     tokenizer = WordTokenizer()
-    router, tokenizer_worker = make(tokenizer)
-    attempt = start_attempt(router, body(("user", words("a"))))
-    tokenizer_worker.submit(attempt)
+    router, worker = make(tokenizer)
+    attempt = start_attempt(router)
+    worker.submit(attempt)
     router.first_token(attempt, 0.0)
-    tokenizer_worker.finish(attempt, whole("yes"), chunked=False)
-    async with running(tokenizer_worker):
+    worker.finish(attempt, whole("yes"), chunked=False)
+    async with running(worker):
         await until(lambda: router.counters.answers_learned)
     assert tokenizer.full == 1
-    assert tokenizer_worker.counters.queued == 0
+    assert worker.counters.queued == 0
 
 
 async def test_turn_two_is_tokenized_by_its_new_messages_alone() -> None:
     tokenizer = WordTokenizer()
-    router, tokenizer_worker = make(tokenizer)
+    router, worker = make(tokenizer)
     first = router.read(CHAT_PATH, body(("user", words("a"))))
-    assert await tokenized_first(tokenizer_worker, first, 5)
+    assert await tokenized_first(worker, first, 5)
     attempt = start_attempt(router, body(("user", words("a")), ("assistant", "yes"), ("user", words("b"))))
-    async with running(tokenizer_worker):
-        tokenizer_worker.submit(attempt)
-        await until(lambda: tokenizer_worker.counters.learned)
+    async with running(worker):
+        worker.submit(attempt)
+        await until(lambda: worker.counters.learned)
     assert (tokenizer.full, tokenizer.tails) == (1, 1)
     assert attempt.prompt.end.state is not None
     assert attempt.prompt.end.length == 101 + 2 + 101
 
 
 def test_what_waits_is_bounded_in_number_and_the_oldest_goes() -> None:
-    router, tokenizer_worker = make(WordTokenizer(), queue_max=3)
-    attempts = [start_attempt(router, body(("user", words(f"a{number}")))) for number in range(5)]
-    for attempt in attempts:
-        tokenizer_worker.submit(attempt)
-    assert (tokenizer_worker.counters.queued, tokenizer_worker.counters.dropped) == (3, 2)
-    assert [attempt for attempt, _ in tokenizer_worker.take_batch()] == attempts[2:]
+    router, worker = make(WordTokenizer(), queue_max=3)
+    attempts = [start_attempt(router, f"a{number}") for number in range(5)]
+    for each in attempts:
+        worker.submit(each)
+    assert (worker.counters.queued, worker.counters.dropped) == (3, 2)
+    assert [attempt for attempt, _ in worker.take_batch()] == attempts[2:]
 
 
 def test_what_waits_is_bounded_in_bytes_answers_included() -> None:
-    router, tokenizer_worker = make(WordTokenizer(), queue_bytes_max=10_000)
+    router, worker = make(WordTokenizer(), queue_bytes_max=10_000)
     attempts = [start_attempt(router, body(("user", f"{number}" + "x" * 4000))) for number in range(3)]
     for attempt in attempts:
-        tokenizer_worker.submit(attempt)
-    assert tokenizer_worker.counters.queued == 2
-    tokenizer_worker.finish(attempts[2], b"y" * 4000, chunked=False)
-    statistics = tokenizer_worker.counters
-    assert (statistics.queued, statistics.dropped) == (1, 2)
-    tokenizer_worker.finish(attempts[2], b"y" * 20_000, chunked=False)
-    assert tokenizer_worker.counters.queued == 0, "one alone may be too much"
+        worker.submit(attempt)
+    assert worker.counters.queued == 2
+    worker.finish(attempts[2], b"y" * 4000, chunked=False)
+    assert (worker.counters.queued, worker.counters.dropped) == (1, 2)
+    worker.finish(attempts[2], b"y" * 20_000, chunked=False)
+    assert worker.counters.queued == 0, "one alone may be too much"
 
 
 async def test_an_answer_whose_job_was_dropped_gets_a_new_one() -> None:
-    router, tokenizer_worker = make(WordTokenizer(), queue_max=1)
-    attempt = start_attempt(router, body(("user", words("a"))))
-    tokenizer_worker.submit(attempt)
-    tokenizer_worker.submit(start_attempt(router, body(("user", words("b")))))
+    router, worker = make(WordTokenizer(), queue_max=1)
+    attempt = start_attempt(router)
+    worker.submit(attempt)
+    worker.submit(start_attempt(router, "b"))
     router.first_token(attempt, 0.0)
-    tokenizer_worker.finish(attempt, whole("yes"), chunked=False)
-    async with running(tokenizer_worker):
+    worker.finish(attempt, whole("yes"), chunked=False)
+    async with running(worker):
         await until(lambda: router.counters.answers_learned)
-    assert tokenizer_worker.counters.dropped == 2
+    assert worker.counters.dropped == 2
 
 
 async def test_tokens_that_come_after_the_deadline_are_counted_late_and_kept_for_the_next_turn(
@@ -244,37 +247,36 @@ async def test_tokens_that_come_after_the_deadline_are_counted_late_and_kept_for
 ) -> None:
     tokenizer = WordTokenizer()
     tokenizer.gate = threading.Event()
-    router, tokenizer_worker = make(tokenizer)
+    router, worker = make(tokenizer)
     prompt = router.read(CHAT_PATH, body(("user", words("a"))))
-    async with running(tokenizer_worker):
-        assert not await tokenizer_worker.tokenize_first(prompt, 0.15)
+    async with running(worker):
+        assert not await worker.tokenize_first(prompt, 0.15)
         assert prompt.end.state is None
-        assert tokenizer_worker.counters.deadlines_missed == 1
+        assert worker.counters.deadlines_missed == 1
         tokenizer.gate.set()
         await until(lambda: prompt.end.state)
 
 
 async def test_a_template_that_refuses_is_counted_as_that_and_not_as_late() -> None:
-    router, tokenizer_worker = make(WordTokenizer())
+    router, worker = make(WordTokenizer())
     prompt = router.read(CHAT_PATH, body(("user", f"refuse {words('a')}")))
-    assert not await tokenized_first(tokenizer_worker, prompt, 5)
-    statistics = tokenizer_worker.counters
-    assert (statistics.failed, statistics.deadlines_missed) == (1, 0)
+    assert not await tokenized_first(worker, prompt, 5)
+    assert (worker.counters.failed, worker.counters.deadlines_missed) == (1, 0)
 
 
 @pytest.mark.parametrize("poison", ["refuse", "crash"])
 async def test_a_chat_that_breaks_the_template_costs_its_own_job_alone(
     poison: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    router, tokenizer_worker = make(WordTokenizer())
+    router, worker = make(WordTokenizer())
     contents = [words("a"), f"{poison} {SECRET_WORDS} {words('b')}", words("c")]
     attempts = [start_attempt(router, body(("user", content))) for content in contents]
     with caplog.at_level(logging.DEBUG):
-        async with running(tokenizer_worker):
+        async with running(worker):
             for attempt in attempts:
-                tokenizer_worker.submit(attempt)
-            await until(lambda: tokenizer_worker.counters.learned == 2)
-    assert tokenizer_worker.counters.failed == 1
+                worker.submit(attempt)
+            await until(lambda: worker.counters.learned == 2)
+    assert worker.counters.failed == 1
     assert [attempt.prompt.end.state is None for attempt in attempts] == [False, True, False]
     assert SECRET_WORDS not in caplog.text
 
@@ -300,18 +302,18 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("strange", STRANGE, ids=range(len(STRANGE)))
-async def test_no_body_ends_the_tokenizer_worker(strange: bytes, embedded: ChatTokenizer) -> None:
-    router, tokenizer_worker = make(embedded)
+async def test_no_body_ends_the_worker(strange: bytes, embedded: ChatTokenizer) -> None:
+    router, worker = make(embedded)
     content = strange % words("a").encode()
     prompt = router.read(CHAT_PATH, content)
     if prompt.kind == "chat":
-        await tokenized_first(tokenizer_worker, prompt, 5)
-    attempts = [start_attempt(router, content), start_attempt(router, body(("user", words("good"))))]
-    async with running(tokenizer_worker):
+        await tokenized_first(worker, prompt, 5)
+    attempts = [start_attempt(router, content), start_attempt(router, "good")]
+    async with running(worker):
         for attempt in attempts:
-            tokenizer_worker.submit(attempt)
+            worker.submit(attempt)
             router.first_token(attempt, 0.0)
-            tokenizer_worker.finish(attempt, whole("yes"), chunked=False)
+            worker.finish(attempt, whole("yes"), chunked=False)
         await until(lambda: attempts[1].prompt.end.state is not None)
 
 
@@ -326,34 +328,34 @@ async def test_no_body_ends_the_tokenizer_worker(strange: bytes, embedded: ChatT
         b'{"choices":[{"message":{"content":"x","tool_calls":[null]}}]}',
     ],
 )
-async def test_no_answer_ends_the_tokenizer_worker(answer: bytes, embedded: ChatTokenizer) -> None:
-    router, tokenizer_worker = make(embedded)
-    attempt, good = start_attempt(router, body(("user", words("a")))), start_attempt(router, body(("user", words("b"))))
-    async with running(tokenizer_worker):
-        tokenizer_worker.submit(attempt)
+async def test_no_answer_ends_the_worker(answer: bytes, embedded: ChatTokenizer) -> None:
+    router, worker = make(embedded)
+    attempt, good = start_attempt(router), start_attempt(router, "b")
+    async with running(worker):
+        worker.submit(attempt)
         router.first_token(attempt, 0.0)
-        tokenizer_worker.finish(attempt, answer, chunked=False)
-        tokenizer_worker.submit(good)
+        worker.finish(attempt, answer, chunked=False)
+        worker.submit(good)
         await until(lambda: good.prompt.end.state is not None)
 
 
 def test_a_prompt_too_long_to_tokenize_is_left_to_its_text() -> None:
     tokenizer = WordTokenizer()
-    router, tokenizer_worker = make(tokenizer)
+    router, worker = make(tokenizer)
     attempt = start_attempt(router, body(("user", "x" * (4 * TOKENS_MAX + 100))))
     job = TokenizeJob(attempt.prompt)
-    tokenizer_worker.tokenize([job])
+    worker.tokenize([job])
     assert job.failed
     assert tokenizer.full == 0
 
 
 def test_long_prompts_are_not_tokenized_all_at_once() -> None:
-    router, tokenizer_worker = make(WordTokenizer())
+    router, worker = make(WordTokenizer())
     for number in range(4):
-        tokenizer_worker.submit(start_attempt(router, body(("user", f"{number}" + "x" * (4 * TOKENS_MAX * 2 // 5)))))
-    assert len(tokenizer_worker.take_batch()) == 2
-    assert len(tokenizer_worker.take_batch()) == 2
-    assert tokenizer_worker.take_batch() == []
+        worker.submit(start_attempt(router, body(("user", f"{number}" + "x" * (4 * TOKENS_MAX * 2 // 5)))))
+    assert len(worker.take_batch()) == 2
+    assert len(worker.take_batch()) == 2
+    assert worker.take_batch() == []
 
 
 def picture(data: str, text: str = "What is this?") -> tuple[str, Any]:
@@ -362,17 +364,14 @@ def picture(data: str, text: str = "What is this?") -> tuple[str, Any]:
 
 
 async def test_two_images_with_equal_text_share_nothing_and_equal_ones_share_all() -> None:
-    router, tokenizer_worker = make(WordTokenizer())
+    router, worker = make(WordTokenizer())
     system = ("system", words("s", 64))
     attempt = start_attempt(router, body(system, picture("AAAA"), ("assistant", "a cat"), ("user", words("more"))))
-    async with running(tokenizer_worker):
-        tokenizer_worker.submit(attempt)
-        router.first_token(attempt, 0.0)
-        await until(lambda: tokenizer_worker.counters.learned)
+    await learned(router, worker, attempt)
     assert attempt.prompt.end.token
     other = router.read(CHAT_PATH, body(system, picture("BBBB"), ("assistant", "a cat"), ("user", words("more"))))
     assert depth(router, other) == 64, "by text"
-    assert await tokenized_first(tokenizer_worker, other, 5)
+    assert await tokenized_first(worker, other, 5)
     assert depth(router, other) == 64, "by tokens: of 65 before the image"
     shared = set(router.chain(attempt.prompt.end)) & set(router.chain(other.end))
     assert max(tokens for tokens, _, _ in shared) == 64
@@ -381,52 +380,49 @@ async def test_two_images_with_equal_text_share_nothing_and_equal_ones_share_all
 
 
 async def test_an_image_in_an_early_turn_keeps_later_turns_apart() -> None:
-    router, tokenizer_worker = make(WordTokenizer())
+    router, worker = make(WordTokenizer())
     ends = []
     for data in ("AAAA", "BBBB"):
         first = router.read(CHAT_PATH, body(picture(data)))
-        assert await tokenized_first(tokenizer_worker, first, 5)
+        assert await tokenized_first(worker, first, 5)
         turn = router.read(CHAT_PATH, body(picture(data), ("assistant", "yes"), ("user", words("more"))))
-        assert await tokenized_first(tokenizer_worker, turn, 5)
+        assert await tokenized_first(worker, turn, 5)
         ends.append(turn.end)
     assert ends[0].tokens == ends[1].tokens > 0
     assert all(is_of_media(token) for end in ends for _, token, _ in end.chain()), "no engine's events tell of these"
     plain = router.read(CHAT_PATH, body(("user", words("other")), ("assistant", "yes"), ("user", words("more"))))
-    assert await tokenized_first(tokenizer_worker, plain, 5)
+    assert await tokenized_first(worker, plain, 5)
     assert not any(is_of_media(token) for _, token, _ in plain.end.chain())
     assert not {token for _, token, _ in ends[0].chain()} & {token for _, token, _ in ends[1].chain()}
 
 
 async def test_a_text_completion_meets_the_same_prompt_given_as_token_ids() -> None:
-    router, tokenizer_worker = make(WordTokenizer())
+    router, worker = make(WordTokenizer())
     text = words("a")
     attempt = start_attempt(router, json.dumps({"model": "m", "prompt": text}).encode(), COMPLETION_PATH)
-    async with running(tokenizer_worker):
-        tokenizer_worker.submit(attempt)
-        router.first_token(attempt, 0.0)
-        await until(lambda: tokenizer_worker.counters.learned)
+    await learned(router, worker, attempt)
     ids = router.read(COMPLETION_PATH, json.dumps({"model": "m", "prompt": words_of(text).tolist()}).encode())
-    tokenizer_worker.submit(start_attempt(router, ids.body, COMPLETION_PATH))
-    assert tokenizer_worker.counters.queued == 0, "ids need no tokenizing"
+    worker.submit(start_attempt(router, ids.body, COMPLETION_PATH))
+    assert worker.counters.queued == 0, "ids need no tokenizing"
     assert depth(router, ids) == 96
 
 
 async def test_salts_and_adapters_keep_equal_tokens_apart() -> None:
-    router, tokenizer_worker = make(WordTokenizer())
+    router, worker = make(WordTokenizer())
     prompts = []
     for fields in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"model": "lora"}, {"lora_path": "other"}):
         prompt = router.read(CHAT_PATH, body(("user", words("a")), **fields))
-        assert await tokenized_first(tokenizer_worker, prompt, 5)
+        assert await tokenized_first(worker, prompt, 5)
         prompts.append(prompt)
     tokens = [token for prompt in prompts for _, token, _ in prompt.end.chain()]
     assert len(set(tokens)) == len(tokens) > len(prompts)
 
 
 async def test_an_answer_too_large_to_wait_leaves_no_trace_in_the_bounds_of_the_queue() -> None:
-    router, tokenizer_worker = make(WordTokenizer(), queue_bytes_max=2_000)
+    router, worker = make(WordTokenizer(), queue_bytes_max=2_000)
     large = start_attempt(router, body(("user", words("a", 2_000))))
     for _ in range(5):
-        tokenizer_worker.finish(large, b"x" * 1_500, chunked=False)
-    assert tokenizer_worker.counters.queued == 0
-    tokenizer_worker.submit(start_attempt(router, body(("user", words("b")))))
-    assert tokenizer_worker.counters.queued == 1
+        worker.finish(large, b"x" * 1_500, chunked=False)
+    assert worker.counters.queued == 0
+    worker.submit(start_attempt(router, "b"))
+    assert worker.counters.queued == 1

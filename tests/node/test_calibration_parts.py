@@ -1,74 +1,49 @@
 """A node that measures itself: real sockets, engines of the lab, what is seen of it on the control port."""
 
 import logging
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 import trio
 
 from cluster.engine.engine_process import DEFAULT_TOKENIZER
-from cluster.engine.engine_process import serve as serve_engine
-from cluster.engine.engine_routes import Engine, EngineConfig
-from cluster.engine.engine_text import load_tokenizer
-from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.node.calibration_parts import STALE_INTERVALS, Calibrating, looked_at_by
-from ranvier_py.node.node import run
-from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.core.engine_cache.test_prediction import A, World
-from tests.node.test_node import MODEL, Lab, turn
+from tests.node.node_lab import Lab, Node, chat, cluster_lab, opened, start_engine, turn
 
 DEADLINE_S = 30
 
 
 @asynccontextmanager
-async def lab(cache_tokens: int = 200_000, decode_s: float = 0.0, **settings: Any) -> AsyncIterator[Lab]:
-    """One engine of that size behind one node."""
-    limits = EngineLimits(cache_tokens=cache_tokens, prefill_tokens_per_s=math.inf, decode_s=decode_s)
-    config = EngineConfig(name="small", models=(MODEL,), limits=limits, tokens_max=cache_tokens)
-    engine = Engine(config, load_tokenizer(str(DEFAULT_TOKENIZER)))  # the node's own: counts are to agree
-    with trio.fail_after(DEADLINE_S):
-        async with trio.open_nursery() as nursery:
-            host, port = await nursery.start(partial(serve_engine, engine, "127.0.0.1", 0))
-            url = f"http://{host}:{port}"
-            values = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 5, "backend": [url]}
-            addresses = await nursery.start(partial(run, config_of(**{**values, **settings})))
-            running = Lab(nursery, addresses, [url])
-            async with running.http:
-                yield running
-            nursery.cancel_scope.cancel()
+async def lab(cache_tokens: int = 200_000, decode_s: float = 0.0, **settings: Any) -> AsyncIterator[Node]:
+    """One engine of that size behind one node, with the node's own tokenizer: counts are to agree."""
+    async with opened(Lab, 0, DEADLINE_S) as place:
+        limits = {"cache_tokens": cache_tokens, "decode_s": decode_s}
+        place.engines += [(await start_engine(place.nursery, tokenizer=str(DEFAULT_TOKENIZER), **limits))[0]]
+        yield await place.start(**settings)
 
 
-async def calibration(node: Lab) -> dict[str, Any]:
-    return dict((await node.http.get(f"{node.control}/admin/calibration")).json())
-
-
-async def until(node: Lab, what: str, wanted: Any) -> dict[str, Any]:
+async def until(node: Node, what: str, wanted: Any) -> dict[str, Any]:
     """The first backend's calibration, once this is as wanted."""
-    while True:
-        view = await calibration(node)
-        if view["backends"] and view["backends"][0][what] == wanted:
-            return view
-
-
-async def streamed(node: Lab, messages: list[dict[str, Any]], url: str = "") -> httpx.Response:
-    body = {"model": MODEL, "messages": messages, "max_tokens": 4, "stream": True}
-    return await node.http.post(f"{url or node.url}/v1/chat/completions", json=body)
+    return dict(
+        await node.until("/admin/calibration", lambda view: view["backends"] and view["backends"][0][what] == wanted)
+    )
 
 
 async def test_streams_report_how_good_predictions_are_and_the_engine_how_large_it_is() -> None:
     async with lab(engine_metrics_interval_s=0.1) as node:
         for number in range(4):
-            answer = await streamed(node, turn("Where are the maps? " * 20, "There.", f"And number {number}?"))
+            messages = turn("Where are the maps? " * 20, "There.", f"And number {number}?")
+            answer = await node.chat(messages, max_tokens=4, stream=True)
             assert b"prompt_tokens" not in answer.content
         view = await until(node, "answers", 4)
         view = await until(node, "capacity_tokens", 200_000)
@@ -87,16 +62,16 @@ async def test_streams_report_how_good_predictions_are_and_the_engine_how_large_
 async def test_a_small_cache_is_named_once_and_its_size_is_learned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The engine tells nothing of its size here: it is learned from cold answers alone."""
+    """The engine reports nothing of its size here: it is learned from cold answers alone."""
     with caplog.at_level(logging.WARNING, "ranvier_py.node.calibration_parts"):
         async with lab(cache_tokens=6000, engine_metrics_interval_s=0) as node:
             chats = [turn(f"{number} asks: where are the maps? " * 20) for number in range(40)]
             for chat in chats:
                 await trio.sleep(0.06)  # evidence is kept by the second
-                await streamed(node, chat)
+                await node.chat(chat, max_tokens=4, stream=True)
             await trio.sleep(1.1)
             for chat in chats[:24]:
-                await streamed(node, chat)
+                await node.chat(chat, max_tokens=4, stream=True)
             view = await until(node, "biases", ["small_cache"])
             learned = view["backends"][0]["capacity_learned"]
             assert 1000 < learned < 20_000  # chats come faster than evidence is dated
@@ -108,10 +83,9 @@ async def test_requests_that_came_past_all_nodes_are_load_and_go_again() -> None
     async with lab(decode_s=0.02, engine_metrics_interval_s=0.1) as node:
         async with trio.open_nursery() as others:
             for number in range(3):
-                body = {"model": MODEL, "messages": turn(f"{number}?"), "max_tokens": 100_000, "ignore_eos": True}
-                post = partial(node.http.post, f"{node.engines[0]}/v1/chat/completions", json={**body, "stream": True})
-                others.start_soon(post)
-            explain = partial(node.http.post, f"{node.control}/explain", json={"messages": turn("?"), "model": MODEL})
+                body = chat(turn(f"{number}?"), max_tokens=100_000, ignore_eos=True, stream=True)
+                others.start_soon(partial(node.http.post, f"{node.engines[0]}/v1/chat/completions", content=body))
+            explain = partial(node.http.post, f"{node.control}/explain", content=chat(turn("?")))
             while (await explain()).json()["candidates"][0]["load"] != 3:
                 pass
             others.cancel_scope.cancel()
@@ -169,9 +143,8 @@ def test_each_engine_is_looked_at_by_one_of_the_live_members() -> None:
             others = [member for member in members if member != me]
             peer = SimpleNamespace(
                 backends=SimpleNamespace(key_of=keys.get),
-                gossip=SimpleNamespace(
-                    members=SimpleNamespace(me=SimpleNamespace(session=me)), streams=SimpleNamespace(live=others)
-                ),
+                me=SimpleNamespace(session=me),
+                streams=SimpleNamespace(live=others),
             )
             owns = looked_at_by(peer)  # type: ignore[arg-type]
             for backend in keys:
@@ -187,30 +160,16 @@ def test_each_engine_is_looked_at_by_one_of_the_live_members() -> None:
     assert all(of_two[backend] == those for backend, those in of_three.items() if those != [22])
 
 
-async def test_nodes_of_a_cluster_leave_an_engine_to_one_of_them(nursery: trio.Nursery) -> None:
-    with trio.fail_after(DEADLINE_S):
-        async with lab(engine_metrics_interval_s=0.1, gossip="127.0.0.1:0", insecure_gossip=True) as first:
-            place = (await first.http.get(f"{first.control}/admin/cluster")).json()["address"]
-            engine = (await first.http.get(f"{first.control}/admin/backends")).json()["backends"][0]["url"]
-            settings = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 1}
-            config = config_of(
-                backend=[engine],
-                **settings,  # type: ignore[arg-type]
-                engine_metrics_interval_s=0.1,
-                gossip="127.0.0.1:0",
-                insecure_gossip=True,
-                join=[place],
-            )
-            other = await nursery.start(partial(run, config))
+async def test_nodes_of_a_cluster_leave_an_engine_to_one_of_them(tmp_path: Path) -> None:
+    async with cluster_lab(tmp_path, engines=1, deadline_s=DEADLINE_S) as place:
+        nodes = await place.cluster(2, engine_metrics_interval_s=0.1)
 
-            async def looks() -> list[int]:
-                pages = [await first.http.get(f"{one}/admin/calibration") for one in (first.control, other.control)]
-                return [page.json()["polls"]["metrics_pages"] for page in pages]
+        async def looks() -> list[int]:
+            return [(await node.ask("/admin/calibration"))["polls"]["metrics_pages"] for node in nodes]
 
-            alone = 0  # seconds in a row in which only one of them looked; a node begins with none
-            while alone < 3:
-                before = await looks()
-                await trio.sleep(1.0)
-                after = await looks()
-                alone = alone + 1 if sum(now > then for now, then in zip(after, before, strict=True)) == 1 else 0
-            nursery.cancel_scope.cancel()
+        alone = 0  # seconds in a row in which only one of them looked; a node begins with none
+        while alone < 3:
+            before = await looks()
+            await trio.sleep(1.0)
+            after = await looks()
+            alone = alone + 1 if sum(now > then for now, then in zip(after, before, strict=True)) == 1 else 0

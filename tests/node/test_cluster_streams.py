@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import trio
 
-from tests.node.test_cluster_of_nodes import Lab, Node
+from tests.node.node_lab import ClusterLab, Node, cluster_lab
 from tests.node.test_engine_event_parts import LONG, MODEL, start_engine
 
 DEADLINE_S = 40
@@ -18,14 +17,11 @@ ENGINES = 3
 
 
 @asynccontextmanager
-async def lab(folder: Path, cache_tokens: int = 20_000, buffer_messages: int = 10_000) -> AsyncIterator[Lab]:
-    with trio.fail_after(DEADLINE_S):
-        async with trio.open_nursery() as nursery, httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
-            urls = [
-                await start_engine(nursery, "map", buffer_messages, cache_tokens=cache_tokens) for _ in range(ENGINES)
-            ]
-            yield Lab(nursery, http, urls, folder)
-            nursery.cancel_scope.cancel()
+async def lab(folder: Path, cache_tokens: int = 20_000, buffer_messages: int = 10_000) -> AsyncIterator[ClusterLab]:
+    async with cluster_lab(folder, engines=0, deadline_s=DEADLINE_S) as place:
+        for _ in range(ENGINES):
+            place.engines += [await start_engine(place.nursery, "map", buffer_messages, cache_tokens=cache_tokens)]
+        yield place
 
 
 async def read_by_one_each(nodes: Sequence[Node]) -> list[int]:
@@ -103,7 +99,7 @@ async def test_what_an_engine_drops_is_forgotten_by_nodes_that_do_not_read_it(tm
             await until_believed(node, lambda tokens: max(tokens) == 0)
 
 
-async def ask(place: Lab, url: str, text: str) -> None:
+async def ask(place: ClusterLab, url: str, text: str) -> None:
     """Past all nodes."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4}
     assert (await place.http.post(f"{url}/v1/chat/completions", json=body)).status_code == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,25 +23,18 @@ from ranvier_py.io import redis_index as kv_redis
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
 from ranvier_py.node.index_parts import Indexing, Preparing
-from ranvier_py.node.node import run
 from ranvier_py.node.parts import indexing_of
 from tests.io.redis_server import needs_redis, redis_server
+from tests.node.node_lab import DEADLINE_S, Node, turn
 from tests.node.test_continuum_tier4 import OPENING, listening, stats
-from tests.node.test_node import DEADLINE_S, Lab, turn
 
 URL = "redis://somebody:hunter2@127.0.0.1:6379"
 
 
-async def second(node: Lab, **settings: Any) -> Lab:
-    """Another node in front of the same engines, which hears none of them."""
-    config = config_of(
-        backend=[f"{url},name=vllm-{number}" for number, url in enumerate(node.engines)],
-        listen="127.0.0.1:0",
-        control="127.0.0.1:0",
-        policy="kv_score",
-        **settings,
-    )
-    return Lab(node.nursery, await node.nursery.start(partial(run, config)), node.engines)
+async def second(node: Node, **settings: Any) -> Node:
+    """Another node in front of the same engines, which reads none of their streams."""
+    backends = [f"{url},name=vllm-{number}" for number, url in enumerate(node.engines)]
+    return await node.lab.start(backend=backends, policy="kv_score", **settings)
 
 
 @needs_redis
@@ -52,19 +44,18 @@ async def test_cr20_a_node_places_by_what_another_node_has_received(monkeypatch:
         shared: dict[str, Any] = {"kv_index_backend": "redis", "kv_redis_url": server.url}
         async with listening(**shared) as (node, streams):
             other = await second(node, **shared)
-            async with other.http:
-                by_ring = (await node.chat(turn("What is cold?"))).headers["x-ranvier-backend"]
-                warm = 1 - int(by_ring.removeprefix("vllm-"))
-                await stats(node, lambda found: not found["shared"]["fallback_active"])
-                await streams.announce(warm, "cache_created", OPENING, 10_000)
-                await stats(node, lambda found: found["shared"]["written"] >= 1)
-                answer = await other.chat(turn("What is warm?"))  # the first that it sees
-                assert answer.headers["x-ranvier-backend"] == f"vllm-{warm}"
-                found = await stats(other, lambda found: found["routing_decisions"]["kv_aware"] >= 1)
-                assert found["index"]["entry_count"] == 0
-                assert found["shared"]["answered"] >= 1
-                await other.http.post(f"{other.control}/admin/kv-index/clear")
-                await stats(node, lambda found: found["index"]["entry_count"] == 0)
+            by_ring = (await node.chat(turn("What is cold?"))).headers["x-ranvier-backend"]
+            warm = 1 - int(by_ring.removeprefix("vllm-"))
+            await stats(node, lambda found: not found["shared"]["fallback_active"])
+            await streams.announce(warm, "cache_created", OPENING, 10_000)
+            await stats(node, lambda found: found["shared"]["written"] >= 1)
+            answer = await other.chat(turn("What is warm?"))  # the first that it sees
+            assert answer.headers["x-ranvier-backend"] == f"vllm-{warm}"
+            found = await stats(other, lambda found: found["routing_decisions"]["kv_aware"] >= 1)
+            assert found["index"]["entry_count"] == 0
+            assert found["shared"]["answered"] >= 1
+            await other.http.post(f"{other.control}/admin/kv-index/clear")
+            await stats(node, lambda found: found["index"]["entry_count"] == 0)
 
 
 @needs_redis
@@ -131,9 +122,7 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
         client.hset("ranvier:kvidx:routers", "another", 1)
         client.hset("ranvier:kvidx:another:ab", "http://engine", "77 h")
         indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
-        indexing.share(server.url, RedisOptions(), {"http://engine": BackendId(5)}.get)
-        shared = indexing.prepared.shared
-        assert shared is not None
+        shared = indexing.share(server.url, RedisOptions(), {"http://engine": BackendId(5)}.get).shared
         with trio.fail_after(DEADLINE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(indexing.run)
@@ -144,23 +133,21 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
                 assert shared.counters.asked == 0, "no policy wants it"
                 indexing.join(KvScore())
                 assert await tokenizer_worker.tokenize_first(Opened(), DEADLINE_S)  # type: ignore[arg-type]
-                assert indexing.prepared.holders("ab", time.monotonic())[BackendId(5)].tokens == 77
+                assert indexing.index.holders("ab", time.monotonic())[BackendId(5)].tokens == 77
                 nursery.cancel_scope.cancel()
 
 
 async def test_cr19_a_redis_that_does_not_answer_is_waited_for_until_the_deadline_and_no_longer() -> None:
     """Its first 5 ms are those of the question; nobody answers here, for nobody runs the link."""
     indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
-    indexing.share("redis://127.0.0.1:1", RedisOptions(), {}.get)
+    shared = indexing.share("redis://127.0.0.1:1", RedisOptions(), {}.get).shared
     indexing.join(KvScore())
-    shared = indexing.prepared.shared
-    assert shared is not None
     tokenizer_worker = Preparing(Tokenizing(None), lambda: indexing)  # type: ignore[arg-type]
     for sharing in (False, True):  # away: nobody waits at all
         shared.sharing = sharing
         with trio.fail_after(DEADLINE_S):
             assert await tokenizer_worker.tokenize_first(Opened(), 1.0)  # type: ignore[arg-type]
-    assert indexing.prepared.holders("ab", time.monotonic()) == {}
+    assert indexing.index.holders("ab", time.monotonic()) == {}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +167,7 @@ def test_cr31_a_shared_index_that_cannot_be_is_refused_at_the_start(bad: dict[st
         load(bad)
 
 
-def test_cr31_without_the_client_of_redis_the_node_states_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cr31_without_the_client_of_redis_the_node_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_redis, "redis", None)
     engine_caches = EngineCaches(RouteTable(capacity=100), lambda _: 0)
     config = config_of(backend=["http://127.0.0.1:9"], kv_index_backend="redis", kv_redis_url=URL)

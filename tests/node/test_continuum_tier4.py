@@ -6,11 +6,9 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from random import Random
 from typing import Any
 
-import httpx
 import pytest
 import trio
 
@@ -24,8 +22,7 @@ from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.node.index_parts import IndexedBackend, IndexedStream, Indexing
-from ranvier_py.node.node import run
-from tests.node.test_node import DEADLINE_S, MODEL, Lab, start_engine, turn
+from tests.node.node_lab import DEADLINE_S, MODEL, Lab, Node, lab, opened, turn
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 MESSAGES = turn("Where are the atlases?")
@@ -55,34 +52,21 @@ class Streams:
 
 
 @asynccontextmanager
-async def listening(**settings: Any) -> AsyncIterator[tuple[Lab, Streams]]:
+async def listening(**settings: Any) -> AsyncIterator[tuple[Node, Streams]]:
     """A node in front of two engines, vllm-0 and vllm-1, each with an event stream."""
     streams = Streams()
-    with trio.fail_after(DEADLINE_S):
-        async with trio.open_nursery() as nursery:
-            listeners = await nursery.start(trio.serve_tcp, streams.handle, 0)
-            port = listeners[0].socket.getsockname()[1]
-            urls = [(await start_engine(nursery, number))[0] for number in range(2)]
-            backends = [
-                f"{url},name=vllm-{number},kv_index=http://127.0.0.1:{port}/{number}" for number, url in enumerate(urls)
-            ]
-            values = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 5, "policy": "kv_score"}
-            config = config_of(backend=backends, **{**values, **settings})
-            node = Lab(nursery, await nursery.start(partial(run, config)), urls)
-            async with node.http:
-                yield node, streams
-            nursery.cancel_scope.cancel()
+    async with opened(Lab, 2, DEADLINE_S) as place:
+        events = await place.listen(streams.handle)
+        backends = [f"{url},name=vllm-{number},kv_index={events}/{number}" for number, url in enumerate(place.engines)]
+        yield await place.start(**{"backend": backends, "policy": "kv_score", **settings}), streams
 
 
-async def stats(node: Lab, holds: Callable[[dict[str, Any]], bool], page: str = "stats") -> dict[str, Any]:
+async def stats(node: Node, holds: Callable[[dict[str, Any]], bool], page: str = "stats") -> dict[str, Any]:
     """A page of the index as soon as it is as expected."""
-    while True:
-        found: dict[str, Any] = (await node.http.get(f"{node.control}/admin/kv-index/{page}")).json()
-        if holds(found):
-            return found
+    return dict(await node.until(f"/admin/kv-index/{page}", holds))
 
 
-async def test_cr21_a_request_goes_where_the_events_state_that_its_opening_is_warm() -> None:
+async def test_cr21_a_request_goes_where_the_events_show_that_its_opening_is_warm() -> None:
     for engine in (0, 1):  # whichever the ring would have named
         async with listening() as (node, streams):
             await streams.announce(engine, "cache_created", OPENING, 10_000)
@@ -124,7 +108,7 @@ async def test_cr26_the_statistics_have_the_documents_shape_and_their_totals_add
         assert first["last_event_at"].endswith("Z")
 
 
-async def test_cr27_each_backend_states_what_came_and_what_it_changed() -> None:
+async def test_cr27_each_backend_shows_what_came_and_what_it_changed() -> None:
     async with listening(kv_index_offloading=True) as (node, streams):
         for kind in ("cache_created", "cache_evicted", "cache_reloaded", "cache_painted", "cache_purged"):
             await streams.announce(0, kind, "ab", 7)
@@ -140,7 +124,7 @@ async def test_cr27_each_backend_states_what_came_and_what_it_changed() -> None:
         }
 
 
-async def test_cr28_clearing_states_how_much_went_and_the_index_fills_again() -> None:
+async def test_cr28_clearing_shows_how_much_went_and_the_index_fills_again() -> None:
     async with listening() as (node, streams):
         await streams.announce(0, "cache_created", "ab", 7)
         await stats(node, lambda found: found["index"]["entry_count"] == 1)
@@ -194,20 +178,13 @@ async def test_cr32_without_the_key_nobody_asks() -> None:
             assert (await node.http.request(method, url, headers=key)).status_code == 200
 
 
-async def test_a_node_without_event_streams_states_so() -> None:
-    async with trio.open_nursery() as nursery:
-        config = config_of(
-            backend=["http://127.0.0.1:9"], listen="127.0.0.1:0", control="127.0.0.1:0", probe_timeout_s=0.1
-        )
-        addresses = await nursery.start(partial(run, config))
-        async with httpx.AsyncClient(trust_env=False) as client:
-            answer = await client.get(f"{addresses.control}/admin/kv-index/stats")
-            assert answer.json() == {"enabled": False}
-        nursery.cancel_scope.cancel()
+async def test_a_node_without_event_streams_shows_that_it_has_no_index() -> None:
+    async with lab() as node:
+        assert await node.ask("/admin/kv-index/stats") == {"enabled": False}
 
 
 def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() -> None:
-    """A bridge of ours tells token fingerprints: what it says is gone is not followed, what it has is confirmed."""
+    """A bridge of ours reports token fingerprints: what is gone is not followed, what is there is confirmed."""
     engine, held, gone = BackendId(0), Fingerprint(0xA1), Fingerprint(0xB2)
     routes = RouteTable(capacity=100)
     routes.learn([(32, gone, 0), (16, held, 0)], engine, 0, Trust.LOCAL, time.monotonic())
@@ -227,9 +204,6 @@ def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() ->
         {"backend": ["http://127.0.0.1:9,kv_index=ftp://127.0.0.1/"]},
         {"backend": ["http://127.0.0.1:9,kv_index=127.0.0.1:80"]},
         {"kv_index_entries_max": 99},
-        {"kv_index_entries_max": 10_000_001},
-        {"kv_index_ttl_s": 0.5},
-        {"kv_index_ttl_s": 86_401},
         {"policy_option": ["overlap_weight=0.7"]},
         {"policy_option": ["load_factor_epsilon=0.001"]},
     ],

@@ -1,98 +1,20 @@
 """A whole node between real sockets: real engines of the lab, a real client library, real faults."""
 
-import json
-import math
+import errno
+import io
+import socket
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from functools import partial
+from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import trio
 
-from cluster.engine.engine_process import serve as serve_engine
-from cluster.engine.engine_routes import Engine, EngineConfig
-from cluster.engine.engine_text import load_tokenizer
 from ranvier_py.config.config_loader import config_of
-from ranvier_py.node.node import Addresses, keep_freed_memory, run
-from ranvier_py.replay.engine.engine_values import EngineLimits
-
-DEADLINE_S = 20
-SYSTEM = "You are the help desk of a small library. Answer briefly, name the shelf, and never guess. " * 4
-MODEL = "lab-model"
-
-
-class Lab:
-    """One node in front of some engines, all on port 0."""
-
-    def __init__(self, nursery: trio.Nursery, addresses: Addresses, engines: list[str]) -> None:
-        self.nursery = nursery
-        host, port = addresses.public[0]
-        self.url = f"http://{host}:{port}"
-        self.address = (host, port)
-        self.control = addresses.control
-        self.engines = engines
-        self.http = httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False)
-
-    async def chat(self, messages: list[dict[str, Any]], **fields: Any) -> httpx.Response:
-        body = {"model": MODEL, "messages": messages, "max_tokens": 8, **fields}
-        return await self.http.post(f"{self.url}/v1/chat/completions", json=body)
-
-    async def fault(self, engine: str, **fault: Any) -> None:
-        answer = await self.http.post(f"{engine}/admin/faults", json=fault)
-        assert answer.status_code == 200, answer.text
-
-    async def statistics(self) -> dict[str, Any]:
-        return dict((await self.http.get(f"{self.control}/admin/routes")).json())
-
-    async def backend(self, holds: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait until the first backend is as expected."""
-        while not holds((await self.http.get(f"{self.control}/admin/backends")).json()["backends"][0]):
-            pass
-
-    async def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The node's statistics as soon as they are as expected."""
-        while True:
-            statistics = await self.statistics()
-            if holds(statistics):
-                return statistics
-
-
-async def start_engine(nursery: trio.Nursery, number: int, port: int = 0) -> tuple[str, trio.CancelScope]:
-    """One engine without a prefill to wait for; its URL, and how to end it."""
-    limits = EngineLimits(prefill_tokens_per_s=math.inf, decode_s=0.001)
-    config = EngineConfig(name=f"engine-{number}", models=(MODEL,), limits=limits, tokens_max=100_000)
-    scope = trio.CancelScope()
-
-    async def serve(task_status: trio.TaskStatus[tuple[str, int]]) -> None:
-        with scope:
-            await serve_engine(Engine(config, load_tokenizer("bytes")), "127.0.0.1", port, task_status=task_status)
-
-    host, port = await nursery.start(serve)
-    return f"http://{host}:{port}", scope
-
-
-@asynccontextmanager
-async def lab(engines: int = 2, **settings: Any) -> AsyncIterator[Lab]:
-    with trio.fail_after(DEADLINE_S):
-        async with trio.open_nursery() as nursery:
-            urls = [(await start_engine(nursery, number))[0] for number in range(engines)]
-            values = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 5, **settings}
-            addresses = await nursery.start(partial(run, config_of(backend=values.pop("backend", urls), **values)))
-            running = Lab(nursery, addresses, urls)
-            async with running.http:
-                yield running
-            nursery.cancel_scope.cancel()
-
-
-def turn(*contents: str) -> list[dict[str, Any]]:
-    roles = ("user", "assistant")
-    return [{"role": "system", "content": SYSTEM}] + [
-        {"role": roles[i % 2], "content": content} for i, content in enumerate(contents)
-    ]
+from ranvier_py.core.errors import ConfigError, leaves
+from ranvier_py.node.node import keep_freed_memory, run
+from tests.node.node_lab import MODEL, PLACES, SYSTEM, lab, start_engine, turn
 
 
 async def test_a_conversation_stays_on_the_engine_that_holds_it_and_the_engine_confirms_the_hit() -> None:
@@ -139,29 +61,8 @@ def talk(url: str) -> None:
 
 
 async def test_the_openai_client_works_streaming_and_not() -> None:
-    async with lab() as node:
-        await trio.to_thread.run_sync(talk, node.url)
-
-
-async def test_an_engine_that_fails_before_its_first_byte_costs_the_client_nothing() -> None:
-    async with lab(engines=3) as node:
-        for engine in node.engines[:2]:
-            await node.fault(engine, kind="status", status=503)
-        for number in range(6):
-            answer = await node.chat(turn(f"question {number}"))
-            assert answer.status_code == 200
-            assert answer.json()["choices"]
-        statistics = await node.statistics()
-        assert statistics["outcomes"]["success"] == 6
-
-
-async def test_when_every_engine_fails_the_client_gets_the_engines_own_words() -> None:
     async with lab(engines=2) as node:
-        for engine in node.engines:
-            await node.fault(engine, kind="status", status=503)
-        answer = await node.chat(turn("question"))
-        assert answer.status_code == 503
-        assert "x-ranvier-backend" in answer.headers
+        await trio.to_thread.run_sync(talk, node.url)
 
 
 async def test_a_backend_that_nobody_listens_on_is_passed_over() -> None:
@@ -191,41 +92,14 @@ async def test_backends_come_and_go_at_run_time_also_in_sglangs_words() -> None:
         assert (await node.chat(turn("hello"))).status_code == 503
 
 
-async def test_a_client_that_goes_away_ends_the_engines_work() -> None:
-    async with lab(engines=1) as node:
-        body = json.dumps({"model": MODEL, "messages": turn("long"), "max_tokens": 50_000, "stream": True}).encode()
-        async with await trio.open_tcp_stream(*node.address) as client:
-            await client.send_all(
-                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-            )
-            received = b""
-            while b'"content":"' not in received.replace(b'"content":""', b""):
-                received += await client.receive_some()
-        with trio.fail_after(5):
-            while (await node.http.get(f"{node.engines[0]}/admin/stats")).json()["running"]:
-                pass
-        statistics = await node.until(lambda s: s["outcomes"].get("cancelled") == 1)
-        assert statistics["rows"] > 0, "the first token had proved the prefill"
-
-
-async def test_a_stream_that_breaks_off_is_cut_and_never_retried() -> None:
-    async with lab(engines=2) as node:
-        for engine in node.engines:
-            await node.fault(engine, kind="reset_mid_stream")
-        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
-            await node.chat(turn("hello"), stream=True, max_tokens=50)
-        statistics = await node.until(lambda s: bool(s["outcomes"]))
-        assert statistics["outcomes"] == {"broken": 1}
-
-
 async def test_only_what_somebody_may_have_to_look_at_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """A healthy start without one warning: else nobody reads them."""
     with caplog.at_level("INFO", "ranvier_py"):
         async with lab(engines=1, probe_interval_s=0.05, probe_failures=1) as node:
-            await node.backend(lambda backend: backend["health"] == "healthy")
+            await node.until_backend(lambda backend: backend["health"] == "healthy")
             assert [record for record in caplog.records if record.levelname != "INFO"] == []
             await node.fault(node.engines[0], kind="status", status=503, health=True)
-            await node.backend(lambda backend: backend["health"] == "unhealthy")
+            await node.until_backend(lambda backend: backend["health"] == "unhealthy")
     (warned,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "backend.health" in warned
     assert "healthy -> unhealthy" in warned
@@ -239,9 +113,9 @@ async def test_a_restarted_engine_loses_its_claims() -> None:
         assert first.headers["x-ranvier-reason"] == "only"
         assert int((await node.chat(turn("hello"))).headers["x-ranvier-matched-tokens"]) > 0
         scope.cancel()
-        await node.backend(lambda backend: backend["health"] == "unhealthy")
+        await node.until_backend(lambda backend: backend["health"] == "unhealthy")
         await start_engine(node.nursery, 1, port=int(url.rpartition(":")[2]))
-        await node.backend(lambda backend: backend["generation"] == 2 and backend["health"] == "healthy")
+        await node.until_backend(lambda backend: backend["generation"] == 2 and backend["health"] == "healthy")
         assert (await node.chat(turn("hello"))).headers["x-ranvier-matched-tokens"] == "0"
 
 
@@ -259,7 +133,7 @@ async def test_an_explanation_shows_every_candidate_and_places_nothing() -> None
 async def test_an_explanation_by_ttft_shows_what_every_candidate_would_cost() -> None:
     async with lab(engines=2, policy="ttft") as node:
         served = (await node.chat(turn("Where are the atlases? " * 40))).headers["x-ranvier-backend"]
-        await node.until(lambda s: s["tokenizer_worker"]["learned"] > 0)
+        await node.until_routes(lambda s: s["tokenizer_worker"]["learned"] > 0)
         body = {"model": MODEL, "messages": turn("Where are the atlases? " * 40, "There.", "And the maps?")}
         report = (await node.http.post(f"{node.control}/explain", json=body)).json()
         assert (report["policy"], report["chosen"]) == ("ttft", served)
@@ -276,7 +150,7 @@ async def test_an_explanation_names_the_prefixes_whose_tree_can_be_looked_at() -
     """Nothing else tells an operator what a prefix is called."""
     async with lab(engines=2) as node:
         served = (await node.chat(turn("Where are the atlases? " * 40))).headers["x-ranvier-backend"]
-        await node.until(lambda s: s["tokenizer_worker"]["learned"] > 0)
+        await node.until_routes(lambda s: s["tokenizer_worker"]["learned"] > 0)
         body = {"model": MODEL, "messages": turn("Where are the atlases? " * 40, "There.", "And the maps?")}
         chain = (await node.http.post(f"{node.control}/explain", json=body)).json()["chain"]
         depths = [stop["tokens"] for stop in chain]
@@ -294,16 +168,16 @@ async def test_a_completion_is_explained_as_one() -> None:
     async with lab(engines=3) as node:
         body = {"model": MODEL, "prompt": list(range(1, 200)), "max_tokens": 4}
         served = await node.http.post(f"{node.url}/v1/completions", json=body)
-        await node.until(lambda s: s["rows"] > 0)
+        await node.until_routes(lambda s: s["rows"] > 0)
         report = (await node.http.post(f"{node.control}/explain", json=body)).json()
         assert report["chosen"] == served.headers["x-ranvier-backend"]
         assert (report["reason"], report["prompt_tokens"]) == ("affinity", 192)  # whole blocks
 
 
 async def test_metrics_report_reasons_engine_caches_and_every_bound() -> None:
-    async with lab() as node:
+    async with lab(engines=2) as node:
         await node.chat(turn("hello"))
-        await node.until(lambda s: s["engine_cached_share"] is not None)
+        await node.until_routes(lambda s: s["engine_cached_share"] is not None)
         page = (await node.http.get(f"{node.control}/metrics")).text
         for line in (
             'ranvier_decisions_total{reason="cold"} 1.0',
@@ -328,54 +202,28 @@ async def test_what_no_engine_schema_forbids_is_passed_on_and_what_is_no_json_is
         assert broken.headers["x-request-id"]
         named = await node.http.post(url, content=b"{", headers={"x-request-id": "mine"})
         assert named.headers["x-request-id"] == "mine"
-        assert (await node.http.get(url)).status_code == 405
+        refused = await node.http.get(url)
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
         assert (await node.http.get(f"{node.url}/nothing")).status_code == 404
         assert (await node.http.get(f"{node.url}/health")).json() == {"status": "ok"}
 
 
 async def test_without_time_for_tokens_a_cold_prompt_is_placed_all_the_same() -> None:
-    async with lab(tokenize_deadline_s=0) as node:
+    async with lab(engines=2, tokenize_deadline_s=0) as node:
         assert (await node.chat(turn("cold"))).status_code == 200
-        statistics = await node.statistics()
+        statistics = await node.ask("/admin/routes")
         assert statistics["tokenizer_worker"]["deadlines_missed"] == 1
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "random", "least_loaded", "power_of_two"])
 async def test_every_policy_serves(policy: str) -> None:
-    async with lab(policy=policy) as node:
+    async with lab(engines=2, policy=policy) as node:
         for number in range(4):
             assert (await node.chat(turn(f"question {number}"))).status_code == 200
 
 
-async def test_the_body_reaches_the_engine_as_it_came_and_the_key_is_passed_on() -> None:
-    seen: list[bytes] = []
-
-    async def engine(stream: trio.SocketStream) -> None:
-        async with stream:
-            data = b""
-            while b"\r\n\r\n" not in data or not (data.startswith(b"GET") or data.endswith(b"}")):
-                data += await stream.receive_some()
-            seen.append(data)
-            await stream.send_all(b"HTTP/1.1 418 Odd\r\nX-Own: 1\r\ncontent-length: 2\r\n\r\nno")
-
-    async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(partial(trio.serve_tcp, engine, 0, host="127.0.0.1"))
-        port = listeners[0].socket.getsockname()[1]
-        async with lab(engines=0, backend=[f"http://127.0.0.1:{port}"], probe_interval_s=60) as node:
-            body = json.dumps({"messages": [{"role": "user", "content": "ä  é"}], "odd": [1, 2]}, indent=3).encode()
-            headers = {"authorization": "Bearer client-key", "x-trace": "7"}
-            answer = await node.http.post(f"{node.url}/v1/chat/completions", content=body, headers=headers)
-            assert (answer.status_code, answer.reason_phrase, answer.text) == (418, "Odd", "no")
-            assert answer.headers["x-own"] == "1"
-            request = next(data for data in seen if data.startswith(b"POST"))
-            assert request.endswith(body)
-            assert b"Bearer client-key" in request
-            assert b"x-trace: 7" in request.lower()
-        nursery.cancel_scope.cancel()
-
-
-async def test_policies_in_the_shadow_are_reported_of_in_status_and_metrics_and_route_nothing() -> None:
-    async with lab(3, shadow=["round_robin", "ttft"]) as one:
+async def test_policies_in_the_shadow_are_in_status_and_metrics_and_route_nothing() -> None:
+    async with lab(engines=3, shadow=["round_robin", "ttft"]) as one:
         messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
         served = set()
         for number in range(6):
@@ -384,7 +232,7 @@ async def test_policies_in_the_shadow_are_reported_of_in_status_and_metrics_and_
             messages.append(dict(answer.json()["choices"][0]["message"]))
             served.add(answer.headers["x-ranvier-backend"])
         assert len(served) == 1, "affinity alone routes"
-        shadows = {each["policy"]: each for each in (await one.statistics())["shadows"]}
+        shadows = {each["policy"]: each for each in (await one.ask("/admin/routes"))["shadows"]}
         assert shadows["round_robin"]["placed"] == shadows["ttft"]["placed"] == 6
         assert shadows["round_robin"]["elsewhere_share"] > 0.5
         assert shadows["round_robin"]["saved_tokens"] < 0
@@ -396,3 +244,52 @@ async def test_policies_in_the_shadow_are_reported_of_in_status_and_metrics_and_
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
 def test_freed_memory_is_kept_where_the_c_library_can_be_set_so() -> None:
     assert keep_freed_memory()
+
+
+# --- how it starts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["chat_template", "tls"])
+async def test_files_that_are_not_what_they_should_be_are_the_configurations_problem(key: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"\xff\xfe\x00")
+    files = {"tls_certificate_file": file, "tls_key_file": file} if key == "tls" else {key: file}
+    with pytest.raises(ConfigError, match=key):
+        await run(config_of(**PLACES, **files))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["listen", "control"])
+async def test_an_address_in_use_is_named(key: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname())
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await run(config_of(**{**PLACES, key: address}))
+    assert any(address in str(error) for error in leaves(caught.value))
+
+
+async def test_a_node_that_knows_no_engine_states_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A flag that was forgotten looks like a node that works, until the first request."""
+    async with lab():
+        pass
+    assert "node.no_backends" in caplog.text
+
+
+async def test_a_node_whose_output_can_not_be_written_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Full())
+    async with lab():
+        pass
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}"])
+async def test_a_template_that_must_be_read_in_full_is_a_warning_and_another_is_none(
+    template: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text(template or "")
+    async with lab(chat_template=file if template else None):
+        pass
+    assert ("node.tokenizer incremental=False" in caplog.text) == (template is not None)

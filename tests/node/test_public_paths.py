@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 
 import httpx
 import trio
 
-from ranvier_py.config.config_loader import config_of
-from ranvier_py.node.node import run
-from tests.proxy.wire import Asked
-
-DEADLINE_S = 20
+from tests.node.node_lab import lab
+from tests.proxy.wire import Wire, answer
 
 
 class Engine:
@@ -26,13 +22,10 @@ class Engine:
         self.asked: list[tuple[str, bytes]] = []
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        async with stream:
-            asked = Asked(stream)
-            while (request := await asked.next()) is not None:
-                head, body = request
-                method, target, _ = head.split(b"\r\n")[0].decode().split(" ")
-                answer = self.answer(method, target, body)
-                await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer), answer))
+        async with Wire(stream) as wire:
+            while (request := await wire.next_request()) is not None:
+                method, target, _ = request[0].split(b"\r\n")[0].decode().split(" ")
+                await wire.send(answer(self.answer(method, target, request[1])))
 
     def answer(self, method: str, target: str, body: bytes) -> bytes:
         if target == "/v1/models":
@@ -43,25 +36,15 @@ class Engine:
 
 
 @asynccontextmanager
-async def node(engines: Sequence[Engine], **settings: object) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(*engines: Engine) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a node that has heard from all engines."""
-    with trio.fail_after(DEADLINE_S):
-        async with trio.open_nursery() as nursery:
-            urls = []
-            for engine in engines:
-                listeners = await nursery.start(partial(trio.serve_tcp, engine.serve, 0, host="127.0.0.1"))
-                urls.append(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
-            config = config_of(listen="127.0.0.1:0", control="127.0.0.1:0", backend=urls, **settings)  # type: ignore[arg-type]
-            addresses = await nursery.start(run, config)
-            base = "http://{}:{}".format(*addresses.public[0])
-            async with httpx.AsyncClient(base_url=base, timeout=DEADLINE_S, trust_env=False) as client:
-                yield client
-            nursery.cancel_scope.cancel()
+    async with lab(*engines) as node, httpx.AsyncClient(base_url=node.url, trust_env=False) as client:
+        yield client
 
 
 async def test_the_models_are_those_of_all_engines_and_each_goes_to_who_has_it() -> None:
     engines = Engine("base", "one"), Engine("base", "two")
-    async with node(engines) as client:
+    async with client_of(*engines) as client:
         cards = (await client.get("/v1/models")).json()["data"]
         assert [card["id"] for card in cards] == ["base", "one", "two"]
         assert cards[1] == {"id": "one", "root": "base"}, "as the engine wrote it"
@@ -77,7 +60,7 @@ async def test_the_models_are_those_of_all_engines_and_each_goes_to_who_has_it()
 
 async def test_whatever_else_is_under_v1_is_forwarded_as_it_is_and_by_load_alone() -> None:
     engine = Engine("base")
-    async with node([engine]) as client:
+    async with client_of(engine) as client:
         answers = [
             await client.post("/v1/embeddings", json={"model": "base", "input": "x" * 5000}),
             await client.post("/v1/audio/speech?format=wav", content=b"\x00\xff no JSON"),
@@ -105,7 +88,7 @@ async def test_a_prompt_that_only_an_engine_can_read_is_routed_by_load() -> None
     compressed = gzip.compress(json.dumps(chat).encode())
     long = json.dumps(chat)[:-1].encode() + b', "seed": ' + b"7" * 5000 + b"}"
     path = "/v1/chat/completions"
-    async with node([engine]) as client:
+    async with client_of(engine) as client:
         answers = [
             await client.post(path, content=compressed, headers={"content-encoding": "gzip"}),
             await client.post(path, content=long),
@@ -119,7 +102,7 @@ async def test_a_prompt_that_only_an_engine_can_read_is_routed_by_load() -> None
 
 
 async def test_the_node_answers_for_itself_that_it_lives() -> None:
-    async with node([]) as client:
+    async with client_of() as client:
         assert (await client.get("/health")).json() == {"status": "ok"}
         assert (await client.get("/elsewhere")).status_code == 404
         assert (await client.get("/v1/models")).status_code == 503, "nobody has told what it serves"

@@ -5,24 +5,22 @@ from __future__ import annotations
 import errno
 import json
 import socket
-import ssl
 import time
 from functools import partial
 
 import httpx
 import pytest
 import trio
-import trustme
 
 from ranvier_py.core.errors import ClientGone, ConfigError, NoBackend, NotFound, RanvierError, UpstreamClosed
 from ranvier_py.proxy.client import Client, Watchdog
-from ranvier_py.proxy.conversation import awaiting
+from ranvier_py.proxy.conversation import Handler, awaiting
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import error_response
 from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
 from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
-from tests.proxy.wire import GET, Wire, echo, post, serving
+from tests.proxy.wire import GET, Wire, echo, post, serving, tls_contexts
 
 QUICK = ServerLimits(tick_s=0.01, idle_s=0.1, header_s=0.1, body_s=0.1, send_s=0.1)
 
@@ -57,6 +55,14 @@ class Held:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
+def failing(error: Exception) -> Handler:
+    @awaiting
+    async def fail(request: HttpRequest, client: Client) -> None:
+        raise error
+
+    return fail
+
+
 @pytest.mark.parametrize(
     ("error", "status", "code", "kind"),
     [
@@ -68,11 +74,7 @@ class Held:
 async def test_an_error_of_the_handler_becomes_an_answer_and_the_connection_stays(
     error: RanvierError, status: int, code: str, kind: str
 ) -> None:
-    @awaiting
-    async def fail(request: HttpRequest, client: Client) -> None:
-        raise error
-
-    async with serving(fail) as (server, port), await Wire.connect(port) as wire:
+    async with serving(failing(error)) as (server, port), await Wire.connect(port) as wire:
         for _ in range(2):
             await wire.send(post(b"{}"))
             got, headers, body = await wire.response()
@@ -83,11 +85,7 @@ async def test_an_error_of_the_handler_becomes_an_answer_and_the_connection_stay
 
 
 async def test_anthropic_clients_get_errors_in_their_shape() -> None:
-    @awaiting
-    async def fail(request: HttpRequest, client: Client) -> None:
-        raise NotFound("no such model")
-
-    async with serving(fail) as (_, port), await Wire.connect(port) as wire:
+    async with serving(failing(NotFound("no such model"))) as (_, port), await Wire.connect(port) as wire:
         await wire.send(post(b"{}", target=b"/v1/messages?beta=true"))
         status, _, body = await wire.response()
         assert status == 404
@@ -303,7 +301,7 @@ async def test_a_connection_that_ends_between_requests_is_no_failure() -> None:
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-async def test_connections_beyond_the_limit_are_reported_to_come_back() -> None:
+async def test_clients_beyond_the_limit_of_connections_are_asked_to_come_back() -> None:
     async with serving(echo, ServerLimits(tick_s=0.01, connections_max=1)) as (server, port):
         async with await Wire.connect(port) as first:
             await first.send(GET)
@@ -320,7 +318,7 @@ async def test_connections_beyond_the_limit_are_reported_to_come_back() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_requests_beyond_the_limit_are_reported_to_come_back(whole: bool) -> None:
+async def test_clients_beyond_the_limit_of_requests_are_asked_to_come_back(whole: bool) -> None:
     held = Held()
     async with serving(held, ServerLimits(tick_s=0.01, in_flight_max=1)) as (server, port):
         async with await Wire.connect(port) as first, await Wire.connect(port) as second:
@@ -413,23 +411,11 @@ async def test_drain_cuts_what_is_left_at_its_deadline(first: bytes) -> None:
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-def server_context(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    return context
-
-
-async def test_https_is_served_when_there_is_a_certificate(authority: trustme.CA) -> None:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
+async def test_https_is_served_when_there_is_a_certificate() -> None:
+    server_context, context = tls_contexts()
     body = b"x" * 300_000
     async with (
-        serving(echo, tls=server_context(authority)) as (_, port),
+        serving(echo, tls=server_context) as (_, port),
         httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=context) as client,
     ):
         for _ in range(2):
@@ -437,8 +423,9 @@ async def test_https_is_served_when_there_is_a_certificate(authority: trustme.CA
             assert response.content == b"POST /v1/x " + body
 
 
-async def test_plain_text_on_a_tls_port_ends_and_harms_nobody(authority: trustme.CA) -> None:
-    async with serving(echo, QUICK, tls=server_context(authority)) as (server, port):
+async def test_plain_text_on_a_tls_port_ends_and_harms_nobody() -> None:
+    server_context, _ = tls_contexts()
+    async with serving(echo, QUICK, tls=server_context) as (server, port):
         async with await Wire.connect(port) as wire:
             await wire.send(GET)
             await wire.cut()
@@ -447,11 +434,10 @@ async def test_plain_text_on_a_tls_port_ends_and_harms_nobody(authority: trustme
         assert server.counters.connections == 0
 
 
-async def test_a_tls_client_that_leaves_cancels_its_request(authority: trustme.CA) -> None:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
+async def test_a_tls_client_that_leaves_cancels_its_request() -> None:
+    server_context, context = tls_contexts()
     held = Held()
-    async with serving(held, tls=server_context(authority)) as (_, port):
+    async with serving(held, tls=server_context) as (_, port):
         stream = await trio.open_ssl_over_tcp_stream("127.0.0.1", port, ssl_context=context)
         await stream.send_all(GET)
         await held.entered.wait()

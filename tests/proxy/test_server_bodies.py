@@ -39,7 +39,7 @@ async def until(server: DataServer, condition: Callable[[int], bool]) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_that_finds_no_room_is_reported_to_come_back(chunked: bool) -> None:
+async def test_a_client_whose_body_finds_no_room_is_asked_to_come_back(chunked: bool) -> None:
     held = Held()
     async with serving(held, ROOM) as (server, port):
         async with await Wire.connect(port) as first, await Wire.connect(port) as second:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Self
+from itertools import repeat
+from typing import Any, Self
 
 import trio
+import trustme
 
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress, UpstreamLimits
@@ -31,8 +35,9 @@ def post(body: bytes, *fields: bytes, target: bytes = b"/v1/chat/completions") -
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
-def answer(body: bytes, *fields: bytes, status: bytes = b"200 OK") -> bytes:
-    return b"\r\n".join([b"HTTP/1.1 " + status, b"content-length: %d" % len(body), *fields]) + b"\r\n\r\n" + body
+def answer(body: bytes, *fields: bytes, status: bytes | int = b"200 OK") -> bytes:
+    line = b"HTTP/1.1 %d Own" % status if isinstance(status, int) else b"HTTP/1.1 " + status
+    return b"\r\n".join([line, b"content-length: %d" % len(body), *fields]) + b"\r\n\r\n" + body
 
 
 def chunk(data: bytes) -> bytes:
@@ -40,6 +45,15 @@ def chunk(data: bytes) -> bytes:
 
 
 CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of a server on 127.0.0.1, and of a client that trusts it."""
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    authority.configure_trust(client)
+    return server, client
 
 
 class Wire:
@@ -104,8 +118,12 @@ class Wire:
     async def request(self) -> tuple[bytes, bytes]:
         """As a backend: head and body of one request with a length."""
         head = await self.until(b"\r\n\r\n")
-        length = next((line[16:] for line in head.split(b"\r\n") if line.startswith(b"content-length: ")), b"0")
-        return head, await self.exactly(int(length))
+        length = head.lower().partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0]
+        return head, await self.exactly(int(length or 0))
+
+    async def next_request(self) -> tuple[bytes, bytes] | None:
+        """The same; None when the other side has no more."""
+        return await self.request() if self.buffer or await self.more() else None
 
     async def ended(self) -> bool:
         """Whether the other side has closed, cleanly and without another byte."""
@@ -221,23 +239,69 @@ async def echo(request: HttpRequest, client: Client) -> None:
     client.respond(200, request.method + b" " + request.target + b" " + request.body, (), b"text/plain")
 
 
-class Asked:
-    """The requests that come on one stream, for engines that tests write by hand."""
+# --- backends that follow a script ------------------------------------------------------------------------------------
 
-    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
-        self._stream = stream
-        self._data = b""
+HANG, CLOSE, RESET = "hang", "close", "reset"
+Step = bytes | str | trio.Event
 
-    async def next(self) -> tuple[bytes, bytes] | None:
-        """Head and body; None when the stream has ended."""
-        while b"\r\n\r\n" not in self._data:
-            more = await self._stream.receive_some()
-            if not more:
-                return None
-            self._data += more
-        head, _, rest = self._data.partition(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
-        while len(rest) < length:
-            rest += await self._stream.receive_some()
-        self._data = rest[length:]
-        return head, rest[:length]
+
+class Scripted:
+    """A backend that answers every POST by the same steps, and probes as a healthy engine does.
+
+    Attributes:
+        turns: the steps of the next request, of the one after it …; backends may share it.
+        asked, left: the node sent a request; it hung up.
+    """
+
+    def __init__(self, *script: Step, turns: Iterator[Sequence[Step]] | None = None) -> None:
+        self.turns = turns or repeat(script)
+        self.bodies: list[bytes] = []
+        self.asked = trio.Event()
+        self.left = trio.Event()
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):  # a node that gives up leaves an answer unread
+            async with Wire(stream) as wire:
+                while (request := await wire.next_request()) is not None:
+                    head, body = request
+                    if head.startswith(b"GET"):
+                        await wire.send(answer(b"{}"))
+                        continue
+                    self.bodies.append(body)
+                    self.asked.set()
+                    if not await self.play(wire):
+                        return
+
+    async def play(self, wire: Wire) -> bool:
+        """Whether the connection lives on."""
+        for step in next(self.turns):
+            if isinstance(step, bytes):
+                await wire.send(step)
+            elif isinstance(step, trio.Event):
+                await step.wait()
+            elif step == HANG:
+                await wire.more()  # until the node hangs up
+                self.left.set()
+                return False
+            else:
+                if step == RESET:
+                    wire.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                return False
+        return True
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def event(fields: dict[str, Any]) -> bytes:
+    return chunk(b"data: " + json.dumps(fields).encode() + b"\n\n")
+
+
+def delta(text: str, finish: str | None = None) -> bytes:
+    return event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]})
+
+
+ROLE = delta("")
+TOKEN = delta("word")
+END = delta("", "stop") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+GOOD = answer(b'{"choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}')

@@ -8,12 +8,19 @@ from functools import cache
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
+from ranvier_py.core.engine_cache.gap_values import Level
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.placement import Holder
+from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.replay.engine.block_cache import KeyRemoved, KeysStored
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.jobs import Ready, Task, execute, make_ready, make_run
-from ranvier_py.replay.knowledge import KNOWLEDGE, Calibrated, KnowledgeName
+from ranvier_py.replay.knowledge import KNOWLEDGE, Calibrated, KnowledgeName, NamedBlocks
 from ranvier_py.replay.replay_nodes import Nodes
 from ranvier_py.replay.replay_plan import Plan, Restart
 from ranvier_py.replay.results import RunResult
@@ -74,13 +81,6 @@ def overestimate(result: RunResult) -> float:
     return result.predicted_hit_rate - result.hit_rate
 
 
-def test_the_more_is_known_the_less_is_predicted_in_vain() -> None:
-    nothing, calibrated, exact = (overestimate(replayed(name)) for name in KNOWLEDGE)
-    assert nothing > 0.02
-    assert calibrated < nothing - 0.5 * (nothing - exact)
-    assert exact < 0.005
-
-
 @pytest.mark.parametrize("delay_s", [None, 0.05])
 def test_of_four_nodes_each_knows_of_all_engines_what_one_of_them_read(delay_s: float | None) -> None:
     alone = replayed("events")
@@ -121,12 +121,6 @@ def test_a_restart_begins_one_generation_however_often_it_is_seen(nodes: int) ->
     """In its events, then by each node's probe, then by the peers."""
     for router in nodes_after(plan_of("events", 4.0, restarts=RESTARTS, nodes=nodes)).routers:
         assert [backend.generation for backend in router.registry] == [1 + len(RESTARTS) // ENGINES] * ENGINES
-
-
-def test_where_caches_hold_everything_knowledge_changes_nothing() -> None:
-    first, *others = (replayed(name, share=4.0) for name in KNOWLEDGE)
-    for other in others:
-        assert other.hit_rate == pytest.approx(first.hit_rate, abs=0.005)
 
 
 # --- calibration ------------------------------------------------------------------------------------------------------
@@ -208,3 +202,18 @@ def test_a_router_and_its_calibration_agree_on_the_error() -> None:
     assert right / sum(view.predicted_tokens for view in views) == pytest.approx(run.precision)
     assert right / sum(view.cached_tokens for view in views) == pytest.approx(run.recall)
     assert sum(view.error_tokens.count for view in views) == sum(view.answers for view in views) == len(large().items)
+
+
+def test_a_modelled_engine_is_known_exactly_by_the_table() -> None:
+    routes, engine = RouteTable(capacity=100), BackendId(0)
+    engine_caches, source, blocks = EngineCaches(routes, lambda _: 1), Source(engine, "events"), NamedBlocks(BLOCK)
+    engine_caches.open(source, blocks, 0.0)
+    engine_caches.set_level(source, Level.EXACT, "it is a model", 0.0)
+    blocks.read(KeysStored((1, 2, 3, 4, 5), 0, np.array([], dtype=np.uint32)))
+    engine_caches.changed(source, blocks.changes(), 1.0)
+    chain = [(80, 5, 0), (64, 4, 0), (32, 2, 0), (16, 1, 0)]
+    assert routes.match(chain, [1], 2.0) == [Holder(engine, 64, Trust.CONFIRMED)]
+    routes.learn(chain, engine, 1, Trust.LOCAL, 2.0)
+    blocks.read(KeyRemoved(4))
+    engine_caches.changed(source, blocks.changes(), 3.0)
+    assert routes.match(chain, [1], 3.0) == [Holder(engine, 32, Trust.CONFIRMED)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.model import EngineModel
-from ranvier_py.replay.oracles import FirstTokenOracle, GreedyOracle, RequestCap, regret, soonest
+from ranvier_py.replay.oracles import FirstTokenOracle, GreedyOracle, regret, soonest
 
 BLOCK = 4
 LIMITS = EngineLimits(cache_tokens=400, block_size=BLOCK, prefill_tokens_per_s=64.0, decode_s=0.125, running_max=2)
@@ -40,48 +40,35 @@ def test_greedy_takes_the_longest_prefix_then_the_fewest_in_flight_then_the_firs
     warm(engines[1], numbers(20))
     warm(engines[2], numbers(40))
     warm(engines[3], numbers(40))
-    oracle = GreedyOracle()
-    assert oracle.choose(job(numbers(48)), engines, range(4), 10.0) == 2
+    oracle = GreedyOracle(engines)
+    assert oracle.choose(job(numbers(48)), 10.0) == 2
     engines[2].submit("a", job(numbers(8, 500)), 10.0)
-    assert oracle.choose(job(numbers(48)), engines, range(4), 10.0) == 3
-    assert oracle.choose(job(numbers(48)), engines, [0, 1], 10.0) == 1
-    assert oracle.choose(job(numbers(48, 900)), engines, range(4), 10.0) == 0
+    assert oracle.choose(job(numbers(48)), 10.0) == 3
+    assert oracle.choose(job(numbers(48, 900)), 10.0) == 0
 
 
-def test_the_cap_bounds_what_one_engine_gets_and_can_be_left_away() -> None:
+def test_the_cap_bounds_what_one_engine_gets() -> None:
     """Without it, one shared block would send everything to one engine."""
-
-    def counts(oracle: GreedyOracle) -> list[int]:
-        engines = [EngineModel(LIMITS) for _ in range(4)]
-        warm(engines[0], numbers(20))
-        chosen = [oracle.choose(job(numbers(24)), engines, range(4), 10.0) for _ in range(40)]
-        return [chosen.count(index) for index in range(4)]
-
-    capped = counts(GreedyOracle())
-    assert capped[0] == max(count for count in range(40) if count - 1 <= 1.5 * 39 / 4 + 4)
-    assert counts(GreedyOracle(RequestCap(factor=1.0, slack=0.0))) == [10, 10, 10, 10]
-    assert counts(GreedyOracle(None)) == [40, 0, 0, 0]
-
-
-def test_where_every_eligible_engine_is_at_its_cap_the_cap_is_nothing() -> None:
-    engines = [EngineModel(LIMITS) for _ in range(2)]
-    oracle = GreedyOracle(RequestCap(factor=0.0, slack=0.0))
-    assert [oracle.choose(job(numbers(8)), engines, [1], 0.0) for _ in range(3)] == [1, 1, 1]
+    engines = [EngineModel(LIMITS) for _ in range(4)]
+    warm(engines[0], numbers(20))
+    oracle = GreedyOracle(engines)
+    chosen = [oracle.choose(job(numbers(24)), 10.0) for _ in range(40)]
+    assert chosen.count(0) == max(count for count in range(40) if count - 1 <= 1.5 * 39 / 4 + 4)
 
 
 def test_the_first_token_oracle_prefers_a_fast_engine_to_a_warm_one_when_that_is_sooner() -> None:
     engines = [EngineModel(LIMITS), EngineModel(FAST)]
     warm(engines[0], numbers(40))
-    oracle = FirstTokenOracle()
-    assert oracle.choose(job(numbers(190)), engines, range(2), 10.0) == 1  # 150/64 against 190/1024
-    assert oracle.choose(job(numbers(42)), engines, range(2), 10.0) == 0  # 2/64 against 42/1024
+    oracle = FirstTokenOracle(engines)
+    assert oracle.choose(job(numbers(190)), 10.0) == 1  # 150/64 against 190/1024
+    assert oracle.choose(job(numbers(42)), 10.0) == 0  # 2/64 against 42/1024
 
 
 def test_equal_times_go_to_the_longer_prefix() -> None:
     instant = EngineLimits(cache_tokens=400, block_size=BLOCK, prefill_tokens_per_s=inf, decode_s=0.0)
     engines = [EngineModel(instant) for _ in range(3)]
     warm(engines[1], numbers(40))
-    assert FirstTokenOracle().choose(job(numbers(48)), engines, range(3), 10.0) == 1
+    assert FirstTokenOracle(engines).choose(job(numbers(48)), 10.0) == 1
 
 
 def test_a_request_that_nobody_takes_goes_to_the_least_busy_at_infinity() -> None:
@@ -93,11 +80,12 @@ def test_a_request_that_nobody_takes_goes_to_the_least_busy_at_infinity() -> Non
 @pytest.mark.parametrize("make", [GreedyOracle, FirstTokenOracle])
 def test_cold_requests_at_idle_engines_go_to_each_in_turn(make: type[GreedyOracle | FirstTokenOracle]) -> None:
     """Else one cache evicts while the others stay empty."""
-    engines, oracle = [EngineModel(LIMITS) for _ in range(4)], make()
+    engines = [EngineModel(LIMITS) for _ in range(4)]
+    oracle = make(engines)
     chosen = []
     for number in range(8):
         now, work = 100.0 * number, job(numbers(40, 1000 * number))
-        chosen.append(oracle.choose(work, engines, range(4), now))
+        chosen.append(oracle.choose(work, now))
         engines[chosen[-1]].submit(f"r{number}", work, now)
         for engine in engines:
             engine.advance(now + 50.0)
@@ -137,12 +125,6 @@ def test_pruning_by_bounds_never_changes_the_choice(requests: list[tuple[list[in
         engines[where].submit(f"r{number}", work, now)
 
 
-@pytest.mark.parametrize("oracle", [GreedyOracle(), FirstTokenOracle()])
-def test_oracles_choose_out_of_the_eligible(oracle: GreedyOracle | FirstTokenOracle) -> None:
-    engines = [EngineModel(LIMITS) for _ in range(4)]
-    assert oracle.choose(job(numbers(8)), engines, [3, 2], 0.0) in (2, 3)
-
-
 # --- regret -----------------------------------------------------------------------------------------------------------
 
 
@@ -169,13 +151,11 @@ def test_regret_is_the_first_token_there_less_the_soonest_anywhere(
         work = job(prompt, answer)
         times = [first_token(engine, work, now) for engine in engines]
         for chosen in range(4):
-            assert regret(work, engines, range(4), chosen, now) == times[chosen] - min(times)
-            assert regret(work, engines, [chosen], chosen, now) == 0.0
+            assert regret(work, engines, chosen, now) == times[chosen] - min(times)
         engines[where].submit(f"r{number}", work, now)
 
 
 def test_a_refusal_where_another_engine_would_have_served_is_infinite() -> None:
     engines = [EngineModel(LIMITS), EngineModel(FAST)]  # 400 tokens against 200
-    assert regret(job(numbers(300)), engines, range(2), 1, 0.0) == inf
-    assert regret(job(numbers(300)), engines, [1], 1, 0.0) == 0.0
-    assert regret(job(numbers(500)), engines, range(2), 1, 0.0) == 0.0
+    assert regret(job(numbers(300)), engines, 1, 0.0) == inf
+    assert regret(job(numbers(500)), engines, 1, 0.0) == 0.0

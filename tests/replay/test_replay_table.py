@@ -58,13 +58,6 @@ def test_quantiles_are_of_all_times_and_empty_runs_have_zeros() -> None:
     assert measures["ttft_s"] == {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "mean": 50.0}
 
 
-def test_regret_is_reported_as_a_share_of_the_time_to_first_token() -> None:
-    tally = Tally(1, 0.0)
-    assert tally.measures(0.0)["regret_s"] == {}
-    tally.ttft_s, tally.regret_s = [1.0, 3.0], [0.0, 1.0]
-    assert tally.measures(0.0)["regret_s"] == {"sum": 1.0, "mean": 0.5, "p90": 0.9, "share_of_ttft": 0.25}
-
-
 def test_spread_reports_equal_shares_from_unequal_ones() -> None:
     tally = Tally(2, 0.0)
     assert (tally.measures(0.0)["load_cv"], tally.measures(0.0)["max_over_mean"]) == (0.0, 1.0)
@@ -95,10 +88,6 @@ def test_the_best_of_those_that_compete_is_bold_and_no_oracle_ever_is() -> None:
     assert [BOLD in line for line in lines] == [True, False, False, True, False]
     assert f"{BOLD}400 ms{PLAIN}" in lines[0]
     assert lines[4].split()[1] == "-"
-
-
-def test_where_all_are_equal_nobody_is_best() -> None:
-    assert BOLD not in table(results(result("affinity"), result("random")), bold=True)
 
 
 @pytest.mark.parametrize(

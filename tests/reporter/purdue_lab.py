@@ -1,20 +1,15 @@
-"""Real processes for the benchmark of the Purdue report: engines with KV events, a node, reporters, and a wire between
-them that can lose a report."""
+"""Real processes for the benchmark of the Purdue report: engines with KV events, a node, reporters."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
-import h11
 import httpx
 import trio
 
@@ -25,7 +20,7 @@ CLOSE_S = 5.0
 
 
 class Child:
-    """A process of ours, until it is told to end."""
+    """A process of ours, until it is asked to end."""
 
     def __init__(self, process: trio.Process) -> None:
         self.process = process
@@ -41,65 +36,6 @@ class Child:
                 await self.process.wait()
 
 
-class Wire:
-    """A proxy between reporters and the router. `to_lose` reports of events are answered with 200 and go no further."""
-
-    def __init__(self, router: str) -> None:
-        self.router = router
-        self.to_lose = 0
-        self.lost: list[bytes] = []
-        self.seen: list[tuple[str, int]] = []  # path, bytes
-        self.reports: Counter[str] = Counter()  # by worker: those that the router answered
-        self.url = ""
-
-    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            listeners = await nursery.start(partial(trio.serve_tcp, self.handle, 0, host="127.0.0.1"))
-            self.url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
-            task_status.started()
-
-    async def handle(self, stream: trio.SocketStream) -> None:
-        """One request, one connection."""
-        connection = h11.Connection(h11.SERVER)
-        head: h11.Request | None = None
-        body = b""
-        async with stream:
-            while True:
-                event = connection.next_event()
-                if event is h11.NEED_DATA:
-                    connection.receive_data(await stream.receive_some())
-                elif isinstance(event, h11.Request):
-                    head = event
-                elif isinstance(event, h11.Data):
-                    body += bytes(event.data)
-                else:
-                    break
-            if head is None:
-                return
-            status, content = await self.answer(head, body)
-            fields = [("content-length", str(len(content))), ("connection", "close")]
-            data = connection.send(h11.Response(status_code=status, headers=fields)) or b""
-            data += connection.send(h11.Data(data=content)) or b""
-            await stream.send_all(data + (connection.send(h11.EndOfMessage()) or b""))
-
-    async def answer(self, head: h11.Request, body: bytes) -> tuple[int, bytes]:
-        path = head.target.decode()
-        self.seen.append((path, len(body)))
-        if self.to_lose and json.loads(body)["messages"]:
-            self.to_lose -= 1
-            self.lost.append(body)
-            return 200, b'{"status":"ok","replay":null}'
-        headers = {"authorization": dict(head.headers).get(b"authorization", b"").decode()}
-        try:
-            async with httpx.AsyncClient(trust_env=False, timeout=CLOSE_S) as client:
-                reply = await client.request(head.method.decode(), self.router + path, content=body, headers=headers)
-        except httpx.HTTPError:
-            return 502, b"{}"
-        if reply.status_code == httpx.codes.OK:
-            self.reports[json.loads(body)["worker_id"]] += 1
-        return reply.status_code, reply.content
-
-
 class Lab:
     """Two engines, a node in front of them, a reporter for each."""
 
@@ -109,7 +45,6 @@ class Lab:
         self.children: list[Child] = []  # all of them
         self.node: Child | None = None
         self.settings: list[str] = []
-        self.wire = Wire("")
         self.control = self.url = ""
 
     async def start(self, *command: str, **environment: str) -> Child:
@@ -144,18 +79,17 @@ class Lab:
         found = re.search(r"listening on (\S+) control (\S+)", self.node.line)
         assert found is not None, self.node.line
         self.url, self.control = f"http://{found[1]}", found[2]
-        self.wire.router = self.control
 
-    async def start_reporter(self, name: str, engine: str, flags: Sequence[str]) -> None:
-        own = ("--worker-id", name, "--router", self.wire.url, "--engine", engine, "--log-level", "warning")
-        await self.start("ranvier_py", "reporter", *own, *flags, RANVIER_REPORTER_KEY=KEY)
+    async def start_reporter(self, name: str, engine: str) -> None:
+        own = ("--worker-id", name, "--router", self.control, "--engine", engine, "--log-level", "warning")
+        await self.start("ranvier_py", "reporter", *own, RANVIER_REPORTER_KEY=KEY)
 
-    async def start_all(self, *flags: str, node: Sequence[str] = ()) -> None:
-        """The node, and the reporters with these flags: at the same time, which is the slowest of them."""
+    async def start_all(self, *settings: str) -> None:
+        """The node with these settings, and the reporters."""
+        await self.start_node(*settings)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.start_node, *node)
             for name, engine in zip(WORKERS, self.engine_urls, strict=False):
-                nursery.start_soon(self.start_reporter, name, engine, flags)
+                nursery.start_soon(self.start_reporter, name, engine)
 
     @property
     def engine_urls(self) -> list[str]:
@@ -223,9 +157,8 @@ class Lab:
 async def purdue_lab(deadline_s: float) -> AsyncIterator[Lab]:
     """Everything ends with it."""
     with trio.fail_after(deadline_s):
-        async with trio.open_nursery() as nursery, httpx.AsyncClient(timeout=deadline_s, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=deadline_s, trust_env=False) as http:
             lab = Lab(http)
-            await nursery.start(lab.wire.serve)
             try:
                 async with trio.open_nursery() as starting:
                     for name in WORKERS:
@@ -236,4 +169,3 @@ async def purdue_lab(deadline_s: float) -> AsyncIterator[Lab]:
                 with trio.CancelScope(shield=True):
                     for child in reversed(lab.children):
                         await child.end()
-            nursery.cancel_scope.cancel()

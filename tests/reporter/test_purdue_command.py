@@ -16,9 +16,9 @@ from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operator
 from ranvier_py.core.engine_cache.sources.push_credentials import worker_of
 from ranvier_py.core.ids import BackendId
+from ranvier_py.reporter import KEY_VARIABLE
 from ranvier_py.reporter import reporter_command as command
 from ranvier_py.reporter.event_relay import EventRelay
-from ranvier_py.reporter.reporter_flags import KEY_VARIABLE
 
 
 def test_every_problem_of_the_flags_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

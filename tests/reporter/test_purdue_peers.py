@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from ranvier_py.reporter.hook import EvictionReporter
-from tests.node.test_cluster_of_nodes import Node, lab
-from tests.node.test_node import MODEL
+from tests.node.node_lab import MODEL, Node, cluster_lab
 
 KEY = "a control key"
 PROMPT = list(range(100, 300))
@@ -24,20 +23,8 @@ async def complete(node: Node, prompt: Sequence[int]) -> tuple[str, str]:
     return answer.headers["x-ranvier-backend"], answer.headers["x-ranvier-reason"]
 
 
-async def claims(node: Node) -> dict[str, int]:
-    answer = await node.http.get(f"{node.control}/admin/routes", headers={"authorization": f"Bearer {KEY}"})
-    return dict(answer.json()["claims"])
-
-
-async def until(node: Node, holds: Callable[[dict[str, int]], bool]) -> None:
-    while not holds(await claims(node)):  # noqa: ASYNC110  # the deadline is the lab's
-        await trio.sleep(0.02)
-
-
-async def test_what_a_worker_reports_to_one_router_its_peers_know_and_forget_with_it(
-    tmp_path: Path,
-) -> None:
-    async with lab(tmp_path, engines=3) as place:
+async def test_what_a_worker_reports_to_one_router_its_peers_know_and_forget_with_it(tmp_path: Path) -> None:
+    async with cluster_lab(tmp_path, engines=3) as place:
         settings: dict[str, Any] = {"control_key": KEY, "probe_interval_s": 1}
         place.http.headers["authorization"] = f"Bearer {KEY}"
         reported, other = await place.cluster(2, **settings)
@@ -49,12 +36,12 @@ async def test_what_a_worker_reports_to_one_router_its_peers_know_and_forget_wit
                 for block in range(12):
                     ids = prompt[16 * block : 16 * block + 16]
                     reporter.store_block(first + block, ids, first + block - 1 if block else None)
-            await until(reported, lambda found: found["confirmed"] == 8)
-            await until(other, lambda found: found["remote"] == 8)
+            await reported.until_routes(lambda view: view["claims"]["confirmed"] == 8)
+            await other.until_routes(lambda view: view["claims"]["remote"] == 8)
             name = worker.removeprefix("http://")
             assert await complete(other, PROMPT) == (name, "affinity"), "no request came here or there before"
             reporter.free_block(600)
-            await until(reported, lambda found: found["confirmed"] == 4)
-            await until(other, lambda found: found["remote"] == 0)
+            await reported.until_routes(lambda view: view["claims"]["confirmed"] == 4)
+            await other.until_routes(lambda view: view["claims"]["remote"] == 0)
         finally:
             await trio.to_thread.run_sync(reporter.stop)

@@ -1,7 +1,7 @@
 """The benchmark of the Purdue report on real processes: a node, two engines, a reporter beside each.
 
-The report names four states and shows no number. Here each is checked, and so is what it promises of failures: a router
-that was killed, a report that was lost.
+The report names four states and shows no number. Here each is checked, and so is what it promises where a router is
+killed. Of reports that are lost, and of their sizes, see test_event_relay.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from tests.reporter.purdue_lab import WORKERS, Lab, purdue_lab
 DEADLINE_S = 240.0  # five processes start, each of which loads a library or two, where ten others do, too
 PROMPT = list(range(200))
 BLOCKS = len(PROMPT) // 16
-REPORTS_MAX = 200
-"""Reports in which a router that was restarted has it all. Seconds would measure how busy this machine is."""
 
 
 def other(worker: str) -> str:
@@ -35,9 +33,9 @@ async def load(lab: Lab, nursery: trio.Nursery, worker: str) -> list[trio.Cancel
     return scopes
 
 
-async def test_pu9_pu10_the_four_states_then_a_lost_report_then_a_killed_router_on_real_processes() -> None:
+async def test_pu9_pu10_the_four_states_then_a_killed_router_on_real_processes() -> None:
     async with purdue_lab(DEADLINE_S) as lab:
-        await lab.start_all(node=("--policy", "sticky_least_loaded"))
+        await lab.start_all("--policy", "sticky_least_loaded")
         await lab.exact()
 
         first, reason = await lab.ask(PROMPT)
@@ -56,29 +54,19 @@ async def test_pu9_pu10_the_four_states_then_a_lost_report_then_a_killed_router_
                 scope.cancel()
 
         holder = other(first)
-        lab.wire.to_lose = 1
-        await lab.fill(holder)
-        await lab.known(PROMPT)
-        assert lab.wire.lost, "else nothing was tested"
-        await lab.exact()
-
-        holder, _ = await lab.ask(PROMPT)
-        await lab.known(PROMPT, holder)
         assert lab.node is not None
         await lab.node.end(signal.SIGKILL)
-        before = lab.wire.reports[holder]
         await lab.start_node()
         await lab.exact()
         await lab.until(lambda workers: workers[holder]["hashes"] >= BLOCKS)
-        assert lab.wire.reports[holder] - before <= REPORTS_MAX
         async with trio.open_nursery() as nursery:
             scopes = await load(lab, nursery, holder)
-            assert await lab.ask(PROMPT) == (holder, "hit"), "by what the worker said alone: no request came before"
+            assert await lab.ask(PROMPT) == (holder, "hit"), "by what the worker reported alone: no request came before"
             for scope in scopes:
                 scope.cancel()
 
 
-async def test_px2_px8_events_are_known_exactly_for_small_reports_and_reported_anew_after_a_restart() -> None:
+async def test_px2_px8_events_are_known_exactly_and_reported_anew_after_a_restart() -> None:
     """A node alone makes its key up when it starts, so that nothing of before has a meaning to it."""
     async with purdue_lab(DEADLINE_S) as lab:
         await lab.start_all()
@@ -90,10 +78,6 @@ async def test_px2_px8_events_are_known_exactly_for_small_reports_and_reported_a
         for worker in WORKERS:
             await lab.fill(worker)
         await lab.until(lambda workers: min(each["hashes"] for each in workers.values()) > 900)
-        seen = len(lab.wire.seen)
-        while len(lab.wire.seen) < seen + 2:  # noqa: ASYNC110  # of another process
-            await trio.sleep(0.1)
-        assert max(size for _, size in lab.wire.seen[seen + 1 :]) < 300, "however much is held"
         first, reason = await lab.ask(PROMPT)
         assert reason != "affinity", "it was evicted, and nobody believes otherwise"
         await lab.until(lambda workers: workers[first]["level"] == "exact")

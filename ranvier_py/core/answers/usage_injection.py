@@ -8,7 +8,7 @@ so a member of the client's own that we overlooked would win where the last one 
 Rules: who asks himself is left alone, and so is who wants counts in every chunk (vLLM's `continuous_usage_stats`, which
 works only together with `include_usage`). An edit of `stream_options` is proved by parsing its result. A backend that
 refuses (400, 422) and takes the same body as it came does not take the question, until it is another process; one that
-took it once is believed when it refuses a body. One that tells counts in chunks with output was told to do so by its
+took it once is believed when it refuses a body. One that sends counts in chunks with output does so by order of its
 operator (vLLM's `--enable-force-include-usage`) and is not asked.
 Bound: one entry for each backend id.
 """

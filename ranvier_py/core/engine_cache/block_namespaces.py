@@ -2,14 +2,14 @@
 
 Events name adapters and salts, never the base model: an engine has one. Requests name a model, and an engine may serve
 its base model under several names (vLLM's `--served-model-name a b`), all of one cache. So blocks are hashed once,
-under the first of them, and every change is told under all: a fingerprint is carried over by arithmetic
+under the first of them, and every change is reported under all: a fingerprint is carried over by arithmetic
 (`TokenHasher.renamed`), so that other names cost neither memory nor a second hash. No name is preferred over another
 between nodes or engines, hence nothing has to be agreed upon, and nothing moves when an engine with other names joins.
 
 Rules: base names are the cards of /v1/models without a parent. Two of them with different roots are two models, whose
-blocks no event tells apart. Where each stream says in its topic which of them it is of (llm-d's `kv@HOST:PORT@MODEL`),
-each is read under its own names; else none is read, for what is not told would be taken for not held. An adapter has
-one name, and what of its blocks is told under another base name matches nothing.
+blocks no event distinguishes. Where each stream's topic names the one it is of (llm-d's `kv@HOST:PORT@MODEL`), each
+is read under its own names; else none is read, for what is not reported would be taken for not held. An adapter has one
+name, and what of its blocks is reported under another base name matches nothing.
 Bound: NAMES_MAX names; requests by others match what traffic taught.
 """
 
@@ -81,7 +81,7 @@ class Names:
     def namespace(self, scope: Scope) -> Fingerprint | None:
         """For Residency: under what the blocks of this scope are hashed. None: no request of ours can mean them."""
         if scope.lora_name is None and (scope.lora_id is not None or not self.base):
-            return None  # older engines tell adapters by numbers of their own
+            return None  # older engines name adapters by numbers of their own
         return self._namespace_of(self.base[0] if self.base else "", scope.lora_name or "", scope.salt or "")
 
     def reported(self, changes: Changes) -> Changes:

@@ -143,7 +143,6 @@ class EngineCaches:
         *,
         restarted: Callable[[BackendId, str, float], int] | None = None,
         block_tokens: int = 16,
-        grace_s: float = GRACE_S,
     ) -> None:
         self.counters = EngineCacheCounters()
         self._routes = routes
@@ -156,7 +155,6 @@ class EngineCaches:
         self._known = routes.names()
         self._rows_max = int(routes.capacity * ROWS_SHARE)
         self._rounds = 0
-        self._grace_s = grace_s
         self._engines: dict[BackendId, _Engine] = {}
 
     # What channels report
@@ -202,23 +200,15 @@ class EngineCaches:
 
     def level(self, backend: BackendId) -> Level:
         """Of its best channel; ESTIMATED without any."""
-        engine = self._engines.get(backend)
-        return engine.best()[0] if engine is not None else Level.ESTIMATED
+        return self._best(backend)[0]
 
     def reason(self, backend: BackendId) -> str:
         """Of the level: that of the worst part of the best channel; empty without any."""
-        engine = self._engines.get(backend)
-        level, parts = engine.best() if engine is not None else (Level.ESTIMATED, [])
+        level, parts = self._best(backend)
         return next((part.reason for part in parts if part.level is level), "")
 
-    def tier(self, backend: BackendId, fingerprint: Fingerprint) -> Tier | None:
-        """The nearest tier at which the engine holds this prefix. None: nobody knows."""
-        engine = self._engines.get(backend)
-        level, parts = engine.best() if engine is not None else (Level.ESTIMATED, [])
-        return None if level is Level.ESTIMATED else nearest(parts, fingerprint)
-
     def sweep(self, now: float, rows_max: int) -> int:
-        """Put right the next rows of the table by what engines at EXACT hold. Returns how many claims changed."""
+        """Put right the next rows of the table by what engines at EXACT hold. Returns how many routes changed."""
         exact = [each for backend, engine in self._engines.items() if (each := self._exact(backend, engine, now))]
         affirmed, retracted = self._reconciler.walk(rows_max, exact, now)
         if self._rounds != self._reconciler.rounds:
@@ -234,6 +224,10 @@ class EngineCaches:
         return [part for _, engine in sorted(self._engines.items()) for part in engine.parts.values()]
 
     # Inside
+
+    def _best(self, backend: BackendId) -> tuple[Level, list[SourceState]]:
+        engine = self._engines.get(backend)
+        return engine.best() if engine is not None else (Level.ESTIMATED, [])
 
     def _part(self, source: Source) -> SourceState | None:
         engine = self._engines.get(source.backend)
@@ -257,7 +251,7 @@ class EngineCaches:
         level, parts = engine.best()
         if level is not Level.EXACT or generation < 0 or not all(part.settled for part in parts):
             return None
-        return Exact(backend, generation, partial(held_among, parts), max(now - self._grace_s, engine.void_before))
+        return Exact(backend, generation, partial(held_among, parts), max(now - GRACE_S, engine.void_before))
 
     def _apply(self, backend: BackendId, generation: int, changes: Iterable[Change], now: float) -> None:
         routes, counters, known = self._routes, self.counters, self._known
@@ -272,7 +266,7 @@ class EngineCaches:
                 passed += 1
                 counters.refused += anchor
             elif tier is Tier.ABSENT:
-                if not self._is_held(backend, fingerprint) and routes.retract(fingerprint, backend, now):
+                if not self._is_held(backend, fingerprint) and routes.withdraw(fingerprint, backend, now):
                     counters.removed += 1
                     engine.rows -= 1
             elif anchor and run and parent == run[-1].fingerprint and len(run) < RUN_MAX:

@@ -5,7 +5,7 @@ snapshot, write a change of level into the log. What became of the engine's pref
 while the stream is `open`: a standby's is not, and is known as well all the same.
 
 Rules: changes are settled SETTLE_S after a message, so that what comes in a burst is hashed together, and at once when
-an engine said that it holds nothing. A stream is EXACT for others only when all that was applied is settled, and when
+an engine cleared its cache. A stream is EXACT for others only when all that was applied is settled, and when
 nothing of what its events name is beyond us (`Lack`): of that there may be more than we know of.
 Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most; the rest follows with the next ticks.
 """
@@ -79,7 +79,7 @@ class EventStream:
         self.is_open = False
 
     def open(self, now: float) -> None:
-        """From now on EngineCaches hears of it. What is held already is found by the next sweeps."""
+        """From now on EngineCaches is notified of it. What is held already is found by the next sweeps."""
         if not self.is_open:
             self.is_open = True
             self._engine_caches.open(self.source, self.names.held(self.residency), now)
@@ -87,12 +87,12 @@ class EventStream:
             self._report_level(now)
 
     def close(self, now: float) -> None:
-        """EngineCaches hears no more of it, whatever its shell still calls."""
+        """EngineCaches is not notified of it any more, whatever its shell still calls."""
         if self.is_open:
             self.is_open = False
             self._engine_caches.close(self.source, now)
 
-    # What the shell tells
+    # What the shell reports
 
     def connected(self, now: float) -> list[StreamEffect]:
         return self._carry(self.machine.connected(now), now)
@@ -217,7 +217,7 @@ class EventStream:
         return self.residency.lack
 
     def _apply(self, message: Apply, waiting: deque[Effect], now: float) -> bool:
-        """Whether it said that the engine holds nothing. What the machine makes of it waits."""
+        """Whether it reported that the engine holds nothing. What the machine makes of it waits."""
         try:
             batch = self.decoder.decode(message.payload)
         except BadBatch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -12,7 +11,7 @@ import xxhash
 from ranvier_py.core.metrics import counter
 
 DIGESTS_MAX = 1024
-"""Messages whose digest is remembered, to tell a repetition from a restart."""
+"""Messages whose digest is remembered."""
 
 
 class Level(Enum):
@@ -121,55 +120,37 @@ class SnapshotAsked:
     offer: tuple[int, int] | None = None  # number and digest of its last message, which is still to come
 
 
-class Digests:
-    """The last messages that were applied, by number."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, int] = {}  # oldest first
-
-    def __contains__(self, seq: object) -> bool:
-        return seq in self._known
-
-    def get(self, seq: int) -> int | None:
-        return self._known.get(seq)
-
-    def add(self, seq: int, payload: bytes) -> None:
-        self._known[seq] = xxhash.xxh3_64_intdigest(payload)
-        if len(self._known) > DIGESTS_MAX:
-            del self._known[next(iter(self._known))]
-
-    def contradict(self, seq: int, payload: bytes) -> bool:
-        """Whether another message is known under this number."""
-        known = self._known.get(seq)
-        return known is not None and known != xxhash.xxh3_64_intdigest(payload)
-
-    def clear(self) -> None:
-        self._known.clear()
-
-
-class Kept:
-    """Messages applied since a snapshot was asked for: it will lack those after its last one."""
+class Messages:
+    """Some that wait, by number: behind a hole, or, since a snapshot was asked for, because it will lack the last."""
 
     def __init__(self, settings: GapSettings) -> None:
+        self.by_seq: dict[int, bytes] = {}  # in the order in which they came
         self._settings = settings
-        self._messages: deque[Apply] = deque()
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self.by_seq)
 
     @property
     def is_full(self) -> bool:
         settings = self._settings
-        return self._bytes > settings.held_bytes_max or len(self._messages) > settings.held_messages_max
+        return self._bytes > settings.held_bytes_max or len(self.by_seq) > settings.held_messages_max
 
-    def add(self, message: Apply) -> None:
-        self._messages.append(message)
-        self._bytes += len(message.payload)
+    def add(self, seq: int, payload: bytes) -> None:
+        self.by_seq[seq] = payload
+        self._bytes += len(payload)
 
-    def after(self, seq: int) -> list[Apply]:
-        return [message for message in self._messages if message.seq > seq]
+    def pop(self, seq: int) -> bytes | None:
+        payload = self.by_seq.pop(seq, None)
+        self._bytes -= len(payload or b"")
+        return payload
 
-    def clear(self) -> None:
-        self._messages.clear()
-        self._bytes = 0
+    def clear(self) -> dict[int, bytes]:
+        """What it had."""
+        messages, self.by_seq, self._bytes = self.by_seq, {}, 0
+        return messages
+
+
+def digest_of(payload: bytes) -> int:
+    """By which a repetition is distinguished from a restart."""
+    return xxhash.xxh3_64_intdigest(payload)

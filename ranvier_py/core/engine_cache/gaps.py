@@ -5,7 +5,7 @@ socket is asked from one number before the gap, and whoever decides on routes go
 the gap is known here: if the engine has another message under its number, it was restarted. What replay can't bring
 back is jumped over, and a peer is asked for a snapshot of the whole.
 
-EXACT: every message since the engine started, or since it said that it is empty, or a peer's snapshot and all after it.
+EXACT: every message since the engine started, or since it cleared its cache, or a peer's snapshot and all after it.
 REPAIRING: a gap is being filled. DEGRADED: some messages are lost, those after them are known; or the stream is cut
 off. ESTIMATED: nothing is known, or no message of a gap came back.
 Rules: messages are applied in order, each once; a restart is a Reset, then all from number 0. A snapshot is taken once
@@ -17,22 +17,24 @@ waited for, and counted.
 
 from __future__ import annotations
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.engine_cache.gap_values import (
+    DIGESTS_MAX,
     Apply,
     AskPeer,
     AskReplay,
-    Digests,
     Effect,
     EventLoss,
     GapCounters,
     GapSettings,
     Install,
-    Kept,
     Level,
     LevelChanged,
+    Messages,
     Replay,
     SnapshotAsked,
     StreamReset,
+    digest_of,
 )
 
 NOTHING_MISSED = "nothing missed"
@@ -45,10 +47,9 @@ class GapMachine:
         self._settings = settings or GapSettings()
         self._outbox: list[Effect] = []
         self._next = 0
-        self._held: dict[int, bytes] = {}  # messages behind a hole
-        self._held_bytes = 0
-        self._kept = Kept(self._settings)
-        self._digests = Digests()
+        self._held = Messages(self._settings)  # behind a hole
+        self._kept = Messages(self._settings)  # applied since a snapshot was asked for
+        self._digests: BoundedDict[int, int] = BoundedDict(DIGESTS_MAX)  # of the last messages that were applied
         self._live_last = -1
         self._loss = EventLoss.ALL
         self._loss_end = 0  # first number after what was lost
@@ -105,7 +106,6 @@ class GapMachine:
         self._replay = None
         self._live_last = self._next - 1  # what came from beyond a gap is asked for with the rest
         self._held.clear()  # who knows whether what comes next is of the same run; replay brings these again
-        self._held_bytes = 0
         self._why = "cut off"
         return self._done()
 
@@ -113,14 +113,16 @@ class GapMachine:
         """A message of the stream."""
         if self._cut_at is not None:
             self._connect(now)
-        if self._contradicts(seq, payload) or (seq <= self._live_last and not self._is_known(seq)):
+        if self._contradicts(seq, payload) or (
+            seq <= self._live_last and seq not in self._digests and seq not in self._held.by_seq
+        ):
             self._restart("numbers went back")
         self._live_last = max(self._live_last, seq)
         self._take(seq, payload, now)
         return self._done()
 
     def cleared(self, seq: int) -> list[Effect]:
-        """Message `seq` said that the engine holds nothing: what was lost before it does not matter any more."""
+        """Message `seq` reported that the engine holds nothing: what was lost before it does not matter any more."""
         if seq >= self._loss_end:
             self._loss = EventLoss.NOTHING
         return self._done()
@@ -157,7 +159,7 @@ class GapMachine:
         return self._done()
 
     def replay_ended(self, ask: int, now: float) -> list[Effect]:
-        """The engine has said all that it can."""
+        """The engine has replayed all that it can."""
         if self._replay is not None and self._replay.ask == ask:
             self._end_replay(now, in_time=True)
         else:
@@ -175,7 +177,7 @@ class GapMachine:
     # A peer's snapshot
 
     def snapshot_offered(self, ask: int, seq: int, digest: int, now: float) -> list[Effect]:
-        """A peer's exact one, that stands after message `seq` with this `digest`. Install says when to take it."""
+        """A peer's exact one, that stands after message `seq` with this `digest`. Install: it is to be taken."""
         asked = self._snapshot
         if asked is None or asked.ask != ask:
             self.counters.late += 1
@@ -187,9 +189,8 @@ class GapMachine:
         return self._done()
 
     def snapshot_failed(self, ask: int, now: float) -> list[Effect]:
-        if self._snapshot is not None and self._snapshot.ask == ask:
-            self.counters.snapshots_given_up += 1
-            self._drop_snapshot(now)
+        if self.snapshot_ask == ask:
+            self._give_snapshot_up(now)
         return self._done()
 
     def tick(self, now: float) -> list[Effect]:
@@ -197,8 +198,7 @@ class GapMachine:
         if self._replay is not None and now >= self._replay.deadline:
             self._end_replay(now, in_time=False)
         if self._snapshot is not None and now >= self._snapshot.deadline:
-            self.counters.snapshots_given_up += 1
-            self._drop_snapshot(now)
+            self._give_snapshot_up(now)
         if self._snapshot_at is not None and now >= self._snapshot_at and self._loss is not EventLoss.NOTHING:
             self._ask_snapshot(now)
         if self._cut_at is not None and now >= self._cut_at + settings.estimated_after_s:
@@ -214,64 +214,58 @@ class GapMachine:
 
     def _contradicts(self, seq: int, payload: bytes) -> bool:
         """Whether another message is known under this number."""
-        return self._digests.contradict(seq, payload) or self._held.get(seq, payload) != payload
-
-    def _is_known(self, seq: int) -> bool:
-        return seq in self._digests or seq in self._held
+        known = self._digests.get(seq)
+        return (known is not None and known != digest_of(payload)) or self._held.by_seq.get(seq, payload) != payload
 
     def _take(self, seq: int, payload: bytes, now: float) -> None:
-        if seq < self._next or seq in self._held:
+        if seq < self._next or seq in self._held.by_seq:
             self.counters.repeated += 1
             return
-        self._held[seq] = payload
-        self._held_bytes += len(payload)
+        self._held.add(seq, payload)
         self._drain(now)
         if not self._held:
             return
         if self._replay is None:
             self.counters.gaps += 1
             self._ask_replay(now, "gap")
-        if len(self._held) > self._settings.held_messages_max or self._held_bytes > self._settings.held_bytes_max:
+        if self._held.is_full:
             self.counters.held_full += 1
             replay = self._replay
             self._jump(EventLoss.PART, now, "too much held", is_checked=replay is None or replay.checked)
             if replay is not None:
-                replay.checked = True  # what it says from here on follows what is lost anyway
+                replay.checked = True  # what it replays from here on follows what is lost anyway
 
     def _drain(self, now: float) -> None:
         """Apply what follows."""
         replay = self._replay
         if replay is not None and not replay.checked:
             return
-        while (payload := self._held.pop(self._next, None)) is not None:
-            self._held_bytes -= len(payload)
+        while (payload := self._held.pop(self._next)) is not None:
             self._apply(self._next, payload, now)
         if replay is not None and not self._held and self._next > self._live_last >= replay.next_then:
             self.counters.repaired += 1
             self._replay = None
 
     def _apply(self, seq: int, payload: bytes, now: float) -> None:
-        message = Apply(seq, payload)
-        self._outbox.append(message)
+        self._outbox.append(Apply(seq, payload))
         self._next = seq + 1
-        self._digests.add(seq, payload)
+        self._digests[seq] = digest_of(payload)
         self.counters.applied += 1
         self._run += 1
         if seq == 0:
-            self._loss = EventLoss.NOTHING  # all that the engine ever said
+            self._loss = EventLoss.NOTHING  # all that the engine ever published
         elif self._loss is EventLoss.ALL and self._run >= self._settings.recover_messages:
             self._loss = EventLoss.PART
         if self._snapshot is not None:
-            self._keep(self._snapshot, message, now)
+            self._keep(self._snapshot, seq, payload, now)
 
-    def _keep(self, asked: SnapshotAsked, message: Apply, now: float) -> None:
+    def _keep(self, asked: SnapshotAsked, seq: int, payload: bytes, now: float) -> None:
         """For the snapshot that was asked for: it will lack this."""
-        self._kept.add(message)
-        if asked.offer is not None and message.seq >= asked.offer[0]:
+        self._kept.add(seq, payload)
+        if asked.offer is not None and seq >= asked.offer[0]:
             self._judge(asked, *asked.offer, now)
         elif self._kept.is_full:
-            self.counters.snapshots_given_up += 1
-            self._drop_snapshot(now)
+            self._give_snapshot_up(now)
 
     def _ask_replay(self, now: float, why: str, attempt: int = 1) -> None:
         self._why = why
@@ -290,11 +284,11 @@ class GapMachine:
         assert replay is not None
         if not self._held and in_time:
             if not replay.came and replay.next_then > 0 and self._next == replay.next_then:
-                self._restart("replay is empty")  # it has less to say than it said
-                self._ask_replay(now, "restarted")  # it may have said something since
+                self._restart("replay is empty")  # it has less than it published
+                self._ask_replay(now, "restarted")  # it may have published something since
                 return
             if self._next == 0:
-                self._loss = EventLoss.NOTHING  # it never said anything
+                self._loss = EventLoss.NOTHING  # it never published anything
             elif not replay.checked:
                 self._lose(EventLoss.PART, self._next, now, "replay says too little")
             self._replay = None
@@ -315,9 +309,8 @@ class GapMachine:
             self._lose(loss, self._next, now, why)
 
     def _jump(self, loss: EventLoss, now: float, why: str, *, is_checked: bool) -> None:
-        """Apply all that is held, in order, and say that something is missing."""
-        held, self._held, self._held_bytes = sorted(self._held.items()), {}, 0
-        for seq, payload in held:
+        """Apply all that is held, in order, and note that something is missing."""
+        for seq, payload in sorted(self._held.clear().items()):
             if seq != self._next or not is_checked:
                 self.counters.jumped += 1
                 self._lose(loss, seq, now, why)
@@ -340,7 +333,6 @@ class GapMachine:
         self._held.clear()
         self._digests.clear()
         self._kept.clear()
-        self._held_bytes = 0
         self._replay = self._snapshot = None
         self._loss, self._why = EventLoss.ALL, why
 
@@ -351,6 +343,10 @@ class GapMachine:
         self._snapshot = SnapshotAsked(self._asks, now + self._settings.peer_timeout_s)
         self._snapshot_at = None
         self._outbox.append(AskPeer(self._asks))
+
+    def _give_snapshot_up(self, now: float) -> None:
+        self.counters.snapshots_given_up += 1
+        self._drop_snapshot(now)
 
     def _drop_snapshot(self, now: float) -> None:
         self._snapshot = None
@@ -363,7 +359,7 @@ class GapMachine:
 
         Before that it might be of a run that is over.
         """
-        again = self._kept.after(seq)
+        again = [Apply(*message) for message in self._kept.by_seq.items() if message[0] > seq]
         is_whole = seq >= self._loss_end and len(again) == self._next - seq - 1
         if self._digests.get(seq) == digest and is_whole:
             self.counters.snapshots_taken += 1

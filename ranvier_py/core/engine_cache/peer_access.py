@@ -29,7 +29,7 @@ class SnapshotAnswer(NamedTuple):
 class StreamSharing:
     """Of a node that is alone: all streams are its own, and nobody has a snapshot.
 
-    Among peers it is core/gossip/peer/reader_sync.py. Ranks of a data-parallel engine are read together, by one node.
+    Among peers it is core/gossip/readers/shared_streams.py. Ranks of a data-parallel engine are read together.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class StreamSharing:
         self._answers: list[SnapshotAnswer] = []
 
     def streams(self, backends: Mapping[BackendId, Sequence[int]], now: float) -> None:  # noqa: ARG002
-        """These backends have event streams, of these ranks; say it as often as you like."""
+        """These backends have event streams, of these ranks; may be called as often as you like."""
         self._levels = {backend: level for backend, level in self._levels.items() if backend in backends}
 
     def subscribes(self, backend: BackendId) -> bool:  # noqa: ARG002

@@ -132,7 +132,7 @@ class Residency:
             self._remove(event)
 
     def settle(self, steps_max: int = SETTLE_STEPS_MAX) -> Changes:
-        """What changed since the last call, as far as `steps_max` blocks tell. Nothing changes while it is frozen."""
+        """What changed since the last call, as far as `steps_max` blocks show. Nothing changes while it is frozen."""
         if not self.frozen:
             self._go_on(steps_max)
         cleared, self._cleared = self._cleared, False

@@ -98,14 +98,14 @@ class SnapshotState:
 
 
 class Lack(Enum):
-    """Why less is known of what an engine holds than it told of, until all of that is gone."""
+    """Why less is known of what an engine holds than it reported, until all of that is gone."""
 
     NOTHING = ""
     SCHEMA = "its events have names that we do not know"  # `streams`, which reads them, sees this one
     GROUP = "none of its groups of caches keeps whole prefixes"
-    TOKENS = "it tells of blocks without their tokens, or with others"
+    TOKENS = "it reports blocks without their tokens, or with others"
     NAMES = "adapters without a name, or too many salts at a time"
-    ROOM = "it tells of more blocks than there is room for"
+    ROOM = "it reports more blocks than there is room for"
 
 
 class Changes(NamedTuple):

@@ -14,7 +14,7 @@ of the form raises BadSnapshot; nothing of such a snapshot is taken. Bounds: tho
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from ranvier_py.core.engine_cache.sources.event_values import HELD_TIERS, Engine
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState, is_anchor
+
+Item = TypeVar("Item")
 
 CHUNK_BLOCKS = 256
 """Blocks of one chunk: 6 kB."""
@@ -186,7 +188,7 @@ class SnapshotReader:
         self._entries_max = entries_max
         self._places: list[Block] = [nameless]
         self._state = SnapshotState(BlockIndex(), HeldPrefixes(), nameless, {})
-        self._names = NamesRead(b"")
+        self._names: Iterator[EngineHash] = iter(())
         self._extras: Iterator[int] = iter(())
 
     def add(self, rows: BlockRows) -> None:
@@ -194,10 +196,10 @@ class SnapshotReader:
         each, self._extras = read_columns(rows)
         self._state.group = rows.group - 1 if rows.group else None
         self._state.block_tokens = rows.block_tokens
-        self._names = NamesRead(rows.names)
+        self._names = names_in(rows.names)
         for kind, above, width, total, copies in each:
             self._read(kind, above, width, total, copies)
-        if not self._names.is_spent() or next(self._extras, None) is not None:
+        if next(self._names, None) is not None or next(self._extras, None) is not None:
             raise BadSnapshot("something is left over")
 
     def finish(self) -> SnapshotState:
@@ -220,8 +222,8 @@ class SnapshotReader:
             return
         parent, index = self._places[above], self._state.index
         if copies == WIDE:
-            copies = self._extra()
-        key = self._names.next()
+            copies = next_of(self._extras)
+        key = next_of(self._names)
         if copies >= COPIES_END or key in index.blocks:
             raise BadSnapshot("a block twice, or held too often")
         block = index.add(key)
@@ -235,17 +237,17 @@ class SnapshotReader:
             raise BadSnapshot("more than there is room for")
 
     def _ready(self, block: Block, parent: Block, width: int, total: int) -> None:
-        before, size = parent.state, self._hasher.block_tokens
+        before, size, extras = parent.state, self._hasher.block_tokens, self._extras
         if before is None or not width or before.tokens + width > DEPTH_MAX:
             raise BadSnapshot("tokens after none that are known")
         tokens = before.tokens + width
         rest, veil = tokens % size, 0
         if rest:
-            veil = self._extra() ^ self._hasher.pad(pad_name(block.key, total))
+            veil = next_of(extras) ^ self._hasher.pad(pad_name(block.key, total))
         block.state = state = TokenState(tokens, total, (0,) * rest, veil)
         depths = range((before.tokens // size + 1) * size, tokens + 1, size)
         block.prints = tuple(
-            Print(self._hasher.fingerprint(state) if depth > tokens - size else Fingerprint(self._extra()), depth)
+            Print(self._hasher.fingerprint(state) if depth > tokens - size else Fingerprint(next_of(extras)), depth)
             for depth in depths
         )
         self._state.index.weigh(block, 1 - width // -size)
@@ -257,12 +259,6 @@ class SnapshotReader:
             if is_anchor(depth // size):
                 above = fingerprint
         block.anchor = above
-
-    def _extra(self) -> int:
-        found = next(self._extras, None)
-        if found is None:
-            raise BadSnapshot("it ends too early")
-        return found
 
 
 def read_columns(rows: BlockRows) -> tuple[Iterator[tuple[int, int, int, int, int]], Iterator[int]]:
@@ -280,25 +276,22 @@ def read_columns(rows: BlockRows) -> tuple[Iterator[tuple[int, int, int, int, in
     return each, iter(np.frombuffer(rows.extras, "<u8").tolist())
 
 
-class NamesRead:
-    """Engine names out of their column."""
+def next_of(column: Iterator[Item]) -> Item:
+    """Raises BadSnapshot at its end."""
+    for found in column:
+        return found
+    raise BadSnapshot("it ends too early")
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
 
-    def next(self) -> EngineHash:
-        """Raises BadSnapshot at the end, and for a name that is too long."""
-        data, at = self._data, self._at
-        length = data[at] if at < len(data) else HASH_BYTES_MAX + 1
-        end = at + 1 + (length or NUMBER_BYTES)
-        if length > HASH_BYTES_MAX or end > len(data):
+def names_in(data: bytes) -> Iterator[EngineHash]:
+    """Engine names out of their column. Raises BadSnapshot for one that is too long."""
+    at = 0
+    while at < len(data):
+        length = data[at]
+        start, at = at + 1, at + 1 + (length or NUMBER_BYTES)
+        if length > HASH_BYTES_MAX or at > len(data):
             raise BadSnapshot("names")
-        self._at = end
-        return data[at + 1 : end] if length else int.from_bytes(data[at + 1 : end], "little")
-
-    def is_spent(self) -> bool:
-        return self._at == len(self._data)
+        yield data[start:at] if length else int.from_bytes(data[start:at], "little")
 
 
 def written_name(key: EngineHash) -> bytes:

@@ -1,44 +1,57 @@
-"""Gossip: one object, bytes in, bytes out. It composes the machines below it and decides nothing itself.
+"""Gossip: a router among its peers, bytes in, bytes out. It composes the machines below it and decides nothing itself.
 
-    a packet    seal.open -> sessions.accept -> membership, routes or backends, by the kind of its message
+    a packet    seal.open -> sessions.accept -> membership, routes, backends or streams, by the kind of its message
     time        each machine's tick -> messages
     a message   codec.encode -> seal -> Send, for the shell to carry
+    the router  every `flush_interval_s` its table's new routes become updates, what its registry did becomes facts;
+                what peers send becomes routes (`replication.route_sync`) and states (`backend_state.registry_sync`)
 
 A shell (io/gossip/gossip_port.py, or the lab's simulator) calls `receive`, `contact`, `unreachable` and `tick`, looks
 at `wake_at` after each, and carries what `take` gives it. Connections are the shell's: here are addresses and planes
-only.
+only. Whoever drives this drains `changes`, `transitions`, `doubted` and `commands` now and then.
 
 Rules: `receive` never raises, whatever the bytes. Nothing here waits, and nobody waits for it: a request is placed by
-what the tables say now. Messages that can't be written or sealed are dropped and counted, never tried again.
+what the tables say now, and only appends to a queue. Messages that can't be written or sealed are dropped and counted,
+never tried again: what is sent late or not at all costs cache hits, never a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from struct import Struct
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
+from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
-from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
+from ranvier_py.core.gossip.contact.sessions import Sessions
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Outgoing, Peer, Plane, Send
 from ranvier_py.core.gossip.membership.live_members import LiveMembers
 from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
-from ranvier_py.core.gossip.readers.reader_claims import STREAM_MESSAGES, ReaderGossip
+from ranvier_py.core.gossip.readers.shared_streams import STREAM_MESSAGES, SharedStreams
 from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.wire.codec import Kind, decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing
-from ranvier_py.core.gossip.wire.messages import Commands, Facts, Loads, Message, Record, State
+from ranvier_py.core.gossip.wire.messages import Command, Commands, Facts, Loads, Message, Record, State
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.seal import Sealer, Subkeys
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
+from ranvier_py.core.routing.backends import Transition
+from ranvier_py.core.routing.router import Router
+
+FLUSH_INTERVAL_S = 0.05
+"""What is learned becomes a route update within this. As often as route updates and loads leave a busy node
+(`RouteGossipSettings.tick_s`, `loads.LOAD_INTERVAL_S`), so that they do in one tick."""
+
+IDLE_INTERVAL_S = 0.25  # with no request in flight the registry is looked at so often; it tells when something comes
 
 STATE_HEAD = Struct("<4sQ")  # magic, epoch
 STATE_MAGIC = b"RGS1"
@@ -48,48 +61,35 @@ STRANGERS_MAX = 8
 DNS names them all, again and again."""
 
 TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
+SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)  # of a packet in our form: another key, or another cluster's label
 
-SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)
-"""Why a packet in our form stays closed: another key, or another cluster's label."""
-
-TOPICS = ("contact", "membership", "routes", "rows", "backends", "streams")
-TOPIC_OF: dict[int, str] = {
-    **dict.fromkeys((Kind.HELLO, Kind.ECHO, Kind.CHALLENGE), "contact"),
-    **dict.fromkeys(
-        (
-            Kind.PING,
-            Kind.ACK,
-            Kind.PING_REQUEST,
-            Kind.NACK,
-            Kind.PUSH,
-            Kind.MEMBERS,
-        ),
-        "membership",
-    ),
-    **dict.fromkeys((Kind.ROUTE_UPDATES, Kind.DIGEST, Kind.VECTOR, Kind.RESET), "routes"),
-    **dict.fromkeys(
-        (Kind.TOTAL_SUM, Kind.PART_SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY),
-        "rows",
-    ),
-    **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
-    **dict.fromkeys((Kind.READER_CLAIMS, Kind.SNAPSHOT_WANTED), "streams"),
-    **dict.fromkeys((Kind.SNAPSHOT_CHUNK, Kind.SNAPSHOT_REFUSED), "streams"),
+KINDS_BY_TOPIC = {
+    "contact": (Kind.HELLO, Kind.ECHO, Kind.CHALLENGE),
+    "membership": (Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS),
+    "routes": (Kind.ROUTE_UPDATES, Kind.DIGEST, Kind.VECTOR, Kind.RESET),
+    "rows": (Kind.TOTAL_SUM, Kind.PART_SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY),
+    "backends": (Kind.LOADS, Kind.FACTS, Kind.COMMANDS),
+    "streams": (Kind.READER_CLAIMS, Kind.SNAPSHOT_WANTED, Kind.SNAPSHOT_CHUNK, Kind.SNAPSHOT_REFUSED),
 }
 """What a message is about, for the counters of traffic."""
+
+TOPIC_OF: dict[int, str] = {kind: topic for topic, kinds in KINDS_BY_TOPIC.items() for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
 class GossipSettings:
     """What one node knows of itself and its cluster.
 
-    `session` must never have been used before. `state` is what `Gossip.state` gave before a restart, or nothing;
-    `wall_ms` a first guess for the epoch, which peers correct.
+    `session` must never have been used before. `fingerprint_key`: what fingerprints are keyed with, the same on all
+    nodes. `state` is what `RouterPeer.state` gave before a restart, or nothing; `wall_ms` a first guess for the epoch,
+    which peers correct. `admin_key` empty: no commands are shared.
     """
 
     name: str
     host: str
     port: int
     session: int
+    fingerprint_key: bytes
     label: str = "ranvier"
     public: str = ""
     wall_ms: int = 0
@@ -97,6 +97,7 @@ class GossipSettings:
     datagrams: bool = True
     profile: Profile = LAN
     routes: RouteGossipSettings = field(default_factory=RouteGossipSettings)
+    admin_key: bytes = b""
 
 
 @dataclass(slots=True)
@@ -114,52 +115,60 @@ class GossipCounters:
 
     def __post_init__(self) -> None:
         for by_topic in (self.packets_sent, self.bytes_sent, self.packets_received, self.bytes_received):
-            by_topic.update(dict.fromkeys(TOPICS, 0))
+            by_topic.update(dict.fromkeys(KINDS_BY_TOPIC, 0))
 
 
-class Gossip:
-    """Everything one node sends to its peers and receives from them. Times are seconds of one monotonic clock.
+class RouterPeer:
+    """One router and everything it sends to its peers and receives from them, wired. A node drives it, and so does the
+    lab. Times are seconds of one monotonic clock.
 
-    `sends` is the list that `facts`, `orders` and `streams` write to as well. `wrong_key_source` sent the last packet
-    that was sealed with another key or label; None when there was none, and whoever logs it sets it back.
+    `woken` is called when `wake_at` came nearer between two calls. `wrong_key_source` sent the last packet that was
+    sealed with another key or label; None when there was none, and whoever logs it sets it back.
     """
 
-    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
+    def __init__(
         self,
+        router: Router,
         settings: GossipSettings,
         ring: KeyRing,
-        *,
-        sync: RouteSync,
-        facts: BackendFacts,
-        orders: SignedCommands,
-        streams: ReaderGossip,
-        outbox: list[Outgoing],
         rng: Random,
         now: float,
+        *,
         subkeys: Subkeys | None = None,
     ) -> None:
         epoch, remembered = read_state(settings.state)
-        me = record_of(settings, max(epoch + 1, settings.wall_ms))
-        room_bytes = DATAGRAM_BYTES_MAX - OVERHEAD_BYTES
+        place, schema = (settings.host, settings.port), settings.routes.schema
+        epoch = max(epoch + 1, settings.wall_ms)
+        me = Record(settings.name, settings.session, epoch, 0, State.ALIVE, *place, schema, settings.public)
+        session, room_bytes = settings.session, DATAGRAM_BYTES_MAX - OVERHEAD_BYTES
+        outbox: list[Outgoing] = []
+        self.router = router
         self.settings = settings
-        self.orders = orders
-        self.facts = facts
-        self.streams = streams
-        self.sealer = Sealer(settings.session, ring, settings.label, subkeys)
+        self.facts = BackendFacts(session, outbox, rng, now, datagrams=settings.datagrams)
+        self.signed_commands = SignedCommands(settings.admin_key, outbox, rng, now)
+        self.backends = RegistrySync(router.registry, self.facts, settings.fingerprint_key)
+        self.route_sync = RouteSync(router.routes, self.backends)
+        self.streams = SharedStreams(session, self.backends, router.hasher, outbox, rng, now)
+        self.sealer = Sealer(session, ring, settings.label, subkeys)
         self.counters = GossipCounters(self.sealer.refused, self.sealer.sealed, self.sealer.opened)
         self.sessions = Sessions(me, outbox, rng)
         self.members = Membership(
             me, settings.profile, outbox, rng, now, room_bytes=room_bytes, datagrams=settings.datagrams
         )
         self.routes = RouteGossip(
-            settings.session, sync, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
+            session, self.route_sync, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
         )
-        self.live_members = LiveMembers(self.members, self.routes, facts, orders, streams)
+        self.live_members = LiveMembers(self.members, self.routes, self.facts, self.signed_commands, self.streams)
+        self.woken: Callable[[], object] = lambda: None
         self.wrong_key_source: Address | None = None
         self._sends = outbox
         self._effects: list[Send] = []
         self._tried: BoundedDict[Address, bool] = BoundedDict(TRIED_MAX)
         self._changes: list[MemberChange] = []
+        self._now = self._flushed_at = self._flush_at = now
+        self.route_sync.copy.asked = self._send_everything
+        router.routes.outgoing.collect(self._hurry)
+        router.registry.busied = self._hurry
         self.members.remember(remembered, now)
         self._settle(now)
 
@@ -168,23 +177,17 @@ class Gossip:
     @property
     def wake_at(self) -> float:
         """When `tick` is wanted next. Any call may bring it nearer."""
-        machines = min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.orders.wake_at)
-        return min(self.live_members.wake_at, self.streams.wake_at, machines)
+        machines = min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.signed_commands.wake_at)
+        return min(self._flush_at, self.live_members.wake_at, self.streams.wake_at, machines)
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
         """A packet came. Never raises."""
-        try:
-            opened = self.sealer.open(data, plane)
-        except BadFrame as bad:  # counted there
-            self.wrong_key_source = source if bad.reason in SEALED_OTHERWISE else self.wrong_key_source
-            return
-        topic = TOPIC_OF.get(opened.kind, "contact")
-        self.counters.packets_received[topic] += 1
-        self.counters.bytes_received[topic] += len(data)
-        incoming = self.sessions.accept(opened, source, now)
-        if incoming is not None:
-            self._take_in(incoming, plane, now)
-        self._settle(now)
+        self._now = now
+        self.backends.count_restarts(now)
+        self._open(data, source, plane, now)
+        self._follow(now)
+        if self.backends.regained():
+            self.routes.compare_soon(now)
 
     def contact(self, addresses: Sequence[Address], now: float) -> None:
         """These may be peers, says the operator or DNS. Say it as often as you like, in any order."""
@@ -202,6 +205,9 @@ class Gossip:
 
     def tick(self, now: float) -> None:
         """Do all that is due. What has arrived must have been received before."""
+        self._now = now
+        if now >= self._flush_at:
+            self.flush(now)
         self.members.tick(now)
         for address in self.members.needs_greeting(now):
             self._greet(address, now)
@@ -209,34 +215,35 @@ class Gossip:
             self.live_members.update(now)
         self.routes.tick(now)
         self.facts.tick(now)
-        self.orders.tick(now)
+        self.signed_commands.tick(now)
         self.streams.tick(now)
         self._settle(now)
+        self._follow(now)
+
+    def flush(self, now: float) -> None:
+        """Hand down what the router learned and saw since the last time."""
+        busy = self.backends.look(now)
+        self._flushed_at = now
+        self._flush_at = now + (FLUSH_INTERVAL_S if busy else IDLE_INTERVAL_S)
+        self._announce(now)
 
     def take(self) -> list[Send]:
         """What is to be carried now; handed out once."""
         effects, self._effects = self._effects, []
         return effects
 
-    def changes(self) -> list[MemberChange]:
-        """What happened to members since the last call."""
-        changes, self._changes = self._changes, []
-        return changes
-
     def leave(self, now: float) -> None:
         """Say goodbye. Go on until `members.left_at`, so that it spreads."""
+        self._now = now
+        self._send_everything()
         self.members.leave(now)
         self._settle(now)
-
-    def announce(self, route_update: bytes, at: float) -> None:
-        """Something was learned here, by evidence of that time. Sent with the next tick of routes."""
-        self.routes.announce(route_update, at)
 
     def rekey(self, ring: KeyRing) -> None:
         """From now on seal with this ring's primary and open with its keys alone."""
         self.sealer.rekey(ring)
 
-    # --- what it shows ----------------------------------------------------------------------------------------------
+    # --- what it shows, and what the node does with it --------------------------------------------------------------
 
     @property
     def me(self) -> Record:
@@ -247,41 +254,98 @@ class Gossip:
         """Nobody else is known to live: look for seeds more often."""
         return self.members.size() == 1
 
+    @property
+    def synced(self) -> bool:
+        """Whether this node has had its peers' routes as they were when it met them."""
+        return self.routes.synced
+
     def state(self) -> bytes:
         """To be kept across a restart, at most 64 KiB: the epoch, and where peers were."""
         _, body = encode(MemberList(tuple(self.members.export()), False))
         return STATE_HEAD.pack(STATE_MAGIC, self.me.epoch) + body
 
-    # --- inside -----------------------------------------------------------------------------------------------------
+    def changes(self) -> list[MemberChange]:
+        """What happened to members since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
 
-    def _take_in(self, incoming: Incoming, plane: Plane, now: float) -> None:
-        peer, message, proved = incoming
-        if proved is not None:
-            self._tried.pop(peer.address, None)
-            self.members.proved(proved, now)
-            self.live_members.proved(proved.session, now)
-        if message is None:
-            self.members.received_from(peer.session, now)
-        else:
+    def transitions(self) -> list[Transition]:
+        """What peers made of our backends since the last call; for the log."""
+        transitions, self.backends.transitions = self.backends.transitions, []
+        return transitions
+
+    def doubted(self) -> list[BackendId]:
+        """Backends that a peer calls ill, to be probed now."""
+        doubted = list(self.backends.doubted)
+        self.backends.doubted.clear()
+        return doubted
+
+    def commands(self) -> list[Command]:
+        """What the operator commanded on another node, to be followed."""
+        commands, self.signed_commands.new = self.signed_commands.new, []
+        return commands
+
+    # --- from the router --------------------------------------------------------------------------------------------
+
+    def _announce(self, now: float, *, everything: bool = False) -> None:
+        if self.synced:  # before, our count of generations may be behind the peers', who would not believe an update
+            for update, at in self.route_sync.updates(now, everything=everything):
+                self.routes.announce(update, at)
+
+    def _send_everything(self) -> None:
+        """What waits, too."""
+        self.flush(self._now)
+        self._announce(self._now, everything=True)
+
+    def _hurry(self) -> None:
+        """There is something to send: do not wait until the next look of an idle node."""
+        wanted_at = self._flushed_at + FLUSH_INTERVAL_S
+        if wanted_at < self._flush_at:
+            self._flush_at = wanted_at
+            self.woken()
+
+    # --- from peers -------------------------------------------------------------------------------------------------
+
+    def _open(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
+        try:
+            opened = self.sealer.open(data, plane)
+        except BadFrame as bad:  # counted there
+            self.wrong_key_source = source if bad.reason in SEALED_OTHERWISE else self.wrong_key_source
+            return
+        topic = TOPIC_OF.get(opened.kind, "contact")
+        self.counters.packets_received[topic] += 1
+        self.counters.bytes_received[topic] += len(data)
+        incoming = self.sessions.accept(opened, source, now)
+        if incoming is not None:
+            peer, message, proved = incoming
+            if proved is not None:
+                self._tried.pop(peer.address, None)
+                self.members.proved(proved, now)
+                self.live_members.proved(proved.session, now)
             self._hand_on(peer, message, plane, now)
+        self._settle(now)
 
-    def _hand_on(self, peer: Peer, message: Message, plane: Plane, now: float) -> None:
+    def _hand_on(self, peer: Peer, message: Message | None, plane: Plane, now: float) -> None:
         """To the machine whose message it is. All but membership take those of live members only."""
         if isinstance(message, ROUTE_MESSAGES):
             self.members.received_from(peer.session, now)
             if self.live_members.admits(peer.session, now):
                 self.routes.receive(peer, message, now)
-        elif isinstance(message, Loads | Facts):
+            return
+        if message is None or isinstance(message, (Loads, Facts, Commands, *STREAM_MESSAGES)):
             self.members.received_from(peer.session, now)
+        if isinstance(message, Loads | Facts):
             self.facts.receive(peer, message, now)
         elif isinstance(message, Commands):
-            self.members.received_from(peer.session, now)
-            self.orders.receive(message)
+            self.signed_commands.receive(message)
         elif isinstance(message, STREAM_MESSAGES):
-            self.members.received_from(peer.session, now)
             self.streams.receive(peer, message, now)
-        else:
+        elif message is not None:
             self.members.receive(peer, message, now, plane)
+
+    def _follow(self, now: float) -> None:
+        self.backends.follow(now)
+        self.streams.follow(now, synced=self.synced)
 
     def _greet(self, address: Address, now: float) -> None:
         """Send a Hello, over datagrams and streams in turn: one of the two may be blocked."""
@@ -297,6 +361,8 @@ class Gossip:
         """The mean of direct pings; 0 when none was measured."""
         member = self.members.member(session)
         return member.rtt_s if member is not None and member.rtt_s > 0 else 0.0
+
+    # --- to peers ---------------------------------------------------------------------------------------------------
 
     def _settle(self, now: float) -> None:
         """After whatever happened: follow membership, seal what waits."""
@@ -337,22 +403,8 @@ class Gossip:
         sends.clear()
 
 
-def record_of(settings: GossipSettings, epoch: int) -> Record:
-    return Record(
-        name=settings.name,
-        session=settings.session,
-        epoch=epoch,
-        incarnation=0,
-        state=State.ALIVE,
-        host=settings.host,
-        port=settings.port,
-        schema=settings.routes.schema,
-        public=settings.public,
-    )
-
-
 def read_state(data: bytes) -> tuple[int, Sequence[Record]]:
-    """(epoch, records) of what `Gossip.state` gave. Nothing of bytes that are something else."""
+    """(epoch, records) of what `RouterPeer.state` gave. Nothing of bytes that are something else."""
     if len(data) < STATE_HEAD.size:
         return 0, ()
     magic, epoch = STATE_HEAD.unpack_from(data)

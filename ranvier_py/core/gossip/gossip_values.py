@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.gossip.wire.messages import Message, Record
 
-Address = tuple[str, int]
-"""An IP literal and a port, where a node receives gossip. Never the address of a backend."""
+Address = tuple[str, int]  # an IP literal and a port, where a node receives gossip. Never the address of a backend.
 
 
 class Plane(IntEnum):
@@ -28,8 +27,7 @@ DATAGRAM_BYTES_MAX = 1200
 """Fits the smallest IPv6 packet (1280) with its headers, so it is never fragmented: at 10 % loss a fragmented one would
 hardly ever arrive whole."""
 
-FRAME_BYTES_MAX = 256 * 1024
-"""The largest packet on a stream: what a receiver must be ready to hold."""
+FRAME_BYTES_MAX = 256 * 1024  # the largest packet on a stream: what a receiver must be ready to hold
 
 
 class Peer(NamedTuple):

@@ -68,8 +68,7 @@ class PortOptions:
     settled_s: float = 5.0  # a stream that lived this long was fine: its next trouble is a new story
 
 
-PLANES = tuple(plane.name.lower() for plane in Plane)
-"""Labels of the counters by plane: datagram, probe, bulk."""
+PLANES = tuple(plane.name.lower() for plane in Plane)  # labels of the counters by plane: datagram, probe, bulk
 
 
 @dataclass(slots=True)
@@ -143,12 +142,12 @@ class TrafficRates:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Mapping[str, int], Mapping[str, int]]] = deque(maxlen=SAMPLES_MAX)
 
-    def due(self, now: float) -> bool:
-        return not self._samples or now >= self._samples[-1][0] + LOOK_INTERVAL_S
-
-    def look(self, now: float, sent: Mapping[str, int], received: Mapping[str, int]) -> None:
-        """Take the counters' values; they are not kept by reference."""
-        self._samples.append((now, dict(sent), dict(received)))
+    def look(self, now: float, sent: Mapping[str, int], received: Mapping[str, int]) -> bool:
+        """Take the counters' values, once in LOOK_INTERVAL_S; whether it was time for that."""
+        is_due = not self._samples or now >= self._samples[-1][0] + LOOK_INTERVAL_S
+        if is_due:
+            self._samples.append((now, dict(sent), dict(received)))
+        return is_due
 
     def per_s(self, now: float, sent: Mapping[str, int], received: Mapping[str, int]) -> dict[str, dict[str, float]]:
         """{plane: {"sent": …, "received": …}} by what the counters are now."""
@@ -162,8 +161,6 @@ class TrafficRates:
             for plane in sent
         }
 
-
-# --- addresses ------------------------------------------------------------------------------------------------------
 
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 

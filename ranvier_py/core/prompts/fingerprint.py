@@ -1,7 +1,7 @@
 """Text and tokens -> fingerprints of whole prefixes.
 
 Two keyed hashes, each seeded by a namespace: that of texts is model, adapter, salt, tools, template, tokenizer and
-cluster secret; that of tokens has no tools and no template, which show in the tokens (`core.namespaces`):
+cluster secret; that of tokens has no tools and no template, which show in the tokens (`prompts.namespaces`):
 
 - The *text* fingerprint chains one keyed BLAKE2b per message. It exists at message boundaries only, and is known as
   soon as the body is parsed.
@@ -37,9 +37,7 @@ UNMIX_1, UNMIX_2 = pow(MIX_1, -1, 1 << 64), pow(MIX_2, -1, 1 << 64)
 
 ANCHOR_BLOCKS_DENSE = (1, 2, 4, 8, 16)
 ANCHOR_STEP_BLOCKS = 16
-"""Anchors are 1, 2, 4, 8, 16 blocks and then every 16: dense where system prompts end, 256 tokens apart in
-documents."""
-
+"""Anchors are 1, 2, 4, 8, 16, then every 16 blocks: dense where system prompts end, 256 tokens apart in documents."""
 
 MEDIA_MARK = (1 << 24) - 1
 """The low bits of fingerprints of prefixes with media. 40 bits are left for these, and a collision costs a cache miss;
@@ -117,8 +115,7 @@ class TextHasher:
         self._key = key
 
     def namespace(self, fields: Mapping[str, Any]) -> Fingerprint:
-        """Fingerprint of the empty prefix. `fields` is whatever else decides the rendered text or may not share a
-        cache.
+        """Fingerprint of the empty prefix. `fields`: what else decides the rendered text or may not share a cache.
 
         Raises TypeError (orjson) for values that are not JSON. Key order inside counts: templates may print it.
         """
@@ -331,12 +328,13 @@ class TokenHasher:
         """Segments of one job. `totals[i]` is the running sum i blocks after those of `state`."""
         size, short = self.block_tokens, self.short
         done, low = state.tokens // size, max(0, state.tokens - short) // size
+        settled = done  # blocks before this stretch, which are no answer's last ones
         segments, kind = [], type(state)
         mark = MEDIA_MARK if kind is MediaState else 0
         for end in ends:
             tokens = state.tokens + end
             blocks = tokens // size
-            until = max((tokens - short) // size, done) if short else blocks
+            until = max((tokens - short) // size, settled) if short else blocks
             wanted = anchors_between(low, until)
             if not wanted or wanted[-1] != until:
                 wanted.append(until)
@@ -344,7 +342,7 @@ class TokenHasher:
             veil = state.veil if blocks == done else 0
             after = kind(tokens, totals[blocks - done], self._rest(state, ids, end, blocks), veil)
             segments.append(Segment(tuple(pairs[:-1]), pairs[-1], after))
-            low = until
+            low, settled = until, blocks
         return segments
 
     def _pair(self, depth: int, total: int, mark: int = 0) -> tuple[int, Fingerprint]:

@@ -157,7 +157,7 @@ class PromptMemory:
         return found
 
     def keep(self, boundary: Boundary) -> None:
-        """Remember `boundary` by its text fingerprint."""
+        """Remember it by its text fingerprint."""
         counters, boundaries = self.counters, self._boundaries
         if boundary.text in boundaries:
             return

@@ -34,7 +34,7 @@ from ranvier_py.core.prompts.prompt import Boundary, KnownPrefix, PromptMemory
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
 NAMESPACE_FIELDS = ("model", "cache_salt", "lora_path", "tools", *TEMPLATE_FIELDS)
 """Members of a body that change the rendered text as a whole, or that keep caches apart: the namespace of texts. That
-of tokens is `core.namespaces`."""
+of tokens is `prompts.namespaces`."""
 
 NAMESPACE = frozenset(NAMESPACE_FIELDS)
 
@@ -122,10 +122,9 @@ class Prompt:
 class PromptReader:
     """Reads bodies into Prompts and remembers their prefixes.
 
-    Args:
-        identity: digest of tokenizer and template: prompts under different ones never match.
-        bytes_per_token: for estimates until tokens are known.
-        digest_seed: secret of this process, so that nobody can craft two bodies with one digest.
+    `identity` is a digest of tokenizer and template: prompts under different ones never match. `bytes_per_token` is for
+    estimates until tokens are known. `digest_seed` is a secret of this process, so that nobody can craft two bodies
+    with one digest.
     """
 
     def __init__(
@@ -146,11 +145,13 @@ class PromptReader:
         self._seed = digest_seed
         self._namespaces: dict[str, Fingerprint] = {}
         self._token_namespaces = TokenNamespaces(texts, identity)
+        self.namespace_of = self._token_namespaces.of  # of tokens, whatever tools and templates a prompt has
 
     def chat(self, body: bytes) -> Prompt:
         """A body of /v1/chat/completions. Raises BadRequest when it is not JSON."""
-        prompt = self.continuing(body)
+        prompt = self._continuing(body)
         if prompt is not None:
+            self.memory.counters.found += 1
             return prompt
         fields = load_object(body)
         messages = fields.get("messages")
@@ -163,12 +164,6 @@ class PromptReader:
             return self._first_contact(body, fields, messages)
         except (TypeError, UnicodeError):  # values that only other JSON libraries accept, such as lone surrogates
             return self.opaque(fields, body)
-
-    def continuing(self, body: bytes) -> Prompt | None:
-        """The same for a chat with a known history alone; None for any other body."""
-        prompt = self._continuing(body)
-        self.memory.counters.found += prompt is not None
-        return prompt
 
     def completion(self, body: bytes) -> Prompt:
         """A body of /v1/completions: `prompt` is text or token ids, or a list of either, of which the first counts."""
@@ -204,10 +199,6 @@ class PromptReader:
         """A prompt that says nothing about its prefix."""
         root = Boundary(None, Fingerprint(0), 0)
         return self._prompt("opaque", fields, body, root, root, (), "")
-
-    def namespace_of(self, model: str, adapter: str = "", salt: str = "") -> Fingerprint:
-        """Under which the tokens of such prompts are hashed, whatever tools and templates they have."""
-        return self._token_namespaces.of(model, adapter, salt)
 
     def _continuing(self, body: bytes) -> Prompt | None:
         """The prompt of a chat with a known history, or None."""
@@ -253,12 +244,11 @@ class PromptReader:
     def _extend(self, boundary: Boundary, messages: Sequence[Message]) -> Boundary:
         for message in messages:
             boundary = self.extend(boundary, message)
-        first = boundary
         if boundary.parent is not None:
             self.memory.keep(boundary)
             if boundary.parent.parent is not None:
                 self.memory.keep(boundary.parent)
-        return first
+        return boundary
 
     def extend(self, boundary: Boundary, message: Message) -> Boundary:
         """The boundary at the end of `message`, which follows `boundary`. Raises TypeError for values beyond JSON."""

@@ -30,7 +30,6 @@ from ranvier_py.core.prompts.templates import (
     part,
     piece_of_plain,
     prefix_end,
-    unwrapped,
     window_text,
 )
 
@@ -141,16 +140,18 @@ class TemplateProbe:
     def _chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **arguments: Any) -> Chat:
         return Chat([normalise(message, self._profile.parts) for message in messages], tools, arguments)
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> str | None:
+    def _text(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **arguments: Any) -> str | None:
         """The text as the start of a longer chat, or None when it is refused."""
         try:
-            return history_text(self._chat(messages, tools), self._profile, self._render)
+            return history_text(self._chat(messages, tools, **arguments), self._profile, self._render)
         except TemplateRefused:
             return None
 
-    def _texts(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str | None]:
+    def _texts(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **arguments: Any
+    ) -> list[str | None]:
         """The text of every start of a conversation."""
-        return [self._text(messages[:size], tools) for size in range(1, len(messages) + 1)]
+        return [self._text(messages[:size], tools, **arguments) for size in range(1, len(messages) + 1)]
 
     def _reads_parts(self) -> bool:
         """Whether the template iterates over the parts of a content: vLLM's content format "openai"."""
@@ -314,29 +315,17 @@ class TemplateProbe:
         return True
 
     def _arguments_are_harmless(self) -> bool:
-        """Whether no extra variable of the template changes a piece."""
+        """Whether no extra variable of the template changes a piece, be it plain or from a window in the middle."""
         return all(
-            self._arguments_hold(self._chat(messages, tools, **{name: value}))
+            not self._refuted([(messages, self._texts(messages, tools, **{name: value}))])
+            and self._window_holds(
+                self._chat(messages, tools, **{name: value}), (len(messages) // 2, len(messages) - 2)
+            )
             for name in self._facts.variables
             for value in VALUES
             for messages in (list(plain_chats())[1], next(tool_chats()))
             for tools in (None, TOOLS)
         )
-
-    def _arguments_hold(self, chat: Chat) -> bool:
-        """Whether plain messages, and a window in the middle, are the same with these arguments."""
-        count = len(chat.messages)
-        known = ""
-        for size in range(self._profile.settled, count + 1):
-            try:
-                text = history_text(part(chat, size), self._profile, self._render)
-            except TemplateRefused:
-                text = ""
-            piece = piece_of_plain(unwrapped(chat.messages[size - 1]), self._profile)
-            if known and text and piece is not None and text != known + piece:
-                return False
-            known = text
-        return self._window_holds(chat, (count // 2, count - 2))
 
     def _tokens(self, trials: Sequence[Trial]) -> str:
         """Check the same on tokens. Returns why not, or nothing."""

@@ -172,16 +172,12 @@ def history_text(chat: Chat, profile: TemplateProfile, render: Render) -> str:
     """The text of a chat as the start of a longer one: no trailer, and its last message as later turns have it."""
     if not profile.closing or chat.messages[-1].get("role") != "assistant":
         return render(chat).removesuffix(profile.trailer)
-    text = render(Chat([*chat.messages, wrapped(CLOSER, profile)], chat.tools, chat.template))
+    text = render(Chat([*chat.messages, normalise(CLOSER, profile.parts)], chat.tools, chat.template))
     closer = piece_of_plain(CLOSER, profile)
     text = text.removesuffix(profile.trailer)
     if closer is None or not text.endswith(closer):
         raise TemplateRefused("the end of an assistant message is not found")
     return text.removesuffix(closer)
-
-
-def wrapped(message: Message, profile: TemplateProfile) -> Message:
-    return normalise(message, profile.parts)
 
 
 def window_text(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> tuple[Chat, int, str, str] | None:

@@ -1,26 +1,26 @@
-"""One request at one backend, and who is told of it: the nouns that the Router hands out."""
+"""One request at one backend, and who observes it: what the Router hands out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, histogram
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool
 from ranvier_py.core.routing.placement import Decision, Holder, Service
-from ranvier_py.core.routing.speculation import Handle
 
 
 class PoolMatch(NamedTuple):
     """What matching found: who may serve, and who holds what.
 
-    `unheld` has the stops of the prompt beyond its first `learned_tokens`, which is what the route table has of it:
-    found in the one walk that every prompt gets, and what its attempt is about to make warm.
+    `unheld` has the prefix keys of the prompt beyond its first `learned_tokens`, which is what the route table has of
+    it: found in the one walk that every prompt gets, and what its attempt is about to make warm.
     """
 
     pool: Pool
@@ -32,9 +32,9 @@ class PoolMatch(NamedTuple):
 
 
 class Observer(Protocol):
-    """Who is told of every attempt, in the order of what happens to it: a recorder, policies in the shadow.
+    """Who is notified of every attempt, in the order of what happens to it: a recorder, policies in the shadow.
 
-    What the calls cost is the event loop's; no request waits for its own `attempt_sent`. They raise nothing.
+    No request waits for its own `attempt_sent`. They raise nothing.
     """
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None: ...
@@ -43,66 +43,44 @@ class Observer(Protocol):
         ...
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
-        """Its answer was read, before or after it landed. Not every attempt has one. `end` is the prompt's or
+        """Its answer was read, before or after it finished. Not every attempt has one. `end` is the prompt's or
         continues it."""
         ...
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Attempt:
-    """One request at one backend, from departure to landing."""
+    """One request at one backend, from its sending to its end."""
 
-    __slots__ = (
-        "announced",
-        "backend",
-        "computed_tokens",
-        "decision",
-        "decoding",
-        "finished",
-        "first_at",
-        "generation",
-        "peer_tokens",
-        "prompt",
-        "queued",
-        "sent_at",
-        "sent_bytes",
-        "service",
-        "speculation",
-        "status",
-        "url",
-    )
+    prompt: Prompt
+    decision: Decision
+    target: Backend
+    computed_tokens: int  # as predicted
+    speculation: Sequence[int]  # what it claims, see `Speculation.add`
+    sent_at: float
+    backend: BackendId = field(init=False)
+    url: str = field(init=False)
+    generation: int = field(init=False)
+    queued: bool = field(init=False)  # others of ours came before it
+    decoding: int = field(init=False)  # others that had their first token then
+    peer_tokens: int = field(init=False)  # that peers' requests before it had to compute
+    service: Service | None = None  # once it has its first token
+    first_at: float | None = None  # when the first token came; until then the prefill is not proved
+    status: int = 0  # of the backend's answer; 0 = none came
+    sent_bytes: int = 0  # of it, to the client
+    announced: bool = False  # observers know of it
+    finished: bool = False
 
-    def __init__(
-        self,
-        prompt: Prompt,
-        decision: Decision,
-        target: Backend,
-        computed_tokens: int,
-        speculation: Handle | None,
-        now: float,
-    ) -> None:
-        self.prompt = prompt
-        self.decision = decision
-        self.backend = decision.backend
+    def __post_init__(self) -> None:
+        target = self.target
+        self.backend = target.id
         self.url = target.url
         self.generation = target.generation
-        self.speculation = speculation
-        self.computed_tokens = computed_tokens  # as predicted
-        self.queued = target.own_waiting > 1  # others of ours came before it
-        self.decoding = target.decoding  # others that had their first token then
-        self.peer_tokens = target.peers_now().tokens  # that peers' requests before it had to compute
-        self.service: Service | None = None  # once it has its first token
-        self.sent_at = now
-        self.first_at: float | None = None  # when the first token came; until then the prefill is not proved
-        self.status = 0  # of the backend's answer; 0 = none came
-        self.sent_bytes = 0  # of it, to the client
-        self.announced = False  # observers know of it
-        self.finished = False
-
-
-def latencies() -> Histogram:
-    return Histogram(LATENCY_BUCKETS_S)
+        self.queued = target.own_waiting > 1
+        self.decoding = target.decoding
+        self.peer_tokens = target.peers.load.tokens
 
 
 @dataclass(slots=True)
@@ -121,9 +99,5 @@ class RouterCounters:
     engine_cached_tokens: int = counter("Cached tokens as the engines counted.")
     learned_rows: int = counter("Route rows created by learning.")
     answers_learned: int = counter("Answers learned as part of the next prompt.")
-    first_token_seconds: Histogram = histogram("From sending an attempt to its first token.", latencies)
-    attempt_seconds: Histogram = histogram("From sending an attempt to its end.", latencies)
-
-
-def increment(counts: dict[str, int], key: str) -> None:
-    counts[key] = counts.get(key, 0) + 1
+    first_token_seconds: Histogram = histogram("From sending an attempt to its first token.", LATENCY_BUCKETS_S)
+    attempt_seconds: Histogram = histogram("From sending an attempt to its end.", LATENCY_BUCKETS_S)

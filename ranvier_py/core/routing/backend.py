@@ -7,24 +7,88 @@ core/routing/health.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.health import Circuit, Health, Outcome, Vitals
-from ranvier_py.core.routing.process import Process
-from ranvier_py.core.routing.work import NO_LOAD, Load, SharedWork
+from ranvier_py.core.routing.work import Work
 
 NAME_CHARS_MAX = 128  # longer than any host:port in practice; the name travels in a header and in gossip
 SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundred has a rate near a third
 
 
+START_TOLERANCE_S = 0.5
+"""An exporter may compute its start time anew each time; no engine starts twice in half a second."""
+
+NEVER_REPORTED = float("-inf")
+SAME_RESTART_S = 30.0
+"""A restart that we see so soon after a peer reported one is the same: three probe intervals of 10 s."""
+
+
+def same_process(started_at: float, other: float) -> bool:
+    """Whether two start times of an engine's own metrics are of one process."""
+    return abs(started_at - other) <= START_TOLERANCE_S
+
+
+@dataclass(slots=True)
+class Process:
+    """Which process is behind a backend: what probes and peers say of it, and when that means another one.
+
+    A claim is worth what the process that served it holds: the next one holds nothing. Evidence, the best first: the
+    start time in the engine's own metrics (another one is another process, the same one is the same); a refused
+    connection (nobody listened, so what answers next is another). A mere time-out proves nothing, since a busy engine
+    keeps its cache.
+
+    The first word of a start time is special: what was claimed until then may be of any process since we began to ask.
+    If a probe failed in between, in whatever way, those claims are void; they are few, since we begin with a probe.
+    A peer's word of a start counts as our own until we look ourselves. Soon after peers reported a restart of an engine
+    that has no start time, ours is taken for the same one.
+    """
+
+    started_at: float | None = None  # in the engine's clock; only ever compared with itself
+    reported_at: float = NEVER_REPORTED  # when a peer reported a restart
+    refused: bool = False  # a connection, since the last good probe
+    has_remote_routes: bool = False  # peers' claims were taken since the last restart
+
+    def answered(self, started_at: float | None, *, used: bool, failing: bool, now: float) -> str:
+        """A good probe found this start time, or none. Why that is another process than before; "" if it is not.
+
+        `used`: it may have claims, or was seen alive before. `failing`: the probe before this one failed.
+        """
+        why = self._judge(started_at, used=used, failing=failing, now=now)
+        self.refused = False
+        return why
+
+    def reported(self, started_at: float, *, used: bool, failing: bool, now: float) -> str:
+        """The same of a peer's word, of the process that it counts as we do. It says nothing once we know ourselves."""
+        return "" if self.started_at is not None else self._judge(started_at, used=used, failing=failing, now=now)
+
+    def _judge(self, reported: float | None, *, used: bool, failing: bool, now: float) -> str:
+        known = self.started_at
+        if known is not None and reported is not None:
+            self.started_at = reported
+            return "" if same_process(known, reported) else "start time changed"
+        doubtful = self.refused or (failing and reported is not None)
+        another = doubtful and (used or self.has_remote_routes) and now - self.reported_at >= SAME_RESTART_S
+        self.started_at = reported if reported is not None else None if another else known
+        return "back after refused connections" if another else ""
+
+    def replaced(self, started_at: float, now: float) -> bool:
+        """A peer saw it restart, at 0 if it knows no start time. Whether that is another process than we know."""
+        if started_at and self.started_at is not None and same_process(self.started_at, started_at):
+            return False
+        self.started_at = started_at or None
+        self.reported_at = now
+        self.refused = False
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one probe found. `None` stands for «not asked, or not told»: it leaves what is known as it is.
+    """What one probe found. `None` stands for «not asked, or not answered»: it leaves what is known as it is.
 
     `refused`: nobody listened on the port, so the process was gone. `started_at`: process_start_time_seconds of the
     engine's own metrics, in the engine's clock; only ever compared with itself. `cards`: the entries of /v1/models.
@@ -42,7 +106,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Something about a backend changed; for the log and the metrics. `what`: health, circuit, epoch or models."""
+    """Something about a backend changed; for the log and the metrics. `what`: health, circuit, generation or models."""
 
     backend: BackendId
     name: str
@@ -52,77 +116,32 @@ class Transition:
     why: str
 
 
-class Backend(SharedWork):
+@dataclass(slots=True, eq=False, kw_only=True)
+class Backend(Work):
     """One engine. Satisfies placement.Candidate. Read it freely; only the Registry writes it."""
 
-    __slots__ = (
-        "cards",
-        "draining",
-        "foreign",
-        "generation",
-        "id",
-        "last_probe",
-        "load",
-        "models",
-        "name",
-        "outcomes",
-        "peers",
-        "peers_moved_at",
-        "probes_failed",
-        "probes_ok",
-        "process",
-        "removed",
-        "success_rate",
-        "url",
-        "vitals",
-        "weight",
-    )
-
-    def __init__(self, id: BackendId, url: str, name: str, weight: float, generation: int, vitals: Vitals) -> None:  # noqa: A002
-        super().__init__()
-        self.id = id
-        self.url = url  # normalised: scheme://host:port
-        self.name = name
-        self.weight = weight
-        self.generation = generation
-        self.vitals = vitals
-        self.models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
-        self.cards: tuple[Mapping[str, Any], ...] = ()
-        self.peers = NO_LOAD
-        self.peers_moved_at = 0.0  # when the queue of their requests was heard to move
-        self.foreign = 0  # requests of others in the engine, by its own count
-        self.load = 0  # always inflight + peer_load + foreign; an attribute because placement reads it 64 times
-        self.success_rate = 1.0
-        self.draining = False
-        self.removed = False
-        self.process = Process()
-        self.last_probe: ProbeResult | None = None
-        self.probes_ok = 0
-        self.probes_failed = 0
-        self.outcomes = dict.fromkeys(Outcome, 0)
+    id: BackendId
+    url: str  # normalised: scheme://host:port
+    name: str
+    weight: float
+    generation: int
+    vitals: Vitals
+    models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
+    cards: tuple[Mapping[str, Any], ...] = ()
+    foreign: int = 0  # requests of others in the engine, by its own count
+    load: int = 0  # always inflight + the peers' + foreign; an attribute because placement reads it 64 times
+    success_rate: float = 1.0
+    draining: bool = False
+    removed: bool = False
+    process: Process = field(default_factory=Process)
+    last_probe: ProbeResult | None = None
+    probes_ok: int = 0
+    probes_failed: int = 0
+    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
 
     def __repr__(self) -> str:
         state = "removed" if self.removed else "draining" if self.draining else repr(self.vitals)
-        return f"<Backend {self.id} {self.name} epoch {self.generation} load {self.load} {state}>"
-
-    def peers_now(self) -> Load:
-        return self.peers
-
-    def peers_progress_at(self) -> float:
-        return self.peers_moved_at
-
-    def received(self, load: Load, now: float) -> None:
-        """What peers have there together is now this."""
-        before, self.peers = self.peers, load
-        self.load += load.requests - before.requests
-        came = load.waiting < before.waiting or load.tokens < before.tokens  # a first token
-        if came or (load.waiting and not before.waiting and not self.own_waiting):
-            self.peers_moved_at = now
-
-    @property
-    def peer_load(self) -> int:
-        """Requests that peers have in flight there, as they report."""
-        return self.peers.requests
+        return f"<Backend {self.id} {self.name} generation {self.generation} load {self.load} {state}>"
 
     @property
     def used(self) -> bool:
@@ -166,36 +185,26 @@ def normal_url(url: str) -> str:
     return f"{parts.scheme}://[{host}]:{port}" if ":" in host else f"{parts.scheme}://{host}:{port}"
 
 
-class Empty(Enum):
-    """Why a pool has nobody in it."""
-
-    UNKNOWN_MODEL = "unknown_model"
-    NOBODY = "nobody"
-
-
 class Pool:
     """Who may serve one model just now. A snapshot: the tuple and the lists are never changed, a new Pool is made.
 
     `generations` is indexed by BackendId and holds -1 for who is not eligible, so that the route table filters claims
-    by one comparison. `why` is None unless the pool is empty. `last_resort`: the circuits were overruled.
+    by one comparison. `last_resort`: the circuits were overruled. `unknown`: nobody serves this model.
     """
 
-    __slots__ = ("backends", "generations", "ids", "last_resort", "why")
+    __slots__ = ("backends", "generations", "ids", "last_resort", "unknown")
 
-    def __init__(self, backends: Sequence[Backend], slots: int, *, last_resort: bool, why: Empty | None) -> None:
+    def __init__(self, backends: Sequence[Backend], slots: int, *, last_resort: bool, unknown: bool) -> None:
         self.backends = tuple(backends)
         self.ids = tuple(backend.id for backend in backends)
         self.generations = [-1] * slots
         for backend in backends:
             self.generations[backend.id] = backend.generation
         self.last_resort = last_resort
-        self.why = None if backends else why
-
-    def __len__(self) -> int:
-        return len(self.backends)
+        self.unknown = unknown
 
     def error(self, model: str) -> NotFound | NoBackend:
-        """What to tell the client of an empty pool; the words of the 404 are OpenAI's."""
-        if self.why is Empty.UNKNOWN_MODEL:
+        """What an empty pool is for the client; the words of the 404 are OpenAI's."""
+        if self.unknown:
             return NotFound(f"The model `{model}` does not exist")
         return NoBackend("No backend is available to serve this request")

@@ -8,10 +8,9 @@ the model. A new backend is eligible at once. A backend whose model list is not 
 nobody lists goes to those, and is unknown (404) once every list is known.
 
 When every backend that serves the model is kept out by its circuit alone, the pool *fails open* to all of those that
-their probes do not call dead (`last_resort`). Faults everywhere at once point at the request (a prompt that each engine
-answers with 500) or at something common, not at each engine; our own 503 would be certain, theirs is only likely; and
-the engine's own words help the user more. All of them are offered, not the one that failed longest ago, lest everybody
-herds onto it. Unhealthy backends are not offered: nobody listens there, and a quick 503 with Retry-After beats a wait.
+their probes do not call dead (`last_resort`). Faults everywhere at once point at the request or at something common,
+not at each engine; and our own 503 would be certain, theirs is only likely. All of them are offered, lest everybody
+herds onto one. Unhealthy backends are not: nobody listens there, and a quick 503 with Retry-After beats a wait.
 
 Invariant: `inflight` of a backend = its `dispatched` - its `finished`; `version` grows whenever any pool may differ.
 Cost: `pool` is a dictionary look-up until the version changes; `dispatched` and a good `finished` are a few additions.
@@ -29,20 +28,18 @@ from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backend import (
     NAME_CHARS_MAX,
     Backend,
-    Empty,
     Pool,
     ProbeResult,
     Transition,
     normal_url,
 )
-from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Health, Outcome, Vitals
+from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Health, Outcome, Vitals, VitalState
 from ranvier_py.core.routing.work import Load
 
 __all__ = [
     "Backend",
     "BackendLimits",
     "Circuit",
-    "Empty",
     "Health",
     "Outcome",
     "Pool",
@@ -70,11 +67,10 @@ class Registry:
         self.version = 0
         self.slots: list[Backend | None] = []  # by id; removed backends stay until their last request ended
         self.free_ids: list[int] = []  # a heap
-        self.generations_used: list[int] = []  # by id: the highest epoch ever given out
+        self.generations_used: list[int] = []  # by id: the highest generation ever given out
         self.by_name: dict[str, Backend] = {}  # in order of id
         self.by_url: dict[str, Backend] = {}
-        self.listed: dict[str, int] = {}  # model -> number of backends that list it: bounds the cache of pools
-        self.unlisted = 0  # backends whose model list is not known
+        self.listed: dict[str, None] = {}  # models that some backend lists: bounds the cache of pools
         self.pools: dict[str | None, Pool] = {}  # by model; None: a model nobody lists
         self.pools_version = -1
         self.wake_at = NEVER_S  # earliest end of an open time
@@ -93,6 +89,11 @@ class Registry:
         if backend is None:
             raise KeyError(id)
         return backend
+
+    def current(self, id: BackendId) -> Backend | None:  # noqa: A002
+        """The backend with this id, unless there is none or it is leaving."""
+        backend = self.slots[id] if 0 <= id < len(self.slots) else None
+        return None if backend is None or backend.removed else backend
 
     def find(self, name_or_url: str) -> Backend | None:
         found = self.by_name.get(name_or_url)
@@ -120,11 +121,17 @@ class Registry:
             raise BadRequest(f"backend {name!r} at {url} is there already")
         id_ = self.take_id()
         self.generations_used[id_] += 1
-        backend = Backend(BackendId(id_), url, name, weight, self.generations_used[id_], Vitals(self.limits))
+        backend = Backend(
+            id=BackendId(id_),
+            url=url,
+            name=name,
+            weight=weight,
+            generation=self.generations_used[id_],
+            vitals=Vitals(self.limits),
+        )
         self.slots[id_] = backend
         self.by_name[name] = self.by_url[url] = backend
         self.by_name = dict(sorted(self.by_name.items(), key=lambda item: item[1].id))
-        self.unlisted += 1
         self.counters.backends_added += 1
         self.version += 1
         return backend
@@ -142,8 +149,8 @@ class Registry:
         """Take a backend out. Its running requests go on; its id is free when the last of them has ended."""
         backend = self.known(name_or_url)
         del self.by_name[backend.name], self.by_url[backend.url]
-        self.count_models(backend, -1)
         backend.removed = True
+        self.relist()
         self.counters.backends_removed += 1
         self.version += 1
         if backend.inflight == 0:
@@ -194,9 +201,8 @@ class Registry:
             eligible = [b for b in serving if b.health is not Health.UNHEALTHY]
             last_resort = bool(eligible)
             self.counters.last_resorts += last_resort
-        unknown = key is None and len(self) > 0 and self.unlisted == 0
-        why = Empty.UNKNOWN_MODEL if unknown else Empty.NOBODY
-        return Pool(eligible, len(self.slots), last_resort=last_resort, why=why)
+        unknown = key is None and len(self) > 0 and all(b.models is not None for b in self) and not eligible
+        return Pool(eligible, len(self.slots), last_resort=last_resort, unknown=unknown)
 
     def tick(self, now: float) -> None:
         """End the open times that are over."""
@@ -219,13 +225,10 @@ class Registry:
         if backend.inflight == 1:
             self.busied()
         if backend.vitals.circuit is Circuit.HALF_OPEN:
+            before = backend.vitals.state
             backend.vitals.dispatch(now)
-            self.settle(backend, admitted=True)
+            self.settle(backend, before, "dispatched")
         return backend
-
-    def prefilled(self, id: BackendId, tokens: int, now: float) -> float:  # noqa: A002
-        """The first token of a dispatched request came. Returns the seconds since the backend's last progress."""
-        return self[id].prefilled(tokens, now)
 
     def finished(
         self,
@@ -253,28 +256,26 @@ class Registry:
         vitals = backend.vitals
         if outcome is Outcome.SUCCESS and vitals.quiet:
             return ()
-        health, circuit, admitted = vitals.health, vitals.circuit, vitals.admits
+        before = vitals.state
         vitals.end(outcome, now)
-        self.settle(backend, admitted)
-        return self.changes(backend, health, circuit, outcome.value)
+        return self.settle(backend, before, outcome.value)
 
     def probed(self, id: BackendId, result: ProbeResult, now: float) -> Sequence[Transition]:  # noqa: A002
         """A probe came back. One for a backend that has been removed meanwhile is ignored."""
-        backend = self.slots[id] if 0 <= id < len(self.slots) else None
-        if backend is None or backend.removed:
+        backend = self.current(id)
+        if backend is None:
             return ()
         backend.last_probe = result
         backend.probes_ok += result.ok
         backend.probes_failed += not result.ok
         vitals = backend.vitals
-        health, circuit, admitted = vitals.health, vitals.circuit, vitals.admits
+        before = vitals.state
         vitals.tick(now)
         changed = self.judge(backend, result, now)
         vitals.probe(result.ok, now)
-        self.settle(backend, admitted)
         if result.models is not None:
             changed += self.set_models(backend, result)
-        return [*self.changes(backend, health, circuit, result.detail or "probe"), *changed]
+        return [*self.settle(backend, before, result.detail or "probe"), *changed]
 
     def doubted(self, id: BackendId, observers: int, now: float) -> Sequence[Transition]:  # noqa: A002
         """So many peers call it ill just now. Two of them, or one and a failure of our own, are believed."""
@@ -282,10 +283,9 @@ class Registry:
         vitals = backend.vitals
         if observers < 1 or (observers < 2 and vitals.streak >= 0 and not vitals.faults):
             return ()
-        health, circuit, admitted = vitals.health, vitals.circuit, vitals.admits
+        before = vitals.state
         vitals.condemn(now)
-        self.settle(backend, admitted)
-        return self.changes(backend, health, circuit, f"{observers} peers say so")
+        return self.settle(backend, before, f"{observers} peers say so")
 
     def judge(self, backend: Backend, result: ProbeResult, now: float) -> list[Transition]:
         """Is it another process than before?"""
@@ -295,10 +295,12 @@ class Registry:
             return []
         failing = backend.vitals.streak < 0
         why = process.answered(result.started_at, used=backend.used, failing=failing, now=now)
-        return self.restart(backend, why, now) if why else []
+        return self.restart(backend, why, now)
 
     def restart(self, backend: Backend, why: str, now: float) -> list[Transition]:
-        """A new process: the claims of the old one are void by its epoch, its faults are forgiven."""
+        """A new process: the claims of the old one are void by its generation, its faults forgiven. "" is no reason."""
+        if not why:
+            return []
         before = backend.generation
         backend.generation += 1
         backend.process.has_remote_routes = False
@@ -311,15 +313,15 @@ class Registry:
     def restart_reported(
         self, backend: Backend, started_at: float, now: float, why: str = "a peer saw it"
     ) -> list[Transition]:
-        """A peer, or the engine's own events, told of it. Not again, if that is the process we know; our own look at
+        """A peer, or the engine's own events, reported it. Not again, if that is the process we know; our own look at
         it comes later then."""
-        return self.restart(backend, why, now) if backend.process.replaced(started_at, now) else []
+        return self.restart(backend, why if backend.process.replaced(started_at, now) else "", now)
 
     def start_reported(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
         """A peer knows when the process began that it counts as we do: it may not be the one our claims are of."""
         failing = backend.vitals.streak < 0
         why = backend.process.reported(started_at, used=backend.used, failing=failing, now=now)
-        return self.restart(backend, why, now) if why else []
+        return self.restart(backend, why, now)
 
     def set_models(self, backend: Backend, result: ProbeResult) -> list[Transition]:
         assert result.models is not None
@@ -328,11 +330,13 @@ class Registry:
         if models == backend.models:
             return []
         before = "unknown" if backend.models is None else ",".join(backend.models)
-        self.count_models(backend, -1)
         backend.models = models
-        self.count_models(backend, 1)
+        self.relist()
         self.version += 1
         return [Transition(backend.id, backend.name, "models", before, ",".join(models), "listed by the engine")]
+
+    def relist(self) -> None:
+        self.listed = dict.fromkeys(model for backend in self for model in backend.models or ())
 
     def set_foreign_load(self, id: BackendId, requests: int) -> None:  # noqa: A002
         """Requests that neither this node nor a peer sent, as the engine's own count has it. Others use it, too."""
@@ -341,31 +345,24 @@ class Registry:
         backend.foreign = requests
 
     def set_peer_load(self, id: BackendId, load: Load, now: float) -> None:  # noqa: A002
-        """What the peers have at it together, as they report."""
-        self[id].received(load, now)
+        """What the peers have at it together, as they report, is now this."""
+        backend = self[id]
+        peers, before = backend.peers, backend.peers.load
+        peers.load = load
+        backend.load += load.requests - before.requests
+        came = load.waiting < before.waiting or load.tokens < before.tokens  # a first token
+        if came or (load.waiting and not before.waiting and not backend.own_waiting):
+            peers.moved_at = now
 
-    def count_models(self, backend: Backend, step: int) -> None:
-        if backend.models is None:
-            self.unlisted += step
-            return
-        for model in backend.models:
-            count = self.listed.get(model, 0) + step
-            if count:
-                self.listed[model] = count
-            else:
-                del self.listed[model]
-
-    def settle(self, backend: Backend, admitted: bool) -> None:
-        """After its vitals moved: keep the version and the next wake-up true."""
-        self.version += backend.vitals.admits is not admitted
+    def settle(self, backend: Backend, before: VitalState, why: str) -> list[Transition]:
+        """After its vitals moved: keep the version and the next wake-up true. Returns what changed."""
+        self.version += backend.vitals.admits is not before.admits
         self.wake_at = min(self.wake_at, backend.vitals.wake_at)
-
-    def changes(self, backend: Backend, health: Health, circuit: Circuit, why: str) -> list[Transition]:
-        pairs = (("health", health, backend.health), ("circuit", circuit, backend.circuit))
+        pairs = (("health", before.health, backend.health), ("circuit", before.circuit, backend.circuit))
         return [
-            Transition(backend.id, backend.name, what, before.value, after.value, why)
-            for what, before, after in pairs
-            if before is not after
+            Transition(backend.id, backend.name, what, old.value, new.value, why)
+            for what, old, new in pairs
+            if old is not new
         ]
 
     @property

@@ -1,17 +1,16 @@
-"""Is a backend fit to be asked? Health (from probes) and circuit breaker (from requests) as one transition table.
+"""Is a backend fit to be asked? Its health says whether it lives, its circuit breaker whether it serves.
 
-Two small machines run side by side over one stream of events; `TRANSITIONS` holds both. Health answers «does it live»
-and listens to probes alone. The circuit answers «does it serve» and listens to requests first: 5xx answers, failed
-connects, time-outs and answers that broke off count as faults; 429, other 4xx and clients that left do not (they say
-nothing about the backend, or that it is busy and well). Events that need a count («the fifth in a row») are made by
-`Vitals`, so that the table itself stays without numbers.
+Health follows probes alone: so many in a row decide. The circuit, whose machine is `TRANSITIONS`, follows requests
+first: 5xx answers, failed connects, time-outs and answers that broke off count as faults; 429, other 4xx and clients
+that left do not (they say nothing about the backend, or that it is busy and well). What needs a count («the fifth in a
+row») is decided in `Vitals`, so that the table itself stays without numbers.
 
 A half-open circuit admits one trial. Whatever comes first decides: the trial request, or a probe. A probe only proves
 that the process answers, so a circuit it closed is on probation: the next fault opens it again, for longer. The open
 time doubles with each opening and falls back after the first request that was served. An engine known to have
 restarted starts with a clean sheet.
 
-Invariant: every (state, event) pair is in the table (a test walks it). Cost: O(1) for each event.
+Cost: O(1) for each event.
 Sources: the circuit of Ranvier (5 faults, 30 s) with its two faults mended: 5xx count here, and half-open admits one.
 """
 
@@ -20,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ranvier_py.core.options import Options, option, seconds
 
@@ -56,16 +56,13 @@ class Outcome(Enum):
 
 
 class Event(Enum):
-    """What a backend's machines react to. `…_ENOUGH` is the one that makes the streak as long as its limit."""
+    """What a circuit reacts to."""
 
     PROBE_OK = "probe_ok"
-    PROBE_OK_ENOUGH = "probe_ok_enough"
     PROBE_FAILED = "probe_failed"
-    PROBE_FAILED_ENOUGH = "probe_failed_enough"
     DISPATCHED = "dispatched"
     SERVED = "served"
-    FAULT = "fault"
-    FAULT_ENOUGH = "fault_enough"
+    FAULT = "fault"  # one that counts: while it is closed, the one that makes the row long enough
     NEUTRAL = "neutral"
     WAITED = "waited"  # the open time, or the lease of a trial, is over
     RESTARTED = "restarted"
@@ -78,22 +75,12 @@ class Action(Enum):
     FORGIVE = "forgive"  # no faults, first open time again
     PROBATION = "probation"  # the next fault opens
     START_OPEN = "start_open"  # begin the (grown) open time
-    START_LEASE = "start_lease"  # a trial nobody hears of any more frees its place after one open time
+    START_LEASE = "start_lease"  # a trial without an end frees its place after one open time
 
 
-State = Health | Circuit
-
-STAY: Mapping[tuple[State, Event], tuple[State, Action]] = {
-    (state, event): (state, Action.NONE) for kind in (Health, Circuit) for state in kind for event in Event
-}
-CHANGES: Mapping[tuple[State, Event], tuple[State, Action]] = {
-    (Health.UNKNOWN, Event.PROBE_OK): (Health.HEALTHY, Action.NONE),
-    (Health.UNKNOWN, Event.PROBE_OK_ENOUGH): (Health.HEALTHY, Action.NONE),
-    (Health.UNKNOWN, Event.PROBE_FAILED_ENOUGH): (Health.UNHEALTHY, Action.NONE),
-    (Health.HEALTHY, Event.PROBE_FAILED_ENOUGH): (Health.UNHEALTHY, Action.NONE),
-    (Health.UNHEALTHY, Event.PROBE_OK_ENOUGH): (Health.HEALTHY, Action.NONE),
+TRANSITIONS: Mapping[tuple[Circuit, Event], tuple[Circuit, Action]] = {
     (Circuit.CLOSED, Event.SERVED): (Circuit.CLOSED, Action.FORGIVE),
-    (Circuit.CLOSED, Event.FAULT_ENOUGH): (Circuit.OPEN, Action.START_OPEN),
+    (Circuit.CLOSED, Event.FAULT): (Circuit.OPEN, Action.START_OPEN),
     (Circuit.CLOSED, Event.RESTARTED): (Circuit.CLOSED, Action.FORGIVE),
     (Circuit.OPEN, Event.WAITED): (Circuit.HALF_OPEN, Action.NONE),
     (Circuit.OPEN, Event.SERVED): (Circuit.HALF_OPEN, Action.NONE),  # an older request, or one sent as a last resort
@@ -101,25 +88,18 @@ CHANGES: Mapping[tuple[State, Event], tuple[State, Action]] = {
     (Circuit.HALF_OPEN, Event.DISPATCHED): (Circuit.TRIAL, Action.START_LEASE),
     (Circuit.HALF_OPEN, Event.SERVED): (Circuit.CLOSED, Action.FORGIVE),
     (Circuit.HALF_OPEN, Event.FAULT): (Circuit.OPEN, Action.START_OPEN),
-    (Circuit.HALF_OPEN, Event.FAULT_ENOUGH): (Circuit.OPEN, Action.START_OPEN),
     (Circuit.HALF_OPEN, Event.PROBE_OK): (Circuit.CLOSED, Action.PROBATION),
-    (Circuit.HALF_OPEN, Event.PROBE_OK_ENOUGH): (Circuit.CLOSED, Action.PROBATION),
     (Circuit.HALF_OPEN, Event.PROBE_FAILED): (Circuit.OPEN, Action.START_OPEN),
-    (Circuit.HALF_OPEN, Event.PROBE_FAILED_ENOUGH): (Circuit.OPEN, Action.START_OPEN),
     (Circuit.HALF_OPEN, Event.RESTARTED): (Circuit.CLOSED, Action.FORGIVE),
     (Circuit.TRIAL, Event.SERVED): (Circuit.CLOSED, Action.FORGIVE),
     (Circuit.TRIAL, Event.FAULT): (Circuit.OPEN, Action.START_OPEN),
-    (Circuit.TRIAL, Event.FAULT_ENOUGH): (Circuit.OPEN, Action.START_OPEN),
     (Circuit.TRIAL, Event.NEUTRAL): (Circuit.HALF_OPEN, Action.NONE),
     (Circuit.TRIAL, Event.WAITED): (Circuit.HALF_OPEN, Action.NONE),
     (Circuit.TRIAL, Event.PROBE_OK): (Circuit.CLOSED, Action.PROBATION),
-    (Circuit.TRIAL, Event.PROBE_OK_ENOUGH): (Circuit.CLOSED, Action.PROBATION),
     (Circuit.TRIAL, Event.PROBE_FAILED): (Circuit.OPEN, Action.START_OPEN),
-    (Circuit.TRIAL, Event.PROBE_FAILED_ENOUGH): (Circuit.OPEN, Action.START_OPEN),
     (Circuit.TRIAL, Event.RESTARTED): (Circuit.CLOSED, Action.FORGIVE),
 }
-TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = {**STAY, **CHANGES}
-"""The whole machine: what is not a change stays."""
+"""The whole machine of the circuit: for any other pair nothing changes."""
 
 FAULTS = frozenset((Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.TIMEOUT, Outcome.BROKEN))
 NEVER_S = float("inf")
@@ -157,36 +137,28 @@ class BackendLimits(Options):
     )
     backends_max: int = option(4096, least=1, most=4096)  # BackendId is 12 bits in the route table
 
-    @property
-    def circuit_open_max_s(self) -> float:
-        return CIRCUIT_OPEN_GROWTH_MAX * self.circuit_open_s
+
+class VitalState(NamedTuple):
+    """What of a backend's vitals others see."""
+
+    health: Health
+    circuit: Circuit
+    admits: bool
 
 
+@dataclass(slots=True)
 class Vitals:
-    """Both machines of one backend with their counters. `now` is in seconds of any steady clock."""
+    """Health and circuit of one backend with their counters. `now` is in seconds of any steady clock."""
 
-    __slots__ = (
-        "circuit",
-        "faults",
-        "health",
-        "limits",
-        "merge_rules",
-        "openings",
-        "openings_in_a_row",
-        "streak",
-        "wake_at",
-    )
-
-    def __init__(self, limits: BackendLimits) -> None:
-        self.limits = limits
-        self.health = Health.UNKNOWN
-        self.merge_rules = False  # unhealthy on others' word alone: nothing to tell others
-        self.circuit = Circuit.CLOSED
-        self.streak = 0  # of probes: above 0 successes in a row, below 0 failures in a row
-        self.faults = 0  # of requests, in a row
-        self.openings = 0  # ever
-        self.openings_in_a_row = 0  # since a request was last served
-        self.wake_at = NEVER_S  # when WAITED is due, seconds
+    limits: BackendLimits
+    health: Health = Health.UNKNOWN
+    by_report: bool = False  # unhealthy on others' word alone: nothing to tell others
+    circuit: Circuit = Circuit.CLOSED
+    streak: int = 0  # of probes: above 0 successes in a row, below 0 failures in a row
+    faults: int = 0  # of requests, in a row
+    openings: int = 0  # ever
+    openings_in_a_row: int = 0  # since a request was last served
+    wake_at: float = NEVER_S  # when WAITED is due, seconds
 
     def __repr__(self) -> str:
         return f"<Vitals {self.health.value}, {self.circuit.value}, streak {self.streak}, {self.faults} faults>"
@@ -201,16 +173,21 @@ class Vitals:
         """A served request would change nothing."""
         return self.faults == 0 and self.circuit is Circuit.CLOSED and self.openings_in_a_row == 0
 
+    @property
+    def state(self) -> VitalState:
+        return VitalState(self.health, self.circuit, self.admits)
+
     def probe(self, ok: bool, now: float) -> None:
         if ok:
             self.streak = max(self.streak, 0) + 1
-            enough = self.streak >= self.limits.probe_successes_to_healthy
-            self.feed(Event.PROBE_OK_ENOUGH if enough else Event.PROBE_OK, now)
+            if self.health is Health.UNKNOWN or self.streak >= self.limits.probe_successes_to_healthy:
+                self.health = Health.HEALTHY
         else:
-            self.merge_rules = False
+            self.by_report = False
             self.streak = min(self.streak, 0) - 1
-            enough = -self.streak >= self.limits.probe_failures_to_unhealthy
-            self.feed(Event.PROBE_FAILED_ENOUGH if enough else Event.PROBE_FAILED, now)
+            if -self.streak >= self.limits.probe_failures_to_unhealthy:
+                self.health = Health.UNHEALTHY
+        self.feed(Event.PROBE_OK if ok else Event.PROBE_FAILED, now)
 
     def dispatch(self, now: float) -> None:
         self.feed(Event.DISPATCHED, now)
@@ -218,8 +195,8 @@ class Vitals:
     def end(self, outcome: Outcome, now: float) -> None:
         if outcome in FAULTS:
             self.faults += 1
-            enough = self.faults >= self.limits.circuit_faults_to_open
-            self.feed(Event.FAULT_ENOUGH if enough else Event.FAULT, now)
+            if self.faults >= self.limits.circuit_faults_to_open or self.circuit is not Circuit.CLOSED:
+                self.feed(Event.FAULT, now)
         else:
             self.feed(Event.SERVED if outcome is Outcome.SUCCESS else Event.NEUTRAL, now)
 
@@ -229,26 +206,20 @@ class Vitals:
 
     def condemn(self, now: float) -> None:
         """As after all the failed probes it takes: only good probes of our own bring it back."""
-        self.merge_rules = self.merge_rules or self.health is not Health.UNHEALTHY
+        self.by_report = self.by_report or self.health is not Health.UNHEALTHY
         self.streak = -self.limits.probe_failures_to_unhealthy
-        self.feed(Event.PROBE_FAILED_ENOUGH, now)
+        self.health = Health.UNHEALTHY
+        self.feed(Event.PROBE_FAILED, now)
 
     def restart(self, now: float) -> None:
         self.feed(Event.RESTARTED, now)
 
     def feed(self, event: Event, now: float) -> None:
-        """One step of both machines."""
-        health, _ = TRANSITIONS[self.health, event]
-        circuit, action = TRANSITIONS[self.circuit, event]
-        assert isinstance(health, Health)
-        assert isinstance(circuit, Circuit)
-        self.health = health
+        """One step of the circuit."""
+        circuit, action = TRANSITIONS.get((self.circuit, event), (self.circuit, Action.NONE))
         if circuit is not self.circuit:
             self.circuit = circuit
             self.wake_at = NEVER_S
-        self.act(action, now)
-
-    def act(self, action: Action, now: float) -> None:
         if action is Action.FORGIVE:
             self.faults = self.openings_in_a_row = 0
         elif action is Action.PROBATION:
@@ -264,4 +235,4 @@ class Vitals:
     def open_s(self) -> float:
         """The open time now due: doubled with each opening in a row, bounded."""
         doublings = min(max(self.openings_in_a_row - 1, 0), 32)  # 32: keeps the power a sane number
-        return min(self.limits.circuit_open_s * 2.0**doublings, self.limits.circuit_open_max_s)
+        return self.limits.circuit_open_s * min(2.0**doublings, CIRCUIT_OPEN_GROWTH_MAX)

@@ -2,8 +2,8 @@
 
 The rule of SGLang's slides, bounded twice: `worker_retries_max` failed tries at one backend within a request move it
 on to the next backend (the circuit, not this file, takes a failing backend out for everybody), and after
-`total_retries_max` retries the client is told. Nothing is retried once a byte of an answer was relayed, nor for a
-client that is gone.
+`total_retries_max` retries the client gets an error. Nothing is retried once a byte of an answer was relayed, nor for
+a client that is gone.
 
 A budget is made for one request at its first failure, so requests that succeed pay nothing. Cost: O(1) per attempt.
 """

@@ -6,11 +6,10 @@ call, hence atomic: match, place and learn never see each other half done, and t
     prompt   = router.read(path, body)                  JSON -> chain of boundaries
     found    = router.find(prompt, now)                 chain -> who holds how much, of those who may serve
     decision = router.place(prompt, found)              the policy's choice, with its reason
-    attempt   = router.depart(prompt, decision, now)     in-flight +1, speculative claim
-    router.first_token(attempt, now)                     the prefill is proved: learn, for the backend that served
-    router.land(attempt, outcome, now)                   in-flight -1, exactly once; a failure withdraws the speculation
-    router.taught(attempt, …)                            off the path, later: the same boundaries with tokens, the
-    answer
+    attempt  = router.start_attempt(prompt, decision, now)   in-flight +1, speculative claim
+    router.first_token(attempt, now)                    the prefill is proved: learn, for the backend that served
+    router.finish_attempt(attempt, outcome, now)        in-flight -1, exactly once; a failure withdraws the speculation
+    router.learn_tokens(attempt, …)                     off the path, later: the same boundaries with tokens, the answer
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from typing import Any
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
+from ranvier_py.core.metrics import increment
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
-from ranvier_py.core.routing.attempt import Attempt, Observer, PoolMatch, RouterCounters, increment
+from ranvier_py.core.routing.attempt import Attempt, Observer, PoolMatch, RouterCounters
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool, Registry, Transition
-from ranvier_py.core.routing.placement import Choice, Decision, Explains, Holder, Match, Policy, Service, Watches
+from ranvier_py.core.routing.placement import Choice, Decision, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation
@@ -79,9 +79,6 @@ class Router:
         self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
         self._rng = rng
         self.observers: tuple[Observer, ...] = ()
-        self._wants_opening = getattr(policy, "wants_opening", False)
-        self._wants_prefix = getattr(policy, "wants_prefix", False)
-        self._watching = policy if isinstance(policy, Watches) else None
 
     # --- read -------------------------------------------------------------------------------------------------------
 
@@ -123,13 +120,14 @@ class Router:
         return self._decision(prompt, found, choice)
 
     def _match(self, prompt: Prompt, found: PoolMatch) -> Match:
-        """What the policy is told."""
+        """What the policy reads."""
         holders = found.holders
         if not prompt.end.messages:
             return Match((), prompt.tokens, UNKNOWN, at=found.at)
         first, end = prompt.end.first, prompt.end
-        opening = prompt.opening() if self._wants_opening else b""
-        prefix_tokens = prefix_depth(prompt.body, self.hasher.block_tokens) if self._wants_prefix else 0
+        opening = prompt.opening() if self.policy.wants_opening else b""
+        wants_prefix = self.policy.wants_prefix
+        prefix_tokens = prefix_depth(prompt.body, self.hasher.block_tokens) if wants_prefix else 0
         deepest = UNKNOWN
         if holders and self.policy.depths_wanted > 1:
             deepest = self._fingerprint_at(end, holders[0].tokens)
@@ -137,7 +135,7 @@ class Router:
         return new(Match, fields)
 
     def _fingerprint_at(self, end: Boundary, tokens: int) -> Fingerprint:
-        """Of the stop at this depth."""
+        """Of the prefix key at this depth."""
         for depth, token, text in self.chain(end):
             if depth <= tokens:
                 return Fingerprint(token or text)
@@ -165,7 +163,7 @@ class Router:
     ) -> tuple[int, Sequence[Holder]]:
         """How much of the prompt is learned, and at least `wanted` eligible backends that hold some of it or soon will.
 
-        Deepest first. `unheld` gets the stops that are not learned.
+        Deepest first. `unheld` gets the keys that are not learned.
         """
         if wanted == 0 or prompt.kind == "opaque":
             return 0, ()
@@ -199,22 +197,22 @@ class Router:
         prompt_tokens, matched_tokens = decision.prompt_tokens, decision.matched_tokens
         computed_tokens = max(0, prompt_tokens - matched_tokens)
         target = self.registry.dispatched(decision.backend, now, computed_tokens, seen=prompt.stream)
-        handle = None
+        claimed: Sequence[int] = ()
         if self.policy.depths_wanted and prompt.kind != "opaque" and matched_tokens < prompt_tokens:
-            handle = self.speculation.add(self._unmatched(prompt, decision, found), decision.backend)
+            claimed = self.speculation.add(self._unmatched(prompt, decision, found), decision.backend)
         self.recent.append((now, request_id, decision))
         counters = self.counters
         increment(counters.decisions, decision.reason)
         increment(counters.matches, decision.source)
         counters.predicted_tokens += matched_tokens
         counters.prompt_tokens += prompt_tokens
-        attempt = Attempt(prompt, decision, target, computed_tokens, handle, now)
+        attempt = Attempt(prompt, decision, target, computed_tokens, claimed, now)
         if not quiet:
             self.announce(attempt)
         return attempt
 
     def announce(self, attempt: Attempt) -> None:
-        """Tell the observers that it departed, once. They may walk a long prompt, which no request should wait for."""
+        """Notify the observers that it was sent, once. They may walk a long prompt, which no request should await."""
         if attempt.announced:
             return
         attempt.announced = True
@@ -227,7 +225,7 @@ class Router:
             return
         attempt.first_at = now
         if attempt.prompt.stream:
-            gap_s = self.registry.prefilled(attempt.backend, attempt.computed_tokens, now)
+            gap_s = attempt.target.prefilled(attempt.computed_tokens, now)
             attempt.service = Service(
                 backend=attempt.backend,
                 computed_tokens=attempt.computed_tokens,
@@ -236,9 +234,8 @@ class Router:
                 decoding=attempt.decoding,
                 peer_tokens=attempt.peer_tokens,
             )
-            if self._watching is not None:
-                self._watching.served(attempt.service)
-        self._settle(attempt)
+            self.policy.served(attempt.service)
+        self.settle(attempt)
         self.counters.first_token_seconds.observe(now - attempt.sent_at)
         self._learn(attempt, attempt.prompt.end, now)
         for observer in self.observers:
@@ -246,10 +243,10 @@ class Router:
 
     def finish_attempt(self, attempt: Attempt, outcome: Outcome, now: float) -> Sequence[Transition]:
         """The attempt is over, however it ended. Returns the transitions of the backend's health, for the log."""
-        assert not attempt.finished, "a attempt lands once"
+        assert not attempt.finished, "an attempt ends once"
         attempt.finished = True
         self.announce(attempt)
-        self._settle(attempt)
+        self.settle(attempt)
         increment(self.counters.outcomes, outcome.value)
         self.counters.attempt_seconds.observe(now - attempt.sent_at)
         for observer in self.observers:
@@ -271,7 +268,7 @@ class Router:
     def learn_tokens(
         self, attempt: Attempt, ancestor: Boundary, segments: Sequence[Segment | None], answer: Answer, now: float
     ) -> None:
-        """What came of a attempt's tokens and answer: fill in, extend by the answer, learn what the prefill has proved.
+        """An attempt's tokens and answer came: fill in, extend by the answer, learn what the prefill has proved.
 
         `segments` are those of the messages after `ancestor`, then of the answer where it could be tokenized.
         """
@@ -292,8 +289,8 @@ class Router:
         if answer.prompt_tokens is not None:
             self.counters.engine_prompt_tokens += answer.prompt_tokens
             self.counters.engine_cached_tokens += answer.cached_tokens or 0
-            if attempt.service is not None and self._watching is not None and answer.cached_tokens is not None:
-                self._watching.corrected(attempt.service, answer.prompt_tokens - answer.cached_tokens)
+            if attempt.service is not None and answer.cached_tokens is not None:
+                self.policy.corrected(attempt.service, answer.prompt_tokens - answer.cached_tokens)
         if attempt.first_at is not None:
             self._learn(attempt, end, now)
         for observer in self.observers:
@@ -327,8 +324,6 @@ class Router:
 
     def terms(self, prompt: Prompt, found: PoolMatch) -> Sequence[Mapping[str, float]]:
         """What the policy weighs for each candidate, in their order; nothing for one that weighs nothing."""
-        if not isinstance(self.policy, Explains):
-            return ()
         return self.policy.terms(self._match(prompt, found), found.pool.backends)
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -342,17 +337,16 @@ class Router:
             chain = takewhile(lambda key: key[0] > decision.matched_tokens, self.chain(prompt.end))
         return [fingerprint for _, token, text in chain for fingerprint in (token, text)]
 
-    def _settle(self, attempt: Attempt) -> None:
-        if attempt.speculation is not None:
-            self.speculation.remove(attempt.speculation)
-            attempt.speculation = None
+    def settle(self, attempt: Attempt) -> None:
+        """What it claims is learned for real, or was in vain."""
+        claimed, attempt.speculation = attempt.speculation, ()
+        self.speculation.remove(claimed, attempt.backend)
 
     def _learn(self, attempt: Attempt, end: Boundary, now: float) -> None:
         if attempt.prompt.kind == "opaque":
             return
         self.reader.remember(attempt.prompt)
-        backend = self.registry.slots[attempt.backend]
-        if backend is None or backend.removed or backend.generation != attempt.generation:  # what it held is gone
+        if attempt.target.removed or attempt.target.generation != attempt.generation:  # what it held is gone
             return
         learned = self.routes.learn(self.chain(end), attempt.backend, attempt.generation, Trust.LOCAL, now)
         self.counters.learned_rows += learned

@@ -1,4 +1,4 @@
-"""Pace: how fast backends get to first tokens, learned from those they gave. Pure, and never told a constant.
+"""How fast backends get to first tokens, learned from those they gave. Pure, and without a constant of speed.
 
 An engine computes prompts one after the other (or in shared steps, which takes as long together). So the time from one
 first token to the next is what the second one cost: a fixed part, a part for each token that was computed, and a part
@@ -6,9 +6,8 @@ for each request that decodes beside it. The fixed part is another one for a req
 way there, a step that was under way) than for one that had to queue (a place in the batch that had to become free).
 
 All are fitted by least squares to what the whole fleet showed, older observations fading by a window, beside a few
-assumed ones. Of one backend only one number is learned: how many times as long as the fleet's line says it takes. Four
-numbers for each backend would need more observations than a node among several gets to see, and chance in them sends
-requests about.
+assumed ones. Of one backend only one number is learned: how many times as long as the fleet's line says it takes. For
+four of each a node among several sees too little, and chance in them sends requests about.
 
 Before anything is learned the fixed parts are 0 and a token takes a nominal time, so that predictions still rank
 backends by the tokens they have to compute.
@@ -16,10 +15,10 @@ backends by the tokens they have to compute.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.placement import Service
+from ranvier_py.core.routing.placement import Candidate, Service
 
 NOMINAL_S_PER_TOKEN = 1e-4
 """10,000 tokens/s, until something is known: only the order of predictions matters then, and that needs no rate."""
@@ -46,7 +45,7 @@ class Moments:
         self.sum_t = self.sum_d = self.sum_y = 0.0
         self.tt = self.td = self.dd = self.ty = self.dy = 0.0  # of products
 
-    def hide(self, share: float) -> None:
+    def fade(self, share: float) -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) * share)
 
@@ -84,19 +83,6 @@ class Ahead(NamedTuple):
     since_progress_s: float  # since the first of the waiting ones became the first
 
 
-class Waiting(Protocol):
-    """What has work, as `placement.Candidate` and `work.Work` do."""
-
-    @property
-    def pending_tokens(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def decoding(self) -> int: ...
-    @property
-    def progress_at(self) -> float: ...
-
-
 class Prediction(NamedTuple):
     """Seconds to the first token."""
 
@@ -110,14 +96,11 @@ NOMINAL = FittedLine(NOMINAL_S_PER_TOKEN, 0.0, 0.0, 0.0)
 class Fleet:
     """All backends together: a line, and what it is wrong by."""
 
-    __slots__ = ("_alone", "_assumed", "_line", "_queued", "error_s", "observed")
-
     def __init__(self) -> None:
         self._alone = Moments()
         self._queued = Moments()
         self._assumed = BORROWED  # observations with nothing to compute, that took no time
         self._line: FittedLine | None = NOMINAL
-        self.observed = 0
         self.error_s = 0.0  # what predictions of a gap are wrong by, on average
 
     @property
@@ -131,13 +114,12 @@ class Fleet:
         return (self._alone.sum_y + self._queued.sum_y) / self.count if self.count else 0.0
 
     def observe(self, tokens: int, decoding: int, gap_s: float, *, queued: bool) -> None:
-        """A first token came `gap_s` after the one before it (or after the request's departure)."""
-        self.observed += 1
+        """A first token came `gap_s` after the one before it (or after the request was sent)."""
         error_s = abs(gap_s - self.line().gap_s(tokens, decoding, queued=queued))
         self.error_s += (error_s - self.error_s) / min(self.count + 1.0, WINDOW)
         self._assumed *= 1.0 - 1.0 / WINDOW
-        self._alone.hide(1.0 - 1.0 / WINDOW)
-        self._queued.hide(1.0 - 1.0 / WINDOW)
+        self._alone.fade(1.0 - 1.0 / WINDOW)
+        self._queued.fade(1.0 - 1.0 / WINDOW)
         (self._queued if queued else self._alone).add(tokens, decoding, gap_s)
         self._line = None
 
@@ -157,8 +139,6 @@ class Fleet:
 
 class ServiceRate:
     """One backend's: the fleet's, times a factor."""
-
-    __slots__ = ("_factor", "_fleet", "_line", "alone", "decoding", "gaps_s", "queued", "tokens")
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -254,18 +234,16 @@ def fixed(group: Moments, per_token: float, per_decoding: float, assumed: float)
     return max(0.0, left_s - per_decoding * group.sum_d / group.count)
 
 
-def ahead_of(work: Waiting, now: float) -> Ahead:
+def ahead_of(work: Candidate, now: float) -> Ahead:
     """What a request would find at a backend."""
     return Ahead(work.pending_tokens, work.waiting, work.decoding, now - work.progress_at)
 
 
 class ServiceRates:
-    """The paces of all backends, and what they have in common. Bounded by the backends there can be.
+    """The service rates of all backends, and what they have in common. Bounded by the backends there can be.
 
-    What is computed beside peers' requests teaches nothing: how far those had come is not known.
+    What is computed beside peers' requests does not count: how far those had come is not known.
     """
-
-    __slots__ = ("by_backend", "fleet")
 
     def __init__(self) -> None:
         self.fleet = Fleet()
@@ -278,13 +256,13 @@ class ServiceRates:
         return rate
 
     def served(self, service: Service) -> None:
-        """See `placement.Watches`."""
+        """See `placement.Policy`."""
         if teaches(service):
             for each in (self.fleet, self[service.backend]):
                 each.observe(service.computed_tokens, service.decoding, service.gap_s, queued=service.queued)
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
-        """See `placement.Watches`."""
+        """See `placement.Policy`."""
         before = service.computed_tokens
         if computed_tokens != before and teaches(service):
             self.fleet.amend(before, computed_tokens, service.decoding, service.gap_s, queued=service.queued)

@@ -1,12 +1,12 @@
 """Policies in the shadow: what another policy would have done with this traffic, without effect on it.
 
 Each shadow is a whole router of its own: its routes, its speculation, its requests in flight at each backend. It places
-every request that departs, in the world that its own earlier choices have made. What it can't know is how long the
+every request that is sent, in the world that its own earlier choices have made. What it can't know is how long the
 request would have taken elsewhere: its first token and its end are those of the real one.
 
-The difference is told twice: in prompt tokens that would have been found (or lost), and in seconds to the first token,
-both by one judge: paces learned from the real answers (`placement.pace`). So the figures rank policies; the
-replay of a recording (`ranvier replay`) tells what they would really have come to.
+The difference is counted twice: in prompt tokens that would have been found (or lost), and in seconds to the first
+token, by service rates learned from the real answers. So the figures rank policies; the replay of a recording
+(`ranvier replay`) shows what they would really have come to.
 
 Bounds: a route table of the given capacity for each shadow; its attempts are those of the node.
 Cost: about one more placement for each request and shadow.
@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.errors import RanvierError
@@ -33,70 +33,26 @@ from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.service_rate import ServiceRates, ahead_of
 from ranvier_py.core.routing.speculation import Speculation
-from ranvier_py.core.routing.work import Load, SharedWork
+from ranvier_py.core.routing.work import Work
 
 FINISHED_MAX = 1024  # attempts whose answers may still be read: the tokenizer worker is seconds behind at most
-FINISHED_BYTES_MAX = 64 << 20  # of their bodies, which a attempt keeps alive
+FINISHED_BYTES_MAX = 64 << 20  # of their bodies, which an attempt keeps alive
 POOLS_MAX = 64  # as many snapshots of pools are translated at once; then all are forgotten
 
 
-class Mirrored(SharedWork):
-    """A real backend with the load that a shadow has put on it. Satisfies placement.Candidate."""
-
-    __slots__ = ("real",)
+class Mirrored(Work):
+    """A real backend, but with the load that a shadow has put on it. What peers have there is there in any world."""
 
     def __init__(self, real: Backend) -> None:
-        super().__init__()
+        super().__init__(real.peers)
         self.real = real
 
-    @property
-    def id(self) -> BackendId:
-        return self.real.id
-
-    @property
-    def name(self) -> str:
-        return self.real.name
-
-    @property
-    def url(self) -> str:
-        return self.real.url
-
-    @property
-    def generation(self) -> int:
-        return self.real.generation
-
-    @property
-    def weight(self) -> float:
-        return self.real.weight
-
-    def peers_now(self) -> Load:
-        """What peers have there is there in any world."""
-        return self.real.peers
-
-    def peers_progress_at(self) -> float:
-        return self.real.peers_progress_at()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
 
     @property
     def load(self) -> int:
-        return self.inflight + self.real.peers.requests
-
-    @property
-    def success_rate(self) -> float:
-        return self.real.success_rate
-
-
-class MirroredPool:
-    """A Pool whose backends carry the shadow's loads."""
-
-    __slots__ = ("backends", "error", "generations", "ids", "last_resort", "real")
-
-    def __init__(self, real: Pool, backends: Sequence[Mirrored]) -> None:
-        self.real = real
-        self.backends = tuple(backends)
-        self.ids = real.ids
-        self.generations = real.generations
-        self.last_resort = real.last_resort
-        self.error = real.error
+        return self.inflight + self.peers.load.requests
 
 
 class MirroredRegistry:
@@ -105,11 +61,7 @@ class MirroredRegistry:
     def __init__(self, real: Registry) -> None:
         self._real = real
         self._backends: dict[BackendId, Mirrored] = {}
-        self._pools: dict[int, MirroredPool] = {}
-
-    @property
-    def slots(self) -> Sequence[Backend | None]:
-        return self._real.slots
+        self._pools: dict[int, tuple[Pool, Pool]] = {}  # real, mirrored
 
     def __getitem__(self, id: BackendId) -> Mirrored:  # noqa: A002
         return self.mirrored(self._real[id])
@@ -120,23 +72,21 @@ class MirroredRegistry:
             known = self._backends[real.id] = Mirrored(real)
         return known
 
-    def pool(self, model: str, now: float, exclude: Collection[BackendId] = ()) -> MirroredPool:
+    def pool(self, model: str, now: float, exclude: Collection[BackendId] = ()) -> Pool:
         real = self._real.pool(model, now, exclude)
         known = self._pools.get(id(real))
-        if known is None or known.real is not real:
+        if known is None or known[0] is not real:
             if len(self._pools) >= POOLS_MAX:
                 self._pools.clear()
-            known = MirroredPool(real, [self.mirrored(backend) for backend in real.backends])
-            self._pools[id(real)] = known
-        return known
+            backends = cast("Sequence[Backend]", [self.mirrored(backend) for backend in real.backends])
+            pool = Pool(backends, len(real.generations), last_resort=real.last_resort, unknown=real.unknown)
+            known = self._pools[id(real)] = real, pool
+        return known[1]
 
     def dispatched(self, id: BackendId, now: float, tokens: int = 0, *, seen: bool = True) -> Mirrored:  # noqa: A002
         backend = self[id]
         backend.begin(tokens, now, seen=seen)
         return backend
-
-    def prefilled(self, id: BackendId, tokens: int, now: float) -> float:  # noqa: A002
-        return self[id].prefilled(tokens, now)
 
     def finished(
         self,
@@ -165,12 +115,9 @@ class ShadowCounters:
 class Shadow:
     """One policy's world, and how it compares. `router` is its own, over a MirroredRegistry."""
 
-    __slots__ = ("attempts", "counters", "router", "targets")
-
     def __init__(self, router: Router) -> None:
         self.router = router
         self.attempts: dict[Attempt, Attempt] = {}  # the real one -> its shadow
-        self.targets: dict[Attempt, Mirrored] = {}  # where the shadow of a real one is, until it lands
         self.counters = ShadowCounters()
 
     def attempt_sent(
@@ -182,14 +129,13 @@ class Shadow:
         router = self.router
         try:
             found = router.find(attempt.prompt, now, tried)
-        except RanvierError:  # nobody may serve any more: the real one departed as the last
+        except RanvierError:  # nobody may serve any more: the real one was sent as the last
             return
         decision = router.place(attempt.prompt, found)
-        target = cast("Mirrored", router.registry[decision.backend])
         computed_tokens = max(0, decision.prompt_tokens - decision.matched_tokens)
-        queue_s, prefill_s = judge[target.id].predict(computed_tokens, ahead_of(target, now))
+        ahead = ahead_of(router.registry[decision.backend], now)
+        queue_s, prefill_s = judge[decision.backend].predict(computed_tokens, ahead)
         self.attempts[attempt] = router.start_attempt(attempt.prompt, decision, now, found=found)
-        self.targets[attempt] = target
         self.counters.placed += 1
         self.counters.elsewhere += decision.backend != attempt.backend
         self.counters.saved_tokens += attempt.computed_tokens - computed_tokens
@@ -197,7 +143,7 @@ class Shadow:
 
     def started(self, attempt: Attempt, now: float) -> None:
         own = self.attempts.get(attempt)
-        if own is not None and not self.is_gone(self.targets[attempt]):
+        if own is not None and not own.target.removed:
             self.router.first_token(own, now)
 
     def answered(self, attempt: Attempt, end: Boundary, now: float) -> None:
@@ -206,25 +152,21 @@ class Shadow:
             self.router.answered(own, end, NOTHING, now)
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        """Where the shadow's backend was removed its id may be another's: for its real requests alone it is kept."""
         own = self.attempts.get(attempt)
         if own is None:
             return
-        if not self.is_gone(self.targets.pop(attempt)):
+        if not own.target.removed:
             self.router.finish_attempt(own, outcome, now)
-        elif own.speculation is not None:
-            self.router.speculation.remove(own.speculation)
-            own.speculation = None
-
-    def is_gone(self, target: Mirrored) -> bool:
-        """Whether it was removed. The real registry waits for real requests there alone, then gives its id away."""
-        return self.router.registry.slots[target.id] is not target.real
+        else:
+            self.router.settle(own)
 
 
 class Shadows:
-    """A attempt.Observer that lets every shadow place what departs.
+    """An attempt.Observer that lets every shadow place what is sent.
 
-    Answers are read after a attempt has landed, too, and not of every attempt: landed ones are kept until
-    `FINISHED_MAX` later ones have landed, or those with `FINISHED_BYTES_MAX` of bodies.
+    Answers are read after an attempt has finished, too, and not of every attempt: finished ones are kept until
+    `FINISHED_MAX` later ones have finished, or those with `FINISHED_BYTES_MAX` of bodies.
     """
 
     def __init__(self, shadows: Sequence[Shadow], registry: Registry) -> None:

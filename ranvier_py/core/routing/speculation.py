@@ -1,11 +1,11 @@
 """Speculative claims: what the requests in flight will leave in the caches, before it is proved.
 
 A burst of equal new prefixes would scatter, because nothing is learned before the first answer. So each request writes,
-when it departs, its backend under the fingerprints that the route table did not have; the next one finds it. The claim
+when it is sent, its backend under the fingerprints that the route table did not have; the next one finds it. The claim
 goes when the request is learned for real, and when it fails.
 
 Rules: a fingerprint may be claimed by several attempts, of one backend or of several; it stays until the last of them
-is removed. Beyond `capacity` fingerprints (counted per attempt) a attempt's claims are dropped as a whole, and counted.
+is removed. Beyond `capacity` fingerprints (counted per attempt) no claim of an attempt is made, which is counted.
 Invariant: when no attempt is left, nothing is left.
 """
 
@@ -19,20 +19,6 @@ from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import Trust
-
-
-class Handle:
-    """One attempt's claims: what `add` returns and `remove` takes, once."""
-
-    __slots__ = ("backend", "fingerprints", "is_open")
-
-    def __init__(self, fingerprints: Sequence[int], backend: BackendId) -> None:
-        self.fingerprints = fingerprints
-        self.backend = backend
-        self.is_open = True
-
-    def __repr__(self) -> str:
-        return f"<Handle {len(self.fingerprints)} fingerprints at backend {self.backend}>"
 
 
 @dataclass(slots=True)
@@ -61,12 +47,13 @@ class Speculation:
         """Different fingerprints claimed now."""
         return len(self._attempts)
 
-    def add(self, fps: Sequence[int], backend: BackendId) -> Handle | None:
-        """Claim fingerprints (0 is none) for a request that departs. None: no room, nothing was claimed."""
+    def add(self, fps: Sequence[int], backend: BackendId) -> Sequence[int]:
+        """Claim fingerprints (0 is none) for a request that is sent. Returns those claimed, for `remove`: none where
+        there is no room for all."""
         known = [fingerprint for fingerprint in fps if fingerprint]
         if self.counters.fingerprints + len(known) > self._capacity:
             self.counters.dropped += 1
-            return None
+            return ()
         attempts = self._attempts
         for fingerprint in known:
             backends = attempts.get(fingerprint)
@@ -75,18 +62,14 @@ class Speculation:
             else:
                 backends[backend] = backends.get(backend, 0) + 1
         self.counters.fingerprints += len(known)
-        self.counters.attempts += 1
-        self.counters.added += 1
-        return Handle(known, backend)
+        self.counters.attempts += bool(known)
+        self.counters.added += bool(known)
+        return known
 
-    def remove(self, handle: Handle) -> None:
-        """Withdraw the claims of one attempt: it was learned for real, or it failed. The second time changes
-        nothing."""
-        attempts, backend = self._attempts, handle.backend
-        if not handle.is_open:
-            return
-        handle.is_open = False
-        for fingerprint in handle.fingerprints:
+    def remove(self, claimed: Sequence[int], backend: BackendId) -> None:
+        """Withdraw the claims of one attempt, once: it was learned for real, or it failed."""
+        attempts = self._attempts
+        for fingerprint in claimed:
             backends = attempts[fingerprint]
             left = backends[backend] - 1
             if left:
@@ -95,12 +78,8 @@ class Speculation:
                 del backends[backend]
             else:
                 del attempts[fingerprint]
-        self.counters.fingerprints -= len(handle.fingerprints)
-        self.counters.attempts -= 1
-
-    def holders(self, fp: int) -> Sequence[BackendId]:
-        """Backends to which a request with this prefix is on its way, the first departed first."""
-        return tuple(self._attempts.get(fp, ()))
+        self.counters.fingerprints -= len(claimed)
+        self.counters.attempts -= bool(claimed)
 
     def match(
         self, chain: Iterable[PrefixKey], eligible_generations: Sequence[int], wanted: int = 1, *, deeper_than: int = 0
@@ -108,7 +87,7 @@ class Speculation:
         """The first `wanted` eligible backends that will hold a prefix of the prompt, each once, deepest first.
 
         The same shape as `RouteTable.match`; backends beyond `eligible_generations`, or with -1 there, do not count.
-        Stops of `deeper_than` tokens and less are not read.
+        Keys of `deeper_than` tokens and less are not read.
         """
         attempts, known = self._attempts, len(eligible_generations)
         found: list[Holder] = []

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RequestSummary:
-    """What became of one request. Times are in seconds since its last byte came in; 0 where that never happened."""
+    """What became of one request, by the names that the log has. Times count from its last byte; 0 = never."""
 
-    request_id: str
+    id: str
     method: str
-    path: str
+    path: str  # without its query
     status: int  # as sent to the client; 0 = nothing was sent
     outcome: str  # "success", or the code of the error
     backend: str = ""  # name of the one that answered
@@ -25,6 +25,6 @@ class RequestSummary:
     matched_tokens: int = 0
     prompt_tokens: int = 0
     tries: int = 0
-    first_byte_s: float = 0.0
-    total_s: float = 0.0
+    first_byte_ms: float = 0.0
+    total_ms: float = 0.0
     sent_bytes: int = 0

@@ -1,10 +1,11 @@
-"""What one router has at one backend: requests in flight, and the prefill that waits there.
+"""What one router has at one backend, and its peers: requests in flight, and the prefill that waits there.
 
 Invariant: every `begin` has one `end`, and at most one `prefilled` between them; then all counts are exact.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -25,35 +26,53 @@ class Load(NamedTuple):
 NO_LOAD = Load(0)
 
 
+@dataclass(slots=True)
+class PeerWork:
+    """What peers have at one backend together, as they report."""
+
+    load: Load = NO_LOAD
+    moved_at: float = 0.0  # when a first token of theirs was reported, or that one of them had become the first
+
+
+@dataclass(slots=True, eq=False)
 class Work:
-    """Counts of one router's own requests at one backend."""
+    """One router's own requests at one backend beside those of its peers: the engine serves all in turn."""
 
-    __slots__ = ("inflight", "own_decoding", "own_progress_at", "own_tokens")
-
-    def __init__(self) -> None:
-        self.inflight = 0
-        self.own_decoding = 0  # of these, those whose first token has come
-        self.own_tokens = 0  # of the others: prompt tokens to be computed before it
-        self.own_progress_at = 0.0  # when one of them became the first of those that wait
+    peers: PeerWork = field(default_factory=PeerWork)
+    inflight: int = 0  # own requests
+    own_decoding: int = 0  # of these, those whose first token has come
+    own_tokens: int = 0  # of the others: prompt tokens to be computed before it
+    own_progress_at: float = 0.0  # when one of them became the first of those that wait
 
     @property
     def waiting(self) -> int:
-        """Requests that it waits with for their first token."""
-        return self.inflight - self.own_decoding
+        """Requests in flight, anybody's, whose first token has not come."""
+        return self.inflight - self.own_decoding + self.peers.load.waiting
+
+    @property
+    def decoding(self) -> int:
+        """Those whose first token has come."""
+        peers = self.peers.load
+        return self.own_decoding + peers.requests - peers.waiting
+
+    @property
+    def pending_tokens(self) -> int:
+        """Prompt tokens to be computed for those that wait."""
+        return self.own_tokens + self.peers.load.tokens
 
     @property
     def progress_at(self) -> float:
         """When the first of those that wait became the first."""
-        return self.own_progress_at
+        return max(self.own_progress_at, self.peers.moved_at)
 
     @property
     def own_waiting(self) -> int:
-        """Requests in flight whose first token has not come."""
+        """Own requests in flight whose first token has not come."""
         return self.inflight - self.own_decoding
 
     @property
     def own_load(self) -> Load:
-        return Load(self.inflight, self.inflight - self.own_decoding, self.own_tokens)
+        return Load(self.inflight, self.own_waiting, self.own_tokens)
 
     def begin(self, tokens: int, now: float, *, seen: bool) -> None:
         """A request is on its way with so many tokens to compute.
@@ -63,7 +82,7 @@ class Work:
         if not seen:
             self.own_decoding += 1
         else:
-            if self.inflight == self.own_decoding and not self.waiting:
+            if not self.waiting:
                 self.own_progress_at = now
             self.own_tokens += tokens
         self.inflight += 1
@@ -84,35 +103,3 @@ class Work:
             self.own_decoding -= 1
         else:
             self.own_tokens -= tokens
-
-
-class SharedWork(Work):
-    """The same together with what peers have there: the engine serves all in turn. Satisfies what policies ask of a
-    backend's work."""
-
-    __slots__ = ()
-
-    def peers_now(self) -> Load:
-        """What peers have there, as they report."""
-        raise NotImplementedError
-
-    def peers_progress_at(self) -> float:
-        """When a first token of theirs was heard of, or that one of them had become the first."""
-        raise NotImplementedError
-
-    @property
-    def waiting(self) -> int:
-        return self.inflight - self.own_decoding + self.peers_now().waiting
-
-    @property
-    def progress_at(self) -> float:
-        return max(self.own_progress_at, self.peers_progress_at())
-
-    @property
-    def decoding(self) -> int:
-        peers = self.peers_now()
-        return self.own_decoding + peers.requests - peers.waiting
-
-    @property
-    def pending_tokens(self) -> int:
-        return self.own_tokens + self.peers_now().tokens

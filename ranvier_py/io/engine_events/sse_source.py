@@ -30,12 +30,11 @@ from wsproto.utilities import ProtocolError
 
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent
 from ranvier_py.core.engine_cache.quota import Quota
-from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX, EventReader, TooLong
+from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX, EventReader, TooLong, event_of
 from ranvier_py.core.options import Options, option
 
 log = logging.getLogger(__name__)
 
-SCHEMES = ("http", "https", "ws", "wss")
 RECONNECT_MAX_S = 60.0
 READ_BYTES_MAX = 65_536
 SLICE_BYTES, SLICE_MESSAGES = 8192, 64  # some 60 events
@@ -147,13 +146,13 @@ class EventSource:
         if self._log_quota.allows(time.monotonic()):
             log.info(line, *words)
 
-    def _take(self, reader: EventReader, batch: Sequence[IndexEvent]) -> None:
-        self.state.received += reader.received
-        self.state.dropped += reader.dropped
-        reader.received = reader.dropped = 0
-        if batch:
+    def _take(self, found: Sequence[IndexEvent | None]) -> None:
+        events = [event for event in found if event is not None]
+        self.state.received += len(found)
+        self.state.dropped += len(found) - len(events)
+        if events:
             self.state.last_event_at = time.monotonic()
-            self._received(batch)
+            self._received(events)
 
     async def _server_sent(self) -> None:
         timeout = httpx.Timeout(CONNECT_S, read=self._options.idle_s)
@@ -182,10 +181,8 @@ class EventSource:
     async def _feed(self, reader: EventReader, piece: bytes) -> None:
         for start in range(0, len(piece), SLICE_BYTES):
             began = time.monotonic()
-            self._take(reader, list(reader.feed(piece[start : start + SLICE_BYTES])))
-            with trio.CancelScope(
-                shield=True
-            ):  # a cancellation takes effect in the next read: httpx's generators want that
+            self._take(list(reader.feed(piece[start : start + SLICE_BYTES])))
+            with trio.CancelScope(shield=True):  # to be cancelled in the next read: httpx's generators want that
                 await trio.sleep(min(REST_S_MAX, REST * (time.monotonic() - began)))
 
     async def _websocket(self) -> None:
@@ -195,7 +192,7 @@ class EventSource:
             place = urlsplit(self.url)
             target = (place.path or "/") + (f"?{place.query}" if place.query else "")
             extra = [(name.encode(), value.encode()) for name, value in self._headers.items()]
-            frames, reader = Frames(), EventReader()
+            frames = Frames()
             await stream.send_all(frames.open(Request(host=place.netloc, target=target, extra_headers=extra)))
             while True:
                 with trio.fail_after(self._options.idle_s if frames.accepted else CONNECT_S):
@@ -204,8 +201,8 @@ class EventSource:
                 if frames.accepted and not self.state.connected:
                     self._start()
                 for start in range(0, len(messages), SLICE_MESSAGES):
-                    began, some = time.monotonic(), messages[start : start + SLICE_MESSAGES]
-                    self._take(reader, [event for one in some if (event := reader.frame(one)) is not None])
+                    began = time.monotonic()
+                    self._take([event_of(b"", message) for message in messages[start : start + SLICE_MESSAGES]])
                     await trio.sleep(min(REST_S_MAX, REST * (time.monotonic() - began)))
                 if reply:
                     with trio.fail_after(CONNECT_S):

@@ -3,7 +3,7 @@
 libzmq would connect again by itself, without a word. Here it may not: a `Wire` lives as long as its connection, so
 messages of two lives never mix, a name is looked up anew each time, and whoever made it decides when to try again.
 
-Rules: the descriptor tells of news once, so a socket is read until nothing is left, then asked, and only then waited
+Rules: the descriptor becomes readable once, so a socket is read until nothing is left, then asked, and only then waited
 for. All sockets of a node take turns: in one round of the event loop one of them reads, for TURN_S at most.
 Bounds: `Room` says what may wait in libzmq, in messages and, where the kernel counts them, in bytes; more of these end
 the connection, as does a part above FRAME_BYTES_MAX. Parts beyond FRAMES_MAX are dropped, however many follow.
@@ -36,7 +36,7 @@ FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX
 SOCKETS_MAX = 4096  # of libzmq: three for each connection, two or three connections for each rank
 
 CONNECT_S = 5.0  # for looking up a name, and then until the greeting is exchanged
-SUBSCRIBED_AFTER_S = 0.1  # a publisher needs a moment to learn what we want to hear
+SUBSCRIBED_AFTER_S = 0.1  # a publisher needs a moment to learn what we want to receive
 
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3  # an engine's machine that is gone: 25 s
 
@@ -128,66 +128,67 @@ class KvSockets:
         """All wires must be closed by now."""
         self._context.destroy(linger=0)
 
-    def subscriber(self, where: Endpoint, topics: Sequence[str], room: Room) -> Wire:
-        """A connection to a publisher, for these topics (by how they begin). Raises OSError."""
-        wire = Wire(self, zmq.SUB, where, room)
-        for topic in topics:
-            wire.socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
-        return wire
+    async def connect(
+        self,
+        where: Endpoint,
+        room: Room,
+        took: Took,
+        *,
+        topics: Sequence[str] = (),
+        question: Sequence[bytes] = (),
+        up: Callable[[], object] = lambda: None,
+        turn: int = 0,
+    ) -> str:
+        """One connection from beginning to end: to a publisher, for `topics` (by how they begin), or, without any, one
+        that asks this question and gets many answers.
 
-    def dealer(self, where: Endpoint, room: Room) -> Wire:
-        """A connection that asks, and gets many answers. Raises OSError."""
-        return Wire(self, zmq.DEALER, where, room)
-
-    def socket(self, kind: int) -> Any:
-        return self._context.socket(kind)
+        Each message is handed to `took`; `up` is called once the connection stands; `turn` chooses among the addresses
+        of a name. Returns why it is over, and never raises for the sake of the network.
+        """
+        try:
+            with self._context.socket(zmq.SUB if topics else zmq.DEALER) as socket:
+                for option, value in options_of(room.messages_max):
+                    socket.setsockopt(option, value)
+                for topic in topics:
+                    socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
+                with Wire(socket, where.port, room, self.turn) as wire:
+                    with trio.fail_after(CONNECT_S):
+                        socket.connect(await found(where, turn))
+                    if question:
+                        socket.send_multipart(question, zmq.NOBLOCK)
+                    return await wire.run(took, up)
+        except trio.TooSlowError:
+            return "its name is not found in time"
+        except zmq.ZMQError as error:
+            return f"{error.strerror} (ZeroMQ)"
+        except OSError as error:
+            return error.strerror or "not to be connected to"
 
 
 class Wire:
-    """One connection. Call `run` once, and `close` in any case."""
+    """A socket that has one connection, and what its monitor shows of it."""
 
-    def __init__(self, sockets: KvSockets, kind: int, where: Endpoint, room: Room) -> None:
-        self.where = where
+    def __init__(self, socket: Any, port: int, room: Room, turn: trio.CapacityLimiter) -> None:
+        self.socket = socket
+        self._port = port
         self._room = room
-        self._turn = sockets.turn
+        self._turn = turn
         self._parts: list[bytes] = []
         self._backlog: Backlog | None = None
         self._why = ""
-        try:
-            self.socket = sockets.socket(kind)
-        except zmq.ZMQError as error:
-            raise failed(error) from error
-        try:
-            for option, value in options(room.messages_max):
-                self.socket.setsockopt(option, value)
-            self._monitor = self.socket.get_monitor_socket()
-        except zmq.ZMQError as error:
-            self.socket.close(0)
-            raise failed(error) from error
+        self._monitor = socket.get_monitor_socket()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         if self._backlog is not None:
             self._backlog.close()
         self.socket.disable_monitor()
         self._monitor.close(0)
-        self.socket.close(0)
 
-    async def run(
-        self, took: Took, up: Callable[[], object] = lambda: None, turn: int = 0, first: Sequence[bytes] = ()
-    ) -> str:
-        """Connect, send `first`, hand over each message, and return why it is over. `up` is called once it stands.
-
-        `turn` chooses among the addresses of a name. Never raises for the sake of the network.
-        """
-        try:
-            with trio.fail_after(CONNECT_S):
-                self.socket.connect(await found(self.where, turn))
-            if first:
-                self.socket.send_multipart(first, zmq.NOBLOCK)
-        except trio.TooSlowError:
-            return "its name is not found in time"
-        except (OSError, zmq.ZMQError) as error:
-            return error.strerror or "not to be connected to"
+    async def run(self, took: Took, up: Callable[[], object]) -> str:
+        """Hand over each message, and return why it is over."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read, took)
             nursery.start_soon(self._guard, nursery.cancel_scope)
@@ -220,7 +221,7 @@ class Wire:
             try:
                 part = self.socket.recv(zmq.NOBLOCK)
                 more = self.socket.getsockopt(zmq.RCVMORE)
-            except zmq.ZMQError:  # Again, or something that the monitor tells
+            except zmq.ZMQError:  # Again, or something that the monitor reports
                 return False
             if self._backlog is not None:
                 self._backlog.take(len(part))
@@ -252,7 +253,7 @@ class Wire:
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 return ""
             if event == zmq.Event.CONNECTED:
-                self._backlog = Backlog.of(value, self.where.port)
+                self._backlog = Backlog.of(value, self._port)
             if event in GREETING_FAILED:
                 return "no ZeroMQ there"
             if event in OVER:
@@ -291,11 +292,7 @@ if zmq is not None:
     OVER = (*GREETING_FAILED, zmq.Event.DISCONNECTED, zmq.Event.CLOSED, zmq.Event.MONITOR_STOPPED)
 
 
-def failed(error: zmq.ZMQError) -> OSError:
-    return OSError(error.errno, f"{error.strerror} (ZeroMQ)")
-
-
-def options(messages_max: int) -> tuple[tuple[int, int], ...]:
+def options_of(messages_max: int) -> tuple[tuple[int, int], ...]:
     """Of every socket. No heartbeats: not every publisher is libzmq, and one that does not answer them would seem
     dead."""
     return (

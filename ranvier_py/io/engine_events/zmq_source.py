@@ -23,15 +23,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import trio
 
 from ranvier_py.core.engine_cache.gap_values import AskReplay
-from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, Room, SocketOptions
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, SocketOptions
 from ranvier_py.core.metrics import counter
+
+if TYPE_CHECKING:  # passed in: without pyzmq there are none
+    from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 
 log = logging.getLogger(__name__)
 
@@ -42,28 +46,6 @@ LOAD_MARK = b"\xa8LoadStat"  # as msgpack has it, behind one byte for the array
 FAULT_PAUSE_S = 60.0  # between two tracebacks of a stream that raises: it is a bug, and every message may meet it
 LOOK_S = 1.0  # `wake_at` is looked at that often at least
 PAUSE_S = 0.001  # between two ticks that are due at once
-
-
-class EventConnection(Protocol):
-    """One connection, as `zmq_sockets` makes it."""
-
-    async def run(
-        self,
-        took: Callable[[list[bytes]], object],
-        up: Callable[[], object] = ...,
-        turn: int = ...,
-        first: Sequence[bytes] = ...,
-    ) -> str: ...
-    def close(self) -> None: ...
-
-
-class EventSockets(Protocol):
-    """Where connections come from; `turn` is held by the one that reads."""
-
-    @property
-    def turn(self) -> trio.CapacityLimiter: ...
-    def subscriber(self, where: Endpoint, topics: Sequence[str], room: Room) -> EventConnection: ...
-    def dealer(self, where: Endpoint, room: Room) -> EventConnection: ...
 
 
 @dataclass(slots=True)
@@ -108,7 +90,7 @@ class KvSubscriber:
 
     def __init__(
         self,
-        sockets: EventSockets,
+        sockets: KvSockets,
         publisher: Publisher,
         stream: SequencedStream,
         rng: Random,
@@ -141,13 +123,9 @@ class KvSubscriber:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                subscriptions = [Subscription(publisher.events, self._topics(), self._take, self._up, self._down)]
+                nursery.start_soon(self._subscribe, publisher.events, self._topics(), self._take, self._up, self._down)
                 if load is not None:
-                    subscriptions.append(Subscription(load, (publisher.load_topic,), self._take_load))
-                for subscription in subscriptions:
-                    nursery.start_soon(
-                        LastingConnection(self._sockets, subscription, self.options, self.counters, self._rng).run
-                    )
+                    nursery.start_soon(self._subscribe, load, (publisher.load_topic,), self._take_load)
                 nursery.start_soon(self._keep_time)
                 task_status.started()
         finally:
@@ -186,6 +164,44 @@ class KvSubscriber:
         if self.is_connected:
             self.is_connected = False
             self.hand(self.stream.disconnected)
+
+    async def _subscribe(
+        self,
+        where: Endpoint,
+        topics: Sequence[str],
+        took: Callable[[list[bytes]], object],
+        up: Callable[[], object] = lambda: None,
+        down: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """A connection to a socket that publishes, made again whenever it ends, until cancelled.
+
+        Pauses double up to `retry_s_max`, with jitter, and begin anew after a connection that stood for `steady_s`.
+        The addresses of a name take turns. `down` is called once for each connection, whether it ever stood or not.
+        """
+        options, counters, stood_at = self.options, self.counters, inf
+
+        def stands() -> None:
+            nonlocal stood_at
+            stood_at = trio.current_time()
+            counters.connects += 1
+            log.info("event_stream.connected %s", where.endpoint)
+            up()
+
+        pause_s = options.retry_s
+        for tries in count():
+            stood_at = inf
+            why = await self._sockets.connect(where, options.room, took, topics=topics, up=stands, turn=tries)
+            if stood_at < inf:
+                log.info("event_stream.disconnected %s: %s; trying again", where.endpoint, why)
+            else:
+                counters.failures += 1
+                level = logging.DEBUG if tries else logging.WARNING
+                log.log(level, "event_stream.not_connected %s: %s; trying on", where.endpoint, why)
+            if trio.current_time() >= stood_at + options.steady_s:
+                pause_s = options.retry_s
+            down(why)
+            await trio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
+            pause_s = min(2 * pause_s, options.retry_s_max)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -256,21 +272,45 @@ class KvSubscriber:
             self._asking = None
 
     async def _replay(self, effect: AskReplay, where: Endpoint, scope: trio.CancelScope) -> None:
-        answers = Answers(effect, scope, self)
-        with scope:
-            answers.wait()
-            try:
-                wire = self._sockets.dealer(where, self.options.replay_room)
-            except OSError:
-                answers.fail()
+        """Hand in what the replay socket answers to one question; in the end the stream is called as that ended."""
+        options, counters, stream = self.options, self.counters, self.stream
+        over_at = trio.current_time() + options.replay_s_max
+        size_bytes, is_whole = 0, False
+
+        def wait() -> None:
+            """From now on for as long as an engine may be silent."""
+            scope.deadline = min(trio.current_time() + options.replay_silence_s, over_at)
+
+        def take(frames: list[bytes]) -> None:
+            nonlocal size_bytes, is_whole
+            if scope.cancel_called:
                 return
-            try:
-                await wire.run(answers.take, first=(b"", effect.first.to_bytes(SEQ_BYTES, "big")))
-                answers.fail()
-            finally:
-                wire.close()
-        if self._asking is scope:
-            answers.fail()  # its time is over
+            if len(frames) not in (3, 4) or frames[0]:
+                counters.note_malformed("replay")
+                return
+            number, payload = frames[-2:]
+            seq = seq_of(number)
+            if number == END:
+                is_whole = True
+            elif seq is None:
+                counters.note_malformed("number")
+                return
+            else:
+                size_bytes += len(payload)
+                counters.replay_messages += 1
+            if is_whole or size_bytes > options.replay_bytes_max:
+                scope.cancel()
+                return
+            wait()
+            self.hand(stream.replayed, effect.ask, seq, payload)
+
+        with scope:
+            wait()
+            question = (b"", effect.first.to_bytes(SEQ_BYTES, "big"))
+            await self._sockets.connect(where, options.replay_room, take, question=question)
+        if self._asking is scope:  # and no other question followed
+            counters.replays_failed += not is_whole
+            self.hand(stream.replay_ended if is_whole else stream.replay_failed, effect.ask)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -290,136 +330,7 @@ class KvSubscriber:
             self._poked, self._asleep_until = trio.Event(), -inf
 
 
-class Answers:
-    """What the replay socket says to one question. The stream is called once, as it ended or failed."""
-
-    def __init__(self, effect: AskReplay, scope: trio.CancelScope, subscriber: KvSubscriber) -> None:
-        self.ask = effect.ask
-        self._scope = scope
-        self._subscriber = subscriber
-        self._over_at = trio.current_time() + subscriber.options.replay_s_max
-        self._bytes = 0
-        self._is_done = False
-
-    def wait(self) -> None:
-        """From now on for as long as an engine may be silent."""
-        self._scope.deadline = min(trio.current_time() + self._subscriber.options.replay_silence_s, self._over_at)
-
-    def take(self, frames: list[bytes]) -> None:
-        subscriber, counters = self._subscriber, self._subscriber.counters
-        if self._is_done:
-            return
-        if len(frames) not in (3, 4) or frames[0]:
-            counters.note_malformed("replay")
-            return
-        number, payload = frames[-2:]
-        if number == END:
-            self._end(subscriber.stream.replay_ended)
-            return
-        seq = seq_of(number)
-        if seq is None:
-            counters.note_malformed("number")
-            return
-        self.wait()
-        self._bytes += len(payload)
-        counters.replay_messages += 1
-        if self._bytes > subscriber.options.replay_bytes_max:
-            self.fail()
-            return
-        subscriber.hand(subscriber.stream.replayed, self.ask, seq, payload)
-
-    def fail(self) -> None:
-        if not self._is_done:
-            self._subscriber.counters.replays_failed += 1
-            self._end(self._subscriber.stream.replay_failed)
-
-    def _end(self, call: Callable[[int, float], Sequence[object]]) -> None:
-        self._is_done = True
-        self._scope.cancel()
-        self._subscriber.hand(call, self.ask)
-
-
 def seq_of(number: bytes) -> int | None:
     """None: it is none that counts messages."""
     seq = int.from_bytes(number, "big") if len(number) == SEQ_BYTES else SEQ_MAX + 1
     return seq if seq <= SEQ_MAX else None
-
-
-class Subscription(NamedTuple):
-    """Where to listen, to what, and whom to tell."""
-
-    where: Endpoint
-    topics: Sequence[str]
-    took: Callable[[list[bytes]], object]
-    up: Callable[[], object] = lambda: None
-    down: Callable[[str], object] = lambda _: None
-
-
-class LastingConnection:
-    """A connection to a socket that publishes, made again whenever it ends. `run` until cancelled; after that `down` is
-    for whoever cancelled.
-
-    Pauses double up to `retry_s_max`, with jitter, and begin anew after a connection that stood for `steady_s`. The
-    addresses of a name take turns. `down` is called once for each connection, whether it ever stood or not.
-    """
-
-    def __init__(
-        self,
-        sockets: EventSockets,
-        subscription: Subscription,
-        options: SocketOptions,
-        counters: SubscriberCounters,
-        rng: Random,
-    ) -> None:
-        self._sockets = sockets
-        self._subscription = subscription
-        self._options = options
-        self._counters = counters
-        self._rng = rng
-        self._stood_at: float | None = None
-
-    async def run(self) -> None:
-        """Never raises for the sake of the network."""
-        options, subscription = self._options, self._subscription
-        pause_s, tries = options.retry_s, 0
-        while True:
-            why = await self._once(tries)
-            self._report(why, is_first=tries == 0)
-            if self._stood_at is not None and trio.current_time() >= self._stood_at + options.steady_s:
-                pause_s = options.retry_s
-            subscription.down(why)
-            tries += 1
-            await trio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
-            pause_s = min(2 * pause_s, options.retry_s_max)
-
-    async def _once(self, tries: int) -> str:
-        """One connection, from beginning to end. Returns why it ended."""
-        self._stood_at = None
-        subscription = self._subscription
-        try:
-            wire = self._sockets.subscriber(subscription.where, subscription.topics, self._options.room)
-        except OSError as error:
-            return error.strerror or "no socket"
-        try:
-            return await wire.run(subscription.took, self._up, tries)
-        finally:
-            wire.close()
-
-    def _up(self) -> None:
-        self._stood_at = trio.current_time()
-        self._counters.connects += 1
-        log.info("event_stream.connected %s", self._subscription.where.endpoint)
-        self._subscription.up()
-
-    def _report(self, why: str, *, is_first: bool) -> None:
-        endpoint = self._subscription.where.endpoint
-        if self._stood_at is not None:
-            log.info("event_stream.disconnected %s: %s; trying again", endpoint, why)
-            return
-        self._counters.failures += 1
-        log.log(
-            logging.WARNING if is_first else logging.DEBUG,
-            "event_stream.not_connected %s: %s; trying on",
-            endpoint,
-            why,
-        )

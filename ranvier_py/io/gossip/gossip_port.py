@@ -1,15 +1,13 @@
 """The world as gossip has it: time, datagrams and effects around one object that knows none of them.
 
-`RouterPeer` gets bytes and the time and says what to send; this shell carries it. One UDP socket and one TCP listener
-share a port; streams are `gossip_streams`, which the node passes in. One task sleeps until the core wants to be woken.
-After every call into the core its effects are carried out, so nothing waits for a later call.
+`RouterPeer` gets bytes and the time and says what to send; this shell carries it, after every call. One UDP socket and
+one TCP listener share a port; streams are `gossip_streams`, which the node passes in.
 
 Rules: whoever calls the core by himself calls `poke` after it, which wakes the timer if the core wants to be woken
 earlier. An exception in the core is a bug: it is counted and logged, and costs the packet that it came with. A wake-up
 takes at most `drain_max` datagrams or `hold_s`, then timers and requests have their turn. Sending never waits: what the
-kernel does not take is dropped and counted, since a late probe is worth nothing. No error ends the loop
-(chitchat#145: its server returned, and all gossip stopped); one of sending says either something about this machine, or
-that the peer can't be reached, which the core is told (memberlist#242: an unreachable peer was kept alive for ever).
+kernel does not take is dropped and counted. No error ends the loop (chitchat#145: all gossip stopped); one of sending
+says either something about this machine, or that the peer can't be reached, which the core is told (memberlist#242).
 Invariant: the timer never sleeps past `wake_at`, and never spins: after many ticks without a pause it takes one.
 """
 
@@ -28,10 +26,10 @@ from typing import Any, NamedTuple
 import trio
 from trio.lowlevel import ParkingLot, wait_readable
 
+from ranvier_py.core.addresses import HostPort, spelled
 from ranvier_py.core.bounded import BoundedDict
-from ranvier_py.core.gossip.endpoints import HostPort, spelled
+from ranvier_py.core.gossip.gossip import RouterPeer
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Plane
-from ranvier_py.core.gossip.peer.router_peer import RouterPeer
 from ranvier_py.core.gossip.port_traffic import (
     OUR_FAULTS,
     Drop,

@@ -3,18 +3,17 @@
     frame   4 length of the packet, little-endian | packet
 
 Outwards: `send` never waits; what has no room in the stream's queue is dropped and counted. A stream that can't be
-opened, breaks, is closed by its peer or takes nothing for `stall_s` loses its queue, and the port is told. It is opened
-again when there is something to send, after a pause that doubles, with jitter. One stream is one task that owns its
-socket: whoever cancels it in the middle of a frame resets the connection, so a receiver never takes half a frame for
-the beginning of another. After a minute of silence a stream is closed, of which nobody is told.
+opened, breaks, is closed by its peer or takes nothing for `stall_s` loses its queue, and the port is told; it is opened
+again when there is something to send, after a pause that doubles. One stream is one task that owns its socket: whoever
+cancels it in the middle of a frame resets the connection, so no receiver takes half a frame for the beginning of
+another. After a minute of silence a stream is closed, of which nobody is told.
 
 Inwards: streams are read, and never written to. A frame's length is checked before the frame is read, and memory grows
 with what came, not with what was announced. A stream ends when it is silent for `idle_in_s`, when its first frame takes
-longer than `first_frame_s` or any frame longer than `frame_s`, or at the first length that can't be; a packet that is
-none of ours costs only itself. At the bound the stream that has been silent longest goes: strangers can't lock peers
-out, who would come back. The packets of all streams together take `hold_s` at a time, then timers and requests have
-their turn. Running out of descriptors pauses accepting, and ends nothing. The source of a packet is the peer's host and
-the port that its stream happens to have: nothing can be sent there.
+longer than `first_frame_s` or any longer than `frame_s`, or at the first length that can't be; a packet that is none of
+ours costs only itself. At the bound the stream that has been silent longest goes: strangers can't lock peers out, who
+would come back. All streams together take `hold_s` at a time. Running out of descriptors pauses accepting, and ends
+nothing. The source of a packet is the peer's host and the port that its stream happens to have.
 
 Invariant: `queued_bytes` is the sum of what waits in all queues, each of which is within the bound of its plane.
 """

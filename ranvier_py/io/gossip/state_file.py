@@ -1,13 +1,10 @@
 """The small file that remembers peers and epoch across a restart: a convenience, never a need.
 
-It is written every half minute when its content changed, and once more at the end: to a new file, to the disk, then
-into place, so that a reader finds the old one or the new one and no half. Writing happens in a thread, since a disk may
-take its time.
+It is written every half minute when its content changed, and once more at the end, in a thread: to a new file, to the
+disk, then into place, so that a reader finds the old one or the new one and no half.
 
-Rules: whatever is wrong with the file (absent, cut off, of another version, of something else, not to be read or
-written, a full disk) is logged once, until it is well again, and the node goes on without it. At most STATE_BYTES_MAX.
-Only its owner may read it: it tells who our peers are, though no key.
-Cost: one fsync of some kilobytes for each write.
+Rules: whatever is wrong with the file is logged once, until it is well again, and the node goes on without it. At most
+STATE_BYTES_MAX. Only its owner may read it: it tells who our peers are, though no key.
 """
 
 from __future__ import annotations
@@ -26,9 +23,7 @@ from ranvier_py.core.metrics import counter
 
 log = logging.getLogger(__name__)
 
-STATE_BYTES_MAX = 64 * 1024
-"""Some 600 peers; whatever is larger is another file by mistake."""
-
+STATE_BYTES_MAX = 64 * 1024  # some 600 peers; whatever is larger is another file by mistake
 MARK = b"ranvier peers 1\n"
 DIGEST_BYTES = 16  # tells a cut or damaged file; not meant against forgers, who need the cluster's key anyway
 

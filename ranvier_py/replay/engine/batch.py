@@ -1,19 +1,20 @@
 """Continuous batching: what an engine computes when, in steps under a token budget, as vLLM's scheduler does it.
 
 In a step each decoding request gets one token of the budget; the rest goes to the one prompt that is computed in part,
-then to new requests in order of arrival, while a place and blocks are left. Nobody overtakes the head of the queue.
-Nothing but finishing, cancelling and admitting changes how long a step takes, so steps between them are one *leap*: its
-end is known in closed form, and who decodes is counted by one number for all (`steps`). Blocks that decoding fills are
-taken and named in the order in which single steps would do it.
+then to new requests in order of arrival. Steps between which nobody finishes, is cancelled or is admitted are one
+*leap*: its end is known in closed form, and who decodes is counted by one number for all (`steps`).
 
-Rules: a leap never passes an event, nor, while somebody waits for blocks, a change of the cache. Times are those of
-single steps to the last bit: `every_token` changes what is reported, not what happens.
+Rules: nobody overtakes the head of the queue; a leap never passes an event, nor, while somebody waits for blocks, a
+change of the cache. Times are those of single steps to the last bit: `every_token` changes what is reported, not what
+happens.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from copy import copy
+from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 
 from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
@@ -23,23 +24,19 @@ Due = tuple[int, int]
 """The step at which something is due, and the number of the request: earlier admitted ones first."""
 
 
+@dataclass(slots=True, eq=False)
 class Running:
     """One admitted request."""
 
-    __slots__ = ("computed", "job", "joined", "lease", "number", "request_id")
-
-    def __init__(self, number: int, request_id: str, job: Job, lease: Lease, computed: int) -> None:
-        self.number = number  # in order of admission
-        self.request_id = request_id
-        self.job = job
-        self.lease = lease
-        self.computed = computed  # prompt tokens whose KV exists
-        self.joined = 0  # the step from which on it decodes
+    number: int  # in order of admission
+    request_id: str
+    job: Job
+    lease: Lease
+    computed: int  # prompt tokens whose KV exists
+    joined: int = 0  # the step from which on it decodes
 
     def copy(self) -> Running:
-        found = Running(self.number, self.request_id, self.job, self.lease.copy(), self.computed)
-        found.joined = self.joined
-        return found
+        return Running(self.number, self.request_id, self.job, self.lease.copy(), self.computed, self.joined)
 
     @property
     def finishes(self) -> int:
@@ -80,7 +77,8 @@ class EngineBatch:
 
     def fork(self) -> EngineBatch:
         """The same work once more, to see what will come of it. Reports no tokens; its totals begin at 0."""
-        found = EngineBatch(self.limits, self.cache.copy(), every_token=False)
+        found = copy(self)
+        found.cache, found.every_token, found.outbox = self.cache.copy(), False, []
         found.running = {name: request.copy() for name, request in self.running.items()}
         found.waiting = self.waiting.copy()
         found.decoding = {
@@ -92,12 +90,8 @@ class EngineBatch:
             for request, tokens in self.prefills
             if self.running.get(request.request_id) is request
         ]
-        found.prefill_tokens = self.prefill_tokens
         found.finishes, found.growths = self.finishes.copy(), self.growths.copy()
-        found.steps, found.context_tokens, found.admitted = self.steps, self.context_tokens, self.admitted
-        found.busy, found.began_at, found.ends_at = self.busy, self.began_at, self.ends_at
-        found.leap_to, found.phase_open, found.phase_at = self.leap_to, self.phase_open, self.phase_at
-        found.phase_steps, found.phase_context = self.phase_steps, self.phase_context
+        found.finished = found.prompt_tokens = found.cached_tokens = found.generated_tokens = 0
         return found
 
     @property

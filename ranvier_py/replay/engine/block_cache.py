@@ -1,13 +1,11 @@
 """A prefix cache like vLLM's: blocks of tokens, found again by name, evicted oldest first. Pure.
 
 Only whole blocks can be found; a block is named by a hash of its parent's name and its own tokens. The block that holds
-the last prompt token is always computed again, so a prompt of n tokens hits at most (n-1)//block blocks. A running
-request holds its blocks; released ones queue up for eviction, the deepest first. A block that was computed twice is
-stored twice and removed twice, as vLLM does it (seen on the wire with vLLM 0.32).
+the last prompt token is always computed again. A running request holds its blocks; released ones queue up for eviction,
+the deepest first. A block that was computed twice is stored twice and removed twice (as seen with vLLM 0.32).
 
 Invariants: used + free == capacity, always; a held block is never evicted; an evicted block is never found; a block
 that can be found has all those above it, but where the cache was cleared under running requests.
-Blocks that were never used cost no memory.
 """
 
 from __future__ import annotations
@@ -93,22 +91,18 @@ class Job:
         return self.prompt_tokens + self.answer_tokens - 1
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
     """Blocks one running request holds. `blocks[i]` is at depth i; the first `hits` were found in the cache."""
 
-    __slots__ = ("blocks", "hits", "job", "promised", "stored")
-
-    def __init__(self, job: Job, blocks: list[int], promised: int) -> None:
-        self.job = job
-        self.blocks = blocks
-        self.hits = len(blocks)
-        self.stored = len(blocks)  # leading blocks that can be found under their keys
-        self.promised = promised  # blocks that were reserved and not taken yet
+    job: Job
+    blocks: list[int]
+    promised: int  # blocks that were reserved and not taken yet
+    hits: int
+    stored: int  # leading blocks that can be found under their keys
 
     def copy(self) -> Lease:
-        found = Lease(self.job, self.blocks.copy(), self.promised)
-        found.hits, found.stored = self.hits, self.stored
-        return found
+        return Lease(self.job, self.blocks.copy(), self.promised, self.hits, self.stored)
 
 
 class BlockCache:
@@ -160,10 +154,6 @@ class BlockCache:
         """Distinct keys that can be found."""
         return len(self._by_key)
 
-    @property
-    def promised_blocks(self) -> int:
-        return self._promised
-
     def hit_blocks(self, job: Job) -> int:
         """Leading blocks a request for `job` would reuse now. Changes nothing."""
         keys, by_key = job.keys, self._by_key
@@ -196,7 +186,7 @@ class BlockCache:
                 states[block] += 1
         promised = -(-job.tokens_computed // self.block_size) - len(blocks)
         self._promised += promised
-        return Lease(job, blocks, promised)
+        return Lease(job, blocks, promised, len(blocks), len(blocks))
 
     def grow(self, lease: Lease, tokens: int) -> None:
         """The request has computed its first `tokens` tokens: take blocks for them, make the whole ones findable."""

@@ -1,10 +1,8 @@
 """When a request would get its first token if it came now and nothing after it. Nothing of the engine is changed.
 
-Where nobody waits, a place and blocks are free, and nothing that happens until then can touch the blocks it would
-reuse, the answer is the sum of a few steps. Otherwise a copy of the batch is played forward to the first step with
-tokens, a place and nobody in the queue: nobody who comes later can be served before. That copy is kept, as it stays
-true until something is cancelled or its time has come; a request that is submitted joins it too. One that lacks blocks
-even there is played to its first token in a copy of the copy.
+Where nobody waits and nothing can touch the blocks it would reuse, the answer is the sum of a few steps. Otherwise a
+copy of the batch is played forward to the first step with tokens, a place and nobody in the queue. That copy is kept,
+as it stays true until something is cancelled or its time has come; a request that is submitted joins it too.
 
 Invariant: what is forecast is what `EngineBatch` does, to the last bit.
 """

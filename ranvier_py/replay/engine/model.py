@@ -1,13 +1,9 @@
 """What an engine is to a router: a block cache with a clock. Pure: `now` comes in, events go out.
 
-`EngineModel` follows vLLM's scheduler: continuous batching in steps under a token budget, chunked prefill that running
-requests share, FIFO admission, a limit on running requests. It answers when the first token of a request is out, when
-it is finished, and how many of its prompt tokens were cached; and when it would be out, of a request that might come.
-The cache itself is `block_cache`, the steps are `batch`, what would be is `forecast`.
+`EngineModel` follows vLLM's scheduler, but that blocks for the whole answer are promised at admission, so nothing is
+ever preempted. The cache itself is `block_cache`, the steps are `batch`, what would be is `forecast`.
 
-Rules: deterministic, no chance anywhere; time never goes back; nobody overtakes the head of the queue; a cancelled
-request holds nothing from that moment on.
-It differs from vLLM in one thing: blocks for the whole answer are promised at admission, so nothing is ever preempted.
+Rules: deterministic; time never goes back; a cancelled request holds nothing from that moment on.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Chats -> tokens, blocks and chains, each message read once.
 
-What is known of the start of a chat is a Prefix: the blocks that an engine holds of it, the chain that a node knows,
-and the few tokens after the last whole block, from which the next message goes on. Where the tokenizer cuts cleanly
-(`ChatTokenizer.incremental`) a dialogue is tokenized once for all its turns, and a logged request only from where an
-earlier one ended; elsewhere each request is tokenized in full.
+Where the tokenizer cuts cleanly (`ChatTokenizer.incremental`) a dialogue is tokenized once for all its turns, and a
+logged request only from where an earlier one ended; elsewhere each request is tokenized in full. An engine sees one
+thing more than a node: the words that ask for an answer («assistant:»), rendered once for each role of a last message.
 
-An engine sees one thing more than a node: the words that ask for an answer («assistant:»). They depend on the last
-message's role at most in the templates we know, and are rendered once for each.
 Bound: PREFIXES_MAX prefixes are remembered; the one used longest ago is dropped (`dropped` counts) and costs time only.
 """
 
@@ -49,16 +46,13 @@ class ChatTurn(NamedTuple):
     blocks: tuple[int, ...]
 
 
-class Conversation:
-    """A chat that requests are cut from: its messages and the fingerprint of each start."""
+class Conversation(NamedTuple):
+    """A chat that requests are cut from."""
 
-    __slots__ = ("chat", "names", "salt", "start")
-
-    def __init__(self, chat: Chat, salt: bytes, start: Prefix, names: list[Fingerprint]) -> None:
-        self.chat = chat
-        self.salt = salt  # of the first block: models share no blocks
-        self.start = start
-        self.names = names  # of the first n messages
+    chat: Chat
+    salt: bytes  # of the first block: models share no blocks
+    start: Prefix
+    names: list[Fingerprint]  # of the first n messages
 
 
 class Prefixes:

@@ -6,12 +6,11 @@
 
 A *request* is what a client sent once, with its whole history; `answer` or `response` is a text, a message, or the
 engine's whole response. A *dialogue* is one request for each assistant message after the first message, which is its
-answer; what follows the last of them is ignored. A line with an answer is a request. Of the others, all are requests
-if a session has several lines, and dialogues if none has; `lines` settles it otherwise.
+answer. A line with an answer is a request. Of the others, all are requests if a session has several lines, and
+dialogues if none has; `lines` settles it otherwise.
 
-Only `messages` must be there. Without a `timestamp`, conversations begin at random within `window_s` and take a turn
-every `turn_s`; one on a dialogue is that of its first turn. A request without answer gets `answer_tokens` that nobody
-asks for again.
+Without a `timestamp`, conversations begin at random within `window_s` and take a turn every `turn_s`. A request without
+answer gets `answer_tokens` that nobody asks for again.
 """
 
 from __future__ import annotations

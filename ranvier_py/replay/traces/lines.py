@@ -1,10 +1,9 @@
 """The lines of a trace file, the times on them, and what is wrong with one.
 
-A file is read line by line, gzipped or not (by its first bytes, not by its name). Whatever bytes it holds, all that
-comes of a bad one is a TraceError that says «FILE:LINE: found …, expected …».
+Whatever bytes a file holds, gzipped or not, all that comes of a bad one is a TraceError that says «FILE:LINE: found …,
+expected …». A time stamp is a number or an ISO 8601 text. A number is seconds; from 1e11 on it can't be (the year
+5138), so it is taken for milliseconds since 1970. `stamp_unit_s` settles it otherwise. A trace starts at 0.
 
-A time stamp is a number or an ISO 8601 text. A number is seconds; from 1e11 on it can't be (the year 5138), so it is
-taken for milliseconds since 1970. `stamp_unit_s` settles it otherwise. Only differences count: a trace starts at 0.
 Bound: a line at a time in memory, at most `LINE_BYTES_MAX` of it.
 """
 

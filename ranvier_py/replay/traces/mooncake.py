@@ -2,13 +2,12 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, …, 2366]}
 
-`timestamp` in milliseconds; one hash id for each `block_tokens` (512) of the prompt, the last one partial. Equal ids
-at the start of two lists are equal tokens. Other files of this shape are read by `block_tokens` and `stamp_unit_s`
-(Qwen's Bailian traces: 16 and 1). `chat_id` and `session_id`, where there are any, name the session.
+`timestamp` in milliseconds; one hash id for each `block_tokens` (512) of the prompt, the last one partial. Other files
+of this shape are read by `block_tokens` and `stamp_unit_s` (Qwen's Bailian traces: 16 and 1). `chat_id` or
+`session_id` names the session.
 
-Rules: every whole block is a prefix key (512 is an anchor's depth for every node); message ends are inferred
-(`trace_chains.partings`). What the answers said is hidden in the ids of the next turn, so answers are blocks of the
-request's own that nobody asks for again. Names are chained here, so ids of single blocks do no harm.
+Rules: every whole block is a prefix key; message ends are inferred (`trace_chains.partings`). What the answers said is
+hidden in the ids of the next turn, so answers are blocks of the request's own. Names are chained here.
 """
 
 from __future__ import annotations

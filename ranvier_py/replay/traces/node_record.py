@@ -1,21 +1,17 @@
 """One's own traffic: what `ranvier serve --record FILE` wrote (core/routing/request_record.py has the format).
 
-Prefix keys are those that the node knew, under its own secret. Between two of them (256 tokens apart at most, after the
-first few) nobody knows where two prompts part: a block is named after the next deeper key, so prompts share the blocks
-up to the last key they have in common, and a hit may be too short by less than that. Beyond the deepest key the blocks
-are the request's own.
+Between two prefix keys nobody knows where two prompts part: a block is named after the next deeper key, so a hit may be
+too short by less than that. Beyond the deepest key the blocks are the request's own.
 
-Rules: an attempt that no engine worked for (a failed try, a refusal) is left out: what became of its request is on
-another line. Files of one node, or of several with one secret, may be put one after the other, in any order; each
-begins with its header, whose clock sets its times. A prompt of unknown length is taken for four bytes a token. A last
-line without its end is left out: the node was writing it when the file was copied, or was killed.
+Rules: an attempt that no engine worked for is left out: what became of its request is on another line. Files of one
+node, or of several with one secret, may be put one after the other, in any order. A prompt of unknown length is taken
+for four bytes a token. A last line without its end is left out: the node was writing it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.routing.request_record import MARK, BadRecord, Header, RequestRecord, read_header, read_record
@@ -27,17 +23,10 @@ BYTES_PER_TOKEN = 4  # of English and code in JSON
 TOKENS_MAX = 1 << 22  # of one prompt or answer: blocks are named one by one
 
 
-class RecordedRequest(NamedTuple):
-    """A record that counts, and when it came: seconds since 1970."""
-
-    at: float
-    record: RequestRecord
-
-
 def load(path: Path, options: TraceOptions) -> Trace:
     """The requests of a file, in order of time. Raises TraceError."""
     header: Header | None = None
-    served: list[RecordedRequest] = []
+    served: list[tuple[float, RequestRecord]] = []  # when each came, seconds since 1970
     for line in finished_lines(path):
         try:
             if MARK in line.fields:
@@ -53,15 +42,14 @@ def load(path: Path, options: TraceOptions) -> Trace:
                 "a prefix key inside a block", f"multiples of {header.block_tokens} tokens, as the header says"
             )
         if record.served:
-            served.append(RecordedRequest(header.started + record.at, record))
+            served.append((header.started + record.at, record))
     if header is None or not served:
         raise TraceError(f"{path}: found no request that was served, expected at least one")
-    served.sort(key=lambda one: one.at)
-    first = served[0].at
-    size = header.block_tokens
+    served.sort(key=lambda each: each[0])
+    first, size = served[0][0], header.block_tokens
     requests = [
-        request_of(number, one.at - first, one.record, size, options)
-        for number, one in enumerate(served[: options.limit or None])
+        request_of(number, at - first, record, size, options)
+        for number, (at, record) in enumerate(served[: options.limit or None])
     ]
     return Trace(name_of(path), requests, size, timed=True)
 

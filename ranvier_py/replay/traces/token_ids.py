@@ -3,9 +3,8 @@
     {"prompt_token_ids": [5971, 2927, …], "output_token_ids": [791, …], "timestamp": 12.5, "session": "a", "model": "m"}
     {"input_tok_ids": […], "output_tok_ids": […], "arrival_time_ns": 46926808, "input_toks": 2358, "output_toks": 531}
 
-The second line is LLMServingSim's spelling. Answer, time stamp, session and model may be missing; a trace in which no
-line has a time stamp has times of `turn_s` apart, in the order of the file. Such prompts have no messages: their ends
-are inferred (`trace_chains.partings`), and an answer is taken for what a next turn continues.
+The second line is LLMServingSim's spelling. Answer, time stamp, session and model may be missing; without time stamps
+requests are `turn_s` apart. Message ends are inferred (`trace_chains.partings`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A trace, whatever file it came from; what a user may say about that file; and what was wrong with one.
 
-A trace knows no text: a loader has turned it into the *chains* that a node makes of prompts, and into the names of the
-blocks that an engine would cache. Equal prefix keys, and equal blocks, mean an equal prefix up to there.
+A trace knows no text: only the *chains* that a node makes of prompts, and the names of the blocks that an engine would
+cache. Equal prefix keys, and equal blocks, mean an equal prefix up to there.
 """
 
 from __future__ import annotations

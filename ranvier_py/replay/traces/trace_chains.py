@@ -1,9 +1,7 @@
 """Blocks and chains of prompts: what an engine would cache, and what a router would know.
 
-Blocks are named by `chain_keys`, as the modelled engines name theirs. Prefix keys come from the node's own hasher,
-under a key that is no secret: a trace is one world, and its fingerprints are compared with nothing else.
-Where a trace has no messages, message ends are inferred: after a block that several different blocks follow, as turns
-of a chat and questions about one document part, and at the last whole block of a prompt.
+Prefix keys come from the node's own hasher, under a key that is no secret: a trace is one world. Where it has no
+messages, their ends are inferred: after a block that several different blocks follow, and at the last whole block.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def test_lines_may_end_as_the_standard_of_event_streams_allows() -> None:
 
 
 def test_counts_that_come_with_output_were_not_our_question() -> None:
-    """An engine told to count for everybody would lose its last event otherwise."""
+    """An engine that counts for everybody would lose its last event otherwise."""
     wire = [chunked([delta("a", usage=USAGE)])[:-5], chunked([COUNTS, DONE])]
     out, remover = through(wire, "chunked")
     assert b"".join(out) == b"".join(wire)

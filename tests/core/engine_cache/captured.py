@@ -12,7 +12,6 @@ import msgpack
 
 FOLDER = Path(__file__).parent / "captures"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
-END = b"\xff" * 8
 
 
 class Capture(NamedTuple):

@@ -115,5 +115,5 @@ def test_clients_may_send_what_they_like_and_little_is_kept() -> None:
     evidence, rng = Evidence(), Random(1)
     for _ in range(20_000):
         evidence.measured(rng.randint(-(10**6), 10**6))
-    assert len(evidence._differences) <= 64
+    assert len(evidence.differences) <= 64
     assert named(evidence) == [Bias.TEMPLATE]

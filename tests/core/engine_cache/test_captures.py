@@ -9,21 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.engine_cache.block_namespaces import Names
-from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
-from ranvier_py.core.engine_cache.event_stream import EventStream
-from ranvier_py.core.engine_cache.gap_values import Apply, AskReplay, GapSettings, Level, StreamReset
-from ranvier_py.core.engine_cache.gaps import GapMachine
+from ranvier_py.core.engine_cache.gap_values import AskReplay, GapSettings, Level
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
-from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.fingerprint import TextHasher
-from ranvier_py.core.prompts.namespaces import TokenNamespaces
-from ranvier_py.core.routing.route_table import RouteTable
 from tests.core.engine_cache import model
-from tests.core.engine_cache.captured import END, NAMES, block_table, capture
+from tests.core.engine_cache.captured import NAMES, block_table, capture
+from tests.core.engine_cache.test_event_streams import World
 
 ENTRIES_MAX = 500
 
@@ -66,16 +59,6 @@ def test_the_block_table_is_the_engines_at_every_message(name: str) -> None:
         residency = fed(payloads[:end], EventDecoder())
         assert residency.copies(Tier.GPU) == block_table(payloads[:end], "GPU"), end
         assert residency.copies(Tier.CPU) == block_table(payloads[:end], "CPU", "CPU_PINNED"), end
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_reported_again_is_what_was_reported(name: str) -> None:
-    reported = capture(name)
-    live = {frames[1]: frames[2] for frames in reported.events}
-    *again, end = reported.replay
-    assert {frames[-2]: frames[-1] for frames in again} == {seq: live[seq] for seq in list(live)[5:]}
-    assert (end[-2], end[-1]) == (END, b"")
-    assert {len(frames) for frames in reported.replay} == {3 if "array" in name or "sglang" in name else 4}
 
 
 def test_sglangs_load_is_read() -> None:
@@ -124,38 +107,13 @@ def test_a_mangled_stream_stays_within_its_bounds(payloads: list[bytes]) -> None
     assert all(count > 0 for tier in (Tier.GPU, Tier.CPU) for count in residency.copies(tier).values())
 
 
-@settings(max_examples=150, deadline=None)
-@given(mangled(), st.lists(st.integers(0, 30) | st.integers(0, 2**63 - 1), min_size=40, max_size=40), st.booleans())
-def test_numbers_that_lie_leave_the_gap_machine_bounded(payloads: list[bytes], seqs: list[int], replay: bool) -> None:
-    """Whatever is left is applied in order, each number once."""
-    machine = GapMachine(GapSettings(replay=replay, peers=False, held_messages_max=8))
-    last = -1
-    for now, (seq, payload) in enumerate(zip(seqs, payloads, strict=False)):
-        for effect in (*machine.live(seq, payload, float(now)), *machine.tick(float(now))):
-            if isinstance(effect, StreamReset):
-                last = -1
-            elif isinstance(effect, Apply):
-                assert effect.seq > last
-                last = effect.seq
-        assert len(machine._held) <= 9
-    assert machine.level in Level
-
-
-class Rude:
-    """A stream with all that it ends in, and an engine that may say anything."""
+class Rude(World):
+    """An engine that may publish anything."""
 
     def __init__(self) -> None:
-        hasher = model.hasher()
-        self.routes = RouteTable(capacity=200)
-        self.engine_caches = EngineCaches(self.routes, lambda _: 1, restarted=lambda *_: 1)
-        names = Names(hasher, TokenNamespaces(TextHasher(model.KEY), "t").of, ("m",))
         settings = GapSettings(peers=False, held_messages_max=8)
-        self.stream = EventStream(
-            Source(BackendId(0), "zmq/0"), self.engine_caches, hasher, names, settings=settings, entries_max=ENTRIES_MAX
-        )
-        self.now = 0.0
+        super().__init__(settings=settings, entries_max=ENTRIES_MAX, rows_max=200)
         self.asks: list[AskReplay] = []
-        self.stream.open(self.now)
 
     def took(self, effects: Iterable[object]) -> None:
         self.asks += [effect for effect in effects if isinstance(effect, AskReplay)]

@@ -1,4 +1,4 @@
-"""From raw payloads to claims: what a stream decodes, repairs, settles and tells."""
+"""From raw payloads to claims: what a stream decodes, repairs, settles and reports."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 
 from ranvier_py.core.engine_cache.block_namespaces import Names, base_names
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
-from ranvier_py.core.engine_cache.event_stream import SETTLE_S, EventStream
+from ranvier_py.core.engine_cache.event_stream import SETTLE_S, EventStream, StreamEffect
 from ranvier_py.core.engine_cache.gap_values import AskPeer, AskReplay, GapSettings, Level, LevelChanged
-from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Scope
 from ranvier_py.core.engine_cache.snapshot import Snapshot, SnapshotReader
 from ranvier_py.core.engine_cache.sources.event_values import Tier
@@ -54,9 +53,18 @@ def payload(*events: dict[str, Any]) -> bytes:
     return bytes(msgpack.packb([0.0, list(events), 0]))
 
 
+FULL = {"kv_cache_spec_kind": "full_attention"}
+CLEARED = {"type": "AllBlocksCleared"}
+
+
 class World:
-    def __init__(self, *base: str, settings: GapSettings | None = None) -> None:
-        self.routes = RouteTable(capacity=1000)
+    """A stream with all that it ends in."""
+
+    def __init__(
+        self, *base: str, settings: GapSettings | None = None, entries_max: int = 2_000_000, rows_max: int = 1000
+    ) -> None:
+        self.routes = RouteTable(capacity=rows_max)
+        self.entries_max = entries_max
         self.generations = [1]
         self.engine_caches = EngineCaches(
             self.routes, lambda backend: self.generations[backend], restarted=self.restarted
@@ -65,21 +73,36 @@ class World:
         self.base = base or ("m",)
         self.stream = self.another()
         self.now = 10.0
+        self.seq = 0
         self.stream.open(self.now)
 
-    def another(self) -> EventStream:
+    def another(self, rank: int = 0) -> EventStream:
         names = Names(HASHER, NAMESPACES.of, self.base)
-        return EventStream(Source(ENGINE, "zmq/0"), self.engine_caches, HASHER, names, settings=self.settings)
+        bounds = {"settings": self.settings, "entries_max": self.entries_max}
+        return EventStream(Source(ENGINE, f"zmq/{rank}"), self.engine_caches, HASHER, names, **bounds)  # type: ignore[arg-type]
 
     def restarted(self, backend: BackendId, _why: str, _now: float) -> int:
         self.generations[backend] += 1
         return self.generations[backend]
 
-    def exact(self) -> None:
-        """Connected to an engine that has not said anything yet."""
-        (ask,) = [effect for effect in self.stream.connected(self.now) if isinstance(effect, AskReplay)]
-        self.stream.replay_ended(ask.ask, self.now)
-        assert self.engine_caches.level(ENGINE) is Level.EXACT
+    def connect(self, stream: EventStream) -> None:
+        """To an engine that has not published anything yet."""
+        (ask,) = [effect for effect in stream.connected(self.now) if isinstance(effect, AskReplay)]
+        stream.replay_ended(ask.ask, self.now)
+
+    def publish(self, *events: dict[str, Any]) -> list[StreamEffect]:
+        """The next message, and all that follows from it a moment later."""
+        effects = self.receive(*events)
+        self.settle()
+        return effects
+
+    def receive(self, *events: dict[str, Any]) -> list[StreamEffect]:
+        self.seq += 1
+        return self.stream.live(self.seq - 1, payload(*events), self.now)
+
+    @property
+    def level(self) -> Level:
+        return self.engine_caches.level(ENGINE)
 
     def settle(self) -> None:
         while (at := self.stream.wake_at()) is not None and at <= self.now + SETTLE_S:
@@ -93,90 +116,78 @@ class World:
         return found[0].tokens if found else 0
 
 
+def known(*base: str, **options: Any) -> World:
+    """A stream that is known exactly."""
+    world = World(*base, **options)
+    world.connect(world.stream)
+    assert world.level is Level.EXACT
+    return world
+
+
 def test_a_message_becomes_claims_a_moment_later_and_an_eviction_takes_them() -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload(stored()), world.now)
+    world = known()
+    world.receive(stored())
     assert world.depth() == 0
     world.settle()
     assert world.depth() == 64
-    assert world.engine_caches.tier(ENGINE, fingerprint(48)) is Tier.GPU
-    world.stream.live(1, payload(removed(3, 4)), world.now)
-    world.settle()
+    assert world.stream.residency.tier(fingerprint(48)) is Tier.GPU
+    world.publish(removed(3, 4))
     assert world.depth() == 32
 
 
 def test_a_restart_voids_everything_at_once() -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload(stored()), world.now)
-    world.stream.live(1, payload(), world.now)
-    world.settle()
-    world.stream.live(0, payload(stored(0, 1)), world.now)
+    world = known()
+    world.publish(stored())
+    world.publish()
+    world.seq = 0
+    world.receive(stored(0, 1))
     assert (world.depth(), world.generations) == (16, [2])
 
 
 def test_a_cleared_cache_voids_everything_at_once_and_is_exact_again() -> None:
     world = World()
     world.stream.connected(world.now)
-    world.stream.live(7, payload(stored()), world.now)
+    world.seq = 7
+    world.receive(stored())
     world.stream.replay_failed(1, world.now)
     world.settle()
-    assert (world.depth(), world.engine_caches.level(ENGINE)) == (64, Level.ESTIMATED)
-    world.stream.live(8, payload({"type": "AllBlocksCleared"}, stored(0, 2)), world.now)
-    world.settle()
-    assert (world.depth(), world.engine_caches.level(ENGINE)) == (32, Level.EXACT)
-
-
-def test_a_gap_is_filled_from_replay_while_live_messages_go_on() -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload(stored(0, 1)), world.now)
-    effects = world.stream.live(2, payload(stored(2, 2)), world.now)
-    (ask,) = [effect for effect in effects if isinstance(effect, AskReplay)]
-    assert world.engine_caches.level(ENGINE) is Level.REPAIRING
-    world.stream.replayed(ask.ask, 0, payload(stored(0, 1)), world.now)
-    world.stream.replayed(ask.ask, 1, payload(stored(1, 1)), world.now)
-    world.settle()
-    assert (world.depth(), world.engine_caches.level(ENGINE)) == (64, Level.EXACT)
+    assert (world.depth(), world.level) == (64, Level.ESTIMATED)
+    world.publish(CLEARED, stored(0, 2))
+    assert (world.depth(), world.level) == (32, Level.EXACT)
 
 
 def test_exact_waits_until_everything_is_settled() -> None:
     """Else a sweep would take what is not settled for what is not held."""
     world = World()
     world.stream.connected(world.now)
-    assert LevelChanged(Level.EXACT, "nothing missed") in world.stream.live(0, payload(stored()), world.now)
-    assert world.engine_caches.level(ENGINE) is Level.REPAIRING
+    assert LevelChanged(Level.EXACT, "nothing missed") in world.receive(stored())
+    assert world.level is Level.REPAIRING
     world.settle()
-    assert world.engine_caches.level(ENGINE) is Level.EXACT
+    assert world.level is Level.EXACT
 
 
 @pytest.mark.parametrize("bad", [b"garbage", payload({"type": "BlockStored", "block_hashes": 7})])
 def test_what_cannot_be_read_costs_the_level_and_nothing_else(bad: bytes) -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload(stored()), world.now)
+    world = known()
+    world.publish(stored())
     world.stream.live(1, bad, world.now)
     world.settle()
-    assert (world.depth(), world.engine_caches.level(ENGINE)) == (64, Level.DEGRADED)
+    assert (world.depth(), world.level) == (64, Level.DEGRADED)
     assert world.stream.counts()["decoder_refused"] + world.stream.counts()["decoder_unread"] == 1
 
 
 def test_a_peers_copy_fills_what_replay_cannot() -> None:
-    there = World(settings=GapSettings())
-    there.exact()
-    there.stream.live(0, payload(stored(0, 2)), there.now)
-    there.settle()
+    there = known(settings=GapSettings())
+    there.publish(stored(0, 2))
     here = World(settings=GapSettings())
     here.stream.connected(here.now)
     here.stream.live(1, payload(stored(2, 2)), here.now)
     effects = here.stream.replay_failed(1, here.now)
     (ask,) = [effect for effect in effects if isinstance(effect, AskPeer)]
-    there.stream.live(1, payload(stored(2, 2)), there.now)
-    there.settle()
+    there.publish(stored(2, 2))
     here.stream.snapshot_offered(ask.ask, snapshot_of(there.stream), here.now)
     here.settle()
-    assert (here.depth(), here.engine_caches.level(ENGINE)) == (64, Level.EXACT)
+    assert (here.depth(), here.level) == (64, Level.EXACT)
     assert here.stream.snapshot_offered(ask.ask, None, here.now) == [], "that question is closed"
 
 
@@ -191,12 +202,10 @@ def snapshot_of(stream: EventStream) -> Snapshot:
 
 
 def test_nothing_is_exact_while_a_copy_is_made_and_messages_wait() -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload(stored(0, 2)), world.now)
-    world.settle()
+    world = known()
+    world.publish(stored(0, 2))
     world.stream.residency.freeze()
-    world.stream.live(1, payload(stored(2, 2)), world.now)
+    world.receive(stored(2, 2))
     world.now += 1.0
     world.stream.tick(world.now)
     assert world.depth() == 32
@@ -207,25 +216,20 @@ def test_nothing_is_exact_while_a_copy_is_made_and_messages_wait() -> None:
 
 
 def test_all_names_of_the_base_model_find_its_blocks() -> None:
-    world = World("m", "alias", "other")
-    world.exact()
-    world.stream.live(0, payload(stored(extra_keys=[["s"], None, None, None])), world.now)
-    world.settle()
+    world = known("m", "alias", "other")
+    world.publish(stored(extra_keys=[["s"], None, None, None]))
     assert [world.depth(name, salt="s") for name in ("m", "alias", "other")] == [64, 64, 64]
     assert world.depth("m") == world.depth("stranger", salt="s") == 0
     world.routes.learn([(48, fingerprint(48, "alias", salt="s"), 7)], ENGINE, 1, Trust.LOCAL, world.now)
     world.engine_caches.sweep(world.now + 100.0, 1000)
     assert world.routes.match([(48, 0, 7)], [1], world.now + 100.0)[0].trust == Trust.CONFIRMED
-    world.stream.live(1, payload(removed(3, 4)), world.now)
-    world.settle()
+    world.publish(removed(3, 4))
     assert [world.depth(name, salt="s") for name in ("m", "alias", "other")] == [32, 32, 32]
 
 
 def test_an_adapter_is_asked_for_by_its_own_name() -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload(stored(lora_id=1, lora_name="adapter")), world.now)
-    world.settle()
+    world = known()
+    world.publish(stored(lora_id=1, lora_name="adapter"))
     assert (world.depth("adapter"), world.depth("m", "adapter"), world.depth("m")) == (64, 64, 0)
 
 
@@ -250,11 +254,9 @@ def test_base_names_are_those_of_one_root(cards: list[dict[str, Any]], names: tu
     assert base_names(cards) == names
 
 
-def test_a_view_states_what_a_stream_knows() -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload(stored(), {"type": "Unheard"}), world.now)
-    world.settle()
+def test_a_view_shows_what_a_stream_knows() -> None:
+    world = known()
+    world.publish(stored(), {"type": "Unheard"})
     view = world.stream.view()
     assert (view["level"], view["next"], view["blocks"], view["block_tokens"]) == ("exact", 1, 4, 16)
     assert (view["unknown_tags"], view["counts"]["decoder_tags_skipped"]) == ({"Unheard": 1}, 1)
@@ -262,89 +264,74 @@ def test_a_view_states_what_a_stream_knows() -> None:
     assert (reported.level, reported.changes, reported.source.name) == (Level.EXACT, 4, "zmq/0")
 
 
-def test_a_closed_stream_states_nothing_of_the_one_that_follows_it() -> None:
-    """Its connection ends a moment later, which is not the news of the next one."""
-    world = World()
+def test_a_closed_stream_reports_nothing_of_the_one_that_follows_it() -> None:
+    """Its connection ends a moment later, which says nothing of the next one."""
+    world = known()
     old = world.stream
-    world.exact()
-    old.live(0, payload(stored()), world.now)
+    world.receive(stored())
     old.close(world.now)
-    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
+    assert world.level is Level.ESTIMATED
     world.stream = world.another()
     world.stream.open(world.now)
-    world.exact()
+    world.connect(world.stream)
     old.tick(world.now + 1.0)
     old.disconnected(world.now + 1.0)
-    assert (world.engine_caches.level(ENGINE), world.depth()) == (Level.EXACT, 0)
+    assert (world.level, world.depth()) == (Level.EXACT, 0)
 
 
 def test_a_standby_is_known_as_well_and_applies_nothing_until_it_is_opened() -> None:
     """What its reader found out came as routes of a peer; what went meanwhile is put right by the next sweep."""
     world = World()
     world.stream.close(world.now)
-    (ask,) = [effect for effect in world.stream.connected(world.now) if isinstance(effect, AskReplay)]
-    world.stream.replay_ended(ask.ask, world.now)
-    world.stream.live(0, payload(stored()), world.now)
-    world.stream.live(1, payload(removed(4)), world.now)
-    world.settle()
+    world.connect(world.stream)
+    world.publish(stored())
+    world.publish(removed(4))
     assert (world.stream.level, world.depth()) == (Level.EXACT, 0)
-    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
+    assert world.level is Level.ESTIMATED
     assert snapshot_of(world.stream).seq == 1
     for count in (32, 64):
         world.routes.learn([(count, fingerprint(count), 0)], ENGINE, 1, Trust.REMOTE, world.now)
     world.now += 20.0
     world.stream.open(world.now)
-    assert world.engine_caches.level(ENGINE) is Level.EXACT
+    assert world.level is Level.EXACT
     world.engine_caches.sweep(world.now, 1000)
     assert world.depth() == 32
-    world.stream.live(2, payload(removed(2)), world.now)
-    world.settle()
+    world.publish(removed(2))
     assert world.depth() == 0
     world.stream.close(world.now)
-    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
+    assert world.level is Level.ESTIMATED
 
 
 @pytest.mark.parametrize("how", ["restarted", "cleared"])
 def test_a_rank_that_begins_anew_takes_its_own_claims_and_no_others(how: str) -> None:
-    """At once and without a sweep; the engine's epoch is the other ranks', too."""
-    world = World()
-    world.exact()
-    other = EventStream(
-        Source(ENGINE, "zmq/1"),
-        world.engine_caches,
-        HASHER,
-        Names(HASHER, NAMESPACES.of, ("m",)),
-        settings=world.settings,
-    )
+    """At once and without a sweep; the engine's generation is the other ranks', too."""
+    world = known()
+    other = world.another(rank=1)
     other.open(world.now)
-    (ask,) = [effect for effect in other.connected(world.now) if isinstance(effect, AskReplay)]
-    other.replay_ended(ask.ask, world.now)
-    world.stream.live(0, payload(stored(0, 1)), world.now)
+    world.connect(other)
+    world.receive(stored(0, 1))
     other.live(0, payload(stored(0, 4)), world.now)
     other.live(1, payload(), world.now)
     world.settle()
     other.tick(world.now + SETTLE_S)
-    assert (world.depth(), world.engine_caches.level(ENGINE)) == (64, Level.EXACT)
-    first = payload({"type": "AllBlocksCleared"}, removed(9))
+    assert (world.depth(), world.level) == (64, Level.EXACT)
+    first = payload(CLEARED, removed(9))
     other.live(2 if how == "cleared" else 0, first if how == "cleared" else payload(removed(9)), world.now)
     while (at := other.wake_at()) is not None and at <= world.now + 1.0:
         other.tick(at)
     assert world.depth() == 16, "what the first rank holds"
     assert world.generations == [1]
-    assert world.engine_caches.level(ENGINE) is Level.EXACT
-    world.stream.live(1, payload(removed(1)), world.now)
-    world.settle()
+    assert world.level is Level.EXACT
+    world.publish(removed(1))
     assert world.depth() == 0
 
 
 def test_a_request_that_wants_a_full_report_leaves_no_phantoms() -> None:
-    """vLLM's kv_cache_report_mode: blocks told of twice, and removed once, are gone."""
-    world = World()
-    world.exact()
-    world.stream.live(0, payload(stored()), world.now)
-    world.stream.live(1, payload(stored(0, 3)), world.now)
-    world.stream.live(2, payload(removed(4, 3, 2, 1)), world.now)
-    world.settle()
+    """vLLM's kv_cache_report_mode: blocks reported twice, and removed once, are gone."""
+    world = known()
+    world.publish(stored())
+    world.publish(stored(0, 3))
+    world.publish(removed(4, 3, 2, 1))
     assert world.depth() == 0
     assert world.stream.counts()["blocks_repeated"] == 3
 
@@ -365,48 +352,42 @@ def reasons(world: World) -> list[str]:
 
 
 def test_at_exact_what_the_engine_does_not_report_is_not_held() -> None:
-    world = World()
-    world.exact()
+    world = known()
     assert not believed(world)
 
 
 def test_an_engine_whose_events_all_have_unknown_names_is_not_taken_for_empty() -> None:
     """Another version of an engine must not cost the claims that traffic makes (llm-d-kv-cache#661, kthena#1535)."""
-    world = World()
-    world.exact()
-    reported = world.stream.live(0, payload({**stored(), "type": "BlockKept"}), world.now)
+    world = known()
+    reported = world.receive({**stored(), "type": "BlockKept"})
     assert [(each.level, each.reason) for each in reported if isinstance(each, LevelChanged)] == [
         (Level.ESTIMATED, "its events have names that we do not know")
     ]
-    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
+    assert world.level is Level.ESTIMATED
     assert reasons(world) == ["its events have names that we do not know"]
     assert world.stream.view()["lacks"]
     assert believed(world)
     assert world.stream.snapshot() is None, "nor is a peer to take it for empty"
-    world.stream.live(1, payload(stored()), world.now)
-    world.settle()
-    assert world.engine_caches.level(ENGINE) is Level.EXACT
+    world.publish(stored())
+    assert world.level is Level.EXACT
     assert world.depth() == 64
 
 
 def test_unknown_names_beside_known_ones_are_only_counted() -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload({"type": "BlockInactive"}, stored(count=1)), world.now)
-    world.stream.live(1, payload({"type": "BlockInactive"}), world.now)
-    world.settle()
-    assert world.engine_caches.level(ENGINE) is Level.EXACT
+    world = known()
+    world.publish({"type": "BlockInactive"}, stored(count=1))
+    world.publish({"type": "BlockInactive"})
+    assert world.level is Level.EXACT
     assert world.stream.counts()["decoder_tags_skipped"] == 2
 
 
 def test_after_a_restart_as_another_version_it_is_seen_again_whether_it_is_understood() -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload(stored()), world.now)
-    world.settle()
-    world.stream.live(0, payload({**stored(), "type": "BlockKept"}), world.now)
+    world = known()
+    world.publish(stored())
+    world.seq = 0
+    world.receive({**stored(), "type": "BlockKept"})
     assert world.stream.machine.counters.restarts == 1
-    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
+    assert world.level is Level.ESTIMATED
 
 
 @pytest.mark.parametrize(
@@ -419,49 +400,38 @@ def test_after_a_restart_as_another_version_it_is_seen_again_whether_it_is_under
     ],
 )
 def test_an_engine_whose_blocks_can_not_be_named_is_not_taken_for_empty(fields: dict[str, Any], reason: str) -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload({**stored(), **fields}), world.now)
-    world.settle()
-    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
+    world = known()
+    world.publish({**stored(), **fields})
+    assert world.level is Level.ESTIMATED
     assert reason in reasons(world)[0]
     assert believed(world)
 
 
 def test_a_model_of_several_kinds_of_caches_is_known_by_the_one_that_keeps_whole_prefixes() -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload({**stored(), "kv_cache_spec_kind": "mamba", "group_idx": 0}), world.now)
-    world.stream.live(1, payload({**stored(), "kv_cache_spec_kind": "full_attention", "group_idx": 1}), world.now)
-    world.settle()
-    assert world.engine_caches.level(ENGINE) is Level.EXACT
+    world = known()
+    world.publish({**stored(), "kv_cache_spec_kind": "mamba", "group_idx": 0})
+    world.publish({**stored(), **FULL, "group_idx": 1})
+    assert world.level is Level.EXACT
     assert world.depth() == 64
 
 
 def test_an_engine_with_more_blocks_than_there_is_room_for_is_degraded_until_it_is_empty() -> None:
-    world = World()
-    world.stream.residency = Residency(HASHER, world.stream.names.namespace, entries_max=4)
-    world.stream.open(world.now)
-    world.exact()
-    world.stream.live(0, payload(stored()), world.now)
-    world.settle()
+    world = known(entries_max=4)
+    world.publish(stored())
     world.stream.tick(world.now)
     world.settle()
     assert world.depth() == 32
-    assert world.engine_caches.level(ENGINE) is Level.DEGRADED
-    assert reasons(world) == ["it tells of more blocks than there is room for"]
+    assert world.level is Level.DEGRADED
+    assert reasons(world) == ["it reports more blocks than there is room for"]
     assert believed(world)
-    world.stream.live(1, payload({"type": "AllBlocksCleared"}), world.now)
-    world.settle()
-    assert world.engine_caches.level(ENGINE) is Level.EXACT
+    world.publish(CLEARED)
+    assert world.level is Level.EXACT
     assert not believed(world)
 
 
 def test_after_a_restart_another_group_of_caches_may_count() -> None:
-    world = World()
-    world.exact()
-    world.stream.live(0, payload({**stored(), "kv_cache_spec_kind": "full_attention", "group_idx": 1}), world.now)
-    world.stream.live(1, payload({"type": "AllBlocksCleared"}), world.now)
-    world.stream.live(2, payload({**stored(), "kv_cache_spec_kind": "full_attention", "group_idx": 0}), world.now)
-    world.settle()
+    world = known()
+    world.publish({**stored(), **FULL, "group_idx": 1})
+    world.publish(CLEARED)
+    world.publish({**stored(), **FULL, "group_idx": 0})
     assert world.depth() == 64

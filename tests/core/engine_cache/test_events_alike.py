@@ -59,9 +59,9 @@ def test_short_messages_and_long_ones_are_read_alike(several: list[dict[str, obj
     assert at_once.counters == one_by_one.counters
 
 
-def test_one_event_that_is_no_msgpack_does_not_spoil_the_others() -> None:
-    stored = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1] * 16, "block_size": 16}
-    good, bad = msgpack.packb(stored), b"\x81\x01\x02"  # a map with a number as its key
+@pytest.mark.parametrize("bad", [b"\x81\x01\x02", b"\x82\xa4type\xacBlockRemoved\xa6medium\xa2\xff\xfe"])
+def test_an_event_with_a_number_as_its_key_or_a_text_that_is_not_utf8_does_not_spoil_the_others(bad: bytes) -> None:
+    good = msgpack.packb({"type": "BlockStored", "block_hashes": [1], "token_ids": [1] * 16, "block_size": 16})
     decoder = EventDecoder()
     batch = decoder.decode(b"\x93\x01\x93" + good + bad + good + b"\x00")
     assert [type(event) for event in batch.events] == [BlocksStored] * 2

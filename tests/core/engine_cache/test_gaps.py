@@ -110,7 +110,7 @@ def test_who_comes_late_asks_for_all_that_was() -> None:
     assert stream.applied == names(9)
 
 
-def test_an_engine_that_never_stated_anything_is_known_exactly() -> None:
+def test_an_engine_that_never_published_anything_is_known_exactly() -> None:
     stream = Stream()
     stream.receive(stream.machine.connected(0.0))
     stream.answer()
@@ -182,7 +182,7 @@ def test_a_copy_that_is_ahead_is_taken_when_its_last_message_came_here_too() -> 
 
 
 @pytest.mark.parametrize(("last", "run"), [(3, "a"), (11, "a"), (13, "b")])
-def test_a_copy_that_cannot_be_reported_to_be_of_this_run_is_refused(last: int, run: str) -> None:
+def test_a_copy_that_cannot_be_known_to_be_of_this_run_is_refused(last: int, run: str) -> None:
     stream = at(5)
     stream.live(12)
     stream.answer()
@@ -291,7 +291,7 @@ def test_an_engine_that_lost_its_history_was_restarted() -> None:
     assert stream.replay == AskReplay(1, 5)
     stream.answer()
     assert (stream.level, stream.applied, stream.machine.counters.restarts) == (Level.REPAIRING, [], 1)
-    assert stream.replay == AskReplay(2, 0), "it may have said something since"
+    assert stream.replay == AskReplay(2, 0), "it may have published something since"
     stream.answer()
     assert stream.level is Level.EXACT
 

@@ -20,48 +20,36 @@ from ranvier_py.core.engine_cache.gap_values import (
     StreamReset,
 )
 from ranvier_py.core.engine_cache.gaps import GapMachine
+from tests.core.engine_cache.test_gaps import Stream
 
 HELD_MAX = 25
 
 
-class World:
-    """One engine, the way from it, and who listens. `applied` is what the listener believes the engine to have said."""
+class World(Stream):
+    """One engine, the way from it, and who listens: `applied` is what the engine is believed to have published."""
 
     def __init__(self, seed: int, loss: float, buffer: int, replay: bool, peers: bool) -> None:
+        super().__init__(replay=replay, peers=peers, held_messages_max=HELD_MAX)
         self.rng = random.Random(seed)
         self.loss = loss
-        self.machine = GapMachine(GapSettings(replay=replay, peers=peers, held_messages_max=HELD_MAX))
         self.now = 0.0
         self.run = 0
-        self.history: list[bytes] = []
-        self.old_history: list[bytes] = []
+        self.history: list[str] = []
+        self.old_history: list[str] = []
         self.buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
         self.in_transit: deque[tuple[int, int, bytes | None]] = deque()  # answers: ask, number, payload or the end
-        self.replay: AskReplay | None = None
-        self.peer: AskPeer | None = None
-        self.copy: list[bytes] = []
-        self.applied: list[bytes] = []
-        self.levels: dict[Level, int] = {}
+        self.met: dict[Level, int] = {}
 
     def receive(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Apply):
-                self.applied.append(effect.payload)
-            elif isinstance(effect, StreamReset):
-                self.applied = []
-            elif isinstance(effect, AskReplay):
-                self.replay = effect
-                self.in_transit.clear()
-            elif isinstance(effect, AskPeer):
-                self.peer = effect
-            elif isinstance(effect, Install):
-                self.applied = list(self.copy)
+        super().receive(effects)
+        if any(isinstance(effect, AskReplay) for effect in effects):
+            self.in_transit.clear()
         self.check()
 
     def check(self) -> None:
-        """Whoever says EXACT has what the engine said since it started, without a hole."""
+        """At EXACT it is what the engine published since it started, without a hole."""
         machine = self.machine
-        self.levels[machine.level] = self.levels.get(machine.level, 0) + 1
+        self.met[machine.level] = self.met.get(machine.level, 0) + 1
         held, kept = machine.waiting
         assert held <= HELD_MAX
         assert kept <= HELD_MAX + 1
@@ -69,11 +57,14 @@ class World:
             assert self.applied == self.history[: len(self.applied)]
             assert machine.next_seq == len(self.applied)
 
+    def append(self) -> tuple[int, bytes]:
+        """The engine's next message."""
+        self.history.append(f"{self.run}/{len(self.history)}")
+        self.buffer.append((len(self.history) - 1, self.history[-1].encode()))
+        return self.buffer[-1]
+
     def publish(self) -> None:
-        seq = len(self.history)
-        payload = b"%d/%d" % (self.run, seq)
-        self.history.append(payload)
-        self.buffer.append((seq, payload))
+        seq, payload = self.append()
         if self.rng.random() < self.loss:
             return
         self.receive(self.machine.live(seq, payload, self.now))
@@ -87,9 +78,8 @@ class World:
         self.in_transit.clear()
         self.replay = None
         self.receive(self.machine.disconnected(self.now))
-        for _ in range(self.rng.randrange(8)):  # said before we are back
-            self.history.append(b"%d/%d" % (self.run, len(self.history)))
-            self.buffer.append((len(self.history) - 1, self.history[-1]))
+        for _ in range(self.rng.randrange(8)):  # published before we are back
+            self.append()
         if self.rng.random() < 0.7:
             self.receive(self.machine.connected(self.now))
 
@@ -111,7 +101,7 @@ class World:
         if (not answers or kept) and self.rng.random() >= self.loss:
             self.in_transit.append((ask, 0, None))
 
-    def answer(self, count: int) -> None:
+    def arrive(self, count: int) -> None:
         for _ in range(min(count, len(self.in_transit))):
             if not self.in_transit:
                 return  # a new question was asked meanwhile
@@ -121,7 +111,7 @@ class World:
             else:
                 self.receive(self.machine.replayed(ask, seq, payload, self.now))
 
-    def offer(self, *, honest: bool) -> None:
+    def propose(self, *, honest: bool) -> None:
         if self.peer is None:
             return
         ask, self.peer = self.peer.ask, None
@@ -131,7 +121,8 @@ class World:
             return
         last = len(source) - 1 if honest else self.rng.randrange(len(source))
         self.copy = source[: last + 1]
-        self.receive(self.machine.snapshot_offered(ask, last, xxhash.xxh3_64_intdigest(source[last]), self.now))
+        digest = xxhash.xxh3_64_intdigest(source[last].encode())
+        self.receive(self.machine.snapshot_offered(ask, last, digest, self.now))
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -144,9 +135,9 @@ class World:
         elif action < 0.7:
             self.serve()
         elif action < 0.85:
-            self.answer(self.rng.randrange(6))
+            self.arrive(self.rng.randrange(6))
         elif action < 0.9:
-            self.offer(honest=False)
+            self.propose(honest=False)
         elif action < 0.97:
             self.tick(self.rng.random() * 6)
         elif action < 0.98:
@@ -162,8 +153,8 @@ class World:
         for _ in range(40):
             self.publish()
             self.serve()
-            self.answer(1000)
-            self.offer(honest=True)
+            self.arrive(1000)
+            self.propose(honest=True)
             self.publish()
             self.tick(31.0)
 
@@ -203,7 +194,7 @@ def test_all_levels_are_met() -> None:
         world = World(seed, 0.2, 15, True, True)
         for _ in range(150):
             world.step()
-        met |= world.levels
+        met |= world.met
     assert met.keys() == {*Level}
 
 
@@ -222,23 +213,17 @@ calls = st.one_of(
 def test_any_order_of_calls_keeps_the_bounds_and_never_raises(todo: list[tuple[object, ...]]) -> None:
     """What an engine numbers as it likes, and sockets that report as they like."""
     machine = GapMachine(GapSettings(held_messages_max=5, held_bytes_max=6))
-    digest, now = xxhash.xxh3_64_intdigest(b"a"), 0.0
+    digest, now, ask = xxhash.xxh3_64_intdigest(b"a"), 0.0, 0
     for name, *arguments in todo:
         now += 1.0
-        if name == "live":
-            effects = machine.live(*arguments, now)  # type: ignore[arg-type]
-        elif name == "replayed":
-            effects = machine.replayed(machine._asks, *arguments, now)  # type: ignore[arg-type]
-        elif name == "snapshot_offered":
-            effects = machine.snapshot_offered(machine._asks, arguments[0], digest, now)  # type: ignore[arg-type]
-        elif name == "cleared":
-            effects = machine.cleared(arguments[0])  # type: ignore[arg-type]
-        elif name == "unreadable":
-            effects = machine.unreadable(arguments[0], now)  # type: ignore[arg-type]
-        elif name in ("tick", "connected", "disconnected"):
-            effects = getattr(machine, str(name))(now)
-        else:
-            effects = getattr(machine, str(name))(machine._asks, now)
+        if name in ("replayed", "replay_ended", "replay_failed", "snapshot_failed", "snapshot_offered"):
+            arguments.insert(0, ask)
+        if name == "snapshot_offered":
+            arguments.append(digest)
+        if name != "cleared":
+            arguments.append(now)
+        effects: list[Effect] = getattr(machine, str(name))(*arguments)
+        ask = max([ask, *(effect.ask for effect in effects if isinstance(effect, AskReplay | AskPeer))])
         applied = [effect.seq for effect in effects if isinstance(effect, Apply)]
         since = [place for place, effect in enumerate(effects) if isinstance(effect, StreamReset | Install)]
         assert since or applied == sorted(applied)

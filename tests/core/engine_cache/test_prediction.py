@@ -8,7 +8,8 @@ import pytest
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.calibration import ATTEMPTS_MAX, SAMPLES_PER_S_MAX, Calibration
-from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange, ReportedCache
+from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import MEDIA_MARK, Segment, TextHasher, TokenHasher, TokenState
 from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
@@ -105,7 +106,7 @@ def test_the_block_of_the_last_token_is_no_error() -> None:
 
 def test_a_larger_block_of_the_engine_is_no_error_once_it_is_reported() -> None:
     world = World()
-    world.calibration.report(A, "http://a:1", 1, ReportedCache(None, 32))
+    world.calibration.report(A, "http://a:1", 1, EngineMetrics(block_tokens=32))
     world.served([1, 2, 3], 0, 10.0)
     world.served([1, 2, 3], 32, 11.0)
     assert world.view.precision == 1.0
@@ -123,7 +124,7 @@ def test_a_prefix_that_answered_cold_is_withdrawn_and_no_other() -> None:
     assert world.view.refuted == 1
 
 
-def test_a_backend_whose_events_report_is_measured_and_not_corrected() -> None:
+def test_a_backend_that_publishes_events_is_measured_and_not_corrected() -> None:
     sent: list[BackendId] = []
     world = World(estimated=lambda _: False, contradicted=sent.append)
     for names, cached in (([1, 2, 3, 4], 0), ([1, 2, 5, 6], 32)):
@@ -134,7 +135,7 @@ def test_a_backend_whose_events_report_is_measured_and_not_corrected() -> None:
     assert sent == [A]
 
 
-def test_a_prompt_with_media_that_answered_cold_is_withdrawn_though_events_report_of_others() -> None:
+def test_a_prompt_with_media_that_answered_cold_is_withdrawn_though_events_name_others() -> None:
     sent: list[BackendId] = []
     world = World(estimated=lambda _: False, contradicted=sent.append)
     picture = [1, 2, MEDIA_MARK | 3 << 40, MEDIA_MARK | 4 << 40]
@@ -217,7 +218,7 @@ def test_what_a_running_request_holds_does_not_fade() -> None:
     assert world.depth(names, now) == 0
 
 
-def test_what_peers_send_pushes_out_too() -> None:
+def test_prompts_of_peers_push_out_too() -> None:
     world = World()
     now = press(world, 10_000, 200)
     names = [10**6 + block for block in range(10)]
@@ -230,9 +231,9 @@ def test_what_peers_send_pushes_out_too() -> None:
     assert world.depth([10**7 + 100 * 59 + block for block in range(40)], now + 62) == 640
 
 
-def test_what_engines_report_of_their_capacity_limits_what_is_believed_at_once() -> None:
+def test_the_capacity_that_an_engine_reports_limits_what_is_believed_at_once() -> None:
     world = World()
-    world.calibration.report(A, "http://a:1", 1, ReportedCache(2000, 16))
+    world.calibration.report(A, "http://a:1", 1, EngineMetrics(capacity_tokens=2000, block_tokens=16))
     for number in range(8):
         world.served([number * 100 + block + 1 for block in range(40)], 0, 10.0 + 2 * number)
     world.calibration.tick(world.now)
@@ -253,7 +254,7 @@ def test_a_bias_is_reported_once_when_it_appears_and_once_when_it_goes() -> None
     assert [(change.bias, change.appeared) for change in changes[1:]] == [(Bias.NO_COUNTS, False)]
 
 
-def test_an_engine_that_reported_once_means_nothing_by_silence() -> None:
+def test_an_engine_that_gave_a_count_once_means_zero_where_it_gives_none() -> None:
     """vLLM leaves cached tokens out where there are none."""
     world = World()
     world.served([1, 2], 0, 10.0)
@@ -291,7 +292,7 @@ def test_attempts_without_an_answer_leave_nothing_behind() -> None:
     counts = world.calibration.counters
     assert counts.sampled == 2 * ATTEMPTS_MAX
     assert counts.skipped == 5 * 2 * ATTEMPTS_MAX // SAMPLES_PER_S_MAX
-    assert len(world.calibration._samples) <= ATTEMPTS_MAX
+    assert len(world.calibration.samples) <= ATTEMPTS_MAX
 
 
 def test_a_sample_is_not_taken_for_that_of_another_attempt() -> None:

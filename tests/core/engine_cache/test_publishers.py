@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ def test_a_list_of_sources_is_read_too(reported: Any) -> None:
 
 
 def test_ranks_that_are_reported_with_one_port_are_at_port_and_rank() -> None:
-    """vLLM told the option it was started with, and binds port + rank."""
+    """vLLM shows the option it was started with, and binds port + rank."""
     option = VLLM_032["0"]
     found = home(read_event_sources(body({"0": option, "1": option, "3": option})))
     assert [(each.rank, each.events.port, each.replay and each.replay.port) for each in found.publishers] == [
@@ -111,24 +112,18 @@ def test_an_older_sglang_reports_only_its_option() -> None:
 
 
 @pytest.mark.parametrize(
-    "reported",
+    ("read", "reported"),
     [
-        {},
-        [],
-        {"sources": []},
-        {"0": {"publisher": "null", "endpoint": "tcp://*:5557"}},
-        {"0": {"enable_kv_cache_events": False, "endpoint": "tcp://*:5557"}},
+        *((read, reported) for read in (read_event_sources, read_server_info) for reported in ({}, [])),
+        (read_event_sources, {"sources": []}),
+        (read_event_sources, {"0": {"publisher": "null", "endpoint": "tcp://*:5557"}}),
+        (read_event_sources, {"0": {"enable_kv_cache_events": False, "endpoint": "tcp://*:5557"}}),
+        *((read_server_info, {"kv_events_config": option}) for option in ("{}", None)),
+        (read_server_info, {"kv_events": None}),
     ],
 )
-def test_an_engine_without_events_has_no_publisher(reported: Any) -> None:
-    assert read_event_sources(body(reported)) == NOTHING
-
-
-@pytest.mark.parametrize(
-    "reported", [{}, {"kv_events": None}, {"kv_events_config": "{}"}, {"kv_events_config": None}, []]
-)
-def test_an_sglang_without_events_has_no_publisher(reported: Any) -> None:
-    assert read_server_info(body(reported)) == NOTHING
+def test_an_engine_without_events_has_no_publisher(read: Callable[[bytes], FoundPublishers], reported: Any) -> None:
+    assert read(body(reported)) == NOTHING
 
 
 # --- whom to believe ------------------------------------------------------------------------------------------------
@@ -141,7 +136,7 @@ def test_an_engine_can_not_send_us_elsewhere(host: str) -> None:
 
 
 def test_an_address_that_the_backends_name_stands_for_is_its_own() -> None:
-    """vLLM with port 0 tells the address of its machine."""
+    """vLLM with port 0 shows the address of its machine."""
     reported = read_event_sources(body([{"data_parallel_rank": 0, "endpoint": "tcp://10.0.0.1:5557"}]))
     assert home(reported, "engine", "10.0.0.1").publishers == (Publisher(0, Endpoint("engine", 5557)),)
 
@@ -237,7 +232,7 @@ JSON = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(JSON | st.just(SGLANG))
-def test_whatever_an_engine_states_is_read_or_refused(reported: Any) -> None:
+def test_whatever_an_engine_answers_is_read_or_refused(reported: Any) -> None:
     for read in (read_event_sources, read_server_info):
         found = at_home(read(body(reported)), "engine", ["10.0.0.1"])
         assert len(found.publishers) <= RANKS_MAX

@@ -1,20 +1,21 @@
-"""PU7 and its neighbours: the forward and the reverse map, syncs, silence, bounds, leases."""
+"""PU7 and its neighbours: who holds what, syncs, silence, bounds."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.core.engine_cache.sources import push_map
 from ranvier_py.core.engine_cache.sources.event_values import Tier
-from ranvier_py.core.engine_cache.sources.push_map import LEASE_S, Leases, PushMap, PushSettings
+from ranvier_py.core.engine_cache.sources.push_map import PushMap
 from ranvier_py.core.engine_cache.sources.push_messages import read_events, read_eviction, read_sync
 from ranvier_py.core.errors import BadRequest
-from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.ids import BackendId
 
 A, B = BackendId(0), BackendId(1)
 
@@ -28,27 +29,17 @@ def sync(pushed: PushMap, backend: BackendId, keys: Iterable[int], now: float = 
     return {tier: sorted(keys) for tier, keys in found.items()}
 
 
-def check(pushed: PushMap) -> None:
-    """Forward and reverse say the same, and nothing empty is left."""
-    reverse = {(key, backend) for backend, worker in pushed.workers.items() for key in worker.hashes}
-    forward = {(key, backend) for key, holders in pushed.forward().items() for backend in holders}
-    assert forward == reverse
-    assert all(pushed.forward().values())
-    assert len(pushed) == len(reverse)
-
-
 KEYS = st.lists(st.integers(1, 40), max_size=12)
 STEPS = st.lists(st.tuples(st.sampled_from(["evict", "sync", "forget"]), st.sampled_from([A, B]), KEYS), max_size=25)
 
 
 @given(STEPS)
 @settings(max_examples=80, deadline=None)
-def test_pu7_forward_and_reverse_map_agree_whatever_workers_state(
+def test_pu7_who_holds_a_hash_is_who_reported_it_whatever_workers_report(
     steps: list[tuple[str, BackendId, list[int]]],
 ) -> None:
     pushed, model = PushMap(), {A: set[int](), B: set[int]()}
     for verb, backend, keys in steps:
-        other = model[B if backend is A else A].copy()
         if verb == "forget":
             pushed.forget(backend)
             model[backend] = set()
@@ -59,8 +50,7 @@ def test_pu7_forward_and_reverse_map_agree_whatever_workers_state(
             pushed.report(backend, "", 0.0)
             pushed.evict(backend, keys)
             model[backend] -= set(keys)
-        check(pushed)
-        assert model[B if backend is A else A] == other
+        assert len(pushed) == sum(map(len, model.values()))
         for key in range(1, 41):
             assert set(pushed.holders(key)) == {one for one, held in model.items() if key in held}
 
@@ -71,25 +61,6 @@ def test_pu7_a_sync_is_destructive_for_its_worker_alone() -> None:
     sync(pushed, B, range(50, 150))
     assert sync(pushed, A, range(90, 110)) == {Tier.ABSENT: list(range(1, 90)), Tier.GPU: list(range(100, 110))}
     assert sorted(pushed.workers[B].hashes) == list(range(50, 150))
-    assert 20 not in pushed.forward(), "no empty sets are left"
-    check(pushed)
-
-
-def test_pu7_a_sync_costs_what_its_worker_holds_however_much_others_hold() -> None:
-    pushed = PushMap()
-    for other in range(2, 6):
-        sync(pushed, BackendId(other), range(1_000_000 * other, 1_000_000 * other + 25_000))
-    held = list(range(1, 2001))
-    sync(pushed, A, held)
-    alone = PushMap()
-    sync(alone, A, held)
-
-    def seconds(one: PushMap) -> float:
-        began = time.process_time()
-        sync(one, A, held)
-        return time.process_time() - began
-
-    assert min(seconds(pushed) for _ in range(3)) < 3 * min(seconds(alone) for _ in range(3)) + 0.02
 
 
 def test_px4_an_eviction_that_comes_while_a_sync_is_taken_in_stands() -> None:
@@ -100,7 +71,6 @@ def test_px4_an_eviction_that_comes_while_a_sync_is_taken_in_stands() -> None:
     pushed.evict(A, [1, 3])
     assert [some for some, _ in steps] == [[4]]
     assert sorted(pushed.workers[A].hashes) == [4]
-    check(pushed)
 
 
 def test_a_sync_that_another_one_overtook_changes_nothing_any_more() -> None:
@@ -112,7 +82,6 @@ def test_a_sync_that_another_one_overtook_changes_nothing_any_more() -> None:
     sync(pushed, A, [2, 3])
     assert list(first) == []
     list(late)
-    check(pushed)
 
 
 def test_px7_a_worker_that_is_silent_for_three_syncs_is_not_believed_until_it_reports() -> None:
@@ -129,14 +98,14 @@ def test_px7_a_worker_that_is_silent_for_three_syncs_is_not_believed_until_it_re
     assert pushed.holders(1) == [A, B]
 
 
-def test_what_is_beyond_the_bound_is_refused_and_counted() -> None:
-    pushed = PushMap(PushSettings(hashes_max=10))
+def test_what_is_beyond_the_bound_is_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_map, "HASHES_MAX", 10)
+    pushed = PushMap()
     sync(pushed, A, range(1, 21))
     assert (len(pushed), pushed.counters.refused) == (10, 10)
     pushed.evict(A, range(1, 9))
     sync(pushed, A, range(9, 19))
     assert len(pushed) == 10
-    check(pushed)
 
 
 def test_px11_a_worker_whose_hashes_are_of_another_model_begins_anew() -> None:
@@ -144,18 +113,6 @@ def test_px11_a_worker_whose_hashes_are_of_another_model_begins_anew() -> None:
     sync(pushed, A, [1])
     pushed.report(A, "other", 0.0)
     assert pushed.holders(1) == []
-    check(pushed)
-
-
-def test_a_lease_is_not_renewed_by_being_served_again_and_ends_once() -> None:
-    leases = Leases(PushMap().counters)
-    leases.begin(A, Fingerprint(7), 0.0)
-    leases.begin(A, Fingerprint(7), 5.0)
-    leases.begin(A, Fingerprint(8), 5.0)
-    leases.settle(A, Fingerprint(8))
-    assert list(leases.ended(LEASE_S - 0.1)) == []
-    assert list(leases.ended(LEASE_S)) == [(A, 7)]
-    assert len(leases) == 0
 
 
 JSON = st.recursive(

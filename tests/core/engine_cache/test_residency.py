@@ -17,7 +17,7 @@ from ranvier_py.core.engine_cache.sources.event_values import (
     Tier,
 )
 from ranvier_py.core.ids import Fingerprint
-from tests.core.engine_cache.model import PLAIN, SIZE, Listener, fingerprint, hasher, namespace_of
+from tests.core.engine_cache.model import PLAIN, SIZE, fingerprint, hasher, namespace_of
 
 TEXT = list(range(100, 100 + 2048))
 
@@ -55,80 +55,8 @@ def test_stored_blocks_are_found_under_the_fingerprints_of_prompts() -> None:
     assert held.view().block_tokens == 16
 
 
-@pytest.mark.parametrize(
-    ("width", "blocks", "expected"),
-    [
-        (1, 40, [16, 32]),
-        (16, 3, [16, 32, 48]),
-        (24, 3, [16, 32, 48, 64]),
-        (32, 2, [16, 32, 48, 64]),
-        (17, 1, [16]),
-        (15, 1, []),
-        (15, 3, [16, 32]),
-        (512, 2, list(range(16, 1025, 16))),
-    ],
-)
-@pytest.mark.parametrize("one_by_one", [False, True])
-def test_any_size_of_an_engines_blocks_is_mapped_to_whole_blocks_of_ours(
-    width: int, blocks: int, expected: list[int], one_by_one: bool
-) -> None:
-    held = residency()
-    if one_by_one:
-        for number in range(blocks):
-            own = TEXT[number * width : (number + 1) * width]
-            held.apply(stored([number + 1], own, width, parent=number or None))
-    else:
-        held.apply(stored(range(1, blocks + 1), TEXT[: width * blocks], width))
-    assert depths(held) == expected
-    held.apply(removed(blocks))
-    assert depths(held) == [depth for depth in expected if depth <= width * (blocks - 1)]
-    for number in range(blocks - 1, 0, -1):
-        held.apply(removed(number))
-    assert (depths(held), held.view().blocks, held.view().entries) == ([], 0, 0)
-
-
-def test_a_prefix_that_two_blocks_share_is_held_until_both_are_gone() -> None:
-    """Blocks of 32 tokens that part after 16 have one prefix of ours in common."""
-    held, other = residency(), [*TEXT[:16], *range(16)]
-    held.apply(stored([1], TEXT[:32], 32))
-    held.apply(stored([2], other, 32))
-    held.apply(removed(1))
-    assert (depths(held), depths(held, other)) == ([16], [16, 32])
-    held.apply(removed(2))
-    assert depths(held, other) == []
-
-
-def test_a_block_stored_twice_is_gone_when_it_was_removed_twice() -> None:
-    held = residency()
-    held.apply(stored([1], TEXT[:16]))
-    held.apply(stored([1], TEXT[:16]))
-    held.apply(removed(1))
-    assert depths(held) == [16]
-    held.apply(removed(1))
-    assert depths(held) == []
-    held.apply(removed(1))
-    assert held.counters.removed_unknown == 1
-
-
-def test_without_its_beginning_a_prefix_is_not_held_until_that_is_back() -> None:
-    """An engine that lacks a block can't use those behind it."""
-    held = residency()
-    held.apply(stored([1, 2, 3], TEXT[:48]))
-    held.apply(removed(2))
-    assert depths(held) == [16]
-    held.apply(stored([2], TEXT[16:32], parent=1))
-    assert depths(held) == [16, 32, 48]
-
-
-def test_what_comes_and_goes_between_two_looks_is_no_change() -> None:
-    held = residency()
-    held.apply(stored([1], TEXT[:16]))
-    held.apply(removed(1))
-    assert held.settle().changes == ()
-
-
 def test_blocks_wait_for_their_parent() -> None:
-    """A node that joins late hears of the ends of prompts before their beginnings."""
+    """A node that joins late learns of the ends of prompts before their beginnings."""
     held = residency()
     held.apply(stored([4], TEXT[48:64], parent=3))
     held.apply(stored([3], TEXT[32:48], parent=2))
@@ -153,7 +81,7 @@ def test_orphaned_blocks_have_a_bound_and_the_oldest_go_first() -> None:
     assert (held.view().entries, held.view().orphaned) == (0, 0)
 
 
-def test_with_a_orphaned_block_goes_all_that_continues_it() -> None:
+def test_with_an_orphaned_block_goes_all_that_continues_it() -> None:
     """What stayed would wait for a parent that is another one when it comes."""
     held = residency(orphaned_max=7)
     held.apply(stored([2], TEXT[16:32], parent=1))
@@ -174,32 +102,6 @@ def test_new_blocks_are_refused_where_there_is_no_room() -> None:
     held.apply(removed(*range(1, 65)))
     held.settle()
     assert held.view().entries == 0
-
-
-def test_tiers_are_kept_apart_and_a_prefix_is_as_far_as_its_farthest_block() -> None:
-    held = residency()
-    held.apply(stored([1, 2], TEXT[:32]))
-    held.apply(BlocksStored(hashes=(1, 2), medium="CPU"))
-    held.apply(removed(1))
-    held.settle()
-    ends = [fingerprint(TEXT[:16]), fingerprint(TEXT[:32])]
-    assert [held.tier(end) for end in ends] == [Tier.CPU, Tier.CPU]
-    held.apply(removed(1, 2, medium="CPU"))
-    held.apply(BlocksStored(hashes=(1,), medium="DISK"))
-    assert held.settle().changes == (
-        Change(ends[0], 16, Tier.DISK, Fingerprint(0)),
-        Change(ends[1], 32, Tier.DISK, ends[0]),
-    )
-    assert (held.copies(Tier.GPU), held.copies(Tier.DISK)) == ({2: 1}, {1: 1})
-
-
-def test_moving_to_another_tier_is_one_change() -> None:
-    held = residency()
-    held.apply(stored([1], TEXT[:16]))
-    held.settle()
-    held.apply(BlocksStored(hashes=(1,), medium="CPU"))
-    held.apply(removed(1))
-    assert held.settle().changes == (Change(fingerprint(TEXT[:16]), 16, Tier.CPU, Fingerprint(0)),)
 
 
 def test_a_name_without_tokens_is_reported_later() -> None:
@@ -290,36 +192,11 @@ def test_tokens_that_do_not_fit_their_blocks_are_not_trusted() -> None:
     assert (depths(held), held.counters.mismatched, held.copies(Tier.GPU)) == ([], 2, {1: 1, 2: 1, 3: 1})
 
 
-def test_a_ring_of_parents_is_no_prefix_and_harms_nobody() -> None:
-    held = residency(orphaned_max=6)
-    held.apply(stored([1], TEXT[:16], parent=2))
-    held.apply(stored([2], TEXT[:16], parent=1))
-    held.apply(stored([3], TEXT[:16], parent=3))
-    held.apply(stored([1, 2, 3, 1], TEXT[:64]))
-    held.apply(removed(1, 2, 3))
-    held.apply(stored([4, 5, 6, 7, 8], TEXT[:80], parent=77))
-    held.apply(stored([9], TEXT[:16]))
-    assert depths(held) == [16]
-    assert held.view().entries <= 8
-
-
 def test_a_block_reported_under_another_parent_stays_where_it_was() -> None:
     held = residency()
     held.apply(stored([1, 2], TEXT[:32]))
     held.apply(stored([7, 2, 8], [*range(16), *TEXT[16:48]], parent=66))
     assert (depths(held), held.counters.contradicted) == ([16, 32, 48], 1)
-
-
-def test_settling_may_be_cut_into_steps() -> None:
-    """A batch that removes the first block of everything must not hold up the requests."""
-    held = residency()
-    listener = Listener(held)
-    held.apply(stored(range(1, 101), TEXT[:1600]))
-    assert not listener.receive(steps_max=10).complete
-    assert len(listener.tiers) == 10
-    held.apply(removed(1))
-    listener.receive_all(steps_max=7)
-    assert (listener.tiers, held.view().unsettled) == ({}, 0)
 
 
 def test_namespaces_beyond_the_bound_have_no_fingerprints() -> None:
@@ -334,7 +211,7 @@ def test_namespaces_beyond_the_bound_have_no_fingerprints() -> None:
 
 
 def test_blocks_that_a_request_reused_are_repeated_and_are_no_new_copies() -> None:
-    """vLLM's kv_cache_report_mode=full: their removal is told once, and what was counted twice would stay for ever."""
+    """vLLM's kv_cache_report_mode=full: they are removed once, and what was counted twice would stay for ever."""
     held = residency(repeats=True)
     held.apply(stored([1, 2, 3], TEXT[:48]))
     for _ in range(3):
@@ -355,7 +232,7 @@ def test_a_report_brings_back_what_was_missed() -> None:
     assert depths(held) == [16, 32, 48]
 
 
-def test_a_mark_states_what_is_reused_wherever_it_begins() -> None:
+def test_a_block_marked_as_reused_is_no_new_copy_wherever_it_stands() -> None:
     held = residency()
     held.apply(stored([1, 2], TEXT[:32]))
     held.apply(stored([2], TEXT[16:32], parent=1, reused=True))

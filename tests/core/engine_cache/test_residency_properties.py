@@ -52,7 +52,7 @@ actions = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 999), st.sampled_from([1, 5, 16, 24, 32]), actions)
+@given(st.integers(0, 999), st.sampled_from([1, 5, 15, 16, 17, 24, 32, 64]), actions)
 def test_what_is_reported_is_what_a_walk_over_all_blocks_finds(
     seed: int, width: int, todo: list[tuple[str, int]]
 ) -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.engine_cache.prefix_index import shared_index
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, KvIndex, Verb
-from ranvier_py.core.engine_cache.prefix_index.prepared import PreparedIndex
 from ranvier_py.core.engine_cache.prefix_index.shared_index import Command, RedisJob, SharedIndex
 from ranvier_py.core.ids import BackendId
 
@@ -68,8 +67,6 @@ class Side:
             stands=self.standing.__contains__,
             rng=Random(seed),
         )
-        self.prepared = PreparedIndex(self.index, lambda: 0.0)
-        self.prepared.shared = self.shared
 
     def work(self, now: float) -> list[RedisJob]:
         """All jobs that are due."""
@@ -79,6 +76,16 @@ class Side:
             found.append(job)
         return found
 
+    def job(self, now: float) -> RedisJob:
+        """The one that is due."""
+        job = self.shared.next_job(now)
+        assert job is not None
+        return job
+
+    def fail(self, now: float) -> None:
+        """Redis can't be reached for the job that is due."""
+        self.shared.failed(self.job(now), "connection", "refused", now)
+
     def receive(self, kind: Verb, prefix: str, now: float, backend: BackendId = X, tokens: int | None = 64) -> None:
         self.index.apply(backend, IndexEvent(kind, prefix, tokens), now)
 
@@ -86,7 +93,7 @@ class Side:
         """As a request learns it that waits for the answer."""
         self.shared.prepare(prefix, now)
         self.work(now)
-        return {NAMES[one]: held.tokens for one, held in self.prepared.holders(prefix, now).items()}
+        return {NAMES[one]: held.tokens for one, held in self.index.holders(prefix, now).items()}
 
     def mirrored(self) -> dict[str, dict[bytes, bytes]]:
         """What Redis has of this router."""
@@ -129,7 +136,7 @@ def test_cr20_what_one_router_receives_another_one_knows() -> None:
     one.receive(Verb.OFFLOADED, "ab", 1.1, Y, 512)
     one.work(1.2)
     assert two.holders("ab", 1.3) == {"http://x": 2048, "http://y": 512}
-    assert two.prepared.holders("ab", 1.3)[Y].reload
+    assert two.index.holders("ab", 1.3)[Y].reload
     one.receive(Verb.PURGED, "ab", 1.4, Y, None)
     one.work(1.5)
     assert two.holders("ab", 1.6) == {"http://x": 2048}
@@ -163,7 +170,7 @@ def test_cr16_what_expires_or_is_evicted_here_goes_from_redis_too() -> None:
     assert one.mirrored() == {}
 
 
-def test_cx18_what_a_stream_that_begins_anew_had_stated_is_taken_back() -> None:
+def test_cx18_what_a_stream_had_reported_is_taken_back_when_it_begins_anew() -> None:
     one, two = pair()
     for backend in (X, Y):
         one.receive(Verb.CREATED, "ab", 1.1, backend)
@@ -224,10 +231,10 @@ def test_cr20_what_a_router_receives_itself_counts_more_and_an_answer_ends_after
     one.receive(Verb.CREATED, "aa", 1.0, Y, 7)
     one.work(1.1)
     assert two.holders("aa", 1.2) == {"http://x": 10, "http://y": 7}
-    assert set(two.prepared.holders("aa", 2.3)) == {X}
+    assert set(two.index.holders("aa", 2.3)) == {X}
 
 
-def test_of_two_routers_words_on_one_backend_the_greater_counts() -> None:
+def test_of_two_routers_entries_of_one_backend_the_greater_counts() -> None:
     redis = FakeRedis()
     sides = [Side(redis, X, seed=1), Side(redis, X, seed=2), Side(redis, seed=3)]
     for tokens, each in zip((30, 20, 0), sides, strict=True):
@@ -244,10 +251,9 @@ def test_cx21_while_redis_is_away_what_was_received_here_decides() -> None:
     two.receive(Verb.CREATED, "aa", 1.0, X)
     one.work(1.1)
     assert set(two.holders("aa", 1.2)) == {"http://x", "http://y"}
-    job = two.shared.next_job(3.0)
-    assert job is not None
+    job = two.job(3.0)
     two.shared.failed(job, "timeout", "no answer", 3.1)
-    assert set(two.prepared.holders("aa", 3.1)) == {X}
+    assert set(two.index.holders("aa", 3.1)) == {X}
     assert (two.shared.errors["timeout"], two.shared.counters.outages) == (1, 1)
     assert not two.shared.prepare("aa", 3.2), "nobody waits for a Redis that is away"
     assert two.shared.done(job, [], 3.3) is False, "what comes of a job of before is nothing"
@@ -264,15 +270,14 @@ def test_cx28_an_answer_never_contradicts_what_was_received_here_since_it_was_as
     two.work(0.3)
     two.receive(Verb.CREATED, "aa", 0.3)
     two.shared.holders("aa", 0.4)
-    job = two.shared.next_job(0.4)
-    assert job is not None
+    job = two.job(0.4)
     replies = redis.run(job.commands)
     if received_at == "under way":
         two.receive(Verb.PURGED, "aa", 0.41)
     two.shared.done(job, replies, 0.42)
     if received_at == "answered":
         two.receive(Verb.PURGED, "aa", 0.43)
-    assert set(two.prepared.holders("aa", 0.44)) == {Y}
+    assert set(two.index.holders("aa", 0.44)) == {Y}
 
 
 def test_questions_and_answers_have_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,9 +343,7 @@ def test_cx20_who_comes_back_from_an_outage_takes_a_new_generation() -> None:
     one.receive(Verb.CREATED, "ab", 1.0)
     one.receive(Verb.CREATED, "cd", 1.0)
     one.work(1.1)
-    job = one.shared.next_job(2.5)
-    assert job is not None
-    one.shared.failed(job, "connection", "refused", 2.5)
+    one.fail(2.5)
     one.receive(Verb.PURGED, "ab", 2.6)
     one.work(5.0)
     one.work(5.1)
@@ -352,9 +355,7 @@ def test_cx20_who_comes_back_from_an_outage_takes_a_new_generation() -> None:
 def test_cr33_tries_again_come_slower_and_slower_up_to_half_a_minute() -> None:
     one, now, waits = Side(FakeRedis(), X), 0.0, []
     for _ in range(12):
-        job = one.shared.next_job(now)
-        assert job is not None
-        one.shared.failed(job, "connection", "refused", now)
+        one.fail(now)
         waits.append(one.shared.wait_s(now))
         assert one.shared.next_job(now) is None
         now += waits[-1]
@@ -392,17 +393,13 @@ def test_cx20_a_clear_takes_what_others_received_before_it() -> None:
 def test_cx20_a_clear_is_reported_until_redis_has_it_and_what_is_received_after_it_stays() -> None:
     one, two = pair()
     two.receive(Verb.CREATED, "ab", 1.0)
-    job = one.shared.next_job(2.5)
-    assert job is not None
+    job = one.job(2.5)
     one.index.clear()
     one.shared.clear(2.6)
     one.receive(Verb.CREATED, "cd", 2.6)
     assert one.shared.done(job, one.redis.run(job.commands), 2.7), "it was begun before, and counts for nothing"
-    hello = one.shared.next_job(2.7)
-    assert hello is not None
-    one.shared.failed(hello, "connection", "refused", 2.8)
-    hello = one.shared.next_job(5.0)
-    assert hello is not None
+    one.fail(2.7)
+    hello = one.job(5.0)
     one.shared.clear(5.1)  # once more, while it is under way
     assert one.shared.done(hello, one.redis.run(hello.commands), 5.2)
     assert not one.shared.sharing
@@ -414,12 +411,10 @@ def test_cx20_a_clear_is_reported_until_redis_has_it_and_what_is_received_after_
     assert len(two.index) == 0
 
 
-def test_cx20_who_was_away_during_a_clear_learns_of_it_when_he_comes_back() -> None:
+def test_cx20_a_router_that_was_away_during_a_clear_learns_of_it_when_it_comes_back() -> None:
     one, two = pair()
     one.receive(Verb.CREATED, "ab", 1.0)
-    job = one.shared.next_job(2.5)
-    assert job is not None
-    one.shared.failed(job, "connection", "refused", 2.5)
+    one.fail(2.5)
     two.shared.clear(2.6)
     two.work(2.6)
     one.work(5.0)
@@ -439,8 +434,7 @@ replies = st.recursive(
 @settings(max_examples=200, deadline=None)
 def test_cr33_a_reply_of_any_form_is_taken_or_is_an_error_and_never_more(reply: list[object], hello: bool) -> None:
     one = Side(FakeRedis(), X) if hello else side(X)
-    job = one.shared.next_job(2.0)
-    assert job is not None
+    job = one.job(2.0)
     taken = one.shared.done(job, reply, 2.0)
     assert one.shared.errors["other"] == (not taken)
 

@@ -10,8 +10,6 @@ from cluster.simulation.invariants import HELD_BACK_MAX_S
 from cluster.simulation.sim_node import SimNode, SimNodes
 from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.gossip.gossip_values import Address, Peer, Plane
-from ranvier_py.core.gossip.membership.profile import LAN
-from ranvier_py.core.gossip.membership.suspicion import Suspicions
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 from tests.core.gossip.contact.contact_world import acquainted
 from tests.core.gossip.membership.small_cluster import Cluster
@@ -30,14 +28,6 @@ def test_a_member_that_is_replaced_while_it_is_probed_is_not_suspected_any_more(
         cluster.run(1.7)
     cluster.run(10.0)
     assert cluster.agree([first, second, third])
-
-
-def test_a_suspicion_whose_end_is_set_twice_to_one_moment_ends_once() -> None:
-    """It was returned twice, and the second burial met a member without a suspicion."""
-    suspicions = Suspicions()
-    suspicions.begin(7, 1, LAN, members=2, now=0.0)
-    assert suspicions.confirm(7, 2, LAN, members=5)
-    assert suspicions.expired(10.0) == [7]
 
 
 def test_a_node_that_waits_for_its_first_table_sleeps_meanwhile() -> None:
@@ -110,7 +100,7 @@ class Keeper:
         sender, target = hosts[self.sender].node, hosts[self.target].node
         assert isinstance(sender, SimNode)
         assert isinstance(target, SimNode)
-        return target.gossip.routes.vector().get(sender.session, 0)
+        return target.peer.routes.vector().get(sender.session, 0)
 
     def deliver(self) -> None:
         for data in self.kept:

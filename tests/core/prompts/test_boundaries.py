@@ -12,22 +12,20 @@ from ranvier_py.core.prompts.boundaries import ends_by_estimate, ends_by_markers
 MARKER = 9
 
 
-def test_an_end_between_tokens_is_the_count_of_tokens_before_it() -> None:
-    assert ends_by_offsets([(0, 2), (2, 5), (5, 6)], [2, 5, 6]) == [1, 2, 3]
-
-
-def test_an_end_inside_a_token_is_no_cut() -> None:
-    """A prefix that ends there is tokenized otherwise alone, so no other prompt can share it."""
-    assert ends_by_offsets([(0, 2), (2, 5), (5, 6)], [1, 3, 6]) == [-1, -1, 3]
-
-
-def test_an_unknown_end_stays_unknown() -> None:
-    assert ends_by_offsets([(0, 2), (2, 5)], [-1, 5]) == [-1, 2]
-
-
-def test_tokens_that_share_a_character_are_counted_together() -> None:
-    """Byte-level tokens of one emoji all have its offsets."""
-    assert ends_by_offsets([(0, 1), (0, 1), (0, 1), (1, 2)], [1, 2]) == [3, 4]
+@pytest.mark.parametrize(
+    ("offsets", "ends", "depths"),
+    [
+        pytest.param([(0, 2), (2, 5), (5, 6)], [2, 5, 6], [1, 2, 3], id="between tokens: the count before it"),
+        pytest.param([(0, 2), (2, 5), (5, 6)], [1, 3, 6], [-1, -1, 3], id="inside a token: no cut"),
+        pytest.param([(0, 2), (2, 5)], [-1, 5], [-1, 2], id="an unknown end stays unknown"),
+        pytest.param([(0, 1), (0, 1), (0, 1), (1, 2)], [1, 2], [3, 4], id="byte-level tokens of one emoji"),
+        pytest.param([], [], [], id="nothing"),
+        pytest.param([], [0], [0], id="no tokens"),
+    ],
+)
+def test_an_end_is_a_cut_where_a_token_ends(offsets: list[tuple[int, int]], ends: list[int], depths: list[int]) -> None:
+    """A prefix that ends inside a token is tokenized otherwise alone, so no other prompt can share it."""
+    assert ends_by_offsets(offsets, ends) == depths
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.data())
@@ -36,11 +34,6 @@ def test_every_token_end_is_found(lengths: list[int], data: st.DataObject) -> No
     offsets = list(zip([0, *chain], chain, strict=False))
     chosen = sorted(data.draw(st.lists(st.sampled_from(range(len(chain))), min_size=1)))
     assert ends_by_offsets(offsets, [chain[index] for index in chosen]) == [index + 1 for index in chosen]
-
-
-def test_no_tokens_have_no_ends() -> None:
-    assert ends_by_offsets([], []) == []
-    assert ends_by_offsets([], [0]) == [0]
 
 
 def test_each_marker_ends_the_message_before_it() -> None:
@@ -73,9 +66,6 @@ def test_an_estimate_ascends_and_ends_with_all_tokens(sizes: list[int], tokens: 
     assert known == sorted(known)
 
 
-def test_pieces_add_up() -> None:
+def test_pieces_add_up_and_one_that_goes_into_the_next_has_no_end() -> None:
     assert ends_by_pieces([3, 0, 2]) == [3, 3, 5]
-
-
-def test_a_piece_that_goes_into_the_next_has_no_end() -> None:
     assert ends_by_pieces([3, -1, 4]) == [3, -1, 7]

@@ -157,7 +157,7 @@ def test_hashing_goes_on_from_a_state_that_has_no_token_in_it(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(UNCOMPUTED_TOKENS, 60), min_size=1, max_size=12), st.data())
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.data())
 def test_ends_that_fall_short_are_the_same_however_the_tokens_came(lengths: list[int], data: st.DataObject) -> None:
     """At once or message by message; and each is a whole block that ends early enough."""
     hasher = TokenHasher(KEY, short=UNCOMPUTED_TOKENS)
@@ -173,8 +173,8 @@ def test_ends_that_fall_short_are_the_same_however_the_tokens_came(lengths: list
     assert segments == at_once
     every_block = [*range(16, len(ids), 16), len(ids)]
     exact = dict(every_pair(TokenHasher(KEY).extend(hasher.start(Fingerprint(7)), ids, every_block)))
-    for segment, end in zip(at_once, ends, strict=True):
-        assert segment.end[0] == (end - UNCOMPUTED_TOKENS) // 16 * 16
+    for segment, before, end in zip(at_once, (0, *ends), ends, strict=False):
+        assert segment.end[0] == max((end - UNCOMPUTED_TOKENS) // 16, before // 16) * 16
         assert all(fingerprint == exact[tokens] for tokens, fingerprint in (*segment.anchors, segment.end) if tokens)
 
 

@@ -55,6 +55,10 @@ def texts_of(end: Boundary) -> set[int]:
     return {text for _, _, text in end.chain() if text}
 
 
+def depth_by_text(routes: RouteTable, end: Boundary) -> int:
+    return routes.match([(tokens, 0, text) for tokens, _, text in end.chain() if text], [0], 6.0)[0].tokens
+
+
 NAMES = st.sampled_from(["m", "n", "", "m\x00", "tokens", "salt"])
 
 
@@ -81,7 +85,7 @@ def test_models_adapters_and_salts_keep_tokens_apart() -> None:
     assert all(tokens_of(one).isdisjoint(tokens_of(other)) for one, other in combinations(ends, 2))
 
 
-def test_what_an_engine_states_of_an_adapter_is_found_by_requests_for_it() -> None:
+def test_what_an_engine_reports_of_an_adapter_is_found_by_requests_for_it() -> None:
     """vLLM has the adapter as the model of a request, SGLang as its `lora_path`; events name both."""
     texts = reader()
     reported = HASHER.start(texts.namespace_of("base", "adapter", "s"))
@@ -118,13 +122,9 @@ def test_one_row_stands_for_equal_tokens_of_two_text_namespaces() -> None:
     assert routes.match(tools.chain(), [0], 2.0)[0].tokens == 96
     routes.learn(tools.chain(), engine, 0, Trust.LOCAL, 3.0)
     assert len(routes) == rows
-    for end in (plain, tools):
-        by_text = [(tokens, 0, text) for tokens, _, text in end.chain() if text]
-        assert routes.match(by_text, [0], 4.0)[0].tokens == 96
-    assert routes.retract(Fingerprint(plain.token), engine, 5.0)
-    for end in (plain, tools):
-        by_text = [(tokens, 0, text) for tokens, _, text in end.chain() if text]
-        assert routes.match(by_text, [0], 6.0)[0].tokens == 48
+    assert [depth_by_text(routes, end) for end in (plain, tools)] == [96, 96]
+    assert routes.withdraw(Fingerprint(plain.token), engine, 5.0)
+    assert [depth_by_text(routes, end) for end in (plain, tools)] == [48, 48]
 
 
 def test_texts_learned_apart_become_one_row_when_their_tokens_come() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ranvier_py.core.errors import TemplateRefused
 from ranvier_py.core.prompts.boundaries import Chat
-from ranvier_py.core.prompts.template_probe import TemplateFacts, TemplateProbe
+from ranvier_py.core.prompts.template_probe import Encode, TemplateFacts, TemplateProbe
 from ranvier_py.core.prompts.template_source import compared_texts, read_variables
 from ranvier_py.core.prompts.templates import (
     Render,
@@ -75,7 +75,7 @@ def refusing(chat: Chat) -> str:
 
 
 def by_character(texts: Sequence[str]) -> list[list[int]]:
-    return [[ord(outgoing) for outgoing in text] for text in texts]
+    return [[ord(character) for character in text] for text in texts]
 
 
 def by_position(texts: Sequence[str]) -> list[list[int]]:
@@ -103,27 +103,21 @@ def test_a_plain_template_is_incremental() -> None:
     assert piece_of_plain(plain("user", " a "), profile) == "<s>user\n a </s>"
 
 
-def test_a_template_without_special_tokens_keeps_turns_but_is_not_incremental() -> None:
-    profile = probed(unmarked)
-    assert profile.keeps_turns
-    assert not profile.incremental
-    assert "special token" in profile.reason
-
-
-def test_a_template_that_moves_the_system_text_keeps_no_turns() -> None:
-    profile = probed(moving_system)
-    assert not profile.keeps_turns
-    assert not profile.incremental
-
-
-def test_a_tokenizer_that_reports_the_start_of_a_text_apart_is_not_incremental() -> None:
-    profile = TemplateProbe(chatml, by_position, FACTS).profile()
-    assert not profile.incremental
-    assert "tokenize" in profile.reason
-
-
-def test_a_template_that_refuses_all_is_reported() -> None:
-    assert "never" in probed(refusing).reason
+@pytest.mark.parametrize(
+    ("render", "encode", "keeps_turns", "reason"),
+    [
+        pytest.param(unmarked, by_character, True, "special token", id="without special tokens"),
+        pytest.param(moving_system, by_character, False, "earlier turns", id="the system text moves"),
+        pytest.param(chatml, by_position, True, "tokenize", id="a tokenizer that treats the start of a text apart"),
+        pytest.param(refusing, by_character, False, "never", id="it refuses all"),
+    ],
+)
+def test_what_is_not_incremental_gives_its_reason(
+    render: Render, encode: Encode, keeps_turns: bool, reason: str
+) -> None:
+    profile = TemplateProbe(render, encode, FACTS).profile()
+    assert (profile.keeps_turns, profile.incremental) == (keeps_turns, False)
+    assert reason in profile.reason
 
 
 def test_messages_that_may_carry_the_tools_are_not_settled() -> None:

@@ -8,7 +8,7 @@ from ranvier_py.core.routing.request_record import RequestRecord
 
 
 def a_record(**fields: Any) -> RequestRecord:
-    """One that was served; its stops are those of a prompt of 100 tokens unless said otherwise."""
+    """One that was served; its prefix keys are those of a prompt of 100 tokens unless said otherwise."""
     usual: dict[str, Any] = {
         "at": 1.5,
         "model": "m",

@@ -35,8 +35,8 @@ SECRET = "my darkest secret"
 RECORD = a_record(chain=((16, 0xFEDCBA9876543210), (32, 1), (160, 2)), ends=(0, 2), prompt_tokens=170)
 
 
-def flown(messages: list[dict[str, str]], tokens: int | None) -> tuple[Attempt, PromptReader, TokenHasher]:
-    """A attempt of this chat, each of whose messages has so many tokens; None: nobody has tokenized them."""
+def sent_attempt(messages: list[dict[str, str]], tokens: int | None) -> tuple[Attempt, PromptReader, TokenHasher]:
+    """An attempt of this chat, each of whose messages has so many tokens; None: nobody has tokenized them."""
     hasher = TokenHasher(KEY)
     reader = PromptReader(TextHasher(KEY), hasher, PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=3)
     prompt = reader.chat(json.dumps({"messages": messages, "model": "m", "user": SECRET}).encode())
@@ -52,7 +52,7 @@ def flown(messages: list[dict[str, str]], tokens: int | None) -> tuple[Attempt, 
     registry = Registry(BackendLimits())
     target = registry.add("http://10.0.0.1:8000", name="a")
     decision = Decision(target.id, "a", "warm", "affinity", 16, prompt.tokens, "text", (), (target.id,), (0,))
-    attempt = Attempt(prompt, decision, target, 0, None, 10.0)
+    attempt = Attempt(prompt, decision, target, 0, (), 10.0)
     attempt.first_at, attempt.status = 10.5, 200
     return attempt, reader, hasher
 
@@ -60,8 +60,8 @@ def flown(messages: list[dict[str, str]], tokens: int | None) -> tuple[Attempt, 
 CHAT = [{"role": "system", "content": SECRET}, {"role": "user", "content": SECRET}]
 
 
-def test_a_attempt_is_its_stops_sizes_decision_and_outcome() -> None:
-    attempt, _, _ = flown(CHAT, 100)
+def test_an_attempt_is_its_prefix_keys_sizes_decision_and_outcome() -> None:
+    attempt, _, _ = sent_attempt(CHAT, 100)
     record = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0, None, Answer(prompt_tokens=203, cached_tokens=96))
     assert [tokens for tokens, _ in record.chain] == [16, 32, 64, 96, 128, 192]
     assert record.ends == (3, 5)
@@ -71,8 +71,8 @@ def test_a_attempt_is_its_stops_sizes_decision_and_outcome() -> None:
     assert record.served
 
 
-def test_an_answer_extends_the_stops_of_its_prompt() -> None:
-    attempt, reader, hasher = flown(CHAT, 100)
+def test_an_answer_extends_the_prefix_keys_of_its_prompt() -> None:
+    attempt, reader, hasher = sent_attempt(CHAT, 100)
     before = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0)
     end = reader.extend(attempt.prompt.end, {"role": "assistant", "content": SECRET})
     assert attempt.prompt.end.state is not None
@@ -84,14 +84,14 @@ def test_an_answer_extends_the_stops_of_its_prompt() -> None:
 
 
 def test_what_was_never_tokenized_has_no_chain() -> None:
-    attempt, _, _ = flown(CHAT, None)
+    attempt, _, _ = sent_attempt(CHAT, None)
     record = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0)
     assert (record.chain, record.ends) == ((), ())
     assert record.prompt_tokens == attempt.prompt.end.length > 0
 
 
 def test_a_line_holds_no_text_no_field_and_no_key() -> None:
-    attempt, reader, _ = flown(CHAT, 100)
+    attempt, reader, _ = sent_attempt(CHAT, 100)
     end = reader.extend(attempt.prompt.end, {"role": "assistant", "content": SECRET})
     answer = Answer({"role": "assistant", "content": SECRET}, SECRET, 203, 0, 9)
     line = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0, end, answer).line()
@@ -103,7 +103,7 @@ def test_a_line_holds_no_text_no_field_and_no_key() -> None:
 
 @pytest.mark.parametrize("model", ["x" * 9999, "half \ud800 a pair"])
 def test_whatever_a_client_calls_a_model_becomes_a_line(model: str) -> None:
-    attempt, _, _ = flown(CHAT, 100)
+    attempt, _, _ = sent_attempt(CHAT, 100)
     attempt.prompt.model = model
     record = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0)
     assert len(record.line()) < 2000
@@ -163,13 +163,13 @@ def test_a_header_reads_back() -> None:
         ({"cached_tokens": "all"}, "found cached_tokens 'all'"),
     ],
 )
-def test_what_is_no_record_is_stated(change: dict[str, Any], states: str) -> None:
+def test_what_is_no_record_is_refused(change: dict[str, Any], states: str) -> None:
     with pytest.raises(BadRecord) as caught:
         read_record({**orjson.loads(RECORD.line()), **change})
     assert states in str(caught.value)
 
 
 @pytest.mark.parametrize("change", [{"ranvier_recording": 2}, {"scheme": 5}, {"started": None}, {"block_tokens": 0}])
-def test_what_is_no_header_is_stated(change: dict[str, Any]) -> None:
+def test_what_is_no_header_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(BadRecord):
         read_header({**orjson.loads(Header(1.0, 16, "a").line()), **change})

@@ -90,7 +90,7 @@ def test_a_failed_request_leaves_no_claim_behind() -> None:
     assert not found.holders
 
 
-def test_a_cancelled_request_that_had_no_token_teaches_nothing_and_one_that_had_does() -> None:
+def test_a_cancelled_request_that_had_no_token_leaves_no_route_and_one_that_had_does() -> None:
     router = make_router()
     router.finish_attempt(start_attempt(router, chat("one")), Outcome.CANCELLED, 0.0)
     assert len(router.routes) == 0
@@ -109,7 +109,7 @@ def test_a_burst_of_one_new_prefix_follows_its_first_request_while_that_is_still
 
 
 @pytest.mark.parametrize("known", [(), ("one",)], ids=["a cold prompt", "a known chat"])
-def test_a_attempt_claims_the_same_whether_or_not_its_prompt_is_walked_again(known: tuple[str, ...]) -> None:
+def test_an_attempt_claims_the_same_whether_or_not_its_prompt_is_walked_again(known: tuple[str, ...]) -> None:
     """What `find` noted on its way is what the next requests of the same burst are looking for."""
     router = make_router()
     if known:
@@ -118,14 +118,14 @@ def test_a_attempt_claims_the_same_whether_or_not_its_prompt_is_walked_again(kno
     found = router.find(prompt, 0.0)
     decision = router.place(prompt, found)
     attempts = [router.start_attempt(prompt, decision, 0.0), router.start_attempt(prompt, decision, 0.0, b"", found)]
-    claims = [set(attempt.speculation.fingerprints) for attempt in attempts if attempt.speculation]
+    claims = [set(attempt.speculation) for attempt in attempts if attempt.speculation]
     assert len(claims) == 2
     assert claims[0] == claims[1]
     texts = {text for tokens, _, text in prompt.end.chain() if tokens > decision.matched_tokens}
     assert claims[0] == texts
 
 
-def test_a_attempt_to_where_less_is_held_claims_all_that_is_new_there() -> None:
+def test_an_attempt_to_where_less_is_held_claims_all_that_is_new_there() -> None:
     """A diverted request makes the whole prompt warm at its backend, not only what nobody held."""
     router = make_router(backends=2)
     held = serve(router, chat("one"))
@@ -133,30 +133,29 @@ def test_a_attempt_to_where_less_is_held_claims_all_that_is_new_there() -> None:
     found = router.find(prompt, 0.0)
     diverted = router.place(prompt, found)._replace(backend=BackendId(1 - held.backend), matched_tokens=0)
     attempt = router.start_attempt(prompt, diverted, 0.0, b"", found)
-    assert attempt.speculation is not None
-    assert set(attempt.speculation.fingerprints) == {text for _, _, text in prompt.end.chain()}
+    assert set(attempt.speculation) == {text for _, _, text in prompt.end.chain()}
 
 
 class Noting:
-    """An observer that notes what it is told."""
+    """An observer that takes notes."""
 
     def __init__(self) -> None:
         self.reported: list[tuple[str, float]] = []
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
-        self.reported.append(("departed", now))
+        self.reported.append(("sent", now))
 
     def started(self, attempt: Attempt, now: float) -> None: ...
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None: ...
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        self.reported.append(("landed", now))
+        self.reported.append(("finished", now))
 
 
 @pytest.mark.parametrize("announces", [0, 1, 2])
 def test_a_quiet_start_is_reported_once_and_before_the_end(announces: int) -> None:
-    """Also that of a request which never left: an observer that counts attempts would lose one."""
+    """Also that of a request which was never sent: an observer that counts attempts would lose one."""
     router, observer = make_router(), Noting()
     router.observers = (observer,)
     prompt = router.read(CHAT_PATH, chat("one"))
@@ -165,7 +164,7 @@ def test_a_quiet_start_is_reported_once_and_before_the_end(announces: int) -> No
     for _ in range(announces):
         router.announce(attempt)
     router.finish_attempt(attempt, Outcome.SUCCESS, 2.0)
-    assert observer.reported == [("departed", 1.0), ("landed", 2.0)]
+    assert observer.reported == [("sent", 1.0), ("finished", 2.0)]
 
 
 def test_the_backend_that_served_is_learned_and_not_the_one_that_failed_before() -> None:
@@ -207,11 +206,11 @@ def test_in_flight_counts_are_exact() -> None:
     assert sum(backend.inflight for backend in router.registry) == 0
 
 
-def test_a_attempt_that_finishes_twice_is_a_bug() -> None:
+def test_an_attempt_that_finishes_twice_is_a_bug() -> None:
     router = make_router()
     attempt = start_attempt(router, chat("one"))
     router.finish_attempt(attempt, Outcome.SUCCESS, 0.0)
-    with pytest.raises(AssertionError, match="lands once"):
+    with pytest.raises(AssertionError, match="ends once"):
         router.finish_attempt(attempt, Outcome.SUCCESS, 0.0)
 
 
@@ -275,7 +274,7 @@ def test_completions_match_by_their_token_ids() -> None:
     assert (longer.backend, longer.decision.matched_tokens) == (first.backend, 64)
 
 
-def test_nobody_to_ask_is_an_error_that_states_so() -> None:
+def test_nobody_to_ask_is_an_error() -> None:
     router = make_router(backends=0)
     with pytest.raises(NoBackend):
         router.find(router.read(CHAT_PATH, chat("one")), 0.0)
@@ -296,7 +295,7 @@ def test_an_explanation_names_every_candidate_and_changes_nothing() -> None:
     assert sum(backend.inflight for backend in router.registry) == 0
 
 
-def test_counters_state_how_much_was_predicted_and_how_much_the_engines_had() -> None:
+def test_counters_show_how_much_was_predicted_and_how_much_the_engines_had() -> None:
     router = make_router()
     attempt = serve(router, chat("one"))
     router.learn_tokens(attempt, attempt.prompt.end, (), Answer(None, "", 100, 64, 5), 0.0)
@@ -306,7 +305,7 @@ def test_counters_state_how_much_was_predicted_and_how_much_the_engines_had() ->
     assert counters.outcomes == {"success": 1}
 
 
-def test_a_policy_that_wants_the_opening_is_reported_it_and_places_all_chats_of_one_opening_together() -> None:
+def test_a_policy_that_wants_the_opening_gets_it_and_places_all_chats_of_one_opening_together() -> None:
     router = make_router(policy="chwbl")
     placed = {serve(router, chat(f"question {number}")).backend for number in range(4)}
     assert len(placed) == 1

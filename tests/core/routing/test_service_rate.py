@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement import Service
-from ranvier_py.core.routing.service_rate import NOMINAL, WINDOW, Ahead, Fleet, ServiceRates, fitted
+from ranvier_py.core.routing.service_rate import NOMINAL, WINDOW, Ahead, Fleet, Moments, ServiceRates, fitted
 
 FIRST, SECOND = BackendId(0), BackendId(1)
 IDLE = Ahead(0, 0, 0, 0.0)
@@ -115,7 +115,7 @@ def test_a_backend_that_gets_slower_is_known_as_slower_after_a_window() -> None:
     assert service_rates[FIRST].per_token_s == pytest.approx(3e-4, rel=0.15)
 
 
-def test_what_the_engine_states_amends_what_was_predicted() -> None:
+def test_what_the_engine_counted_amends_what_was_predicted() -> None:
     """An engine that had evicted what we believed in it looks slow, until it says how much it computed."""
     service_rates = ServiceRates()
     for _ in range(50):
@@ -166,4 +166,4 @@ def test_a_fleet_without_tokens_predicts_by_the_nominal_rate() -> None:
     service_rates = ServiceRates()
     service_rates.served(service(0, 0.5))
     assert service_rates.fleet.line() == NOMINAL
-    assert fitted(Fleet()._alone, Fleet()._queued) == NOMINAL
+    assert fitted(Moments(), Moments()) == NOMINAL

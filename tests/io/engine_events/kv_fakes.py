@@ -1,16 +1,17 @@
-"""A stream as small as can be around a real gap machine, and publishers and subscribers on loopback."""
+"""Publishers and subscribers on loopback, with a real gap machine behind each subscriber."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import trio
 
 from cluster.engine.kv_publisher import KvEndpoints, KvPublisher
-from ranvier_py.core.engine_cache.gap_values import Apply, Effect, GapSettings, Level, LevelChanged, StreamReset
+from ranvier_py.core.engine_cache.gap_values import Apply, GapSettings, Level, LevelChanged, StreamReset
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, SocketOptions, parse_endpoint
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets
@@ -20,84 +21,40 @@ QUICK = SocketOptions(retry_s=0.02, retry_s_max=0.1, steady_s=0.05)
 DEADLINE_S = 20.0
 
 
-class GapStream:
-    """Keeps what a gap machine wants applied; other effects go out."""
-
-    def __init__(self, settings: GapSettings | None = None) -> None:
-        self.machine = GapMachine(settings or GapSettings(peers=False))
-        self.applied: list[tuple[int, bytes]] = []
-        self.calls: list[str] = []
-        self.resets = 0
-        self.raises = 0  # calls of `live` that are to fail
-
-    def connected(self, now: float) -> Sequence[object]:
-        self.calls.append("connected")
-        return self._took(self.machine.connected(now))
-
-    def disconnected(self, now: float) -> Sequence[object]:
-        self.calls.append("disconnected")
-        return self._took(self.machine.disconnected(now))
-
-    def live(self, seq: int, payload: bytes, now: float) -> Sequence[object]:
-        if self.raises:
-            self.raises -= 1
-            raise RuntimeError("a bug in the core")
-        return self._took(self.machine.live(seq, payload, now))
-
-    def replayed(self, ask: int, seq: int, payload: bytes, now: float) -> Sequence[object]:
-        return self._took(self.machine.replayed(ask, seq, payload, now))
-
-    def replay_ended(self, ask: int, now: float) -> Sequence[object]:
-        self.calls.append("ended")
-        return self._took(self.machine.replay_ended(ask, now))
-
-    def replay_failed(self, ask: int, now: float) -> Sequence[object]:
-        self.calls.append("failed")
-        return self._took(self.machine.replay_failed(ask, now))
-
-    def tick(self, now: float) -> Sequence[object]:
-        return self._took(self.machine.tick(now))
-
-    def wake_at(self) -> float | None:
-        return self.machine.wake_at()
-
-    def _took(self, effects: list[Effect]) -> list[object]:
-        left: list[object] = []
-        for effect in effects:
-            if isinstance(effect, Apply):
-                self.applied.append((effect.seq, effect.payload))
-            elif isinstance(effect, StreamReset):
-                self.resets += 1
-                self.applied.clear()
-            else:
-                left.append(effect)
-        return left
-
-    @property
-    def seqs(self) -> list[int]:
-        return [seq for seq, _ in self.applied]
-
-
 class Received:
-    """One subscriber, its stream, and what it told."""
+    """One subscriber, the gap machine that decides for it, and what that wants applied or reports."""
 
     def __init__(
-        self, sockets: KvSockets, publisher: Publisher, options: SocketOptions, settings: GapSettings | None
+        self,
+        sockets: KvSockets,
+        publisher: Publisher,
+        options: SocketOptions = QUICK,
+        settings: GapSettings | None = None,
     ) -> None:
-        self.stream = GapStream(settings)
+        self.machine = GapMachine(settings or GapSettings(peers=False))
+        self.applied: list[tuple[int, bytes]] = []
         self.levels: list[Level] = []
         self.loads: list[bytes] = []
-        self.subscriber = KvSubscriber(sockets, publisher, self.stream, Random(1), self.reported, options=options)
+        self.subscriber = KvSubscriber(sockets, publisher, self.machine, Random(1), self.carry, options=options)
+        self.counters = self.subscriber.counters
 
-    def reported(self, effect: object) -> None:
-        if isinstance(effect, LevelChanged):
+    def carry(self, effect: object) -> None:
+        if isinstance(effect, Apply):
+            self.applied.append((effect.seq, effect.payload))
+        elif isinstance(effect, StreamReset):
+            self.applied.clear()
+        elif isinstance(effect, LevelChanged):
             self.levels.append(effect.level)
         elif isinstance(effect, LoadReceived):
             self.loads.append(effect.payload)
 
     @property
+    def seqs(self) -> list[int]:
+        return [seq for seq, _ in self.applied]
+
+    @property
     def level(self) -> Level:
-        return self.stream.machine.level
+        return self.machine.level
 
 
 @asynccontextmanager
@@ -110,6 +67,14 @@ async def reading(
             await nursery.start(received.subscriber.run)
             yield received
             nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def connected(**more: Any) -> AsyncIterator[tuple[KvPublisher, Received]]:
+    """A publisher with replay, and a subscriber that knows all that it published: nothing yet."""
+    async with publishing(with_replay()) as source, reading(publisher_of(source, **more)) as received:
+        await until(lambda: received.level is Level.EXACT)
+        yield source, received
 
 
 @asynccontextmanager
@@ -129,7 +94,7 @@ def with_replay(**options: object) -> KvEndpoints:
 
 
 def publisher_of(source: KvPublisher, **more: object) -> Publisher:
-    """Where to hear it."""
+    """Where it is."""
     return Publisher(0, at(source.events), at(source.replay) if source.replay else None, **more)  # type: ignore[arg-type]
 
 
@@ -150,5 +115,5 @@ def connections_to(endpoint: str) -> int:
 async def until(condition: Callable[[], object]) -> None:
     """Wait for it, with a deadline."""
     with trio.fail_after(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110  # sockets tell nobody
+        while not condition():  # noqa: ASYNC110  # sockets announce nothing
             await trio.sleep(0.002)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from random import Random
 from types import SimpleNamespace
 
+import httpx
 import pytest
 import trio
 from wsproto import ConnectionType, WSConnection
@@ -19,6 +20,7 @@ from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, V
 from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX
 from ranvier_py.io.engine_events import sse_source as kv_sse
 from ranvier_py.io.engine_events.sse_source import LOG_LINES_MAX, REST, SLICE_BYTES, EventSource, SourceOptions, shown
+from tests.io.engine_events.kv_fakes import until
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 EVENT = b'event: cache_created\ndata: {"prefix_hash":"ab","token_count":64}\n\n'
@@ -30,28 +32,30 @@ Serve = Callable[[trio.SocketStream, int], Awaitable[object]]
 
 @dataclass
 class Received:
+    work: Callable[[], object]
     events: list[IndexEvent] = field(default_factory=list)
     begun: int = 0
     source: EventSource = field(init=False)
 
     def take(self, events: Sequence[IndexEvent]) -> None:
+        self.work()
         self.events += events
 
     def start(self) -> None:
         self.begun += 1
 
 
-async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(10):
-        while not condition():  # noqa: ASYNC110  # of state that nobody announces
-            await trio.sleep(0.005)
-
-
 @asynccontextmanager
 async def listening(
-    serve: Serve, scheme: str = "http", *, key: str = "", idle_s: float = 60.0, reconnect_s: float = 0.01
+    serve: Serve,
+    scheme: str = "http",
+    *,
+    key: str = "",
+    idle_s: float = 60.0,
+    reconnect_s: float = 0.01,
+    work: Callable[[], object] = lambda: None,
 ) -> AsyncIterator[Received]:
-    """A source that hears what `serve` says to each connection."""
+    """A source that reads what `serve` sends on each connection; `work` is done with each batch of events."""
     numbers = iter(range(1_000_000))
 
     async def handle(stream: trio.SocketStream) -> None:
@@ -62,7 +66,7 @@ async def listening(
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, handle, 0)
         port = listeners[0].socket.getsockname()[1]
-        received = Received()
+        received = Received(work)
         received.source = EventSource(
             f"{scheme}://127.0.0.1:{port}/v1/kv_events?x=1",
             SourceOptions(reconnect_s=reconnect_s, idle_s=idle_s),
@@ -103,7 +107,7 @@ async def test_events_are_received_as_they_come() -> None:
     assert b"authorization: bearer secret" in requests[0].lower()
 
 
-async def test_a_stream_that_ends_is_connected_again_and_states_that_it_begins_anew() -> None:
+async def test_a_stream_that_ends_is_connected_again_and_reports_that_it_begins_anew() -> None:
     async def serve(stream: trio.SocketStream, number: int) -> None:
         await request_of(stream)
         await stream.send_all(HEAD + EVENT)
@@ -147,20 +151,22 @@ async def test_a_silent_stream_is_given_up() -> None:
         await until(lambda: received.begun >= 2)
 
 
-async def test_waits_double_up_to_a_minute_and_start_again_after_an_event(autojump_clock: object) -> None:
+async def test_waits_double_up_to_a_minute_and_start_again_after_an_event(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
     """CR15, CX17: each wait is a random part of 1, 2, 4 … 60 s."""
     waits: list[float] = []
     source = EventSource(
         "http://nowhere.invalid/", SourceOptions(), received=lambda _: None, started=lambda: None, rng=Random(1)
     )
 
-    async def fail() -> str:
+    def fail(**_: object) -> None:
         waits.append(trio.current_time())
         if len(waits) == 12:
             source.state.received += 1
-        return "no"
+        raise httpx.ConnectError("no")
 
-    source._listen_once = fail  # type: ignore[method-assign]
+    monkeypatch.setattr(httpx, "AsyncClient", fail)
     with trio.move_on_after(600):
         await source.run()
     gaps = [later - earlier for earlier, later in pairwise(waits)]
@@ -230,7 +236,7 @@ def test_no_credentials_of_an_address_are_shown() -> None:
 
 
 @pytest.mark.parametrize("media_type", ["text/html", "application/json; charset=utf-8", ""])
-async def test_what_is_no_stream_of_events_is_stated_and_not_read(media_type: str) -> None:
+async def test_what_is_no_stream_of_events_is_reported_and_not_read(media_type: str) -> None:
     """The address of a page, or of the engine itself, is a usual mistake."""
 
     async def serve(stream: trio.SocketStream, number: int) -> None:
@@ -256,17 +262,14 @@ async def test_who_sends_without_end_has_a_third_of_the_loop(monkeypatch: pytest
         await stream.send_all(HEAD + many)
         await trio.sleep_forever()
 
-    async with listening(serve) as received:
+    def work() -> None:
+        now[0] += 0.001
 
-        def work(events: Sequence[IndexEvent]) -> None:
-            now[0] += 0.001
-            received.events.extend(events)
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+        await trio.lowlevel.checkpoint()
 
-        async def rest(seconds: float) -> None:
-            rests.append(seconds)
-            await trio.lowlevel.checkpoint()
-
-        received.source._received = work
+    async with listening(serve, work=work) as received:
         monkeypatch.setattr(kv_sse, "time", SimpleNamespace(monotonic=lambda: now[0]))
         monkeypatch.setattr(kv_sse, "trio", SimpleNamespace(**{**vars(trio), "sleep": rest}))
         await until(lambda: len(received.events) == many.count(b"data: "))

@@ -10,13 +10,21 @@ import trio
 import trio.abc
 
 from cluster.engine.kv_publisher import KvEndpoints
-from ranvier_py.core.engine_cache.gap_values import GapSettings, Level
-from ranvier_py.core.engine_cache.sources.publishers import Publisher, SocketOptions
+from ranvier_py.core.engine_cache.gap_values import Effect, GapSettings, Level
 from ranvier_py.core.errors import NoZmq
 from ranvier_py.io.engine_events import zmq_sockets as kv_sockets
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 from tests.core.engine_cache.captured import NAMES, capture
-from tests.io.engine_events.kv_fakes import at, connections_to, publisher_of, publishing, reading, until, with_replay
+from tests.io.engine_events.kv_fakes import (
+    at,
+    connected,
+    connections_to,
+    publisher_of,
+    publishing,
+    reading,
+    until,
+    with_replay,
+)
 
 
 def payloads(count: int, start: int = 0) -> list[bytes]:
@@ -24,18 +32,16 @@ def payloads(count: int, start: int = 0) -> list[bytes]:
 
 
 async def test_events_flow_in_order_and_the_stream_is_exact() -> None:
-    async with publishing(with_replay()) as source, reading(publisher_of(source)) as received:
-        await until(lambda: received.level is Level.EXACT)
+    async with connected() as (source, received):
         for payload in payloads(100):
             source.publish(payload)
-        await until(lambda: len(received.stream.applied) == 100)
-        assert received.stream.applied == list(enumerate(payloads(100)))
+        await until(lambda: len(received.applied) == 100)
+        assert received.applied == list(enumerate(payloads(100)))
         assert received.level is Level.EXACT
         assert received.subscriber.is_connected
-        assert received.subscriber.counters.messages == 100
-        assert received.subscriber.counters.message_bytes == sum(map(len, payloads(100)))
-    assert received.stream.calls[0] == "connected"
-    assert received.stream.calls[-1] == "disconnected", "whoever stops is disconnected"
+        assert received.counters.messages == 100
+        assert received.counters.message_bytes == sum(map(len, payloads(100)))
+    assert received.level is Level.DEGRADED, "whoever stops is disconnected"
 
 
 @pytest.mark.parametrize("replays_topic", [True, False])
@@ -46,11 +52,11 @@ async def test_one_who_is_late_gets_what_the_engine_still_has(replays_topic: boo
             source.publish(payload)
         async with reading(publisher_of(source, topic="kv")) as received:
             await until(lambda: received.level is Level.EXACT)
-            assert received.stream.applied == list(enumerate(payloads(300)))
-            assert received.subscriber.counters.replay_messages == 300
+            assert received.applied == list(enumerate(payloads(300)))
+            assert received.counters.replay_messages == 300
             source.publish(b"live")
-            await until(lambda: received.stream.applied[-1] == (300, b"live"))
-            assert not received.subscriber.counters.malformed
+            await until(lambda: received.applied[-1] == (300, b"live"))
+            assert not received.counters.malformed
 
 
 async def test_an_answer_of_which_the_engine_drops_some_is_asked_for_again() -> None:
@@ -61,22 +67,21 @@ async def test_an_answer_of_which_the_engine_drops_some_is_asked_for_again() -> 
             source.publish(payload)
         async with reading(publisher_of(source), settings=GapSettings(peers=False, replay_timeout_s=0.3)) as received:
             await until(lambda: received.level is Level.EXACT)
-            assert received.stream.applied == list(enumerate(sent))
+            assert received.applied == list(enumerate(sent))
 
 
 async def test_a_gap_is_filled_while_live_messages_go_on() -> None:
-    async with publishing(with_replay()) as source, reading(publisher_of(source)) as received:
-        await until(lambda: received.level is Level.EXACT)
+    async with connected() as (source, received):
         sent = payloads(200)
         for number, payload in enumerate(sent):
             source.to_lose += number in (50, 51, 120)
             source.publish(payload)
             await trio.sleep(0.0005)
-        await until(lambda: len(received.stream.applied) == 200)
-        assert received.stream.applied == list(enumerate(sent))
+        await until(lambda: len(received.applied) == 200)
+        assert received.applied == list(enumerate(sent))
         assert received.level is Level.EXACT
         assert Level.REPAIRING in received.levels
-        assert received.stream.machine.counters.repaired >= 1
+        assert received.machine.counters.repaired >= 1
 
 
 async def test_without_a_replay_socket_a_gap_is_passed_over_at_once() -> None:
@@ -84,65 +89,56 @@ async def test_without_a_replay_socket_a_gap_is_passed_over_at_once() -> None:
     async with publishing(KvEndpoints()) as source, reading(publisher_of(source)) as received:
         await until(lambda: received.subscriber.is_connected)
         source.publish(b"0")
-        await until(lambda: received.stream.seqs == [0])
+        await until(lambda: received.seqs == [0])
         source.to_lose = 1
         source.publish(b"1")
         source.publish(b"2")
-        await until(lambda: received.stream.seqs == [0, 2])
+        await until(lambda: received.seqs == [0, 2])
         assert received.level is Level.ESTIMATED
-        assert received.subscriber.counters.replays_failed == received.subscriber.counters.replays
+        assert received.counters.replays_failed == received.counters.replays
 
 
-async def test_a_replay_socket_that_is_not_there_fails_and_the_stream_goes_on() -> None:
-    async with publishing(KvEndpoints()) as source:
-        listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
-        port = listener.socket.getsockname()[1]
-        await listener.aclose()
-        nowhere = publisher_of(source)._replace(replay=at(f"tcp://127.0.0.1:{port}"))
-        async with reading(nowhere) as received:
-            await until(lambda: received.stream.calls[-1:] == ["failed"])
-            source.publish(b"0")
-            await until(lambda: received.stream.seqs == [0])
-
-
-async def test_a_replay_socket_that_states_nothing_is_given_up_by_the_stream() -> None:
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_replay_socket_that_is_not_there_or_sends_nothing_is_given_up_and_the_stream_goes_on(
+    is_there: bool,
+) -> None:
     async with publishing(KvEndpoints()) as source:
         mute = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
-        silent = publisher_of(source)._replace(replay=at(f"tcp://127.0.0.1:{mute.socket.getsockname()[1]}"))
-        async with reading(silent, settings=GapSettings(peers=False, replay_timeout_s=0.2)) as received:
-            await until(lambda: Level.REPAIRING in received.levels)
-            await until(lambda: received.level is Level.ESTIMATED)
+        replay = at(f"tcp://127.0.0.1:{mute.socket.getsockname()[1]}")
+        if not is_there:
+            await mute.aclose()
+        settings = GapSettings(peers=False, replay_timeout_s=0.2 if is_there else 60.0)
+        async with reading(publisher_of(source)._replace(replay=replay), settings=settings) as received:
+            await until(lambda: Level.REPAIRING in received.levels and received.level is Level.ESTIMATED)
             source.publish(b"0")
-            await until(lambda: received.stream.seqs == [0])
+            await until(lambda: received.seqs == [0])
         await mute.aclose()
 
 
 async def test_a_restarted_engine_is_received_from_its_first_message_on() -> None:
-    async with publishing(with_replay()) as source, reading(publisher_of(source)) as received:
-        await until(lambda: received.level is Level.EXACT)
+    async with connected() as (source, received):
         for payload in payloads(10):
             source.publish(payload)
-        await until(lambda: len(received.stream.applied) == 10)
+        await until(lambda: len(received.applied) == 10)
         source.restart()
-        source.publish(b"another process")  # which nobody hears yet
-        await until(lambda: received.stream.applied == [(0, b"another process")])
+        source.publish(b"another process")  # which nobody receives yet
+        await until(lambda: received.applied == [(0, b"another process")])
         await until(lambda: received.level is Level.EXACT)
-        assert received.stream.resets == 1
-        assert received.subscriber.counters.connects == 2
-        assert received.stream.calls.count("disconnected") == 1
+        assert received.machine.counters.restarts == 1
+        assert received.counters.connects == 2
 
 
 async def test_an_engine_that_comes_late_is_found() -> None:
     async with publishing(with_replay()) as first:
         place = publisher_of(first)
     async with reading(place) as received:
-        await until(lambda: received.subscriber.counters.failures >= 3)
-        assert received.stream.calls == []
+        await until(lambda: received.counters.failures >= 3)
+        assert not received.levels
         assert received.subscriber.why == "refused or unreachable"
         assert place.replay is not None
         async with publishing(KvEndpoints(place.events.endpoint, place.replay.endpoint)) as source:
             source.publish(b"0")
-            await until(lambda: received.stream.seqs == [0])
+            await until(lambda: received.seqs == [0])
 
 
 async def test_the_addresses_of_a_name_take_turns() -> None:
@@ -161,19 +157,8 @@ async def test_the_addresses_of_a_name_take_turns() -> None:
         named = place._replace(events=place.events._replace(host="engine.test"))
         async with reading(named) as received:
             await until(lambda: received.subscriber.is_connected)
-            assert received.subscriber.counters.failures == 1
+            assert received.counters.failures == 1
             assert received.subscriber.publisher.events.endpoint.startswith("tcp://engine.test:")
-
-
-async def test_pauses_between_tries_grow() -> None:
-    """An engine that is down for good must not be called five times a second by every node."""
-    listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
-    place = Publisher(0, at(f"tcp://127.0.0.1:{listener.socket.getsockname()[1]}"))
-    await listener.aclose()
-    with trio.fail_after(10):
-        async with reading(place, SocketOptions(retry_s=0.01, retry_s_max=10.0)) as received:
-            await trio.sleep(0.7)
-            assert 2 <= received.subscriber.counters.failures <= 7
 
 
 async def test_whoever_stops_leaves_the_engine() -> None:
@@ -182,25 +167,9 @@ async def test_whoever_stops_leaves_the_engine() -> None:
         async with reading(publisher_of(source)) as received:
             await until(lambda: received.subscriber.is_connected)
             source.publish(b"0")
-            await until(lambda: received.stream.seqs == [0])
+            await until(lambda: received.seqs == [0])
             assert connections_to(source.events) == 1
         await until(lambda: not connections_to(source.events))
-
-
-async def test_two_ranks_are_two_streams() -> None:
-    async with (
-        publishing(with_replay()) as one,
-        publishing(with_replay()) as two,
-        reading(publisher_of(one)) as first,
-        reading(publisher_of(two)._replace(rank=1)) as second,
-    ):
-        await until(lambda: first.level is Level.EXACT and second.level is Level.EXACT)
-        one.publish(b"of rank 0")
-        two.publish(b"of rank 1")
-        two.publish(b"and again")
-        await until(lambda: len(first.stream.applied) == 1 and len(second.stream.applied) == 2)
-        assert first.stream.applied == [(0, b"of rank 0")]
-        assert second.stream.applied == [(0, b"of rank 1"), (1, b"and again")]
 
 
 async def test_only_the_topic_is_received() -> None:
@@ -211,8 +180,8 @@ async def test_only_the_topic_is_received() -> None:
         await until(lambda: received.level is Level.EXACT)
         source.send(b"other", (0).to_bytes(8, "big"), b"not for us")
         source.publish(b"0")
-        await until(lambda: received.stream.applied == [(0, b"0")])
-        assert received.subscriber.counters.messages == 1
+        await until(lambda: received.applied == [(0, b"0")])
+        assert received.counters.messages == 1
 
 
 LOAD = b"\x96\xa8LoadStat\x01\x02\x03\x04\x00"
@@ -228,7 +197,7 @@ async def test_load_on_the_socket_of_the_events_is_reported_apart(topic: str) ->
         await until(lambda: received.level is Level.EXACT)
         source.send(b"load", (77).to_bytes(8, "big"), LOAD)
         source.publish(b"0")
-        await until(lambda: received.stream.seqs == [0] and received.loads)
+        await until(lambda: received.seqs == [0] and received.loads)
         assert received.loads == [LOAD]
         assert received.level is Level.EXACT
 
@@ -237,22 +206,31 @@ async def test_load_is_received_on_a_socket_of_its_own() -> None:
     async with publishing(with_replay()) as source, publishing(KvEndpoints(topic="load")) as loads:
         place = publisher_of(source, load=at(loads.events), load_topic="load")
         async with reading(place) as received:
-            await until(lambda: received.subscriber.counters.connects == 2)
+            await until(lambda: received.counters.connects == 2)
             loads.publish(LOAD)
             loads.publish(b"no load")
-            await until(lambda: received.loads and received.subscriber.counters.malformed.get("load"))
+            await until(lambda: received.loads and received.counters.malformed.get("load"))
             assert received.loads == [LOAD]
-            assert received.stream.applied == []
+            assert received.applied == []
 
 
-async def test_a_stream_that_raises_costs_its_message_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stream_that_raises_costs_its_message_and_nothing_else(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with publishing(KvEndpoints()) as source, reading(publisher_of(source)) as received:
         await until(lambda: received.subscriber.is_connected)
-        received.stream.raises = 2
+        live = received.machine.live
+
+        def fail_twice(seq: int, payload: bytes, now: float) -> list[Effect]:
+            if seq < 2:
+                raise RuntimeError("a bug in the core")
+            return live(seq, payload, now)
+
+        monkeypatch.setattr(received.machine, "live", fail_twice)
         for payload in payloads(4):
             source.publish(payload)
-        await until(lambda: received.stream.seqs == [2, 3])
-        assert received.subscriber.counters.faults == 2
+        await until(lambda: received.seqs == [2, 3])
+        assert received.counters.faults == 2
         assert sum("event_stream.failed" in record.message for record in caplog.records) == 1, (
             "logged once, not for each"
         )
@@ -271,10 +249,10 @@ async def test_what_engines_were_recorded_to_send_is_received(name: str) -> None
             await until(lambda: received.level is Level.EXACT)
             for frames in (*reported.events[7:], *reported.load):
                 source.send(*frames)
-            await until(lambda: len(received.stream.applied) == len(reported.events))
-            assert received.stream.applied == list(enumerate(reported.payloads))
+            await until(lambda: len(received.applied) == len(reported.events))
+            assert received.applied == list(enumerate(reported.payloads))
             await until(lambda: received.loads == [frames[2] for frames in reported.load])
-            assert not received.subscriber.counters.malformed
+            assert not received.counters.malformed
 
 
 def test_without_pyzmq_all_but_the_sockets_can_be_imported() -> None:

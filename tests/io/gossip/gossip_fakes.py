@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from ranvier_py.core.gossip.endpoints import is_wildcard
+from ranvier_py.core.addresses import is_wildcard
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
 from ranvier_py.core.gossip.port_traffic import PortOptions
 from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, STREAM_HEAD

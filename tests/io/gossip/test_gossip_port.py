@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Plane, Send
+from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, MemberChange, Plane, Send
 from ranvier_py.core.gossip.port_traffic import PortOptions
 from ranvier_py.core.gossip.wire.messages import Record, State
 from ranvier_py.io.gossip.gossip_port import HURRIED_MAX, LOOK_S, ROUNDS_MAX, GossipPort, open_sockets
@@ -186,22 +186,6 @@ async def test_changes_of_members_are_passed_on() -> None:
     assert reported == [change]
 
 
-async def test_an_exception_in_the_core_costs_the_packet_it_came_with(caplog: pytest.LogCaptureFixture) -> None:
-    async with shell() as (net, gossip), shell() as (peer, _):
-
-        def answer(data: bytes, source: Address, plane: Plane) -> Sequence[Send]:
-            if number_of(data) == 1:
-                raise RuntimeError("a bug")
-            return ()
-
-        gossip.answer = answer
-        for number in (1, 2):
-            send(peer, address_of(net), Plane.DATAGRAM, packet(number=number))
-        await gossip.until("receive", 2)
-        assert net.counters.faults == 1
-    assert "a bug" in caplog.text
-
-
 # --- datagrams ------------------------------------------------------------------------------------------------------
 
 
@@ -313,34 +297,27 @@ async def test_errors_of_receiving_do_not_end_the_loop(caplog: pytest.LogCapture
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
 
 
-async def test_a_full_socket_drops_and_states_nothing_about_the_peer() -> None:
+async def test_a_full_socket_drops_and_blames_no_peer() -> None:
     async with shell(wrap=partial(Broken, sending=[errno.EAGAIN])) as (net, gossip), shell() as (peer, _):
         send(net, address_of(peer), Plane.DATAGRAM, packet())
         assert net.counters.drops["socket_full"] == 1
         assert gossip.seen("unreachable") == []
 
 
-async def test_a_flood_of_datagrams_does_not_keep_the_timer_from_ticking() -> None:
-    async with shell(drain_max=10, hold_s=1.0) as (net, gossip), shell() as (peer, _):
+@pytest.mark.parametrize(("drain_max", "hold_s", "longest"), [(10, 1.0, 2 * 10), (64, 0.0, 2)])
+async def test_a_flood_of_datagrams_does_not_keep_the_timer_from_ticking(
+    drain_max: int, hold_s: float, longest: int
+) -> None:
+    """By number or by time. The order of tasks within one turn of the loop is random."""
+    async with shell(drain_max=drain_max, hold_s=hold_s) as (net, gossip), shell() as (peer, _):
         gossip.on_tick = lambda now: None
         for number in range(200):
             send(peer, address_of(net), Plane.DATAGRAM, packet(number=number))
         gossip.wake_at = 0.0
         net.poke()
         await gossip.until("receive", 200)
-        assert longest_run(gossip, "receive") <= 2 * 10  # the order of tasks within one turn of the loop is random
+        assert longest_run(gossip, "receive") <= longest
         assert len(gossip.seen("tick")) >= 19
-
-
-async def test_slow_packets_do_not_hold_the_loop_longer_than_allowed() -> None:
-    async with shell(drain_max=64, hold_s=0.0) as (net, gossip), shell() as (peer, _):
-        gossip.on_tick = lambda now: None
-        for number in range(20):
-            send(peer, address_of(net), Plane.DATAGRAM, packet(number=number))
-        gossip.wake_at = 0.0
-        net.poke()
-        await gossip.until("receive", 20)
-        assert longest_run(gossip, "receive") <= 2
 
 
 def longest_run(gossip: FakeGossip, call: str) -> int:

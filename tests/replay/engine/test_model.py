@@ -76,13 +76,6 @@ LIMITS = EngineLimits(
 # ---- the cache
 
 
-def test_the_block_with_the_last_prompt_token_is_always_computed_again() -> None:
-    cache = BlockCache(100, BLOCK)
-    for prompt_tokens, hit_blocks in ((8, 1), (9, 2), (11, 2), (12, 2), (13, 3), (4, 0), (5, 1), (1, 0)):
-        serve(cache, job(numbers(16)))
-        assert cache.hit_blocks(job(numbers(prompt_tokens))) == hit_blocks
-
-
 def test_a_salt_and_another_parent_keep_equal_tokens_apart() -> None:
     ids = np.arange(8, dtype=np.uint32)
     plain, salted, twice = chain_keys(ids, 4), chain_keys(ids, 4, b"tenant"), chain_keys(np.tile(ids[:4], 2), 4)
@@ -90,29 +83,6 @@ def test_a_salt_and_another_parent_keep_equal_tokens_apart() -> None:
     assert twice[0] == plain[0]
     assert twice[1] != twice[0]
     assert chain_keys(ids[:7], 4) == plain[:1]  # a partial block has no name
-
-
-def test_answer_tokens_are_found_by_the_next_turn_but_for_the_one_never_fed_back() -> None:
-    cache = BlockCache(100, BLOCK)
-    first = job(numbers(6), answer=7)  # 13 tokens, 12 of them computed: three whole blocks
-    serve(cache, first)
-    assert cache.hit_blocks(job([*first.ids.tolist(), 1, 2, 3])) == 3
-    second = job(numbers(6), answer=6)  # 12 tokens, 11 computed
-    other = BlockCache(100, BLOCK)
-    serve(other, second)
-    assert other.hit_blocks(job([*second.ids.tolist(), 1, 2, 3])) == 2
-
-
-def test_deep_blocks_of_the_oldest_request_are_evicted_first() -> None:
-    cache = BlockCache(6, BLOCK, events_max=100)
-    old, young = job(numbers(12)), job(numbers(12, 100))
-    serve(cache, old)
-    serve(cache, young)
-    cache.drain_events()
-    serve(cache, job(numbers(8, 200)))
-    removed = [event.key for event in cache.drain_events() if isinstance(event, KeyRemoved)]
-    assert removed == [old.keys[2], old.keys[1]]
-    assert cache.hit_blocks(job(numbers(12))) == 1
 
 
 def test_a_block_in_use_is_not_evicted_and_a_request_without_room_gets_nothing() -> None:
@@ -345,61 +315,6 @@ def test_first_token_comes_after_the_prefill_and_the_others_one_step_apart() -> 
     assert [event.at for event in events] == pytest.approx([1.0, 1.3, 1.8, 2.3, 2.3])
 
 
-def test_a_cached_prefix_shortens_the_prefill() -> None:
-    model = EngineModel(LIMITS, every_token=True)
-    model.submit("a", job(numbers(40)), now=0.0)
-    run(model)
-    model.submit("b", job([*numbers(40), 7, 8]), now=10.0)
-    events = run(model)
-    assert times(events, "b", EngineEventKind.TOKEN) == pytest.approx([10.02])
-    assert events[-1].cached_tokens == 40
-    assert model.statistics().cached_tokens == 40
-    assert model.statistics().prompt_tokens == 82
-
-
-def test_a_long_prefill_goes_in_chunks_beside_the_decoding_of_others() -> None:
-    model = EngineModel(LIMITS, every_token=True)
-    model.submit("a", job(numbers(10), answer=3), now=0.0)
-    assert [event.kind.value for event in model.advance(0.1)] == ["started", "token"]
-    model.submit("b", job(numbers(120, 500)), now=0.1)
-    events = run(model)
-    # the step under way goes on to 0.6; then 49 tokens of b with one of a, the budget of 50: 0.99 s
-    assert times(events, "a", EngineEventKind.TOKEN) == pytest.approx([0.6, 1.59])
-    assert times(events, "b", EngineEventKind.TOKEN) == pytest.approx([1.59 + 0.5 + 0.21])
-
-
-def test_decode_steps_grow_with_the_batch_when_reported_so() -> None:
-    model = EngineModel(EngineLimits(cache_tokens=400, block_size=BLOCK, decode_s=1.0, decode_s_per_running=0.25,
-                                     prefill_tokens_per_s=float("inf")))  # fmt: skip
-    model.submit("a", job(numbers(4), answer=2), now=0.0)
-    model.submit("b", job(numbers(4, 50), answer=2), now=0.0)
-    events = run(model)
-    assert times(events, "a", EngineEventKind.FINISHED) == [1.25]  # alone in the first step, b joins its second
-    assert times(events, "b", EngineEventKind.FINISHED) == [2.5]
-
-
-def test_requests_beyond_the_limit_wait_in_order() -> None:
-    model = EngineModel(LIMITS, every_token=True)
-    for name in "abcd":
-        model.submit(name, job(numbers(10, ord(name) * 100), answer=2), now=0.0)
-    assert model.statistics().running == 1  # the first step began before b came
-    assert model.statistics().waiting == 3
-    started = [event.request_id for event in run(model) if event.kind is EngineEventKind.STARTED]
-    assert started == ["a", "b", "c", "d"]
-    assert model.statistics().finished == 4
-
-
-def test_a_request_that_lacks_blocks_waits_until_others_end_and_is_not_overtaken() -> None:
-    model = EngineModel(EngineLimits(cache_tokens=80, block_size=BLOCK, running_max=8))
-    model.submit("big", job(numbers(60), answer=10), now=0.0)
-    model.submit("big too", job(numbers(60, 100)), now=0.0)
-    model.submit("small", job(numbers(4, 300)), now=0.0)
-    events = run(model)
-    big_ended = times(events, "big", EngineEventKind.FINISHED)[0]
-    assert times(events, "big too", EngineEventKind.STARTED) == [big_ended]
-    assert times(events, "small", EngineEventKind.STARTED)[0] >= big_ended
-
-
 def test_a_prompt_that_can_never_fit_and_a_full_queue_are_refused_without_a_trace() -> None:
     model = EngineModel(EngineLimits(cache_tokens=80, block_size=BLOCK, running_max=1, waiting_max=1))
     with pytest.raises(PromptTooLongError):
@@ -445,21 +360,6 @@ def test_a_restart_aborts_everything_and_forgets_the_cache() -> None:
     assert (statistics.generation, statistics.prompt_tokens) == (2, 0)
     assert model.cache.drain_events() == [KeysCleared()]
     assert model.next_event_at() is None
-
-
-def test_an_engine_without_delays_answers_at_once() -> None:
-    model = EngineModel(EngineLimits(prefill_tokens_per_s=float("inf"), decode_s=0.0))
-    model.submit("a", job(numbers(5000), answer=7, block_size=16), now=3.0)
-    assert model.advance(3.0)[-1].kind is EngineEventKind.FINISHED
-
-
-def test_clearing_the_cache_lets_requests_in_work_go_on() -> None:
-    model = EngineModel(LIMITS, every_token=True)
-    model.submit("a", job(numbers(40), answer=3), now=0.0)
-    model.advance(0.5)
-    model.clear_cache(now=0.5)
-    assert run(model)[-1].kind is EngineEventKind.FINISHED
-    assert model.cache.hit_blocks(job(numbers(40))) == 0
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from benchmarks.hit_rate import DRAWS, leading, reference
+from benchmarks.hit_rate import DRAWS, reference
+from benchmarks.workloads.traffic import leading
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.traces.open_trace import open_trace
 from ranvier_py.replay.traces.trace import Format, Trace, TraceOptions, TraceRequest

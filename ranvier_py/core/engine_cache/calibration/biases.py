@@ -9,8 +9,8 @@
 | hybrid | everything found is a multiple of a step of 256 tokens or more, and less than predicted by a part of it: |
 |      | recurrent layers keep few states |
 | block_size | the same with a larger block than ours |
-| small_cache | the learned capacity limits what is believed, and is below what the engine tells |
-| events | half of its answers are far from what its events say that it holds: they are another engine's, or not all |
+| small_cache | the learned capacity limits what is believed, and is below what the engine reports |
+| events | half of its answers are far from what it holds by its events: they are another engine's, or not all |
 | no_counts | nine answers of ten do not say how much was cached (vLLM: --enable-prompt-tokens-details) |
 
 Rules: a bias appears when its share passes a threshold on enough answers, and goes when it falls below half of that:
@@ -74,51 +74,34 @@ HYBRID_TOKENS = 256
 """A step from here on is not a block: vLLM's and SGLang's have 1 to 128 tokens."""
 
 
-class Hiding:
-    """A sum that halves with every HALF_LIFE additions to its group."""
-
-    __slots__ = ("value",)
+class Share:
+    """How often something is so: a share that forgets. 0 while there were few answers."""
 
     def __init__(self) -> None:
-        self.value = 0.0
+        self.answers = 0.0
+        self._so = 0.0
 
-    def add(self, amount: float) -> None:
-        self.value = self.value * HIDDEN + amount
+    def add(self, is_so: bool) -> None:
+        self.answers = self.answers * HIDDEN + 1.0
+        self._so = self._so * HIDDEN + is_so
+
+    @property
+    def value(self) -> float:
+        return self._so / self.answers if self.answers >= ANSWERS_MIN else 0.0
 
 
 class Evidence:
     """What the answers of one engine say of the ways in which we may misunderstand it."""
 
-    __slots__ = (
-        "_differences",
-        "_far",
-        "_fresh",
-        "_fresh_cold",
-        "_fresh_found",
-        "_reported",
-        "_reported_by_events",
-        "_silent",
-        "_step",
-        "_steps",
-        "_weight",
-    )
-
     def __init__(self) -> None:
-        self._differences: dict[int, float] = {}
+        self.differences: dict[int, float] = {}  # between two counts of prompt tokens, with their weight
         self._weight = 1.0  # of the next difference
-        self._reported = Hiding()
-        self._silent = Hiding()
-        self._fresh = Hiding()
-        self._fresh_cold = Hiding()
-        self._fresh_found = Hiding()
-        self._reported_by_events = Hiding()
-        self._far = Hiding()
+        self._silent, self._cold, self._warm, self._far = Share(), Share(), Share(), Share()
         self._steps: deque[tuple[int, int]] = deque(maxlen=STEPS_SEEN)
         self._step: int | None = 0  # None: to be found again
 
     def counted(self, cached_tokens: int | None) -> None:
         """An answer said how much was cached, or did not."""
-        self._reported.add(1.0)
         self._silent.add(cached_tokens is None)
 
     def found(self, cached_tokens: int, predicted_tokens: int) -> None:
@@ -128,30 +111,28 @@ class Evidence:
 
     def measured(self, difference: int) -> None:
         """The engine counted so many prompt tokens more than we did, who are sure of our count."""
-        if difference not in self._differences and len(self._differences) >= DIFFERENCES_MAX:
-            del self._differences[min(self._differences, key=self._differences.__getitem__)]
-        self._differences[difference] = self._differences.get(difference, 0.0) + self._weight
+        if difference not in self.differences and len(self.differences) >= DIFFERENCES_MAX:
+            del self.differences[min(self.differences, key=self.differences.__getitem__)]
+        self.differences[difference] = self.differences.get(difference, 0.0) + self._weight
         self._weight /= HIDDEN
         if self._weight > 1e9:
-            self._differences = {key: weight / self._weight for key, weight in self._differences.items()}
+            self.differences = {key: weight / self._weight for key, weight in self.differences.items()}
             self._weight = 1.0
 
     def used_again(self, cached_tokens: int, usable_tokens: int) -> None:
         """Of a prompt that was there moments ago, so much of what was usable was found."""
-        self._fresh.add(1.0)
-        self._fresh_cold.add(cached_tokens == 0)
-        self._fresh_found.add(2 * cached_tokens >= usable_tokens)
+        self._cold.add(cached_tokens == 0)
+        self._warm.add(2 * cached_tokens >= usable_tokens)
 
     def reported_by_events(self, cached_tokens: int, held_tokens: int) -> None:
         """So much of a prompt was cached where its events said that it holds that much."""
-        self._reported_by_events.add(1.0)
         low, high = sorted((cached_tokens, held_tokens))
         self._far.add(low <= FAR * high)
 
     @property
     def far_share(self) -> float:
         """Of its answers, those far from what its events say; 0 while there are few."""
-        return part(self._far.value, self._reported_by_events.value)
+        return self._far.value
 
     @property
     def step_tokens(self) -> int:
@@ -167,37 +148,32 @@ class Evidence:
     @property
     def offset_tokens(self) -> int:
         """The commonest difference between the engine's count and ours."""
-        return max(self._differences, key=self._differences.__getitem__) if self._differences else 0
+        return max(self.differences, key=self.differences.__getitem__) if self.differences else 0
 
     def strengths(self, block_tokens: int) -> dict[Bias, float]:
         """How strong each bias is, 1 being what names it. 0 where too little is known."""
         found = dict.fromkeys(Bias, 0.0)
-        found[Bias.NO_COUNTS] = part(self._silent.value, self._reported.value) / NO_COUNTS_SHARE
+        found[Bias.NO_COUNTS] = self._silent.value / NO_COUNTS_SHARE
         found[Bias.TEMPLATE] = self._template()
         found[Bias.EVENTS] = self.far_share / EVENTS_SHARE
-        cold, warm = part(self._fresh_cold.value, self._fresh.value), part(self._fresh_found.value, self._fresh.value)
-        step = self.step_tokens
+        step, warm = self.step_tokens, self._warm.value
         if step >= HYBRID_TOKENS:
             pass  # short prompts have nothing then
         elif warm >= SALT_SHARE:
-            found[Bias.SALT] = cold / SALT_SHARE
-        elif self._fresh.value >= ANSWERS_MIN:
+            found[Bias.SALT] = self._cold.value / SALT_SHARE
+        elif self._warm.answers >= ANSWERS_MIN:
             found[Bias.NO_REUSE] = (1 - warm) / NO_REUSE_SHARE
         found[Bias.HYBRID] = float(step >= HYBRID_TOKENS)
         found[Bias.BLOCK_SIZE] = float(block_tokens < step < HYBRID_TOKENS)
         return found
 
     def _template(self) -> float:
-        total = sum(self._differences.values())
+        total = sum(self.differences.values())
         if total / self._weight < ANSWERS_MIN:
             return 0.0
-        plausible = [weight for offset, weight in self._differences.items() if 0 <= offset <= OFFSET_MAX]
+        plausible = [weight for offset, weight in self.differences.items() if 0 <= offset <= OFFSET_MAX]
         usual = sum(sorted(plausible)[-OFFSETS_USUAL:])
         return (1 - usual / total) / TEMPLATE_SHARE
-
-
-def part(some: float, whole: float) -> float:
-    return some / whole if whole >= ANSWERS_MIN else 0.0
 
 
 def present(before: bool, strength: float) -> bool:

@@ -1,26 +1,21 @@
-"""The router's own error, engine by engine: what was predicted to be cached against what the answer says was.
+"""The router's own error, engine by engine: what was predicted to be cached against what the answer reports.
 
 An Observer of attempts. Each answer with counts is compared with its prediction, in tokens that the engine could have
 used: whole blocks of its own, and never the block with the last prompt token, which is always computed again. From
-these come precision (of the predicted tokens, how many were cached), recall (of the cached, how many were predicted),
-a histogram of the error, and the evidence of `biases`.
+these come precision, recall, a histogram of the error, and the evidence of `biases`.
 
-It corrects what it can, for engines whose caches nobody tells us (level ESTIMATED). A prefix that answered cold is
-withdrawn with what hangs below it (`core/routing/route_table/outcomes`), and no other; at any level if no events could
-tell of it. And claims that are older than the cache is large are *faded*: `capacity` learns beyond how many tokens
-used since their last use prefixes answer cold; each tick turns that distance into one second per engine, up to which
-the route table takes evidence for too old, and a depth for each of the next seconds. So a match pays one test of an
-empty dict, or one or two looks into it, and nothing is searched or swept; when the limit moves, faded claims come back
-by themselves.
+It corrects engines at level ESTIMATED. A prefix that answered cold is withdrawn with what hangs below it, and no other
+(at any level if no event could name it). Routes that are older than the cache is large are hidden: `capacity` learns
+after how many used tokens prefixes answer cold; each tick turns that distance into one second per engine, up to which
+the route table takes evidence for too old, and a depth for each of the next seconds. So a match pays one or two looks
+into a dict, and when the limit moves, hidden routes come back by themselves. What a request uses is young again, and
+stays so while it runs. What requests of peers used counts when it is received.
 
-What a request uses again is young again, and stays young while it runs: then nothing pushes it out. What requests of
-peers used counts as it is heard of.
-
-Rules: faded claims are looked up too when their engine was chosen anyway, so what they would have been is still
-learned. Distances are those at departure, where claims are believed or not: what a queue pushes out before a request's
-turn comes counts against them. At most SAMPLES_PER_S_MAX attempts a second are looked up; of others only what they had
-computed is known. An engine that told cached tokens once means 0 where it leaves them out (vLLM does).
-Bound: one known for each backend id, FLIGHTS_MAX samples.
+Rules: hidden routes are looked up too when their engine was chosen anyway, so what they would have been is still
+learned. Distances are those at sending: what a queue pushes out before a request's turn comes counts against them. At
+most SAMPLES_PER_S_MAX attempts a second are looked up. An engine that gave cached tokens once means 0 where it leaves
+them out (vLLM does).
+Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
 """
 
 from __future__ import annotations
@@ -37,9 +32,9 @@ from ranvier_py.core.engine_cache.calibration.predictions import (
     BiasChange,
     CalibrationCounters,
     Part,
-    ReportedCache,
     spans,
 )
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import is_of_media
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
@@ -66,7 +61,7 @@ EVENTS_TOKENS_MIN = 64
 """Fewer are no evidence against an engine's events: stops are that far apart."""
 
 SMALL_SHARE = 0.7
-"""A learned capacity below this share of what the engine tells is smaller than thought: our model is no more exact."""
+"""A learned capacity below this share of the reported one is smaller than thought: our model is no more exact."""
 
 
 RENEW_SHARE = 0.25
@@ -77,8 +72,8 @@ class Calibration:
     """Compares and corrects.
 
     Args:
-        estimated: whether what this backend holds is our own guess; False where its events tell.
-        contradicted: told when such a one answers cold to what its events said it has.
+        estimated: whether what this backend holds is our own guess; False where its events are read.
+        contradicted: called when such a one answers cold to what it holds by its events.
     """
 
     def __init__(
@@ -96,7 +91,7 @@ class Calibration:
         self._contradicted = contradicted
         self._backends: dict[BackendId, BackendPredictions] = {}
         self._fleet = CapacityEstimate()
-        self._samples: dict[int, AttemptSample] = {}  # by identity of the attempt, which may come twice
+        self.samples: dict[int, AttemptSample] = {}  # by identity of the attempt, which may come twice
         self._second = -1
         self._sampled = 0  # in this second
         self._changes: list[BiasChange] = []
@@ -119,9 +114,9 @@ class Calibration:
         found = self._routes.uses.evidence_of(attempt.prompt.end.chain(), attempt.backend, attempt.generation)
         clock = self._known(attempt).clock
         parts = [(tokens, second, clock.distance(second)) for tokens, second in found]
-        self._samples[id(attempt)] = AttemptSample(attempt.sent_at, parts)
-        if len(self._samples) > ATTEMPTS_MAX:
-            del self._samples[next(iter(self._samples))]
+        self.samples[id(attempt)] = AttemptSample(attempt.sent_at, parts)
+        if len(self.samples) > ATTEMPTS_MAX:
+            del self.samples[next(iter(self.samples))]
 
     def started(self, attempt: Attempt, now: float) -> None:
         if attempt.prompt.kind == "opaque":
@@ -135,17 +130,17 @@ class Calibration:
             clock.take(tokens - above, second)
         clock.add(attempt.prompt.tokens, now)  # all of it is in use, whatever was known of it
 
-    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:  # noqa: ARG002  # an Observer is told
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:  # noqa: ARG002  # as an Observer has it
         sample = self._sample(attempt)
         if sample is not None:
             sample.running = None
             if outcome is not Outcome.SUCCESS:
-                del self._samples[id(attempt)]  # its answer will not be read
+                del self.samples[id(attempt)]  # its answer will not be read
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
         sample = self._sample(attempt)
         if sample is not None:
-            del self._samples[id(attempt)]
+            del self.samples[id(attempt)]
         if answer.prompt_tokens is None or attempt.prompt.kind == "opaque":
             return
         known = self._known(attempt)
@@ -178,18 +173,18 @@ class Calibration:
 
     # --- beside them ------------------------------------------------------------------------------------------------
 
-    def report(self, backend: BackendId, url: str, generation: int, reported: ReportedCache) -> None:
-        """What an engine reports of its own cache."""
+    def report(self, backend: BackendId, url: str, generation: int, reported: EngineMetrics) -> None:
+        """What an engine's page says."""
         known = self._backends.get(backend)
         if known is None or known.url != url:
             known = self._backends[backend] = self._begin(url, generation)
         known.reported = reported
-        known.estimate.reported = reported.capacity_tokens
+        known.estimate.reported = 0 if reported.caches is False else reported.capacity_tokens
         self._know_largest()
 
     def tick(self, now: float) -> list[BiasChange]:
-        """Let too old claims fade, and name biases. Once a second. Returns what appeared or went since the last one."""
-        for sample in self._samples.values():
+        """Hide too old routes, and name biases. Once a second. Returns what appeared or went since the last one."""
+        for sample in self.samples.values():
             if sample.running is not None:
                 self._renew(sample, sample.running, now)
         for backend, known in self._backends.items():
@@ -233,13 +228,13 @@ class Calibration:
         self._fleet.reported = max(reported, default=None)
 
     def _sample(self, attempt: Attempt) -> AttemptSample | None:
-        sample = self._samples.get(id(attempt))
+        sample = self.samples.get(id(attempt))
         return sample if sample is not None and sample.sent_at == attempt.sent_at else None
 
     def _received(
         self, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int
     ) -> None:
-        """Peers' requests used these prompts; their claims are about to be raised."""
+        """Peers' requests used these prompts; their routes are about to be raised."""
         known = self._backends.get(backend)
         if known is None or known.generation != generation or not self._estimated(backend):
             return
@@ -297,13 +292,11 @@ class Calibration:
         deepest, _, oldest = parts[0]
         for tokens, above, _, since in spans(parts):
             warm = min(max(cached, above), tokens)  # down to here
-            for estimate in (known.estimate, self._fleet):
-                if warm > above:
-                    estimate.observe(since + (above + warm) / 2, (warm - above) / deepest, 0.0)
-                if tokens > warm:
-                    estimate.observe(since + (warm + tokens) / 2, 0.0, (tokens - warm) / deepest)
+            if warm > above:
+                known.estimate.observe(since + (above + warm) / 2, (warm - above) / deepest)
+            if tokens > warm:
+                known.estimate.observe(since + (warm + tokens) / 2, (warm - tokens) / deepest)
         known.estimate.counted()
-        self._fleet.counted()
         if oldest < FRESH_SHARE * min(known.estimate.limit, FRESH_TOKENS / FRESH_SHARE):
             known.evidence.used_again(cached, deepest)
 
@@ -330,7 +323,7 @@ class Calibration:
 
     def _judge(self, backend: BackendId, known: BackendPredictions) -> None:
         strengths = known.evidence.strengths(self._block_tokens)
-        learned, reported = known.estimate.learned, known.reported.capacity_tokens
+        learned, reported = known.estimate.learned, known.estimate.reported
         small = learned < (inf if reported is None else SMALL_SHARE * reported)
         strengths[Bias.SMALL_CACHE] = float(small and self._estimated(backend))
         for bias, strength in strengths.items():

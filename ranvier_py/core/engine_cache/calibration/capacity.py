@@ -8,8 +8,8 @@ more answers were cold than warm.
 
 Rules: old outcomes fade, each to a half after HALF_LIFE further ones; what has faded limits nothing, so a limit that is
 too low is lifted by warm answers beyond it or by time. Without cold answers there is no limit. An engine that has shown
-little borrows from all the others. A capacity that the engine itself tells is never exceeded; one that tells none is
-taken to be no larger than the largest that tells, unless answers show otherwise.
+little borrows from all the others. A capacity that the engine itself reports is never exceeded; one that reports none
+is taken to be no larger than the largest that does, unless answers show otherwise.
 Bounds: SECONDS_MAX entries of the clock, BUCKETS distances.
 """
 
@@ -129,43 +129,27 @@ class StackClock:
 
 
 class CapacityEstimate:
-    """Outcomes by distance. `reported`: what the engine says it can hold, in tokens; None while it says nothing.
+    """Outcomes by distance. `reported`: what the engine can hold by its own page, in tokens; None: unknown.
 
-    With no `fleet` it is that of all engines together, and `reported` is of the largest.
+    With no `fleet` it is that of all engines together, which sees what each of them does; `reported` is the largest's.
     """
-
-    __slots__ = (
-        "_cold",
-        "_count",
-        "_fleet",
-        "_limit",
-        "_refit_at",
-        "_unit",
-        "_warm",
-        "cold_outcomes",
-        "outcomes",
-        "reported",
-    )
 
     def __init__(self, fleet: CapacityEstimate | None = None) -> None:
         self._fleet = fleet
-        self._warm = [0.0] * BUCKETS
-        self._cold = [0.0] * BUCKETS
+        self._net = [0.0] * BUCKETS  # warm minus cold answers by distance
         self._count = 0.0  # weight of all answers
         self._unit = 1.0  # weight of the next outcome; grows, so that older ones count less
         self._limit: float | None = inf  # None: to be found again
         self._refit_at = 0  # outcomes of the fleet that make our part of them old
         self.outcomes = 0
-        self.cold_outcomes = 0.0
         self.reported: int | None = None
 
-    def observe(self, distance: float, warm: float, cold: float) -> None:
-        """A part of a prompt at this distance was found or not: shares of the prompt, 0 to 1."""
-        place = bucket_of(distance)
-        self._warm[place] += warm * self._unit
-        self._cold[place] += cold * self._unit
-        self.cold_outcomes += cold
+    def observe(self, distance: float, share: float) -> None:
+        """A part of a prompt at this distance was found (`share` of the prompt, 0 to 1), or not (0 to -1)."""
+        self._net[bucket_of(distance)] += share * self._unit
         self._limit = None
+        if self._fleet is not None:
+            self._fleet.observe(distance, share)
 
     def counted(self) -> None:
         """One whole answer was observed."""
@@ -173,10 +157,11 @@ class CapacityEstimate:
         self._count += self._unit
         self._unit *= GROWTH
         if self._unit > RESCALE:
-            self._warm = [weight / self._unit for weight in self._warm]
-            self._cold = [weight / self._unit for weight in self._cold]
+            self._net = [weight / self._unit for weight in self._net]
             self._count /= self._unit
             self._unit = 1.0
+        if self._fleet is not None:
+            self._fleet.counted()
 
     @property
     def learned(self) -> float:
@@ -189,39 +174,33 @@ class CapacityEstimate:
 
     @property
     def limit(self) -> float:
-        """The distance beyond which claims are not to be believed."""
-        reported, fleet = self.reported, self._fleet
-        if (
-            reported is None
-            and fleet is not None
-            and fleet.reported is not None
-            and not self._is_warm_beyond(fleet.reported)
-        ):
-            reported = fleet.reported
+        """The distance beyond which routes are not to be believed."""
+        reported = self.reported
+        if reported is None and self._fleet is not None and self._fleet.reported is not None:
+            reported = None if self._is_warm_beyond(self._fleet.reported) else self._fleet.reported
         return min(self.learned, inf if reported is None else reported)
 
     def _is_warm_beyond(self, distance: float) -> bool:
-        """Whether answers say that it holds more than that."""
-        first = bucket_of(distance) + 1
-        return sum(self._warm[first:]) - sum(self._cold[first:]) >= COLD_MIN * self._unit
+        """Whether answers show that it holds more than that."""
+        return sum(self._net[bucket_of(distance) + 1 :]) >= COLD_MIN * self._unit
 
     def _find(self) -> float:
         """Where warm minus cold answers up to there are the most; the farthest such place."""
         best, best_place, total = 0.0, -1, 0.0
-        for place, net in enumerate(self._net()):
+        for place, net in enumerate(self._with_borrowed()):
             total += net
             if total >= best:
                 best, best_place = total, place
         return inf if best - total < COLD_MIN else edge_of(best_place)
 
-    def _net(self) -> list[float]:
+    def _with_borrowed(self) -> list[float]:
         """Warm minus cold answers by distance, with what is borrowed."""
-        unit, fleet, missing = self._unit, self._fleet, BORROWED - self._count / self._unit
-        own = [(warm - cold) / unit for warm, cold in zip(self._warm, self._cold, strict=True)]
+        fleet, missing = self._fleet, BORROWED - self._count / self._unit
+        own = [net / self._unit for net in self._net]
         if fleet is None or missing <= 0.0 or not fleet._count:
             return own
         share = min(1.0 / fleet._unit, missing / fleet._count)
-        return [net + share * (fleet._warm[place] - fleet._cold[place]) for place, net in enumerate(own)]
+        return [net + share * theirs for net, theirs in zip(own, fleet._net, strict=True)]
 
 
 def bucket_of(distance: float) -> int:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from typing import NamedTuple
 
 from ranvier_py.core.engine_cache.calibration.biases import Bias, Evidence
 from ranvier_py.core.engine_cache.calibration.capacity import CapacityEstimate, StackClock
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, histogram
@@ -36,13 +36,6 @@ class BiasChange(NamedTuple):
     bias: Bias
     appeared: bool
     detail: str
-
-
-class ReportedCache(NamedTuple):
-    """What an engine reports of its own cache; None where it says nothing."""
-
-    capacity_tokens: int | None = None
-    block_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -81,11 +74,9 @@ class BackendPredictions:
     cached_tokens: int = counter("Tokens cached by the engine's count.")
     right_tokens: int = counter("Tokens predicted and cached.")
     refuted: int = counter("Prefixes withdrawn because an answer was cold.")
-    error_tokens: Histogram = histogram(
-        "Cached minus predicted tokens of one answer.", partial(Histogram, ERROR_BUCKETS_TOKENS, "tokens")
-    )
+    error_tokens: Histogram = histogram("Cached minus predicted tokens of one answer.", ERROR_BUCKETS_TOKENS)
     biases: dict[Bias, None] = field(default_factory=dict)
-    reported: ReportedCache = field(default_factory=ReportedCache)
+    reported: EngineMetrics = field(default_factory=EngineMetrics)
     clock: StackClock = field(default_factory=StackClock)
     evidence: Evidence = field(default_factory=Evidence)
     reports_cached: bool = False
@@ -125,7 +116,7 @@ class BackendPredictions:
         if bias in (Bias.HYBRID, Bias.BLOCK_SIZE):
             return f"hits at multiples of {self.evidence.step_tokens} tokens"
         if bias is Bias.SMALL_CACHE:
-            reported = self.reported.capacity_tokens
+            reported = self.estimate.reported
             return f"keeps about {self.estimate.learned:.0f} tokens" + (f", reports {reported}" if reported else "")
         if bias is Bias.EVENTS:
             return f"{self.evidence.far_share:.0%} of its answers don't fit them: are they another engine's?"

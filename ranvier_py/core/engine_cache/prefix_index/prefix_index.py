@@ -7,20 +7,25 @@ Rules: created and reloaded are hot, offloaded is warm; evicted is warm where th
 offloads and tiers are tracked, else it is a removal; purged is a removal. An event without a token count keeps the
 count that is known, and is worth nothing where none is (the document has no default: resolution CX23). An entry lives
 `ttl_s` after its last event, looked at when asked and in `expire`. At `entries_max` pairs of (prefix, backend) (CX24)
-the oldest tenth goes. `version` changes with every change, so that who caches an answer knows when it is stale (CX28).
-Source: Continuum Router, «KV cache optimization», tier 4 (CR15 to CR17).
+the oldest tenth goes. No answer is kept, so none is older than the last event (CX28). What other routers have shared
+(`shared_index`) is added to what the index knows itself, which counts more.
+Source: Continuum Router, «KV cache optimization», tier 4 (CR15 to CR19).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
+from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter, histogram
 from ranvier_py.core.options import Options, option
+from ranvier_py.core.routing.placement.kv_score import IndexedPrefix
 
 ENTRIES_MIN, ENTRIES_MAX = 100, 10_000_000  # what may be configured, as Continuum has it
 TTL_MIN_S, TTL_MAX_S = 1.0, 86_400.0
@@ -32,12 +37,10 @@ PREFIX_CHARACTERS_MAX = 128
 
 TOKENS_MAX = 2**32 - 1
 
+QUERY_BUCKETS_S = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 1e-3, 1e-2)
+OVERLAP_BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
-class Storage(Enum):
-    """Continuum's tiers."""
-
-    HOT = "GpuHot"
-    WARM = "StorageWarm"
+NOTHING: Mapping[BackendId, IndexedPrefix] = MappingProxyType({})
 
 
 class Verb(Enum):
@@ -99,14 +102,6 @@ class IndexSettings(Options):
     )
 
 
-class IndexEntry(NamedTuple):
-    """What one backend holds of one prefix."""
-
-    tokens: int
-    storage: Storage
-    until: float
-
-
 @dataclass(slots=True)
 class SourceCounts:
     """Events of one backend that changed the index, since start."""
@@ -115,18 +110,30 @@ class SourceCounts:
     evicted: int = 0
 
 
-class KvIndex:
-    """State: the entries by age of their last event, and the names of each prefix's holders."""
+@dataclass(slots=True)
+class IndexCounters:
+    query_latency_seconds: Histogram = histogram("Time of one question.", QUERY_BUCKETS_S)
+    overlap_score: Histogram = histogram("Overlap of requests placed by overlap.", OVERLAP_BUCKETS)
+    routing_decisions: dict[str, int] = counter("Placements of kv_score.", label="decision")
+    hits: int = 0  # questions for which there was a holder
+    evictions: int = 0  # entries dropped for want of room, and those expired
+    by_backend: dict[BackendId, SourceCounts] = field(default_factory=dict)
 
-    def __init__(self, settings: IndexSettings | None = None) -> None:
+
+class KvIndex:
+    """State: the entries by age of their last event, and the names of each prefix's holders.
+
+    Args:
+        clock: seconds, for how long questions take; any origin.
+    """
+
+    def __init__(self, settings: IndexSettings | None = None, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.settings = settings or IndexSettings()
-        self.version = 0
-        self.hits = 0  # queries that found a holder
-        self.queries = 0
-        self.evictions = 0  # entries dropped for want of room, and those expired
-        self.by_backend: dict[BackendId, SourceCounts] = {}
+        self.counters = IndexCounters(routing_decisions={"kv_aware": 0, "fallback": 0})
+        self.shared: Callable[[str, float], Mapping[BackendId, IndexedPrefix]] = lambda *_: NOTHING
         self.on_change: Callable[[str, BackendId], object] = lambda *_: None  # for who mirrors it; not of `clear`
-        self._entries: OrderedDict[tuple[str, BackendId], IndexEntry] = OrderedDict()  # oldest event first
+        self._clock = clock
+        self._entries: OrderedDict[tuple[str, BackendId], IndexedPrefix] = OrderedDict()  # oldest event first
         self._holders: dict[str, dict[BackendId, None]] = {}
 
     def __len__(self) -> int:
@@ -141,10 +148,10 @@ class KvIndex:
         """What a backend's source published. Returns whether it was worth anything."""
         if not event.prefix or len(event.prefix) > PREFIX_CHARACTERS_MAX:
             return False
-        counts = self.by_backend.setdefault(backend, SourceCounts())
+        counts = self.counters.by_backend.setdefault(backend, SourceCounts())
         known = self._entries.get((event.prefix, backend))
-        storage = self._storage_after(event.kind)
-        if storage is None or (event.kind is Verb.EVICTED and known is None):
+        reload = self._reload_after(event.kind)
+        if reload is None or (event.kind is Verb.EVICTED and known is None):
             counts.evicted += known is not None
             return self._drop(event.prefix, backend)
         tokens = event.tokens if event.tokens is not None else known.tokens if known is not None else 0
@@ -154,24 +161,34 @@ class KvIndex:
             counts.evicted += 1
         else:
             counts.created += 1
-        self._put(event.prefix, backend, IndexEntry(tokens, storage, now + self.settings.ttl_s))
+        self._put(event.prefix, backend, IndexedPrefix(tokens, reload, now + self.settings.ttl_s))
         return True
 
-    def query(self, prefix: str, now: float) -> dict[BackendId, IndexEntry]:
+    def holders(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]:
         """Who holds this prefix. What has expired goes."""
-        self.queries += 1
-        found: dict[BackendId, IndexEntry] = {}
+        began = self._clock()
+        found: dict[BackendId, IndexedPrefix] = {}
         for backend in tuple(self._holders.get(prefix, ())):
             entry = self._entries[prefix, backend]
             if entry.until > now:
                 found[backend] = entry
             else:
                 self._drop(prefix, backend)
-                self.evictions += 1
-        self.hits += bool(found)
-        return found
+                self.counters.evictions += 1
+        self.counters.hits += bool(found)
+        others = self.shared(prefix, now)
+        self.counters.query_latency_seconds.observe(max(0.0, self._clock() - began))
+        return {**others, **found} if others else found
 
-    def peek(self, prefix: str, backend: BackendId) -> IndexEntry | None:
+    def placed(self, overlap: float | None) -> None:
+        """A request was placed: by this share of its prompt; None: by the ring, or with no key by load."""
+        if overlap is None:
+            self.counters.routing_decisions["fallback"] += 1
+        else:
+            self.counters.routing_decisions["kv_aware"] += 1
+            self.counters.overlap_score.observe(overlap)
+
+    def peek(self, prefix: str, backend: BackendId) -> IndexedPrefix | None:
         """What one backend holds of this prefix, expired or not. Counts nothing."""
         return self._entries.get((prefix, backend))
 
@@ -184,7 +201,7 @@ class KvIndex:
                 break
             self._drop(prefix, backend)
             dropped += 1
-        self.evictions += dropped
+        self.counters.evictions += dropped
         return dropped
 
     def forget(self, backends: Iterable[BackendId]) -> int:
@@ -204,28 +221,22 @@ class KvIndex:
         before = len(self._entries)
         self._entries.clear()
         self._holders.clear()
-        self.version += 1
         return before
 
-    def _storage_after(self, kind: Verb) -> Storage | None:
-        """Where the prefix is after such an event; None: nowhere."""
-        settings = self.settings
+    def _reload_after(self, kind: Verb) -> bool | None:
+        """Whether the engine has to reload the prefix after such an event; None: it is nowhere."""
         if kind is Verb.CREATED or kind is Verb.RELOADED:
-            return Storage.HOT
-        if kind is Verb.OFFLOADED:
-            return Storage.WARM
-        if kind is Verb.EVICTED and settings.offloading and settings.eviction_is_offload:
-            return Storage.WARM
-        return None
+            return False
+        is_offload = kind is Verb.EVICTED and self.settings.offloading and self.settings.eviction_is_offload
+        return True if kind is Verb.OFFLOADED or is_offload else None
 
-    def _put(self, prefix: str, backend: BackendId, entry: IndexEntry) -> None:
+    def _put(self, prefix: str, backend: BackendId, entry: IndexedPrefix) -> None:
         key = (prefix, backend)
         if key not in self._entries and len(self._entries) >= self.settings.entries_max:
             self._make_room()
         self._entries[key] = entry
         self._entries.move_to_end(key)
         self._holders.setdefault(prefix, {})[backend] = None
-        self.version += 1
         self.on_change(prefix, backend)
 
     def _make_room(self) -> None:
@@ -233,7 +244,7 @@ class KvIndex:
         for _ in range(max(1, self.settings.entries_max // EVICTED_SHARE)):
             prefix, backend = next(iter(self._entries))
             self._drop(prefix, backend)
-            self.evictions += 1
+            self.counters.evictions += 1
 
     def _drop(self, prefix: str, backend: BackendId) -> bool:
         if self._entries.pop((prefix, backend), None) is None:
@@ -242,6 +253,5 @@ class KvIndex:
         del holders[backend]
         if not holders:
             del self._holders[prefix]
-        self.version += 1
         self.on_change(prefix, backend)
         return True

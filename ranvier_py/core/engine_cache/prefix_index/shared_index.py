@@ -32,12 +32,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from types import MappingProxyType
 from typing import NamedTuple
 
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import TOKENS_MAX, IndexEntry, KvIndex, Storage
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import NOTHING, TOKENS_MAX, KvIndex
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
+from ranvier_py.core.routing.placement.kv_score import IndexedPrefix
 
 PENDING_MAX = 65_536
 WRITES_A_JOB = 256
@@ -57,12 +57,8 @@ ANSWER_LIFE_S = 1.0
 """A second of requests to a backend that has just evicted, against none of what others know of any prefix that comes
 less than ten times a second."""
 
-CODE_OF = {Storage.HOT: "h", Storage.WARM: "w"}
-STORAGE_OF = {b"h": Storage.HOT, b"w": Storage.WARM}
 ENTRY = re.compile(rb"(\d{1,10}) ([hw])\Z")
 TOKEN = re.compile(rb"[0-9a-f]{16}\Z")
-
-NOTHING: Mapping[BackendId, IndexEntry] = MappingProxyType({})
 
 Command = tuple[str | bytes | int, ...]
 
@@ -106,7 +102,7 @@ class PrefixAnswer:
 
     asked_at: float = -inf
     answered_at: float = -inf
-    entries: Mapping[BackendId, IndexEntry] = field(default_factory=dict)
+    entries: dict[BackendId, IndexedPrefix] = field(default_factory=dict)
     changed_since: dict[BackendId, None] = field(default_factory=dict)  # by this router, since it asked
 
 
@@ -134,7 +130,6 @@ class SharedIndex:
         self.errors = {"connection": 0, "timeout": 0, "other": 0}  # as Continuum counts them
         self.sharing = False
         self.generation = ""
-        self.version = 0  # of the answers
         self.trouble = ""  # why Redis is away
         self.poke: Callable[[], object] = lambda: None  # called when `wait_s` became shorter
         self._root = root
@@ -154,7 +149,7 @@ class SharedIndex:
         self._clear = ""  # to be written
         self._work_at = self._tick_at = self._retry_at = self._shared_at = -inf
         self._retry_s = RETRY_MIN_S
-        index.on_change = self._changed
+        index.on_change, index.shared = self._changed, self.holders
 
     @property
     def waiting(self) -> int:
@@ -176,16 +171,14 @@ class SharedIndex:
         known = self._answers.get(prefix)
         if known is not None:
             known.changed_since[backend] = None
-            if backend in known.entries:
-                known.entries = {each: entry for each, entry in known.entries.items() if each != backend}
-                self.version += 1
+            known.entries.pop(backend, None)
         if not self._pending:
             self.poke()
         self._pending[prefix, backend] = None
 
     # --- what requests ask --------------------------------------------------------------------------------------------
 
-    def holders(self, prefix: str, now: float) -> Mapping[BackendId, IndexEntry]:
+    def holders(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]:
         """What others wrote of this prefix; nothing while Redis is away. Asks anew, off the path, where that is due."""
         if not self.sharing or not self._beats:
             return NOTHING
@@ -286,7 +279,7 @@ class SharedIndex:
                 commands.append(("HDEL", name, self._names[backend]))
             else:
                 self.counters.written += 1
-                commands.append(("HSET", name, self._names[backend], f"{entry.tokens} {CODE_OF[entry.storage]}"))
+                commands.append(("HSET", name, self._names[backend], f"{entry.tokens} {'hw'[entry.reload]}"))
                 commands.append(("PEXPIRE", name, ttl_ms))
         return commands
 
@@ -365,7 +358,7 @@ class SharedIndex:
         return True
 
     def _answered(self, prefix: str, replies: Sequence[object], now: float) -> None:
-        known, found = self._answers.get(prefix), dict[BackendId, IndexEntry]()
+        known, found = self._answers.get(prefix), dict[BackendId, IndexedPrefix]()
         if known is None:
             return
         for reply in replies:
@@ -377,11 +370,10 @@ class SharedIndex:
                 backend = self._find(name.decode(errors="replace"))
                 if backend is None or backend in known.changed_since:
                     continue
-                entry = IndexEntry(int(match[1]), STORAGE_OF[match[2]], now + ANSWER_LIFE_S)
+                entry = IndexedPrefix(int(match[1]), match[2] == b"w", now + ANSWER_LIFE_S)
                 if backend not in found or entry.tokens > found[backend].tokens:
                     found[backend] = entry
         self.counters.answered += bool(found)
-        self.version += bool(found) or bool(known.entries)
         known.answered_at, known.entries = now, found
 
     def _fail(self, kind: str, why: str, now: float) -> None:
@@ -408,7 +400,6 @@ class SharedIndex:
         self._answers.clear()
         self._questions.clear()
         self._beats.clear()
-        self.version += 1
 
 
 def pairs_in(reply: object) -> Sequence[tuple[bytes, bytes]]:

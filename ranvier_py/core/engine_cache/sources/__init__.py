@@ -1,1 +1,1 @@
-"""What engines and workers say of their caches, one module for each wire format."""
+"""What engines and workers report of their caches, one module for each wire format."""

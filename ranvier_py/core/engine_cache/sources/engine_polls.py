@@ -12,6 +12,7 @@ Publishers: where an engine publishes its KV events, seldom asked where it answe
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, isfinite
@@ -32,8 +33,9 @@ MISSING_STATUSES = frozenset((404, 405))
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")
 """TensorRT-LLM has JSON at the first, and what we read at the second."""
 
-START_TIME = b"process_start_time_seconds"
-START_LINE_BYTES_MAX = 512  # it has no more than a few labels
+START_TIME = re.compile(rb"^process_start_time_seconds(?:\{[^\n]{0,400}\})?[ \t]+(\S{1,40})[^\n]{0,40}\n", re.MULTILINE)
+"""It has no more than a few labels."""
+
 BACKOFF_DOUBLINGS_MAX = 10
 
 
@@ -205,13 +207,9 @@ def read_models(page: Page) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, 
 
 def read_start_time(metrics: bytes) -> float | None:
     """The value of process_start_time_seconds in a Prometheus page; labels and a time stamp may be there."""
-    start = 0 if metrics.startswith(START_TIME) else metrics.find(b"\n" + START_TIME) + 1
-    if start == 0 and not metrics.startswith(START_TIME):
-        return None
-    line, end, _ = metrics[start : start + START_LINE_BYTES_MAX].partition(b"\n")
-    values = line[len(START_TIME) :].rpartition(b"}")[2].split()
+    found = START_TIME.search(metrics)
     try:
-        value = float(values[0]) if end and values else -inf
+        value = float(found[1]) if found is not None else -inf
     except ValueError:
         return None
     return value if isfinite(value) and value > 0 else None

@@ -1,7 +1,7 @@
 """Fields of KV events -> values, each checked: what a tag's fields are called, and how they are read.
 
 Rules: a field that is not what it has to be raises Unreadable, for a block whose salt is unknown must not pass for one
-without salt. Fields that nothing depends on are dropped instead. Nothing here knows of messages, or counts.
+without salt. Known fields that nothing depends on are not read. Nothing here knows of messages, or counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCK_TOKENS_MAX = 65_536
 U32_MAX, U64 = 0xFFFFFFFF, 1 << 64
 
 REUSED = "REUSED"
-"""`origin` of what was not stored anew, but told of because a request asked for a full report (vLLM #51699)."""
+"""`origin` of what was not stored anew, but reported because a request asked for a full report (vLLM #51699)."""
 
 
 class Unreadable(Exception):
@@ -97,11 +97,6 @@ def _text(value: object) -> str | None:
     raise Unreadable
 
 
-def _note(value: object) -> str | None:
-    """A text that nothing depends on."""
-    return value if type(value) is str and len(value) <= TEXT_CHARACTERS_MAX else None
-
-
 def _number(value: object, highest: int = U32_MAX) -> int | None:
     if value is None or (type(value) is int and 0 <= value <= highest):
         return value
@@ -109,7 +104,7 @@ def _number(value: object, highest: int = U32_MAX) -> int | None:
 
 
 def salt_in(metadata: object) -> object:
-    """What SGLang's metadata of an event say of its salt."""
+    """The salt in SGLang's metadata of an event."""
     if metadata is None:
         return None
     if type(metadata) is not dict:
@@ -130,10 +125,7 @@ def _stored(values: Mapping[str, Any]) -> BlocksStored:
         extra_keys=extra_keys_of(get("extra_keys")),
         group=_number(get("group_idx")) or 0,
         kind=_text(get("kv_cache_spec_kind")),
-        window_tokens=_number(get("kv_cache_spec_sliding_window")),
         locality=_text(get("locality")),
-        ownership=_note(get("ownership")),
-        session=_note(get("session_id")),
         salt=_text(get("cache_salt")),
         media=bool(get("mm_keys")),
         reused=get("origin") == REUSED,
@@ -146,7 +138,6 @@ def _removed(values: Mapping[str, Any]) -> BlocksRemoved:
         medium=_text(values.get("medium")),
         group=_number(values.get("group_idx")) or 0,
         locality=_text(values.get("locality")),
-        ownership=_note(values.get("ownership")),
     )
 
 

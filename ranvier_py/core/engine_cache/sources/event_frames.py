@@ -40,7 +40,7 @@ UNPACK_ERRORS = (ValueError, UnpackException)
 
 
 class BadBatch(RanvierError):
-    """These bytes are no batch of events. The message has nothing of what they say."""
+    """These bytes are no batch of events. The message has nothing of them."""
 
     code = "bad_kv_batch"
 

@@ -1,6 +1,6 @@
 """KV cache events as values, whichever engine and encoding they came in.
 
-Names are ours: `BlocksStored` is the wire's BlockStored, which tells of a run of blocks; `BlocksRemoved` is
+Names are ours: `BlocksStored` is the wire's BlockStored, which reports a run of blocks; `BlocksRemoved` is
 BlockRemoved, `CacheCleared` is AllBlocksCleared. An engine's block hash is kept as a name and nothing else: bytes as
 they came, numbers modulo 2^64, so that a signed and an unsigned spelling are one name.
 """
@@ -76,13 +76,10 @@ class BlocksStored(NamedTuple):
     extra_keys: tuple[tuple[ExtraKey, ...], ...] = ()
     group: int = 0
     kind: str | None = None  # of the group's cache: full_attention, sliding_window, mamba …
-    window_tokens: int | None = None
     locality: str | None = None
-    ownership: str | None = None
-    session: str | None = None
-    salt: str | None = None  # of the whole prompt, where an engine tells it apart from the extra keys
+    salt: str | None = None  # of the whole prompt, where an engine keeps it apart from the extra keys
     media: bool = False  # keys of media came in a field of their own
-    reused: bool = False  # not stored anew: told of because a request used them
+    reused: bool = False  # not stored anew: reported because a request used them
 
     @property
     def ids(self) -> TokenIds:
@@ -100,7 +97,6 @@ class BlocksRemoved(NamedTuple):
     medium: str | None = None
     group: int = 0
     locality: str | None = None
-    ownership: str | None = None
 
     @property
     def tier(self) -> Tier:
@@ -116,7 +112,7 @@ Event = BlocksStored | BlocksRemoved | CacheCleared
 
 
 class EngineLoad(NamedTuple):
-    """SGLang's LoadStat: what an engine says of its own queue. None where it said nothing that can be read."""
+    """SGLang's LoadStat: an engine's count of its own queue. None where nothing can be read."""
 
     running: int | None
     waiting: int | None
@@ -130,12 +126,10 @@ class EngineLoad(NamedTuple):
 class Batch:
     """One message of an engine: what changed since the one before it.
 
-    `unread` counts events that had to be skipped although they said something of the cache: what is held is less well
-    known from there on. `rank` is the data-parallel rank, None where the engine named none.
+    `unread` counts events that had to be skipped although they concern the cache: what is held is less well
+    known from there on.
     """
 
-    timestamp_s: float  # by the engine's clock
     events: tuple[Event, ...]
-    rank: int | None = None
     unread: int = 0
     load: EngineLoad | None = None

@@ -13,7 +13,6 @@ event, and of what the values keep.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,19 +86,14 @@ class EventDecoder:
     def _batch(self, payload: bytes) -> Batch:
         head, events, tail, is_built = frame_of(payload)
         if head == LOAD_STAT:
-            return Batch(0.0, (), load=self._load(tail))
+            return Batch((), load=self._load(tail))
         if not isinstance(head, int | float):
             raise BadBatch("no timestamp")
         unread_before = self.counters.unread
         read: Callable[[Any], Event | None] = self._event if is_built else partial(self._event_at, payload)
         found = tuple([event for each in events if (event := read(each)) is not None])
-        rank = tail[0] if tail else None
-        if type(rank) is not int or rank < 0:
-            self.counters.fields_skipped += rank is not None
-            rank = None
-        self.counters.fields_skipped += len(tail[1:])
-        timestamp_s = float(head) if math.isfinite(head) else 0.0
-        return Batch(timestamp_s, found, rank, self.counters.unread - unread_before)
+        self.counters.fields_skipped += len(tail[1:])  # behind the rank, which each stream has one of
+        return Batch(found, self.counters.unread - unread_before)
 
     def _load(self, numbers: Sequence[object]) -> EngineLoad:
         """Fields in SGLang's order; those that are no number stay unknown."""

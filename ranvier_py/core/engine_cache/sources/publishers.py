@@ -1,11 +1,11 @@
-"""Where an engine tells its KV events: what engines say of it over HTTP -> one Publisher for each data-parallel rank.
+"""Where an engine publishes its KV events: what it answers over HTTP -> one Publisher for each data-parallel rank.
 
 vLLM's GET /kv_event_sources answers a map by rank (0.32), a list, or a list under `sources`, as its versions differ.
 SGLang's /server_info has a block `kv_events` with a base port, before that only the text of its option; rank r is at
 port + r. An endpoint is `tcp://HOST:PORT`; a wildcard is the engine's own, and means the host that we reach it by.
 
 Rules: an engine decides on ports, never on hosts: what is not on one of its own addresses is refused, or an engine
-could make us connect anywhere. What an operator wrote may be anywhere. Nothing is raised for what an engine says.
+could make us connect anywhere. What an operator wrote may be anywhere. Nothing is raised for what an engine answers.
 Bounds: RANKS_MAX publishers, names and topics of limited length.
 """
 
@@ -54,7 +54,7 @@ class Endpoint(NamedTuple):
 
 
 class Publisher(NamedTuple):
-    """One event stream. `load` tells SGLang's LoadStat."""
+    """One event stream. `load` has SGLang's LoadStat."""
 
     rank: int
     events: Endpoint
@@ -65,7 +65,7 @@ class Publisher(NamedTuple):
 
 
 class FoundPublishers(NamedTuple):
-    """What an engine told. `refused` says why the rest was not taken, in our words."""
+    """What an engine answered. `refused` has why the rest was not taken, in our words."""
 
     publishers: tuple[Publisher, ...] = ()
     refused: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ def _home(where: Endpoint | None, host: str, addresses: Collection[str]) -> Endp
     return where._replace(host=host)
 
 
-# --- what engines say -----------------------------------------------------------------------------------------------
+# --- what engines answer ---------------------------------------------------------------------------------------------
 
 
 def read_event_sources(body: bytes) -> FoundPublishers:
@@ -139,12 +139,10 @@ def read_event_sources(body: bytes) -> FoundPublishers:
     reported = _json(body)
     if isinstance(reported, dict) and isinstance(reported.get("sources"), list):
         reported = reported["sources"]
-    if isinstance(reported, dict):
-        entries = [({"data_parallel_rank": _rank(key), **value}) for key, value in reported.items() if _is_map(value)]
-    elif isinstance(reported, list):
-        entries = [{"data_parallel_rank": place, **value} for place, value in enumerate(reported) if _is_map(value)]
-    else:
+    if not isinstance(reported, dict | list):
         return NOTHING
+    by_rank = reported.items() if isinstance(reported, dict) else enumerate(reported)
+    entries = [{"data_parallel_rank": rank, **value} for rank, value in by_rank if isinstance(value, dict)]
     return _checked([_of_vllm(entry) for entry in entries[: RANKS_MAX + 1] if _publishes(entry)])
 
 
@@ -197,7 +195,7 @@ def _of_sglang(block: Mapping[str, Any], first: Endpoint | None, replay: Endpoin
 
 
 def _checked(reported: Sequence[Publisher | str]) -> FoundPublishers:
-    """Each rank once, by rank. Ranks that are told with one port are at port + rank, as vLLM places them."""
+    """Each rank once, by rank. Ranks that are reported with one port are at port + rank, as vLLM places them."""
     refused = [item for item in reported if isinstance(item, str)]
     by_rank: dict[int, Publisher] = {}
     for item in reported[:RANKS_MAX]:
@@ -223,10 +221,6 @@ def _publishes(entry: Mapping[str, Any]) -> bool:
     return entry.get("enable_kv_cache_events", True) is not False and entry.get("publisher", "zmq") == "zmq"
 
 
-def _is_map(value: object) -> bool:
-    return isinstance(value, dict)
-
-
 def _rank(value: object) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 6:
         value = int(value)
@@ -234,7 +228,7 @@ def _rank(value: object) -> int | None:
 
 
 def _topic(value: object) -> str:
-    """A topic that can't be right is none: all topics are heard then."""
+    """A topic that can't be right is none: all topics are received then."""
     return value if isinstance(value, str) and len(value) <= TOPIC_CHARACTERS_MAX else ""
 
 

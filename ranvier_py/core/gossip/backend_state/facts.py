@@ -1,7 +1,5 @@
 """What peers know of backends: which process it is, whether it is well, whether it drains, what is in flight there.
 
-Four kinds of knowledge, each with its own merge:
-
 - *Generation*: how many processes of this backend the cluster has seen. The greater wins; only its claims count. Two
   nodes that saw one restart are told apart from two restarts by the engine's start time, where it gives one.
 - *Draining*: the order with the greater clock wins.
@@ -11,27 +9,25 @@ Four kinds of knowledge, each with its own merge:
 
 Generations and drains travel by being repeated: whoever learns something sends its peers what it now knows, and
 everybody sends it to somebody now and then. So they reach everyone who can be reached, in any order and however often.
-Bounds: backends BACKENDS_MAX, observers those among the live peers. Unknown backends are remembered too, for the day
-the operator adds them; they are never asked anything.
+Bounds: BACKENDS_MAX backends, unknown ones included, for the day the operator adds them; observers are live peers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from random import Random
 from typing import NamedTuple
 
-from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX, FactCounters, FactSettings
-from ranvier_py.core.gossip.backend_state.loads import PeerLoads
+from ranvier_py.core.gossip.backend_state.loads import BACKENDS_MAX, FactCounters, PeerLoads
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads, Message
-from ranvier_py.core.routing.process import same_process
-from ranvier_py.core.routing.work import Load
+from ranvier_py.core.routing.backend import same_process
 
 FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
-
+REPAIR_INTERVAL_S = 10.0  # everything known, to one random peer
+EVERYONE_MAX = 16  # so many peers are sent what is new; more get it through others
 GENERATION_MAX = 2**32 - 1
 DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
 GENERATION_BITS = 8  # of one in a route update
@@ -92,15 +88,19 @@ class KnownBackend:
     drain_clock: int = 0
 
 
-class BackendFacts:
-    """One node's knowledge of all backends. Backends are named by their key (core/gossip/peer/registry_sync.py)."""
+UNKNOWN = KnownBackend()  # what is known of all others; never changed
 
-    def __init__(self, session: int, settings: FactSettings, outbox: list[Outgoing], rng: Random, now: float) -> None:
+
+class BackendFacts:
+    """One node's knowledge of all backends, by their key (`registry_sync`)."""
+
+    def __init__(
+        self, session: int, outbox: list[Outgoing], rng: Random, now: float, *, datagrams: bool = True
+    ) -> None:
         self.counters = FactCounters()
         self.changes: list[FactChange] = []  # drained by the owner after every call; at most two for each fact
-        self.loads = PeerLoads(settings, outbox, rng, self.counters, now)
+        self.loads = PeerLoads(outbox, rng, self.counters, now, datagrams=datagrams)
         self._session = session
-        self._settings = settings
         self._outbox = outbox
         self._rng = rng
         self._known: dict[int, KnownBackend] = {}
@@ -109,7 +109,7 @@ class BackendFacts:
         self._answered: dict[int, None] = {}  # live peers that sent us something, and were sent all
         self._seq = 0
         self._changed: dict[int, None] = {}
-        self._repair_at = now + rng.uniform(0, settings.repair_interval_s)
+        self._repair_at = now + rng.uniform(0, REPAIR_INTERVAL_S)
 
     def __len__(self) -> int:
         """Backends that anything is known of."""
@@ -118,8 +118,6 @@ class BackendFacts:
     def known(self) -> list[Fact]:
         """All that is known, as peers are sent it."""
         return [fact_of(backend, known) for backend, known in self._known.items()]
-
-    # --- what we see ourselves --------------------------------------------------------------------------------------
 
     def observe(self, backend: int, verdict: Verdict, started_at: float) -> None:
         """Our own view of one of our backends; cheap when nothing changed."""
@@ -162,25 +160,16 @@ class BackendFacts:
             known.drain_clock += 1
             self._changed[backend] = None
 
-    def carry(self, loads: Mapping[int, Load]) -> None:
-        """What we have in flight, by backend; those with nothing are left out. Sent with the next tick of loads."""
-        self.loads.carry(loads)
-
-    # --- reading ----------------------------------------------------------------------------------------------------
-
     def generation(self, backend: int) -> int:
-        known = self._known.get(backend)
-        return known.generation if known else 1
+        return self._known.get(backend, UNKNOWN).generation
 
     def started_at(self, backend: int) -> float:
         """When its process started, as the engine or a peer said; 0 when it is not known."""
-        known = self._known.get(backend)
-        return known.started_at if known else 0.0
+        return self._known.get(backend, UNKNOWN).started_at
 
     def is_counted(self, backend: int) -> bool:
         """Whether any peer sent its count since we started: before, one number may stand for two processes."""
-        known = self._known.get(backend)
-        return known is not None and known.counted
+        return self._known.get(backend, UNKNOWN).counted
 
     def generation_of(self, backend: int, low_bits: int) -> int:
         """The generation of which an update carries the low bits. A later one than ours is adopted."""
@@ -193,14 +182,9 @@ class BackendFacts:
         self._adopt(backend, generation + ahead, 0.0)
         return generation + ahead
 
-    def peer_load(self, backend: int) -> Load:
-        return self.loads.of(backend)
-
     def doubts(self, backend: int, now: float) -> int:
         """How many peers called it ill lately."""
         return sum(now - at <= DOUBT_S for at in self._doubts.get(backend, {}).values())
-
-    # --- time and peers ---------------------------------------------------------------------------------------------
 
     @property
     def wake_at(self) -> float:
@@ -220,7 +204,7 @@ class BackendFacts:
         self._answered = {session: None for session in self._answered if session in now_there}
         newcomers = [peer for peer in live if peer.session not in before]
         if newcomers:
-            targets = self._some(newcomers, self._settings.everyone_max)  # each gets it of as many others
+            targets = self._some(newcomers)  # each gets it of as many others
             self._send(targets, list(self._known))
             self.loads.newcomers()
 
@@ -230,17 +214,14 @@ class BackendFacts:
             observers.pop(session, None)
 
     def tick(self, now: float) -> None:
-        settings = self._settings
         if self._changed:
-            self._send(self._some(self._peers, settings.everyone_max), list(self._changed))
+            self._send(self._some(self._peers), list(self._changed))
             self._changed.clear()
         self.loads.tick(now)
         if now >= self._repair_at:
-            self._repair_at = now + settings.repair_interval_s * self._rng.uniform(0.8, 1.2)
+            self._repair_at = now + REPAIR_INTERVAL_S * self._rng.uniform(0.8, 1.2)
             if self._peers and self._known:
                 self._send([self._rng.choice(self._peers)], list(self._known))
-
-    # --- what peers send --------------------------------------------------------------------------------------------
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
         if isinstance(message, Loads):
@@ -252,7 +233,7 @@ class BackendFacts:
 
     def _answer(self, peer: Peer) -> None:
         """Whoever sends something for the first time is sent all: what went when we met may have come too early."""
-        if peer.session not in self._answered and len(self._peers) <= self._settings.everyone_max:
+        if peer.session not in self._answered and len(self._peers) <= EVERYONE_MAX:
             self._answered[peer.session] = None
             self._send([peer], list(self._known))
 
@@ -310,10 +291,8 @@ class BackendFacts:
         self._changed[backend] = None
         self.changes.append(NewGeneration(backend, generation, started_at))
 
-    # --- what we send -----------------------------------------------------------------------------------------------
-
-    def _some(self, peers: Sequence[Peer], most: int) -> Sequence[Peer]:
-        return peers if len(peers) <= most else self._rng.sample(peers, most)
+    def _some(self, peers: Sequence[Peer]) -> Sequence[Peer]:
+        return peers if len(peers) <= EVERYONE_MAX else self._rng.sample(peers, EVERYONE_MAX)
 
     def _send(self, targets: Sequence[Peer], backends: Sequence[int]) -> None:
         for message in self._facts(backends):

@@ -1,6 +1,6 @@
 """What is in flight at each backend: sent to peers, received from them, summed up.
 
-One number for each observer, and the latest counts; none after `load_life_s` of silence. It is nobody's to pass on: in
+One number for each observer, and the latest counts; none after LOAD_LIFE_S of silence. It is nobody's to pass on: in
 a large cluster each node sends to some, other ones each time, and sums up what it received.
 
 Bounds: observers are among the peers, backends of one observer BACKENDS_MAX.
@@ -13,12 +13,29 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
-from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX, FactCounters, FactSettings
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Loads
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.work import NO_LOAD, Load
 
+BACKENDS_MAX = 4096  # as in the registry; facts about more are dropped and counted
 LOADS_PER_DATAGRAM = 64  # of 16 bytes each: fits a datagram with its envelope
+LOAD_INTERVAL_S = 0.05
+"""In-flight counts reach the others within this, and at once after a quiet time. While they do not know, all nodes fill
+the same gap: a crowd that comes within it is spread by chance only."""
+
+LOAD_REPEAT_S, LOAD_LIFE_S = 1.0, 3.0  # unchanged loads are sent again: three chances before they expire
+LOAD_PEERS_MAX = 32  # load goes to so many peers at most, other ones each time
+
+
+@dataclass(slots=True)
+class FactCounters:
+    facts_received: int = counter("Facts of peers.")
+    facts_adopted: int = counter("Facts of peers that were later than what was known.")
+    loads_received: int = counter("Load reports of peers.")
+    loads_old: int = counter("Load reports that came after a later one.")
+    loads_expired: int = counter("Load reports that were not renewed in time.")
+    dropped: int = counter("Facts and load reports of too many backends.")
 
 
 @dataclass(slots=True)
@@ -34,11 +51,11 @@ class PeerLoads:
     """Our own loads on their way out, and those of the peers."""
 
     def __init__(
-        self, settings: FactSettings, outbox: list[Outgoing], rng: Random, counters: FactCounters, now: float
+        self, outbox: list[Outgoing], rng: Random, counters: FactCounters, now: float, *, datagrams: bool
     ) -> None:
         self.moved: dict[int, None] = {}  # backends whose peers' load changed; drained by the owner
         self._expire_at = inf
-        self._settings = settings
+        self._datagrams = datagrams
         self._outbox = outbox
         self._rng = rng
         self._counters = counters
@@ -57,9 +74,9 @@ class PeerLoads:
     @property
     def wake_at(self) -> float:
         if self._own_moved:
-            return min(self._expire_at, self._sent_at + self._settings.load_interval_s)
+            return min(self._expire_at, self._sent_at + LOAD_INTERVAL_S)
         if self._own:
-            return min(self._expire_at, self._sent_at + self._settings.load_repeat_s)
+            return min(self._expire_at, self._sent_at + LOAD_REPEAT_S)
         return self._expire_at
 
     def carry(self, loads: Mapping[int, Load]) -> None:
@@ -71,8 +88,6 @@ class PeerLoads:
     def of(self, backend: int) -> Load:
         """What all peers together have there."""
         return self._totals.get(backend, NO_LOAD)
-
-    # --- time and peers ---------------------------------------------------------------------------------------------
 
     def peers(self, live: Sequence[Peer]) -> None:
         """With whom loads are exchanged now. Who is gone takes its loads with it."""
@@ -91,8 +106,7 @@ class PeerLoads:
             self._replace(observed.loads, {})
 
     def tick(self, now: float) -> None:
-        settings = self._settings
-        wait_s = settings.load_interval_s if self._own_moved else settings.load_repeat_s
+        wait_s = LOAD_INTERVAL_S if self._own_moved else LOAD_REPEAT_S
         if (self._own_moved or self._own) and now >= self._sent_at + wait_s:
             self._send(now)
         if now >= self._expire_at:
@@ -103,13 +117,11 @@ class PeerLoads:
         self._sent_at = now
         self._seq += 1
         message = loads_message(self._seq, self._own)
-        small = self._settings.datagrams and len(message.loads) <= LOADS_PER_DATAGRAM
+        small = self._datagrams and len(message.loads) <= LOADS_PER_DATAGRAM
         plane = Plane.DATAGRAM if small else Plane.BULK
-        peers, most = self._peers, self._settings.load_peers_max
-        for peer in peers if len(peers) <= most else self._rng.sample(peers, most):
+        peers = self._peers
+        for peer in peers if len(peers) <= LOAD_PEERS_MAX else self._rng.sample(peers, LOAD_PEERS_MAX):
             self._outbox.append(Outgoing(peer.address, peer.session, plane, message))
-
-    # --- what peers send --------------------------------------------------------------------------------------------
 
     def receive(self, peer: Peer, message: Loads, now: float) -> None:
         self._counters.loads_received += 1
@@ -122,7 +134,7 @@ class PeerLoads:
             return
         loads = loads_of(message)
         self._replace(observed.loads if observed else {}, loads)
-        until = now + self._settings.load_life_s * max(1.0, len(self._peers) / self._settings.load_peers_max)
+        until = now + LOAD_LIFE_S * max(1.0, len(self._peers) / LOAD_PEERS_MAX)
         self._observed[peer.session] = Observed(message.seq, until, loads)
         self._expire_at = min(self._expire_at, until)
 

@@ -24,8 +24,8 @@ from ranvier_py.core.gossip.backend_state.facts import (
     Verdict,
 )
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.backend import same_process
 from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry, Transition
-from ranvier_py.core.routing.process import same_process
 from ranvier_py.core.routing.route_table.route_values import BackendNames
 from ranvier_py.core.routing.work import Load
 
@@ -121,8 +121,6 @@ class RegistrySync:
             del self._passed_over[key]
         return bool(known)
 
-    # --- out --------------------------------------------------------------------------------------------------------
-
     def look(self, now: float) -> bool:
         """Note in the facts what changed since the last look. Whether anything is in flight."""
         registry = self.registry
@@ -139,7 +137,7 @@ class RegistrySync:
                 seen.draining = backend.draining
                 self.facts.drain(key, backend.draining)
             self.facts.observe(key, verdict_of(backend), backend.process.started_at or 0.0)
-        self.facts.carry(loads)
+        self.facts.loads.carry(loads)
         return bool(loads)
 
     def count_restarts(self, now: float) -> None:
@@ -152,7 +150,6 @@ class RegistrySync:
                     self._settle(key, seen, now)
 
     def _settle(self, key: int, seen: Seen, now: float) -> None:
-        """See that the registry's generation and the facts' are of one process."""
         backend = seen.backend
         started_at, shared = backend.process.started_at or 0.0, self.facts.started_at(key)
         if backend.generation == seen.generation and started_at and shared and not same_process(started_at, shared):
@@ -171,9 +168,7 @@ class RegistrySync:
             self._seen[key] = old if old is not None and same else Seen(backend, backend.generation, backend.draining)
             self._keys[backend.id] = key
             if not same:
-                self.registry.set_peer_load(backend.id, self.facts.peer_load(key), now)
-
-    # --- in ---------------------------------------------------------------------------------------------------------
+                self.registry.set_peer_load(backend.id, self.facts.loads.of(key), now)
 
     def follow(self, now: float) -> None:
         """Apply what was received since the last call."""
@@ -182,7 +177,7 @@ class RegistrySync:
             for key in facts.loads.moved:
                 backend = self.find(key)
                 if backend is not None:
-                    registry.set_peer_load(backend.id, facts.peer_load(key), now)
+                    registry.set_peer_load(backend.id, facts.loads.of(key), now)
             facts.loads.moved.clear()
         if facts.changes:
             changes, facts.changes = facts.changes, []
@@ -233,7 +228,7 @@ def verdict_of(backend: Backend) -> Verdict:
     """
     if backend.circuit is Circuit.OPEN:
         return Verdict.CIRCUIT_OPEN
-    if backend.vitals.merge_rules and backend.health is Health.UNHEALTHY:
+    if backend.vitals.by_report and backend.health is Health.UNHEALTHY:
         return Verdict.UNKNOWN
     return VERDICTS[backend.health]
 

@@ -24,9 +24,7 @@ from ranvier_py.core.gossip.wire.messages import Command, Commands
 COMMANDS_MAX = 4096  # URLs: as many as there can be backends
 COMMANDS_PER_MESSAGE = 256  # of at most 700 bytes: below a frame
 REPAIR_INTERVAL_S = 30.0
-CLOCK_STEP_MAX = 1 << 32
-"""A command whose clock is further ahead than this of the one we have is refused: nobody may end the count for good."""
-
+CLOCK_STEP_MAX = 1 << 32  # a clock further ahead than this is refused: nobody may end the count for good
 VERBS = ("add", "remove")
 
 

@@ -1,14 +1,13 @@
 """Numbers that a session has to repeat to prove that it is live, and how often strangers are answered at all.
 
 An answer to a stranger carries a keyed hash of its session and the time, so that no stranger can make us remember it.
-A greeting, which we send on our own account and before we know any session, carries a random number that is kept for a
-while: it also tells which address was greeted. Each is good for CHALLENGE_S to 2 * CHALLENGE_S seconds, and only its
-session's key can seal the answer, so nobody can use what he overhears.
+A greeting, which we send before we know any session, carries a random number that is kept for a while: it also tells
+which address was greeted. Each is good for CHALLENGE_S to 2 * CHALLENGE_S seconds, and only its session's key can seal
+the answer, so nobody can use what he overhears.
 
-An address may turn out to lead back to ourselves: DNS names us too, and a service's address may lead to any node. That
-is believed only when a greeting of our own came back whose number was sent to that very address less than 4 s ago; it
-is no proof, since whoever is on the wire can reflect it. So it is believed for OWN_S only, not at all where a proved
-session was received from since the greeting, and no longer when one is.
+An address may lead back to ourselves: DNS names us too, and a service's address may lead to any node. That is believed
+for OWN_S when a greeting of our own, sent to that very address less than 4 s ago, came back; it is no proof, since
+whoever is on the wire can reflect it, so not where a proved session was received from since the greeting.
 Bounds: GREETINGS_MAX greetings, OWN_MAX addresses, the oldest goes first.
 """
 
@@ -20,12 +19,8 @@ from random import Random
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.gossip_values import Address
 
-CHALLENGE_S = 2.0
-"""Long enough for the way there and back over a stream that has to be opened first."""
-
-GREETINGS_MAX = 1024
-"""Addresses greeted within 4 s: a whole cluster of the largest size we aim at."""
-
+CHALLENGE_S = 2.0  # long enough for the way there and back over a stream that has to be opened first
+GREETINGS_MAX = 1024  # addresses greeted within 4 s: a whole cluster of the largest size we aim at
 OWN_S = 5.0
 """A greeting of half a kilobyte to ourselves each five seconds costs nothing; an address that leads to one of several
 nodes is tried again, and a reflected greeting keeps us from its receiver no longer."""
@@ -39,12 +34,7 @@ class Challenges:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._secret = rng.randbytes(32)
-        self._greetings: BoundedDict[int, tuple[Address, float]] = BoundedDict(GREETINGS_MAX)
-
-    @property
-    def dropped(self) -> int:
-        """Greetings forgotten before their time."""
-        return self._greetings.dropped
+        self.greetings: BoundedDict[int, tuple[Address, float]] = BoundedDict(GREETINGS_MAX)
 
     def ask(self, session: int, now: float) -> int:
         """A challenge for this session, not 0. The same one for CHALLENGE_S seconds; nothing is kept."""
@@ -54,28 +44,28 @@ class Challenges:
         """A challenge for whoever is at this address, not 0."""
         self._expire(now)
         challenge = self._rng.getrandbits(64) or 1
-        self._greetings[challenge] = (address, now)
+        self.greetings[challenge] = (address, now)
         return challenge
 
     def greeted(self, challenge: int, now: float) -> tuple[Address, float] | None:
         """Where and when we sent a greeting with this challenge."""
         self._expire(now)
-        return self._greetings.get(challenge)
+        return self.greetings.get(challenge)
 
     def answered(self, session: int, nonce: int, now: float) -> bool:
         """Whether this session repeats what it, or the address it was greeted at, was asked just now."""
         self._expire(now)
-        if self._greetings.pop(nonce, None) is not None:
+        if self.greetings.pop(nonce, None) is not None:
             return True
         period = int(now // CHALLENGE_S)
         return nonce in (self._hash(session, period), self._hash(session, period - 1))
 
     def _expire(self, now: float) -> None:
-        while self._greetings:
-            challenge = next(iter(self._greetings))
-            if self._greetings[challenge][1] > now - 2 * CHALLENGE_S:
+        while self.greetings:
+            challenge = next(iter(self.greetings))
+            if self.greetings[challenge][1] > now - 2 * CHALLENGE_S:
                 return
-            del self._greetings[challenge]
+            del self.greetings[challenge]
 
     def _hash(self, session: int, period: int) -> int:
         data = session.to_bytes(8, "little") + period.to_bytes(8, "little", signed=True)

@@ -8,22 +8,19 @@ A session is *proved* when it repeated a number that we thought of less than 4 s
 and to the address in it. Everything sealed up to its proof is refused for ever, everything later is taken once.
 
 Rules:
-- Answers go to the address in the sender's record, never to where the packet came from: ports of streams mean nothing,
-  and so a proof also shows that the advertised address leads back. Whoever replays a Hello can only make us write to
-  the node that made it. So it does not matter which host a packet comes from, which NAT would change anyway.
+- Answers go to the address in the sender's record, never to where the packet came from, which NAT would change: so a
+  proof also shows that the advertised address leads back, and whoever replays a Hello makes us write to its author.
 - Whatever else a stranger sends is dropped; a datagram is answered with a Challenge to where it came from. Answers to
   strangers are never longer than what came, and limited per address and in all.
 - A Challenge from a stranger is heeded only from an address that we wrote to within RESEND_S. The proof then takes the
-  message along that was dropped, so nothing that is sent early is lost. A stream has nowhere to send a Challenge to, so
-  whoever writes to a peer over one greets it until the peer has shown that it knows the writer.
+  message along that was dropped. A stream has nowhere to send a Challenge to, so whoever writes to a peer over one
+  greets it until the peer has shown that it knows the writer.
 - A packet for another session than ours is refused; only a Hello may be for whoever is there. If its sender is a
   stranger it is challenged all the same: a node that comes back meets those who still probe its old session so.
-- A proved session changes its address only by another proof.
-- Who is right of two sessions with one name is for membership to say; only one with a higher epoch displaces the other
-  at once.
+- A proved session changes its address only by another proof. Of two with one name only one with a higher epoch
+  displaces the other at once; who is right is for membership to say.
 Bounds: SESSIONS_MAX sessions, longest silent out first; RESEND_MAX messages; RETIRED_MAX counters of forgotten
-sessions.
-Invariant: no packet is taken twice, even if its session is forgotten and proved again.
+sessions. Invariant: no packet is taken twice, even if its session is forgotten and proved again.
 """
 
 from __future__ import annotations
@@ -41,27 +38,17 @@ from ranvier_py.core.gossip.wire.messages import Ack, Challenge, Echo, Hello, Me
 from ranvier_py.core.gossip.wire.seal import Opened
 from ranvier_py.core.metrics import counter, gauge
 
-SESSIONS_MAX = 4096
-"""Four times the largest cluster: room for the runs before a storm of restarts, until membership forgets them."""
-
+SESSIONS_MAX = 4096  # four times the largest cluster: room for the runs before a storm of restarts
 RETIRED_MAX = 1024
 RESEND_S = 2.0
-RESEND_MAX = 1024
-"""One message for each address, at most a datagram each: 1.2 MiB."""
-
-GREET_INTERVAL_S = 0.5
-"""How soon the same address is greeted again: a lost Hello costs half a second."""
-
+RESEND_MAX = 1024  # one message for each address, at most a datagram each: 1.2 MiB
+GREET_INTERVAL_S = 0.5  # how soon the same address is greeted again: a lost Hello costs half a second
 GREETINGS_PER_INTERVAL = 1024
 ANSWER_INTERVAL_S = 0.2
-ANSWERS_PER_INTERVAL = 256
-"""1280 answers to strangers a second; a thousand nodes that start at once are done in a second."""
-
+ANSWERS_PER_INTERVAL = 256  # 1280 answers to strangers a second: a thousand nodes that start at once are done in one
 CONTACT = (Kind.HELLO, Kind.ECHO, Kind.CHALLENGE)
 
-WINDOW = 4096
-"""Packets. A node of a large cluster sends 50 a second: whatever is later than 80 s is lost."""
-
+WINDOW = 4096  # packets. A node of a large cluster sends 50 a second: whatever is later than 80 s is lost.
 WINDOW_MASK = (1 << WINDOW) - 1
 
 
@@ -109,26 +96,26 @@ class ReplayWindow:
     not come yet. A counter is one of all packets that its sender makes for anybody, so gaps are the rule.
     """
 
-    __slots__ = ("_missing", "highest")
+    __slots__ = ("highest", "missing")
 
     def __init__(self, floor: int) -> None:
         self.highest = floor
-        self._missing = 0
+        self.missing = 0
 
     def take(self, counter: int) -> bool:
         """Whether this counter has not come before, and is not too old to know."""
         ahead = counter - self.highest
         if ahead > 0:
             skipped = (1 << ahead) - 2 if ahead < WINDOW else WINDOW_MASK - 1
-            self._missing = (self._missing << ahead | skipped) & WINDOW_MASK if ahead < WINDOW else skipped
+            self.missing = (self.missing << ahead | skipped) & WINDOW_MASK if ahead < WINDOW else skipped
             self.highest = counter
             return True
         if -ahead >= WINDOW:
             return False
         bit = 1 << -ahead
-        if not self._missing & bit:
+        if not self.missing & bit:
             return False
-        self._missing ^= bit
+        self.missing ^= bit
         return True
 
 
@@ -191,7 +178,7 @@ class Sessions:
         counters.sessions = len(self._known)
         counters.own_addresses = len(self._own_addresses)
         counters.own_addresses_dropped = self._own_addresses.dropped
-        counters.greetings_dropped = self._challenges.dropped
+        counters.greetings_dropped = self._challenges.greetings.dropped
         return counters
 
     # --- what we send -------------------------------------------------------------------------------------------------
@@ -294,7 +281,6 @@ class Sessions:
             self._own_addresses.believe(address, now)
 
     def _challenge(self, opened: Opened, source: Address, now: float) -> None:
-        """Ask a session that has not proved itself to do so."""
         if opened.plane is not Plane.DATAGRAM:
             return
         if len(opened.body) < BODY_BYTES_MIN:
@@ -386,7 +372,6 @@ class Sessions:
         return known
 
     def _bind(self, known: KnownSession, record: Record) -> None:
-        """This is its record now, and its address."""
         self._unbind(known)
         known.record, known.address = record, (record.host, record.port)
         self._own_addresses.pop(known.address, None)

@@ -4,17 +4,15 @@ One slot for each subject: a newer update replaces the older one and starts agai
 `mult * ceil(log10(members + 1))` times (SWIM; the number is memberlist's), the least often sent first; among new ones
 the latest first, so that a refutation leaves with the very next packet.
 
-While more than STORM wait, as when hundreds start together, who receives one of them again knows that others spread it,
-and counts that like `mult` sendings of his own (rumours with feedback: Demers and others, PODC 1987). That ends a storm
-in seconds instead of a minute, but leaves a gap here and there, so lists are compared after it (`member_lists`).
+While more than STORM wait, who receives one of them again counts that like `mult` sendings of his own (rumours with
+feedback: Demers and others, PODC 1987). That ends a storm in seconds instead of a minute, but leaves a gap here and
+there, so lists are compared after it (`member_lists`).
 
-`MembershipOutbox` writes the messages. Every ping, answer and request for help has room for updates; what the receiver
-must know comes first, the rest is taken from the broadcasts. With datagrams off all of it goes on the PROBE stream,
-which carries nothing else, so that bulk never delays a probe.
+`MembershipOutbox` writes the messages: what the receiver must know comes first, the rest of the room is filled from the
+broadcasts. With datagrams off all of it goes on the PROBE stream, so that bulk never delays a probe.
 
 Bounds: `2 * members` updates, at least SLOTS_MIN; beyond, the most often sent goes. An update that no datagram could
-ever hold is not queued at all (cortex#4327, smg#808); the push-pull of whole lists carries it. Both are counted.
-Cost: O(updates taken) for each packet; the size of an update is measured once.
+hold is not queued at all (cortex#4327, smg#808). Both are counted. Cost: O(updates taken) for each packet.
 """
 
 from __future__ import annotations
@@ -29,20 +27,11 @@ from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.wire.messages import Ack, Message, Nack, Ping, PingRequest, Push, Update
 from ranvier_py.core.gossip.wire.records import size_of
 
-STORM = 256
-"""Updates: what a node sends in about a second, in packets of 17."""
-
-SLOTS_MIN = 64
-"""Also a node that knows hardly anybody relays what it receives while it joins."""
-
-MISFITS_MAX = 4
-"""Updates too large for the room left that are looked past before a packet is closed."""
-
-FIELDS_BYTES = 96
-"""The other fields of the longest message with updates (PingRequest: 45 bytes of address and three numbers)."""
-
-SEQ_MAX = 2**32 - 1
-"""What the wire holds."""
+STORM = 256  # updates: what a node sends in about a second, in packets of 17
+SLOTS_MIN = 64  # also a node that knows hardly anybody relays what it receives while it joins
+MISFITS_MAX = 4  # updates too large for the room left that are looked past before a packet is closed
+FIELDS_BYTES = 96  # the other fields of the longest message with updates, PingRequest
+SEQ_MAX = 2**32 - 1  # what the wire holds
 
 
 class Broadcasts:
@@ -195,7 +184,6 @@ class MembershipOutbox:
         return (*fitting, *self._broadcasts.take(room_bytes))
 
     def _fitting(self, updates: Sequence[Update]) -> list[Update]:
-        """As many from the start as there is room for."""
         fitting, room_bytes = [], self._room_bytes
         for update in updates:
             room_bytes -= size_of(update)

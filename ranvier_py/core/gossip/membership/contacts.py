@@ -1,13 +1,12 @@
 """Whom to greet: members known by report only, and addresses where a member lived before it fell silent.
 
-A member that others report has not proved its session to this node; a greeting (Hello) makes both prove it. One that
-this node is to know (`neighbour_set`) is greeted after a short random time, spread over the size of the cluster, and
-again, each time later, until it proves itself, is dead, or others have come between.
+A greeting (Hello) makes two sessions prove themselves to each other. A member that this node is to know
+(`neighbour_set`) is greeted after a short random time, spread over the size of the cluster, and again, each time later,
+until it proves itself, is dead, or others have come between.
 
-The dead stay contacts for a day. One of them is greeted now and then, for ever: after a long cut nobody else would
-(weaviate#10698; foca keeps them 24 h, too). The rate is that of the whole cluster: of n live nodes each greets every
-n seconds, at random times, so across a cut somebody greets somebody about every second. Contacts remembered from
-before a restart are greeted once, quickly, and then like the others.
+The dead stay contacts for a day, and are greeted now and then: after a long cut nobody else would (weaviate#10698;
+foca keeps them 24 h, too). Of n live nodes each greets every n seconds, at random times, so across a cut somebody
+greets somebody about every second. Contacts from before a restart are greeted once, quickly, then like the others.
 
 Bounds: one greeting for each live member, CONTACTS_MAX addresses (first come, first dropped), a rate for each kind.
 Cost: O(log members) for each greeting.
@@ -24,29 +23,14 @@ from ranvier_py.core.gossip.membership.membership_counters import MembershipCoun
 from ranvier_py.core.gossip.membership.neighbour_set import NeighbourSet
 from ranvier_py.core.gossip.membership.roster import Roster
 
-GREETING_S = 0.005
-"""Between two greetings of members: 200 a second, so the largest cluster that is a mesh is met in a third of one."""
-
-GREETINGS_MAX = 16
-"""At once, after a pause."""
-
-SPREAD_S = 0.002
-"""For each member: the first greeting waits up to this, at random, lest a newcomer be greeted by all at once."""
-
-AGAIN_S = (1.0, 30.0)
-"""An unanswered greeting is repeated after one second, then after twice as long each time, at most 30 s."""
-
-CONTACT_S = 24 * 3600.0
-"""A contact is forgotten after a day (foca)."""
-
-CONTACTS_MAX = 4096
-"""As many as there may be members."""
-
-CONTACT_INTERVAL_S = (1.0, 30.0)
-"""Between two greetings of contacts in the whole cluster, on average; and the longest such mean of one node."""
-
-REMEMBERED_S = 0.05
-"""Between two greetings of contacts from before a restart."""
+GREETING_S = 0.005  # between two greetings of members: the largest mesh is met in a third of a second
+GREETINGS_MAX = 16  # at once, after a pause
+SPREAD_S = 0.002  # for each member: the first greeting waits up to this, lest all greet a newcomer at once
+AGAIN_S = (1.0, 30.0)  # until an unanswered greeting is repeated: twice as long each time, up to the second
+CONTACT_S = 24 * 3600.0  # a contact is forgotten after a day (foca)
+CONTACTS_MAX = 4096  # as many as there may be members
+CONTACT_INTERVAL_S = (1.0, 30.0)  # between greetings of contacts in the whole cluster; the longest mean of one node
+REMEMBERED_S = 0.05  # between two greetings of contacts from before a restart
 
 
 class Greetings:

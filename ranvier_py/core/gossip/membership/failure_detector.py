@@ -5,14 +5,13 @@
     at interval    still no answer: the probe failed
 
 Any answer ends it: the member's own or a relay's. Relays that did not even say «not yet» point to trouble of our own,
-and so does failing without one to ask; that goes into local health. A probe that failed while packets of the member
-itself came in does not count: it lives, and only misses our packets. A member whose session is not proved is greeted
-instead of pinged, and proving itself is its answer; greetings take the two paths in turn, so it is probed GREETINGS
-times, soon after each other, before it is suspected: nobody is on account of one path alone.
+and so does failing without one to ask; that goes into local health. Failing while packets of the member itself came in
+does not count: it only misses ours. A member whose session is not proved is greeted, and proving itself is its answer;
+greetings take the two paths in turn, so it is probed GREETINGS times before it is suspected.
 
-A send that the edge could not make ends the wait for the direct answer at once; failing for another member makes it the
-next one to be probed (memberlist#242: it counted as success, and an isolated node saw everybody alive). Not if it was a
-ping for somebody else: all relays would probe the dead member, and then theirs, until every node does.
+A send that the edge could not make ends the wait for the direct answer at once, and makes another member the next to be
+probed (memberlist#242: it counted as success); not if it was a ping for somebody else, or all relays would probe the
+dead member, and then theirs, until every node does.
 
 Invariant: `wake_at` is always finite: the probing never stops, whoever is or is not there.
 Cost: O(relays) for each probe; a new round costs O(members) once in as many intervals.
@@ -28,15 +27,12 @@ from ranvier_py.core.gossip.membership.member_table import MemberTable
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.wire.messages import State, Update
 
-SPARE_RELAYS = 4
-"""Drawn beyond those asked, so that suspects among them can be passed over."""
-
+SPARE_RELAYS = 4  # drawn beyond those asked, so that suspects among them can be passed over
 GREETINGS = 3
 """Probes of a member without proof until it is suspected. They come a second apart and greetings to one address half a
 second; some of those that go by datagram follow pings in the name of others, so two may leave one path out."""
 
-RTT_WEIGHT = 0.2
-"""Of the newest measurement in the mean."""
+RTT_WEIGHT = 0.2  # of the newest measurement in the mean
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +55,8 @@ class Probe:
 class FailureDetector:
     """Probes one member after the other."""
 
-    def __init__(self, table: MemberTable, outbox: MembershipOutbox) -> None:
+    def __init__(self, table: MemberTable, outbox: MembershipOutbox, now: float) -> None:
+        """The first probe comes after a random part of an interval, so that nodes started together spread."""
         self._table = table
         self._outbox = outbox
         self._health = table.health
@@ -67,13 +64,7 @@ class FailureDetector:
         self._rng = table.rng
         self._probe: Probe | None = None
         self._rescued: Probe | None = None  # answered on the stream; its datagram has until the next probe
-        self._next_at = 0.0
-        self.wake_at = 0.0
-
-    def start(self, now: float) -> None:
-        """The first probe after a random part of an interval, so that nodes started together spread."""
-        self._next_at = now + self._rng.uniform(0, self._health.interval_s)
-        self._arm()
+        self._next_at = self.wake_at = now + self._rng.uniform(0, self._health.interval_s)
 
     def _arm(self) -> None:
         """After each change of the probe under way."""
@@ -180,19 +171,16 @@ class FailureDetector:
         probe.stream_first = self._outbox.datagrams and not member.datagrams
         if probe.stream_first:
             self._counters.stream_first += 1
-            self._ping_stream(probe)
+            self._ping(probe, Plane.PROBE)
         if not probe.stream_first or now >= member.trial_at:
-            self._ping_datagram(probe)
+            self._ping(probe, Plane.DATAGRAM)
 
-    def _ping_datagram(self, probe: Probe) -> None:
-        """On the stream, if there are no datagrams at all."""
-        probe.tried = True
-        member = probe.member
-        self._outbox.ping(member.address, member.session, probe.seq, Plane.DATAGRAM, self.accusation(member))
-
-    def _ping_stream(self, probe: Probe) -> None:
-        member = probe.member
-        self._outbox.ping(member.address, member.session, probe.stream_seq, Plane.PROBE, self.accusation(member))
+    def _ping(self, probe: Probe, plane: Plane) -> None:
+        """Datagrams go on the stream, if there are none at all."""
+        member, by_stream = probe.member, plane is Plane.PROBE
+        probe.tried |= not by_stream
+        seq = probe.stream_seq if by_stream else probe.seq
+        self._outbox.ping(member.address, member.session, seq, plane, self.accusation(member))
 
     def _get_help(self, probe: Probe) -> None:
         probe.helped = True
@@ -200,9 +188,9 @@ class FailureDetector:
         accusation = self.accusation(member)
         if self._outbox.datagrams and member.proved:
             if not probe.stream_first:
-                self._ping_stream(probe)
+                self._ping(probe, Plane.PROBE)
             elif not probe.tried:
-                self._ping_datagram(probe)
+                self._ping(probe, Plane.DATAGRAM)
         for relay in self._draw_relays(member):
             probe.relays[relay.session] = False
             self._outbox.request_ping(relay, probe.seq, member, accusation)

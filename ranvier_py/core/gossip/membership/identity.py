@@ -3,10 +3,10 @@
     accused         incarnation = the accusation's + 1, so one answer settles it
     absurdly high   an incarnation far above ours, or the last one there is, is not followed: a new epoch begins, which
                     beats every incarnation of the old one (memberlist#358: one such message evicted a member for ever)
-    higher epoch    a record with our name and a higher epoch belongs to an earlier run of ours, or to a namesake:
-                    epoch = theirs + 1. Never compared with the time of day (scylladb#5164)
-    namesake        a session that overtakes us, and answers our next epoch with the one after it, is no earlier run
-                    but alive: we take the name `name-xxxx`. (Several epochs of one earlier run are no answer.)
+    higher epoch    a record with our name and a higher epoch is of an earlier run of ours, or of a namesake: epoch =
+                    theirs + 1. Never compared with the time of day (scylladb#5164)
+    namesake        a session that overtakes us, and answers our next epoch with the one after it, is alive: we take the
+                    name `name-xxxx`. (Several epochs of one earlier run are no answer.)
     leaving         is said at the incarnation we have, and raised like a refutation when accused
 
 Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT for good.
@@ -14,24 +14,16 @@ Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`
 
 from __future__ import annotations
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.wire.messages import Record, State
 
-EPOCH_MAX = 2**63 - 1
-"""Nobody gets there by counting: 292 million years of milliseconds. Higher ones in records are dropped."""
-
-INCARNATION_MAX = 2**32 - 1
-"""What the wire holds."""
-
-INCARNATION_STEP_MAX = 2**16
-"""Most that one message may raise our incarnation. An honest accuser repeats what we said ourselves."""
-
+EPOCH_MAX = 2**63 - 1  # 292 million years of milliseconds: higher ones in records are dropped
+INCARNATION_MAX = 2**32 - 1  # what the wire holds
+INCARNATION_STEP_MAX = 2**16  # most that one message may raise ours: an honest accuser repeats what we said
 NAME_BYTES_MAX = 64
 
-OVERTAKEN_MAX = 2
-"""An earlier run of ours is overtaken once and stays silent; whoever comes back is alive."""
-
-NAMESAKES_MAX = 16
-"""Sessions with our name that are remembered; the oldest is forgotten first."""
+OVERTAKEN_MAX = 2  # an earlier run of ours is overtaken once and stays silent; whoever comes back is alive
+NAMESAKES_MAX = 16  # sessions with our name that are remembered; the oldest is forgotten first
 
 
 class Identity:
@@ -43,7 +35,9 @@ class Identity:
         self.record = record
         self._given_name = record.name
         self._digits = 0  # of the session, in the name
-        self._namesakes: dict[int, int] = {}  # session -> how often it overtook us, alive
+        self._namesakes: BoundedDict[int, int] = BoundedDict(
+            NAMESAKES_MAX
+        )  # session -> how often it overtook us, alive
 
     @property
     def leaving(self) -> bool:
@@ -68,12 +62,10 @@ class Identity:
 
     def overtake(self, other: Record) -> bool:
         """Answer a record with our name that outranks ours. Returns whether the name was given up."""
-        times = self._namesakes.pop(other.session, 0)
+        times = self._namesakes.get(other.session, 0)
         answers = times == 0 or other.epoch == self.record.epoch + 1
         times += answers and other.state <= State.SUSPECT
         self._namesakes[other.session] = times
-        if len(self._namesakes) > NAMESAKES_MAX:
-            del self._namesakes[next(iter(self._namesakes))]
         if times >= OVERTAKEN_MAX or other.epoch >= EPOCH_MAX:
             self._rename()
             return True

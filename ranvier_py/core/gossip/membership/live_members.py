@@ -18,7 +18,7 @@ from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.roster import Member
-from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
+from ranvier_py.core.gossip.readers.shared_streams import SharedStreams
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 
 DELAY_S, DELAY_MANY_S, DELAY_FAR_S = 0.02, 0.5, 5.0
@@ -37,7 +37,7 @@ class LiveMembers:
         routes: RouteGossip,
         facts: BackendFacts,
         orders: SignedCommands,
-        streams: ReaderGossip,
+        streams: SharedStreams,
     ) -> None:
         self.wake_at = inf
         self.sharing: dict[int, None] = {}

@@ -1,15 +1,14 @@
 """Push-pull: two members send each other their whole lists, so that what gossip missed arrives in the end.
 
-With whom and when: with a session that has just proved itself while this node joins, or when it was held for dead (a
-cut has healed); then with a random live member every `exchange_interval_s`, stretched with the size of the cluster, and
-sooner when somebody has come back from the dead. A node that joins reads a few lists quickly first, since its first
-partner may be as new as itself. A large cluster that grows fast is read about again soon, until a list brings nobody
-new: gossip leaves gaps then (`broadcasts`).
+With a session that has just proved itself while this node joins, or when it was held for dead (a cut has healed); then
+with a random live member every `exchange_interval_s`, stretched with the size of the cluster, and sooner when somebody
+has come back from the dead. A node that joins reads a few lists quickly, since its first partner may be as new as
+itself. A large cluster that grows fast is read about again soon, until a list brings nobody new.
 
-A list has this node first, then what is held against the receiver, the live members, and the last of the dead, in parts
-that a receiver takes in within a millisecond or two. Small lists go by datagram, where they fit; others on BULK. So do
-small ones to a member that datagrams do not reach, after a question that brought no list, and in answer to one that
-came on BULK: where datagrams are blocked, a small cluster would never learn all its members.
+A list has this node first, then what is held against the receiver, the live members, and the last of the dead. Small
+lists go by datagram; others on BULK, and so do small ones to a member that datagrams do not reach, after a question
+that brought no list, and in answer to one that came on BULK: where datagrams are blocked, a small cluster would never
+learn all its members.
 
 Bounds: LIST_RECORDS in a part, DEAD_LISTED dead in a list; in answer, one list for each asker and second, and
 ANSWERED_RECORDS in all. Cost: O(members) for each list.
@@ -25,37 +24,21 @@ from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.messages import Record, Update
 from ranvier_py.core.gossip.wire.records import size_of
 
-LIST_RECORDS = 256
-"""In one part: some 20 KB, 54 KB if all names are as long as they may be."""
-
-SMALL_LIST_RECORDS = 32
-"""More never fit a datagram: each takes 40 bytes at least."""
-
-DEAD_LISTED = 1024
-"""The last dead in a list: enough to heal a cut in a cluster of two thousand at the first exchange."""
-
-JOIN_LISTS = 3
-"""Members whose lists a joining node reads quickly, or all there are."""
-
-JOIN_S = 1.0
-"""Between them; longer each time while nobody answers. Also the shortest time between two exchanges when cuts heal."""
-
-GROWING_MEMBERS, GROWING_S = 64, 3.0
-"""More members than these that have become more since the last exchange: the next one is so soon."""
-
-ANSWERED_RECORDS = 20_000
-"""Sent in answer within one second, some 1.3 MB: twenty nodes that join twenty are answered at once, a thousand that
-start together take turns."""
-
-ANSWERS_MAX = 256
-"""Lists sent in answer within one second, however short."""
+LIST_RECORDS = 256  # in one part: some 20 KB, 54 KB if all names are as long as they may be
+SMALL_LIST_RECORDS = 32  # more never fit a datagram: each takes 40 bytes at least
+DEAD_LISTED = 1024  # the last dead in a list: enough to heal a cut in a cluster of two thousand at the first exchange
+JOIN_LISTS = 3  # members whose lists a joining node reads quickly, or all there are
+JOIN_S = 1.0  # between them, longer while nobody answers; also least between two exchanges when cuts heal
+GROWING_MEMBERS, GROWING_S = 64, 3.0  # more members than these and than at the last exchange: the next is so soon
+ANSWERED_RECORDS = 20_000  # sent in answer within a second, 1.3 MB: a thousand that start together take turns
+ANSWERS_MAX = 256  # lists sent in answer within one second, however short
 
 
 class MemberLists:
     """When lists are exchanged, and their parts. `datagram_bytes`: 0 where there are only streams."""
 
-    def __init__(self, table: MemberTable, sends: list[Outgoing], datagram_bytes: int) -> None:
-        self.wake_at = 0.0
+    def __init__(self, table: MemberTable, sends: list[Outgoing], datagram_bytes: int, now: float) -> None:
+        self.wake_at = now + table.rng.uniform(0, JOIN_S)
         self._table = table
         self._sends = sends
         self._counters = table.counters
@@ -71,9 +54,6 @@ class MemberLists:
     @property
     def joining(self) -> bool:
         return len(self._read) < min(JOIN_LISTS, self._table.roster.live)
-
-    def start(self, now: float) -> None:
-        self.wake_at = now + self._rng.uniform(0, JOIN_S)
 
     def tick(self, now: float) -> None:
         """Exchange with somebody, when it is time."""

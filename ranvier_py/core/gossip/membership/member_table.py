@@ -29,24 +29,15 @@ from ranvier_py.core.gossip.membership.roster import Member, Paths, ProbeOrder, 
 from ranvier_py.core.gossip.membership.suspicion import Suspicions
 from ranvier_py.core.gossip.wire.messages import Record, State, Update
 
-MEMBERS_MAX = 4096
-"""Four times the largest cluster that is simulated. More are refused and counted."""
-
-DEAD_MAX = 4096
-"""Dead members remembered."""
-
-DEAD_S = 24 * 3600.0
-"""How long: a session that comes back later than that is a new one to us."""
-
+MEMBERS_MAX = 4096  # four times the largest cluster that is simulated. More are refused and counted.
+DEAD_MAX = 4096  # dead members remembered
+DEAD_S = 24 * 3600.0  # how long: a session that comes back later than that is a new one to us
 GONE_S = 600.0
 """When the planes above forget a dead session: the life of a route. Far above twice the longest suspicion plus a
 push-pull, so that nobody still spreads what was forgotten (chitchat#155)."""
 
-CHANGES_MAX = 4096
-"""Undrained changes; more are dropped and counted."""
-
-SECOND_OPINIONS = 3
-"""Members that probe a suspect at once because they learned of the suspicion, on average: they share or end it soon."""
+CHANGES_MAX = 4096  # undrained changes; more are dropped and counted
+SECOND_OPINIONS = 3  # members that probe a suspect at once since they learned of the suspicion, on average
 
 
 class MemberTable:
@@ -88,8 +79,6 @@ class MemberTable:
         """What this node holds of a member, to be sent."""
         suspicion = self.suspicions.get(member.session)
         return Update(member.record, 0 if suspicion is None else suspicion.accuser)
-
-    # --- steps --------------------------------------------------------------------------------------------------------
 
     def join(self, record: Record, now: float, why: str) -> Member | None:
         """Somebody new, live; not spread here. None when the table is full."""
@@ -180,10 +169,7 @@ class MemberTable:
         self.greetings.done(member.session)
         self.contacts.remove(member.address)
 
-    # --- parts of steps -----------------------------------------------------------------------------------------------
-
     def _settle(self, member: Member, now: float) -> None:
-        """It is live from now on."""
         self.broadcasts.members = self.members
         self.probe_order.insert(member.session)
         self.paths.met(member)
@@ -210,7 +196,6 @@ class MemberTable:
             self._settle(member, now)
 
     def _end(self, member: Member) -> None:
-        """It is not live any more."""
         self.suspicions.end(member.session)
         self.neighbours.part(member.session)
         self.greetings.done(member.session)

@@ -1,15 +1,14 @@
 """Membership: who is in the cluster and alive. SWIM with Lifeguard, and packets as evidence of life.
 
-A synchronous state machine over messages. It never sees bytes, keys or sockets; `sessions` proves who sent a message
-before it gets here. The rules are in the parts: `identity` (what this node says about itself), `merge_rules` (what to
-believe of what others report), `member_table` (the tables, and each step of a member through them), `failure_detector`
-and `relays` (probes), `suspicion`, `profile` (intervals, and how they stretch), `broadcasts` and `member_lists` (how
-updates spread), `neighbour_set` and `contacts` (whom to know and to greet).
+A synchronous state machine over messages: it sees no bytes, keys or sockets, and `sessions` proves who sent a message
+before it gets here. The rules are in the parts: `identity` (what this node says of itself), `merge_rules` (what to
+believe), `member_table` (the tables, and each step of a member through them), `failure_detector` and `relays` (probes),
+`suspicion`, `profile` (intervals), `broadcasts` and `member_lists` (how updates spread), `neighbour_set` and `contacts`
+(whom to know and to greet).
 
-A call that comes more than a probe interval after the time of the next tick means that this node was not awake: nobody
-is to blame for what went unanswered. So the probe under way is void, suspicions are put off by as long, who was
-received from just before counts as received from just now, and local health is at its worst. Packets that waited should
-still be received before the tick.
+A call more than a probe interval after the time of the next tick means that this node was not awake: the probe under
+way is void, suspicions are put off by as long, who was received from just before counts as received from just now, and
+local health is at its worst. Packets that waited should still be received before the tick.
 
 Invariants: this node never takes itself for dead; (epoch, incarnation) held for a session never falls. Cost: O(1) for
 each message beside the updates in it; O(members) for lists, and once in each round of probes.
@@ -22,7 +21,7 @@ from itertools import chain, islice
 from math import inf
 from random import Random
 
-from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.broadcasts import FIELDS_BYTES, MembershipOutbox, best_plane
 from ranvier_py.core.gossip.membership.failure_detector import FailureDetector
 from ranvier_py.core.gossip.membership.member_lists import MemberLists
@@ -35,14 +34,9 @@ from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.wire.messages import Ack, Message, Nack, Ping, PingRequest, Push, Record, State, Update
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
 
-CORRECTIONS_MAX = 8
-"""Answers to stale records in one message; the sender's next message brings the next ones."""
-
-FAREWELLS_MAX = 32
-"""Members that are sent this node's leaving directly. Gossip tells the others within a second."""
-
-EXPORTED_MAX = 256
-"""Records kept across a restart: under 64 KiB, and far more than is needed to find the cluster again."""
+CORRECTIONS_MAX = 8  # answers to stale records in one message; the sender's next message brings the next ones
+FAREWELLS_MAX = 32  # members that are sent this node's leaving directly. Gossip tells the others within a second.
+EXPORTED_MAX = 256  # records kept across a restart: under 64 KiB, and far more than is needed to find the cluster again
 
 
 class Membership:
@@ -65,23 +59,23 @@ class Membership:
         datagrams: bool = True,
     ) -> None:
         room = room_bytes - FIELDS_BYTES
-        self._table = table = MemberTable(me, profile, room, rng)
+        self.table = table = MemberTable(me, profile, room, rng)
         self._rng = rng
         self._identity = table.identity
         self._health = table.health
         self._counters = table.counters
         self._broadcasts = table.broadcasts
         self._outbox = MembershipOutbox(sends, table.broadcasts, room, datagrams=datagrams)
-        self._detector = FailureDetector(table, self._outbox)
+        self._detector = FailureDetector(table, self._outbox, now)
         self._relays = Relays(table, self._outbox)
         self._rules = MergeRules(table, self._outbox)
-        self._lists = MemberLists(table, sends, room if datagrams else 0)
+        self.lists = MemberLists(table, sends, room if datagrams else 0, now)
         self.neighbours = table.neighbours
+        self.changes = table.changes  # what the operator wants to see: drain it
+        self.gone = table.gone  # sessions to forget everywhere: drain it
         self.left_at = inf  # after `leave`: when that has spread and this node may stop
         self._awake_at = now  # lateness before this is settled
         self._ticked_at = now
-        self._detector.start(now)
-        self._lists.start(now)
         self._broadcasts.push(Update(me), now)
 
     # --- what it knows ------------------------------------------------------------------------------------------------
@@ -91,35 +85,25 @@ class Membership:
         """What this node says about itself. Its epoch and name may change; keep the epoch across restarts."""
         return self._identity.record
 
-    @property
-    def changes(self) -> list[MemberChange]:
-        """What the operator wants to see. Drain it."""
-        return self._table.changes
-
-    @property
-    def gone(self) -> list[int]:
-        """Sessions to forget everywhere. Drain it."""
-        return self._table.gone
-
     def alive(self) -> Sequence[Member]:
         """The others that are ALIVE or SUSPECT. The same object until something changes."""
-        return self._table.roster.alive()
+        return self.table.roster.alive()
 
     def everybody(self) -> Iterable[Member]:
         """The dead, too."""
-        return self._table.roster.everybody()
+        return self.table.roster.everybody()
 
     def member(self, session: int) -> Member | None:
         """Somebody known, perhaps dead."""
-        return self._table.roster.get(session)
+        return self.table.roster.get(session)
 
     def size(self) -> int:
         """Live members, this node included."""
-        return self._table.members
+        return self.table.members
 
     def statistics(self) -> MembershipCounters:
         """The counters, with the gauges as they are now."""
-        table, counters = self._table, self._counters
+        table, counters = self.table, self._counters
         counters.alive = table.roster.live
         counters.suspects = len(table.suspicions)
         counters.dead = len(table.dead)
@@ -136,7 +120,7 @@ class Membership:
     @property
     def wake_at(self) -> float:
         """When `tick`, and `needs_greeting` after it, are wanted next. Any call may bring it nearer."""
-        table = self._table
+        table = self.table
         if self._identity.record.state is State.LEFT:
             return min(self._broadcasts.wake_at, self._relays.wake_at)
         if table.neighbours.widened:
@@ -149,8 +133,8 @@ class Membership:
             self._detector.wake_at,
             self._relays.wake_at,
             self._broadcasts.wake_at,
-            self._table.suspicions.wake_at,
-            self._lists.wake_at,
+            self.table.suspicions.wake_at,
+            self.lists.wake_at,
         )
 
     def tick(self, now: float) -> None:
@@ -159,8 +143,8 @@ class Membership:
             self._note_lateness(now)
             self._probe(now)
             self._expire(now)
-            self._lists.tick(now)
-            self._table.reap(now)
+            self.lists.tick(now)
+            self.table.reap(now)
         self._relays.tick(now)
         if now >= self._broadcasts.wake_at:
             self._gossip(now)
@@ -170,7 +154,7 @@ class Membership:
         """Addresses to send a Hello to now. Each is given once; the rate is limited here."""
         if self._identity.leaving:
             return []
-        table = self._table
+        table = self.table
         for session in table.neighbours.unmet() if table.neighbours.widened else ():
             table.greetings.want(session, table.members, now)
         if now < table.greetings.wake_at and now < table.contacts.wake_at:
@@ -212,9 +196,9 @@ class Membership:
                 self._read_list(peer, message, now, plane)
             case _:
                 raise AssertionError(f"{type(message).__name__} is not a message of membership")
-        if self._table.returned:
-            self._table.returned = False
-            self._lists.hurry(now)
+        if self.table.returned:
+            self.table.returned = False
+            self.lists.hurry(now)
 
     def proved(self, record: Record, now: float) -> None:
         """This session has just proved to be live, and says this about itself."""
@@ -229,12 +213,12 @@ class Membership:
         correction = self._rules.merge(Update(record), record.session, now)
         member = self.member(record.session)
         if member is not None:
-            self._table.proved(member)
+            self.table.proved(member)
             self._detector.proved(record.session)
             self.received_from(record.session, now)
         elif correction is not None:  # it has lost its name
             self._correct(Peer(record.session, address), [correction])
-        self._lists.met(address, record.session, was_dead, now)
+        self.lists.met(address, record.session, was_dead, now)
 
     def received_from(self, session: int, now: float) -> None:
         """A packet of this session opened: it is alive, whatever others say."""
@@ -267,14 +251,14 @@ class Membership:
 
     def export(self) -> list[Record]:
         """Whom to look for after a restart: the live, then the last of the dead."""
-        dead = (self.member(session) for session in reversed(self._table.dead))
+        dead = (self.member(session) for session in reversed(self.table.dead))
         fallen = (member.record for member in dead if member is not None and member.record.state is State.DEAD)
         return list(islice(chain((member.record for member in self.alive()), fallen), EXPORTED_MAX))
 
     def remember(self, records: Sequence[Record], now: float) -> None:
         """What `export` gave before the restart. Only the addresses count: whoever is there now proves itself."""
         for record in records:
-            self._table.contacts.remember((record.host, record.port), now)
+            self.table.contacts.remember((record.host, record.port), now)
 
     # --- parts of the above -------------------------------------------------------------------------------------------
 
@@ -290,12 +274,12 @@ class Membership:
             self._correct(peer, [correction for correction in answers if correction is not None])
 
     def _read_list(self, peer: Peer, message: MemberList, now: float, plane: Plane) -> None:
-        self._rules.joining = self._lists.joining
+        self._rules.joining = self.lists.joining
         corrections = self._rules.merge_list(message.records, peer.session, now)
         if message.reply:
-            self._lists.answer(peer, now, plane)
+            self.lists.answer(peer, now, plane)
         else:
-            self._lists.read(peer.session)
+            self.lists.read(peer.session)
             self._correct(peer, corrections)
 
     def _correct(self, peer: Peer, corrections: Sequence[Update]) -> None:
@@ -332,7 +316,7 @@ class Membership:
         self._health.worst()
         self._detector.void(now)
         self._relays.clear()
-        self._table.suspicions.postpone(late_s)
+        self.table.suspicions.postpone(late_s)
         for member in self.alive():
             member.received_at = min(now, member.received_at + late_s)
 
@@ -341,24 +325,24 @@ class Membership:
         if failed is None:
             return
         if failed.record.state is State.ALIVE:
-            self._table.suspect(failed, failed.record, self.me.session, now, "did not answer a probe")
+            self.table.suspect(failed, failed.record, self.me.session, now, "did not answer a probe")
         else:
-            self._table.confirm(failed, self.me.session, now)
+            self.table.confirm(failed, self.me.session, now)
         self._rules.accuse(failed, now)
 
     def _expire(self, now: float) -> None:
         """Suspicions that are over: death, unless a packet of the member itself came meanwhile."""
-        for session in self._table.suspicions.expired(now):
-            member, suspicion = self.member(session), self._table.suspicions.get(session)
+        for session in self.table.suspicions.expired(now):
+            member, suspicion = self.member(session), self.table.suspicions.get(session)
             assert member is not None
             assert suspicion is not None
             evidence_until = member.received_at + self._health.profile.evidence_s
             if member.received_at > suspicion.since and now < evidence_until:
                 self._counters.vetoes += 1
-                self._table.suspicions.rearm(session, evidence_until)
+                self.table.suspicions.rearm(session, evidence_until)
             else:
                 why = f"suspected by {len(suspicion.accusers)} for {now - suspicion.since:.1f} s"
-                self._table.bury(member, member.record._replace(state=State.DEAD), now, why)
+                self.table.bury(member, member.record._replace(state=State.DEAD), now, why)
             self._rules.accuse(member, now)
 
     def _gossip(self, now: float) -> None:
@@ -369,4 +353,4 @@ class Membership:
                 break
         self._broadcasts.ticked(now)
         if self._broadcasts.storming:
-            self._lists.soon(now)
+            self.lists.soon(now)

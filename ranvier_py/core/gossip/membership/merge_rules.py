@@ -2,9 +2,8 @@
 
 Of two records about one session the greater (epoch, incarnation, state) holds. Beyond that:
 
-    stale life       an ALIVE older than the suspicion or death held here is answered with that accusation, so that its
-                     sender, and through it the accused, learns of it (memberlist#311); an accusation older than what is
-                     held here is answered with that, too
+    stale            an ALIVE older than the suspicion or death held here is answered with that, so that its sender, and
+                     through it the accused, learns of it (memberlist#311); an older accusation with what is held, too
     unknown dead     a suspicion or death of somebody unknown is kept and relayed (memberlist#345)
     monotone         a greater record is kept even when it changes nothing (al8n/memberlist#197)
     own evidence     a death of a member received from within `evidence_s` is only a suspicion, and sent to it
@@ -13,16 +12,14 @@ Of two records about one session the greater (epoch, incarnation, state) holds. 
     me               accusations are outbid; a namesake is overtaken, or gets the name
     too much         what one peer changes beyond its allowance is ignored
 
-Allowance: whoever has the cluster's key could else rewrite everybody's list of members. Each peer has a bucket of
-changes: so many at once, so many a second. What only repeats what is known is free. A change costs 1; one about the
-peer itself and an accusation of this node cost SELF_COST, since each makes the whole cluster talk. In a healthy cluster
-a change is new from one peer only; whole lists bring many at once when cuts heal, hence a bucket that grows with the
-cluster. Lists read while joining are free: they are what was asked for. What the bucket does not cover is ignored as if
-the packet had been lost, and counted; the operator is told once until the bucket is full again.
+Allowance: whoever has the cluster's key could else rewrite everybody's list. Each peer has a bucket of changes, which
+grows with the cluster, since lists bring many at once when cuts heal. A change costs 1; one about the peer itself and
+an accusation of this node SELF_COST, since each makes the whole cluster talk. What repeats what is known is free, and
+so are lists read while joining. What the bucket does not cover is ignored like a lost packet, and counted.
 
-`merge` returns what the sender should be sent, if anything. It is strictly greater than what was sent, so two nodes
-that correct each other come to an end. Invariant: the pair (epoch, incarnation) held for a session never falls, and
-DEAD becomes ALIVE only with a higher one. Bounds: SUPERSEDED_MAX, PEERS_MAX buckets. Cost: O(1) for each record.
+`merge` returns what the sender should be sent, strictly greater than what it sent: two nodes that correct each other
+come to an end. Invariant: (epoch, incarnation) held for a session never falls, and DEAD becomes ALIVE only with a
+higher one. Bounds: SUPERSEDED_MAX, PEERS_MAX buckets. Cost: O(1) for each record.
 """
 
 from __future__ import annotations
@@ -30,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.gossip_values import Plane
 from ranvier_py.core.gossip.membership.broadcasts import MembershipOutbox, best_plane
 from ranvier_py.core.gossip.membership.identity import EPOCH_MAX
@@ -37,28 +35,16 @@ from ranvier_py.core.gossip.membership.member_table import MemberTable
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.wire.messages import Record, State, Update
 
-SUPERSEDED_MAX = 64
-"""Sessions that live but have lost their name to a later one and may not know it yet. The oldest is forgotten first."""
-
+SUPERSEDED_MAX = 64  # sessions that live and may not know yet that a later one has their name; the oldest goes first
 SPREAD_LISTED_MAX = 64
 """In clusters up to this size a joining node spreads what it reads in lists, as two parts may just be meeting. In
 larger ones it would send everybody everything that they sent it."""
 
-BURST = 512
-"""Changes at once, in the smallest cluster. Two large ones that meet need more lists than one."""
-
-BURST_PER_MEMBER = 4
-"""More for each member: a list after a cut has each of them changed, and the updates before it some once more."""
-
-FILL_S = 8.0
-"""An empty bucket is full after it: 64 changes a second in a small cluster."""
-
-SELF_COST = 16
-"""So 4 refutations a second and 32 at once; honest ones are as seldom as probes of this member fail."""
-
-PEERS_MAX = 4096
-"""Buckets, as many as the largest membership; the one used longest ago goes first."""
-
+BURST = 512  # changes at once, in the smallest cluster. Two large ones that meet need more lists than one.
+BURST_PER_MEMBER = 4  # more for each: a list after a cut has each of them changed, and updates before it some once more
+FILL_S = 8.0  # an empty bucket is full after it: 64 changes a second in a small cluster
+SELF_COST = 16  # so 4 refutations a second and 32 at once; honest ones are as seldom as probes of this member fail
+PEERS_MAX = 4096  # buckets, as many as the largest membership; the one used longest ago goes first
 REPORTED = "reported by a member"
 
 
@@ -75,7 +61,7 @@ class Allowance:
     """How much each peer may still change, by session."""
 
     def __init__(self) -> None:
-        self._buckets: dict[int, Bucket] = {}
+        self._buckets: BoundedDict[int, Bucket] = BoundedDict(PEERS_MAX)
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -83,12 +69,7 @@ class Allowance:
     def spend(self, peer: int, cost: int, members: int, now: float) -> bool:
         """Whether this peer may make this change, in a cluster of so many."""
         most = BURST + BURST_PER_MEMBER * members
-        bucket = self._buckets.pop(peer, None)
-        if bucket is None:
-            if len(self._buckets) >= PEERS_MAX:
-                del self._buckets[next(iter(self._buckets))]
-            bucket = Bucket(most, now)
-        self._buckets[peer] = bucket
+        bucket = self._buckets[peer] = self._buckets.get(peer) or Bucket(most, now)
         bucket.left = min(most, bucket.left + max(0.0, now - bucket.at) * most / FILL_S)
         bucket.at = now
         bucket.warned = bucket.warned and bucket.left < most
@@ -114,7 +95,7 @@ class MergeRules:
         self._identity = table.identity
         self._health = table.health
         self._counters = table.counters
-        self._superseded: dict[int, str] = {}  # session -> the name it lost
+        self._superseded: BoundedDict[int, str] = BoundedDict(SUPERSEDED_MAX)  # session -> the name it lost
         self._allowance = Allowance()
 
     def merge(self, update: Update, sender: int, now: float, listed: bool = False) -> Update | None:
@@ -169,8 +150,6 @@ class MergeRules:
         if member.misses and best is Plane.DATAGRAM:  # it may not pass
             self._outbox.push(member.address, member.session, accusation, Plane.PROBE)
 
-    # --- this node ----------------------------------------------------------------------------------------------------
-
     def _about_me(self, record: Record, sender: int, now: float) -> Update | None:
         mine, leaving = self._identity.record, self._identity.leaving
         if order(record) == order(mine):
@@ -202,8 +181,6 @@ class MergeRules:
         self._table.broadcasts.push(update, now)
         return update
 
-    # --- names --------------------------------------------------------------------------------------------------------
-
     def _holder(self, name: str) -> Update | None:
         if name == self._identity.record.name:
             return Update(self._identity.record)
@@ -220,16 +197,8 @@ class MergeRules:
     def _lost_name(self, member: Member, record: Record) -> Update | None:
         """A known session calls itself by a name that a later session has."""
         self._table.forget(member)
-        self._supersede(record)
-        return self._holder(record.name)
-
-    def _supersede(self, record: Record) -> None:
-        self._superseded.pop(record.session, None)
         self._superseded[record.session] = record.name
-        if len(self._superseded) > SUPERSEDED_MAX:
-            del self._superseded[next(iter(self._superseded))]
-
-    # --- others -------------------------------------------------------------------------------------------------------
+        return self._holder(record.name)
 
     def _about_stranger(self, update: Update, sender: int, now: float, listed: bool) -> Update | None:
         record, table = update.record, self._table
@@ -238,7 +207,7 @@ class MergeRules:
         if holder is not None:
             if by_epoch(record) < by_epoch(holder.record):
                 if sender == record.session:
-                    self._supersede(record)
+                    self._superseded[record.session] = record.name
                 return table.held(holder) if record.state <= State.SUSPECT else None
             why = "a new session of this name"
         if not (listed and self.joining) and not self._may_change(sender, 1, now):

@@ -1,17 +1,16 @@
 """Whom a node has to do with directly: everybody in a small cluster, its neighbours in a large one.
 
-Sessions prove themselves to each other by a handshake. Up to MESH_MEMBERS_MAX members each two do that as soon as they
-know of each other. Beyond, N² / 2 handshakes would buy little: there each node seeks out its *neighbours* alone. All
-live sessions stand on a few rings, each in a pseudo-random order that is the same at every node; the next and the last
-STEPS on some ring are neighbours. Three rings have the members of its own schema, who share routes, one has all. Each
-ring alone leads to everybody; a few together are a random graph, in which any two nodes are a few steps apart.
-Everybody else proves itself when it is probed, so in the course of one round of probes each still meets all.
+Sessions prove themselves to each other by a handshake: up to MESH_MEMBERS_MAX members each two do. Beyond, each node
+seeks out its *neighbours* alone. All live sessions stand on a few rings, each in a pseudo-random order that is the same
+at every node; the next and the last STEPS on some ring are neighbours. Three rings have the members of its own schema,
+who share routes, one has all. Each ring alone leads to everybody; a few together are a random graph, in which any two
+nodes are a few steps apart. Everybody else proves itself when it is probed.
 
 *Acquaintances* are the live members that have proved themselves: they are sent things, asked for help and drawn at
 random. A proof holds as long as the member lives.
 
-Invariant: neighbours are neighbours of each other wherever two nodes see the same members; who is a neighbour only ever
-changes by a join or a death. Cost: O(1) for a join; a death among the neighbours costs O(members).
+Invariant: neighbours are neighbours of each other wherever two nodes see the same members; who is one only ever changes
+by a join or a death. Cost: O(1) for a join; a death among the neighbours costs O(members).
 """
 
 from __future__ import annotations
@@ -22,18 +21,13 @@ from functools import lru_cache
 from ranvier_py.core.gossip.membership.roster import Member, Roster
 from ranvier_py.core.prompts.fingerprint import GOLDEN, MASK, mix
 
-MESH_MEMBERS_MAX = 64
-"""This node included. So many sessions are proved in a second by 2000 handshakes in the whole cluster."""
-
+MESH_MEMBERS_MAX = 64  # this node included: proved in a second by 2000 handshakes in the whole cluster
 SHARED_RINGS, ALL_RINGS = (0, 1, 2), (3,)
 """Of members with the same schema; of all. Route updates are spread along the first ones (`route_outbox`)."""
 
-STEPS = 2
-"""On each ring, each way: some 16 neighbours. One of them may be unreachable without a gap in the ring."""
-
+STEPS = 2  # on each ring, each way: some 16 neighbours. One of them may be unreachable without a gap in the ring.
 RINGS_MAX = 8
-POSITIONS_REMEMBERED = 8192
-"""Sessions of the largest cluster, twice; 1 MiB. A pure function, so forgetting only costs time."""
+POSITIONS_REMEMBERED = 8192  # sessions of the largest cluster, twice; 1 MiB; forgetting only costs time
 
 
 @lru_cache(POSITIONS_REMEMBERED)
@@ -73,8 +67,6 @@ class NeighbourSet:
         self._stale = False  # a neighbour is gone: others move up
         self._sides = [(ring, Side(), Side()) for ring in (*SHARED_RINGS, *ALL_RINGS)]
 
-    # --- what happens to members --------------------------------------------------------------------------------------
-
     def join(self, member: Member) -> None:
         """It is live from now on, proved or not; the roster knows."""
         session = member.record.session
@@ -100,8 +92,6 @@ class NeighbourSet:
         """Its proof holds no more: it died, or moved."""
         if self._acquainted.pop(session, None) is not None:
             self._drawn = None
-
-    # --- what is asked ------------------------------------------------------------------------------------------------
 
     @property
     def is_mesh(self) -> bool:
@@ -132,8 +122,6 @@ class NeighbourSet:
         self.widened = False
         sought = [member.session for member in self._roster.alive()] if self.is_mesh else self.near()
         return [session for session in sought if session not in self._acquainted]
-
-    # --- rings --------------------------------------------------------------------------------------------------------
 
     def _offer(self, session: int, schema: int) -> None:
         theirs, mine = positions_of(session), self._positions

@@ -1,15 +1,14 @@
 """How fast membership works: every interval, time-out and count of SWIM and Lifeguard, and how they stretch.
 
-LAN is twice as fast as the LAN defaults of memberlist (probe 1 s / 500 ms, mult 4): a false «dead» costs a node little,
-because routes point to backends and outlive the peer that taught them. WAN has memberlist's WAN numbers. The formulas
-of suspicion and of push-pull are memberlist's (suspicion.go, util.go).
+LAN is twice as fast as the LAN defaults of memberlist (probe 1 s / 500 ms, mult 4): a false «dead» costs little, since
+routes point to backends and outlive the peer that taught them. WAN has memberlist's WAN numbers, and the formulas of
+suspicion and of push-pull are memberlist's (suspicion.go, util.go).
 
 `LocalHealth` (Lifeguard, arXiv 1707.00788): a node that is slow itself must not call others dead. Its score, 0 (well)
 to `health_max`, multiplies interval and time-out by score + 1. It falls with each answered probe and rises with what
-points to ourselves: a probe that failed although relays were asked and stayed silent too, a suspicion of this node that
-it had to refute, a tick that came late. It measures the network, too: the share of answered probes that needed help (a
-relay or the stream). Above HARD the profile is doubled, below EASY it goes back. 10 % loss each way makes 19 % of pings
-need help, which the fast profile stands; 30 % makes 51 %, where every SWIM flaps. So HARD lies between them.
+points to ourselves: a failed probe whose relays were silent too, a suspicion of this node, a tick that came late. It
+measures the network, too: above a share HARD of answered probes that needed help the profile is doubled, below EASY it
+goes back. 10 % loss each way makes 19 % of pings need help, which the fast profile stands; 30 % makes 51 %.
 """
 
 from __future__ import annotations
@@ -17,14 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil, log, log2, log10
 
-HARD = 1 / 3
-"""Share of answered probes that needed help: above, the profile is doubled. About 18 % loss each way."""
-
-EASY = 1 / 4
-"""Below this share the profile is the plain one again. About 13 % loss each way."""
-
-MEMORY_PROBES = 64
-"""The mean forgets at this rate: half a minute at two probes a second."""
+HARD = 1 / 3  # share of answered probes that needed help: above, the profile is doubled. About 18 % loss each way.
+EASY = 1 / 4  # below this share the profile is the plain one again. About 13 % loss each way.
+MEMORY_PROBES = 64  # the mean forgets at this rate: half a minute at two probes a second
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from ranvier_py.core.gossip.membership.broadcasts import MembershipOutbox, best_
 from ranvier_py.core.gossip.membership.member_table import MemberTable
 from ranvier_py.core.gossip.wire.messages import PingRequest, Update
 
-RELAYS_MAX = 1024
-"""Every member of the largest cluster may ask once at the same time."""
+RELAYS_MAX = 1024  # every member of the largest cluster may ask once at the same time
 
 
 class Relayed(NamedTuple):

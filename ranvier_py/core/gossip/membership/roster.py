@@ -1,19 +1,17 @@
 """Who is known: the other members, by which path each is reached, and in which order they are probed.
 
-The roster finds members by session and by name, the dead included until they are forgotten. A name points to its latest
-session. Live members (ALIVE and
-SUSPECT) are kept as one tuple, made anew when it is asked for after a change: drawing random members costs no pass.
+The roster finds members by session and by name, the dead included until they are forgotten; a name points to its latest
+session. Live members (ALIVE and SUSPECT) are one tuple, made anew after a change: drawing random ones costs no pass.
 
-Paths: datagrams, or the stream. Some networks drop UDP and say nothing (consul#19965, #2200). memberlist finds that out
-anew with every probe; here what the probes of this node found is remembered:
+Paths: some networks drop UDP and say nothing (consul#19965, #2200). memberlist finds that out anew with every probe;
+here it is remembered:
 
-    one member    MISSES_MAX probes in a row that only the stream got through, or its first one: from then on its
-                  stream comes first
+    one member    MISSES_MAX probes in a row that only the stream got through, or its first one: its stream comes first
     nearly all    of the last WINDOW probes that were answered: then so it is for everybody, newcomers included
 
-One datagram in answer and the member is back on datagrams. They are tried beside the stream, at once after the verdict
-and then ever more seldom, up to TRIAL_S. The two thresholds lie far apart (7/8 and 1/2), so that a network that only
-loses much never swings between them. A wrong verdict costs a stream that was not needed, until the next probe.
+One datagram in answer and the member is back on datagrams. They are tried beside the stream, ever more seldom, up to
+TRIAL_S. The two thresholds lie far apart (7/8 and 1/2), so that a network that only loses much never swings between
+them. A wrong verdict costs a stream that was not needed, until the next probe.
 
 Invariants: each member's session and name lead to it; `live` counts the live ones.
 Cost: O(1) for each change; O(members) for the first `alive` after some changes, and when nearly all paths change.
@@ -35,14 +33,9 @@ MISSES_MAX = 3
 each way chance alone makes that of one probe in a hundred and fifty. One is enough for a member that never answered a
 datagram."""
 
-WINDOW = 16
-"""Probes: eight seconds of them."""
-
-FIRST = 4
-"""So many are enough at the start. At 30 % loss chance alone makes four misses in a row of one start in fifteen."""
-
-TRIAL_S = 60.0
-"""The longest time between two datagrams to a member that none reaches; from 1 s, doubled each time."""
+WINDOW = 16  # probes: eight seconds of them
+FIRST = 4  # enough at the start: at 30 % loss chance alone makes four misses in a row of one start in fifteen
+TRIAL_S = 60.0  # the longest time between two datagrams to a member that none reaches; from 1 s, doubled each time
 
 
 @dataclass(eq=False, slots=True)
@@ -205,9 +198,7 @@ def presume_missed(member: Member) -> None:
         member.trial_at = -inf
 
 
-URGENT_MAX = 16
-"""Members to be probed before their turn; more can wait for the round."""
-
+URGENT_MAX = 16  # members to be probed before their turn; more can wait for the round
 LOOK_AHEAD = 8
 """Of so many that are next in the round the most silent one goes first. It takes a second off the slowest detections in
 ten nodes, where the eight are nearly the whole round."""

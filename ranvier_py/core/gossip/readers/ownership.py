@@ -5,9 +5,9 @@ they can't. The first two subscribe. Of those who subscribe, the one that knows 
 the first; the standby knows as much and says nothing of it, until it is the best. What a node does follows from that
 and from what the others say of themselves (`ReaderState`); nobody is asked, so in doubt three subscribe, or two apply.
 
-    nobody subscribes          the first two begin after `settle_s`, each one behind them a turn later
-    I am one of the first two  I begin after `steady_s` without a change, and get a snapshot meanwhile
-    I subscribe, and two       I stop when both know it as well as I do, or after `handover_s`
+    nobody subscribes          the first two begin after SETTLE_S, each one behind them a turn later
+    I am one of the first two  I begin after STEADY_S without a change, and get a snapshot meanwhile
+    I subscribe, and two       I stop when both know it as well as I do, or after HANDOVER_S
       before me do, too
     I can't                    I say so, and others move up
 
@@ -29,6 +29,11 @@ from ranvier_py.core.prompts.fingerprint import mix
 
 STREAMS_MAX = 4096  # as many as a node's registry holds
 SUBSCRIBERS = 2  # of each stream
+SETTLE_S = 0.5  # reports of others are on their way as long
+TURN_S = 4.0  # for each one ahead who does not begin: it may be older, or at its limit of descriptors
+STEADY_S = 3.0  # members come one by one when a cluster starts or rolls: not each is worth a handover
+HANDOVER_S = 45.0  # longest time that three subscribe: a copy of the largest engine takes half of it
+MEET_S = 3.0  # a node that has just started waits so long for others, if there may be others
 
 
 class ReaderState(IntEnum):
@@ -47,15 +52,6 @@ class ReaderState(IntEnum):
 
 
 STATE_OF: Mapping[Level, ReaderState] = {level: ReaderState[level.name] for level in Level}
-
-
-@dataclass(frozen=True, slots=True)
-class OwnershipSettings:
-    settle_s: float = 0.5  # reports of others are on their way as long
-    turn_s: float = 4.0  # for each one ahead who does not begin: it may be older, or at its limit of descriptors
-    steady_s: float = 3.0  # members come one by one when a cluster starts or rolls: not each is worth a handover
-    handover_s: float = 45.0  # longest time that three subscribe: a copy of the largest engine takes half of it
-    meet_s: float = 3.0  # a node that has just started waits so long for others, if there may be others
 
 
 class Subscribers(NamedTuple):
@@ -84,17 +80,14 @@ class _Stream:
 class Ownership:
     """One node's part in reading the streams. Members are sessions, engines the keys by which all nodes call them."""
 
-    def __init__(self, me: int, now: float, settings: OwnershipSettings | None = None) -> None:
+    def __init__(self, me: int, now: float) -> None:
         self.handovers = 0  # that we gave or took
         self.dropped = 0  # streams beyond the bound
-        self._settings = settings or OwnershipSettings()
         self._me = me
         self._members: Sequence[int] = (me,)
         self._streams: dict[int, _Stream] = {}
-        self._met_at = now + self._settings.meet_s
+        self._met_at = now + MEET_S
         self._tick_at = inf
-
-    # --- what is reported -------------------------------------------------------------------------------------------
 
     def backends(self, keys: Iterable[int], now: float) -> bool:
         """These are the engines whose streams there are. Whether one that we subscribe to is gone."""
@@ -148,8 +141,6 @@ class Ownership:
             self._rank(backend, stream, now)
         self._tick_at = now
 
-    # --- time -------------------------------------------------------------------------------------------------------
-
     @property
     def wake_at(self) -> float:
         """When `tick` is wanted next; any call may bring it nearer."""
@@ -171,8 +162,6 @@ class Ownership:
             self._choose(stream, now)
             moved |= before != (stream.mine.subscribes, stream.reads)
         return moved
-
-    # --- what it shows ----------------------------------------------------------------------------------------------
 
     def subscribes(self, backend: int) -> bool:
         """Whether this node is to receive the stream now."""
@@ -202,8 +191,6 @@ class Ownership:
         reader = self._best(stream)
         return Subscribers(reader, next((member for member in states if member != reader), 0), states)
 
-    # --- inside -----------------------------------------------------------------------------------------------------
-
     def _rank(self, key: int, stream: _Stream, now: float) -> None:
         able = [member for member in self._members if stream.of(member, self._me) is not ReaderState.UNABLE]
         ranking = sorted(able, key=lambda member: (mix(mix(member) ^ key), member), reverse=True)
@@ -211,11 +198,11 @@ class Ownership:
             stream.ranking, stream.since = ranking, now
 
     def _begin(self, stream: _Stream, now: float) -> None:
-        settings, place = self._settings, stream.ranking.index(self._me)
+        place = stream.ranking.index(self._me)
         if stream.unread and len(self._members) > 1:
-            due = stream.since + settings.settle_s + max(0, place - SUBSCRIBERS + 1) * settings.turn_s
+            due = stream.since + SETTLE_S + max(0, place - SUBSCRIBERS + 1) * TURN_S
         elif stream.unread or place < SUBSCRIBERS:
-            due = stream.since + (0.0 if stream.unread else settings.steady_s)
+            due = stream.since + (0.0 if stream.unread else STEADY_S)
         else:
             return
         if self._is_due(max(due, self._met_at), now):
@@ -229,7 +216,7 @@ class Ownership:
             stream.surplus_since = inf
             return
         stream.surplus_since = min(stream.surplus_since, now)
-        wait_s = self._settings.handover_s if enough < stream.mine else self._settings.settle_s
+        wait_s = HANDOVER_S if enough < stream.mine else SETTLE_S
         if self._is_due(stream.surplus_since + wait_s, now):
             stream.mine, stream.surplus_since = ReaderState.NONE, inf
             self.handovers += 1
@@ -240,7 +227,7 @@ class Ownership:
             stream.reads, stream.behind_since = True, inf
         elif stream.reads:
             stream.behind_since = min(stream.behind_since, now)
-            if not stream.mine.subscribes or self._is_due(stream.behind_since + self._settings.settle_s, now):
+            if not stream.mine.subscribes or self._is_due(stream.behind_since + SETTLE_S, now):
                 stream.reads, stream.behind_since = False, inf
 
     def _best(self, stream: _Stream) -> int:

@@ -10,33 +10,18 @@ Bounds: CLAIMS_MAX reports; beyond, new ones are dropped and counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
-from ranvier_py.core.gossip.readers.snapshot_transfer import SnapshotTransfers
-from ranvier_py.core.gossip.wire.messages import (
-    Message,
-    ReaderClaim,
-    ReaderClaims,
-    SnapshotChunk,
-    SnapshotRefused,
-    SnapshotWanted,
-)
-from ranvier_py.core.prompts.fingerprint import TokenHasher
+from ranvier_py.core.gossip.wire.messages import ReaderClaim, ReaderClaims
 
-CLAIMS_MAX = 16_384
-"""Two subscribers and two former ones of each of 4096 engines."""
-
+CLAIMS_MAX = 16_384  # two subscribers and two former ones of each of 4096 engines
 PER_MESSAGE = 2048  # 43 kB: far below a frame
 REPORT_INTERVAL_S = 0.25  # an engine whose stream has gaps changes its level many times a second
 REPAIR_INTERVAL_S = 10.0
-EVERYONE_MAX = 16
-"""So many peers are sent what is new; more get it through others."""
-
-STREAM_MESSAGES = (ReaderClaims, SnapshotChunk, SnapshotWanted, SnapshotRefused)
-"""What `ReaderGossip.receive` takes."""
+EVERYONE_MAX = 16  # so many peers are sent what is new; more get it through others
 
 
 class ReaderClaimTable:
@@ -48,7 +33,7 @@ class ReaderClaimTable:
         self._session = session
         self._outbox = outbox
         self._rng = rng
-        self._known: dict[tuple[int, int], ReaderClaim] = {}  # by member and backend
+        self.known: dict[tuple[int, int], ReaderClaim] = {}  # by member and backend
         self._changed: dict[tuple[int, int], None] = {}
         self._peers: Sequence[Peer] = ()
         self._passes_on = False
@@ -57,23 +42,19 @@ class ReaderClaimTable:
 
     @property
     def wake_at(self) -> float:
-        at = self._repair_at if self._peers and self._known else inf
+        at = self._repair_at if self._peers and self.known else inf
         return min(at, self._sent_at + REPORT_INTERVAL_S) if self._changed else at
 
     def report(self, backend: int, state: int) -> None:
         """Our state of a stream; cheap when nothing changed."""
         place = (self._session, backend)
-        known = self._known.get(place)
-        if known is None and (not state or len(self._known) >= CLAIMS_MAX):
+        known = self.known.get(place)
+        if known is None and (not state or len(self.known) >= CLAIMS_MAX):
             self.dropped += bool(state)
         elif known is None or known.state != state:
             clock = 1 if known is None else known.clock + 1
-            self._known[place] = ReaderClaim(backend, self._session, clock, state)
+            self.known[place] = ReaderClaim(backend, self._session, clock, state)
             self._changed[place] = None
-
-    def all(self) -> Mapping[tuple[int, int], ReaderClaim]:
-        """By member and backend."""
-        return self._known
 
     def peers(self, live: Sequence[Peer], *, passes_on: bool) -> None:
         """Who is there now. `passes_on`: there are members that are no peers of ours."""
@@ -81,36 +62,36 @@ class ReaderClaimTable:
         self._peers = live
         self._passes_on = passes_on or len(live) > EVERYONE_MAX
         newcomers = [peer for peer in live if peer.session not in before]
-        if newcomers and self._known:
-            self._send(self._some(newcomers), list(self._known.values()))
+        if newcomers and self.known:
+            self._send(self._some(newcomers), list(self.known.values()))
 
     def forget(self, session: int) -> None:
         """This member is gone for good."""
-        for place in [place for place in self._known if place[0] == session]:
-            del self._known[place]
+        for place in [place for place in self.known if place[0] == session]:
+            del self.known[place]
             self._changed.pop(place, None)
 
     def tick(self, now: float) -> None:
         if self._changed and now >= self._sent_at + REPORT_INTERVAL_S:
             self._sent_at = now
-            changed, self._changed = [self._known[place] for place in self._changed], {}
+            changed, self._changed = [self.known[place] for place in self._changed], {}
             self._send(self._some(self._peers), changed)
         if now >= self._repair_at:
             self._repair_at = now + REPAIR_INTERVAL_S * self._rng.uniform(0.8, 1.2)
-            if self._peers and self._known:
-                self._send([self._rng.choice(self._peers)], list(self._known.values()))
+            if self._peers and self.known:
+                self._send([self._rng.choice(self._peers)], list(self.known.values()))
 
     def receive(self, message: ReaderClaims) -> None:
         for claim in message.claims:
             place = (claim.member, claim.backend)
-            known = self._known.get(place)
+            known = self.known.get(place)
             if claim.member == self._session or (known is not None and claim.clock <= known.clock):
                 continue
-            if known is None and len(self._known) >= CLAIMS_MAX:
+            if known is None and len(self.known) >= CLAIMS_MAX:
                 self.dropped += 1
                 continue
             self.received += 1
-            self._known[place] = claim
+            self.known[place] = claim
             self.new.append(claim)
             if self._passes_on:
                 self._changed[place] = None
@@ -123,37 +104,3 @@ class ReaderClaimTable:
             message = ReaderClaims(tuple(claims[start : start + PER_MESSAGE]))
             for peer in peers:
                 self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
-
-
-class ReaderGossip:
-    """The event streams' part of gossip, beside routes and backends: reports of subscribers, and snapshots."""
-
-    def __init__(self, session: int, hasher: TokenHasher, outbox: list[Outgoing], rng: Random, now: float) -> None:
-        self.claims = ReaderClaimTable(session, outbox, rng, now)
-        self.transfers = SnapshotTransfers(hasher, outbox, rng)
-        self.live: Sequence[int] = ()  # all members that could read a stream, but us
-
-    @property
-    def wake_at(self) -> float:
-        return min(self.claims.wake_at, self.transfers.wake_at)
-
-    def peers(self, near: Sequence[Peer], acquainted: Sequence[Peer], live: Sequence[int]) -> None:
-        """To whom to report, from whom a snapshot may be had, and who lives."""
-        self.live = live
-        self.claims.peers(near, passes_on=len(live) > len(near))
-        self.transfers.peers(acquainted)
-
-    def forget(self, session: int) -> None:
-        """A member is gone for good."""
-        self.claims.forget(session)
-
-    def tick(self, now: float) -> None:
-        self.claims.tick(now)
-        self.transfers.tick(now)
-
-    def receive(self, peer: Peer, message: Message, now: float) -> None:
-        """One of STREAM_MESSAGES, from a live member."""
-        if isinstance(message, ReaderClaims):
-            self.claims.receive(message)
-        elif isinstance(message, SnapshotChunk | SnapshotWanted | SnapshotRefused):
-            self.transfers.receive(peer, message, now)

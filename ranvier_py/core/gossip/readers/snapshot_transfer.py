@@ -30,9 +30,7 @@ from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 GIVEN_MAX, TAKEN_MAX = 2, 8
 WINDOW_CHUNKS = 16
-WRITTEN_EACH = 4
-"""Chunks written a tick: what the engine says waits until all are."""
-
+WRITTEN_EACH = 4  # chunks written a tick: what the engine says waits until all are
 PROGRESS_S = 1.0  # without a chunk, after which it is asked for again
 RESUMES_MAX = 4
 RETRY_S, PATIENCE_S = 1.0, 25.0
@@ -40,13 +38,9 @@ RETRY_S, PATIENCE_S = 1.0, 25.0
 to many streams at once."""
 
 SILENCE_S = 6.0  # a snapshot that is given ends so long after its peer's last message
-BYTES_PER_S = 8 * 1024 * 1024
-"""A snapshot of 200,000 blocks is 5 MB."""
-
+BYTES_PER_S = 8 * 1024 * 1024  # a snapshot of 200,000 blocks is 5 MB
 HEAD = Struct("<QQII")
-FIELDS_BYTES = 80
-"""Of a chunk beside its columns, at most."""
-
+FIELDS_BYTES = 80  # of a chunk beside its columns, at most
 U32 = (1 << 32) - 1
 
 
@@ -129,11 +123,11 @@ class SnapshotTransfers:
     _peers: dict[int, Peer] = field(default_factory=dict)
     _given: dict[tuple[int, int], _Given] = field(default_factory=dict)  # by session and request; the next one first
     _taking: dict[Subject, _Taking] = field(default_factory=dict)
-    _window: Window = field(init=False)
+    window: Window = field(init=False)
     _no_room_until: float = 0.0
 
     def __post_init__(self) -> None:
-        self._window = Window(self.bytes_per_s)
+        self.window = Window(self.bytes_per_s)
 
     @property
     def wake_at(self) -> float:
@@ -170,8 +164,6 @@ class SnapshotTransfers:
             self._chunk(taking, message, now)
         elif taking is not None:
             self._refused(taking, message.busy, now)
-
-    # --- taking -----------------------------------------------------------------------------------------------------
 
     def ask(self, subject: Subject, ask: int, members: Sequence[int], now: float) -> None:
         """Get one from these members, the first that gives one. Ends with a `Taken`; another question ends this."""
@@ -258,8 +250,6 @@ class SnapshotTransfers:
         self.counters.failed += snapshot is None
         self.taken.append(Taken(subject, ask, snapshot))
 
-    # --- giving -----------------------------------------------------------------------------------------------------
-
     def _wanted(self, peer: Peer, message: SnapshotWanted, now: float) -> None:
         place, subject = (peer.session, message.request), Subject(message.backend, message.rank)
         given = self._given.get(place)
@@ -307,10 +297,10 @@ class SnapshotTransfers:
         rows = writer.chunks[given.sent]
         columns = cast("Sequence[bytes]", rows[2:])
         size = OVERHEAD_BYTES + FIELDS_BYTES + sum(map(len, columns))
-        if size > self._window.room(now):
+        if size > self.window.room(now):
             self._no_room_until = now + 0.05
             return
-        self._window.spend(size, now)
+        self.window.spend(size, now)
         self.counters.sent_bytes += size
         last = writer.done and given.sent + 1 == len(writer.chunks)
         head = HEAD.pack(writer.seq, writer.digest, rows.group, rows.block_tokens)

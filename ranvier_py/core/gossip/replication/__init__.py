@@ -1,1 +1,1 @@
-"""What was learned, told to all; `route_gossip` composes the rest."""
+"""What each node learned, sent to all others; `route_gossip` composes the parts."""

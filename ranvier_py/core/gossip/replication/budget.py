@@ -2,7 +2,7 @@
 
 A `Window` allows so many units within any second, and knows what was spent in the last one, in slots of 50 ms. So a
 message as large as a whole second's budget can go at once, after a quiet second, and nothing else until it is paid for.
-`wire_bytes` says what a message takes on the wire, from above: headers, seal and frame included, those of TCP and IP
+`wire_bytes` is what a message takes on the wire, from above: headers, seal and frame included, those of TCP and IP
 not.
 
 Rules: nobody waits for room. Who finds none drops what he had, and repair brings it later.

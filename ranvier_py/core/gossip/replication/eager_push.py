@@ -2,7 +2,7 @@
 
 After a quiet time an update leaves at once; those that follow within `tick_s` leave together after it. Among few nodes
 everybody gets it from whoever learned it. Among many, each node passes on what is new to it, once, under the original
-origin and numbers; `route_outbox` says to whom.
+origin and numbers; `route_outbox` chooses to whom.
 
 Rules: a peer for whom there was no room is *lazy*: nothing more is pushed to it, which would not join what it has,
 until repair has brought it up to date. Nothing is kept for anybody: what is still to be sent is a range of a log.

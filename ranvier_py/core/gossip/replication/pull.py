@@ -1,21 +1,21 @@
 """Getting a table from a peer: all of it when a node joins, the buckets that differ when route updates were trimmed.
 
     join    Vector () + RowsWanted (all) -> one peer; its Vector and its Rows come, or Busy: then another is asked
-    repair  sums are compared with the peer that said Reset (`comparison`), RowsWanted (buckets that differ) -> it; its
+    repair  sums are compared with the peer that sent Reset (`comparison`), RowsWanted (buckets that differ) -> it; its
             Rows come
     audit   the same now and then with any peer, for some of the buckets: equal numbers need not mean equal tables.
             Who is asked compares as well, and asks back (`differs`): after it both are equal
 
 Chunks come as fast as they are merged: RowsWanted with the next chunk as cursor lets WINDOW_CHUNKS more come. With the
-same cursor once more it says that what followed was lost. When the last chunk is merged, all that the peer had before
+same cursor once more it means that what followed was lost. When the last chunk is merged, all that the peer had before
 the first one is here: its numbers are adopted, and route updates go on from there. Meanwhile route updates that join
-are heard as ever; the order does not matter.
+are taken as ever; the order does not matter.
 
 Rules: one pull at a time. Chunks of another request or peer, and chunks that do not follow the last one, are dropped.
 Ages count from when a chunk was asked for. `synced` is for readiness: the join is over, or there was nobody to ask.
 A repair that moved many bytes is not repeated before PULL_BYTES_PER_S allow it. An audit heals what no route update
-can: what a node gave to whoever joined and died before it told the others, or what was dropped while its backend was
-not known. So after each disturbance (somebody went, or came back, or we joined) a few audits follow soon, one after the
+can: what a node gave to whoever joined and died before it sent it to the others, or what was dropped while its backend
+was not known. So after each disturbance (somebody went or came, or we joined) a few audits follow soon, one after the
 other, each with a random peer: what one node alone has is everywhere after about log2(N) of them.
 """
 
@@ -142,7 +142,7 @@ class Pull:
             self.disturbed(now)
 
     def disturbed(self, now: float) -> None:
-        """Somebody may have what others lack, and no log tells: compare soon."""
+        """Somebody may have what others lack, and no log shows it: compare soon."""
         self._soon = SOON_MORE + self._others.bit_length()
         self._audit_at = min(self._audit_at, now + self._soon_s())
 
@@ -238,9 +238,9 @@ class Pull:
             self._ask(peer, buckets, now)
 
     def differs(self, peer: Peer, ours: bytes, theirs: bytes, now: float) -> None:
-        """A peer that compares with us was told our sums: what it has and we lack is to be had, too.
+        """A peer that compares with us was sent our sums: what it has and we lack is to be had, too.
 
-        If nearly everything differs, one of the two is new, or is told so by the other's reset.
+        If nearly everything differs, one of the two is new, or the other's reset means so.
         """
         if self._phase is Phase.IDLE and self.synced and now >= self._not_before:
             self._targets, self._auditing = {}, True

@@ -10,7 +10,7 @@ answered with Resets: then whole tables are compared (`pull`). Somebody who got 
 asks the sender soon, with a Vector that wants no other in return.
 
 Rules: nothing is guessed: batches join or are dropped, so a number is never ahead of the route updates. Of origins that
-are gone and whose route updates have expired nothing is said.
+are gone and whose route updates have expired nothing is sent.
 Bounds: one waiting question for each peer, asked at most every ASK_INTERVAL_S.
 """
 
@@ -112,7 +112,7 @@ class Repair:
         return Vector(entries or ((self._logs.session, 0),), reply)
 
     def _supply(self, peer: Peer, theirs: Mapping[int, int], now: float) -> None:
-        """Send a peer what it lacks, or say that it is not to be had."""
+        """Send a peer what it lacks, or a Reset where that is not to be had."""
         logs = self._logs
         lacking: dict[int, int] = {}
         for origin, number in logs.vector.items():

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from random import Random
 
-from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.replication.budget import Window
 from ranvier_py.core.gossip.replication.comparison import Comparison
@@ -60,7 +59,6 @@ ROWS_AT_ONCE_MAX = 1024
 """The same of rows, a few milliseconds: more than fit in one message of ours."""
 
 PRUNE_INTERVAL_S = 1.0
-GONE_MAX = 1024  # who went before so many others is taken for new if it comes back
 
 ORIGIN_ASK_INTERVAL_S, ORIGIN_ANSWER_S = 5.0, 1.0
 """An origin whose updates somebody else can't give is asked itself, so often at most; without an answer in this time
@@ -107,12 +105,12 @@ class RouteGossip:
         self._pull.audit_every(settings.audit_interval_s, settings.soon_interval_s, now)
         self._source = SnapshotSource(self._outbox, sync.copy, sums, self._pull.differs)
         self._members: Sequence[int] = ()
-        self._gone = BoundedDict[int, None](GONE_MAX)  # peers that went, in that order
+        self._met: Mapping[int, None] = {}  # live sessions of the last time, peers and others
         self._intake: dict[int, Window] = {}
         self._origin_asked_at: dict[int, float] = {}
         self._prune_at = now + PRUNE_INTERVAL_S
 
-    # --- what the owner says ----------------------------------------------------------------------------------------
+    # --- what the owner asks ----------------------------------------------------------------------------------------
 
     def announce(self, route_update: bytes, at: float) -> None:
         """Something was learned here, by evidence of that time. O(1): it is sent with the next tick."""
@@ -130,7 +128,6 @@ class RouteGossip:
         others = [peer for peer in live if peer.session != self._logs.session]
         if members is self._members and others == list(self._outbox.order):
             return
-        before = self._outbox.peers
         self._outbox.meet(others, len(members))
         sessions = list(self._outbox.peers)
         self._members = members
@@ -140,27 +137,17 @@ class RouteGossip:
         self._repair.meet()
         self._source.meet()
         self._pull.meet(len(everybody), now)
-        if self._has_moved(before, everybody):
-            self._pull.disturbed(now)
+        if everybody.keys() != self._met.keys():
+            self._pull.disturbed(now)  # who comes may be no newcomer, but have been behind a cut, with rows of its own
+        self._met = everybody
         share = self._settings.intake_per_s // max(1, self._settings.fan_out if self._outbox.relays else len(sessions))
         self._intake = {session: self._intake.get(session) or Window(0) for session in sessions}
         for window in self._intake.values():
             window.per_s = INTAKE_SHARES * max(1, share)
         self._origin_asked_at = {key: at for key, at in self._origin_asked_at.items() if key in self._outbox.peers}
 
-    def _has_moved(self, before: Mapping[int, Peer], now_there: Mapping[int, None]) -> bool:
-        """Whether somebody went, or who had gone is back. A newcomer has nothing that others lack."""
-        gone = self._gone
-        back = [session for session in gone if session in now_there]
-        for session in back:
-            del gone[session]
-        went = [session for session in before if session not in now_there]
-        for session in went:
-            gone[session] = None
-        return bool(back or went)
-
     def compare_soon(self, now: float) -> None:
-        """The table may lack what the logs say it has."""
+        """The table may lack what the logs count as here."""
         self._pull.disturbed(now)
 
     def compare_now(self, now: float) -> None:

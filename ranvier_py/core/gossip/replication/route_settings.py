@@ -22,7 +22,7 @@ class RouteGossipSettings:
     fan_out: int = 3  # three of 100 nodes reach all others in about six hops
     digest_interval_s: float = 0.5  # the longest that a lost route update stays unnoticed by the peer that is asked
     audit_interval_s: float = 300.0  # tables of nodes that have the same numbers are compared so often
-    soon_interval_s: float = 0.6  # after somebody went or came back they are compared so often, a few times
+    soon_interval_s: float = 0.6  # after somebody went or came they are compared so often, a few times
     node_bytes_per_s: int = 256 * 1024  # all route messages but rows, on the wire
     peer_bytes_per_s: int = 128 * 1024  # the same to one peer
     bulk_bytes_per_s: int = 64 * 1024 * 1024  # rows: a join on a local network takes a second

@@ -3,7 +3,7 @@
 *Out*: a route is sent with the generation of the process that served it; not when that process is gone, nor when the
 claim was withdrawn meanwhile. Removals go first, so peers end with what is true here. Two kinds of new routes wait a
 moment, since mostly the same is sent with more in it: texts of a chat that goes on wait for their tokens, and what an
-engine said itself for the update of the node that served the prompt. Nothing waits once the table itself is shown to a
+engine reported itself for the update of the node that served the prompt. Nothing waits once the table is shown to a
 peer: what only one peer has and no log holds would be lost to the others when we die.
 
 *In*: an update is learned for backends of this node alone, at the age it came with. Of an earlier generation it is
@@ -176,7 +176,7 @@ class RouteSync:
         return found
 
     def _is_confirmed(self, row: PendingRow) -> bool:
-        """Whether the engine said it, and nobody here served it."""
+        """Whether the engine reported it, and nobody here served it."""
         if row.text:
             return False
         claim = self._table.claim(row.token, row.backend)

@@ -1,7 +1,7 @@
-"""Route updates: what one node tells the others about routes, as bytes.
+"""Route updates: what one node sends the others about routes, as bytes.
 
-An update has rows, parents before children. Each says that one process of a backend holds one more prefix, below its
-parent. Fingerprints are keyed, so an update tells nobody what a prompt said.
+An update has rows, parents before children. Each means that one process of a backend holds one more prefix, below its
+parent. Fingerprints are keyed, so an update shows nobody what a prompt contains.
 
     kinds u8 | backends u8 | for each backend: key u64, generation u8 | columns of the rows
     columns: parent u64 | tokens u32 | token u64, if TOKENS | text u64, if TEXTS | backend u8, if there are several

@@ -4,7 +4,7 @@ A transfer reads the table chunk by chunk, one chunk each tick, no further than 
 is kept for a while after its last chunk, which might have got lost.
 
 Rules: at most TRANSFERS_MAX at once, one for each peer: a new request of a peer ends its old one. Whoever is refused is
-told at once that we are busy. A node that has not joined itself refuses everybody. While there are two, none gets more
+answered Busy at once. A node that has not joined itself refuses everybody. While there are two, none gets more
 than a quarter of the budget for rows.
 Bounds: transfers, finished ones KEPT_MAX, waiting questions for sums SUMS_WAITING_MAX; above, they are dropped.
 """
@@ -78,7 +78,7 @@ class SnapshotSource:
         self._counters = outbox.counters
         self._copy = copy
         self._sums = sums
-        self._differs = differs  # told of each peer that compared: our sums and its
+        self._differs = differs  # called for each peer that compared: our sums and its
         self._transfers: dict[int, Transfer] = {}  # by session; whose turn it is comes first
         self._sums_wanted: dict[int, SumsWanted] = {}  # by session
         self._answered: dict[int, SumsWanted] = {}  # the last TotalSum of each peer, by session
@@ -126,7 +126,7 @@ class SnapshotSource:
     # --- what peers ask ---------------------------------------------------------------------------------------------
 
     def sums(self, peer: Peer, message: AnySums, now: float) -> None:
-        """A peer compares; it wants ours if it says so. Its second question is answered by the sums of the first."""
+        """A peer compares; it wants ours if it asks for them. To its second question the sums of the first are sent."""
         if message.reply and (peer.session in self._sums_wanted or len(self._sums_wanted) < SUMS_WAITING_MAX):
             first = self._answered.pop(peer.session, None)
             known = isinstance(message, PartSums) and first is not None and first.message.request == message.request

@@ -174,10 +174,10 @@ class UpdateLogs:
     ) -> None:
         self.session = session
         self.vector = VersionVector()
-        self._counters = counters
+        self.counters = counters
         self._entries_max = entries_max
         self._bytes_max = entries_max * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES)
-        self._bytes = 0  # of all that is kept, on the wire
+        self.bytes_kept = 0  # of all that is kept, on the wire
         self._ttl_s = ttl_s
         self._forget_after_s = forget_after_s
         self._logs: dict[int, OriginLog] = {session: OriginLog(0, inf)}
@@ -239,7 +239,7 @@ class UpdateLogs:
             return False
         before = self._logs[origin]
         self._logs[origin] = OriginLog(number, before.absent_since)
-        self._bytes -= before.bytes_kept()
+        self.bytes_kept -= before.bytes_kept()
         before.clear()
         self.vector.raise_to(origin, number)
         return True
@@ -248,12 +248,12 @@ class UpdateLogs:
         log.append(kept)
         order = self._order
         order.append(log)
-        self._bytes += len(kept.route_update) + ENTRY_BYTES
-        while len(order) > self._entries_max or self._bytes > self._bytes_max:
+        self.bytes_kept += len(kept.route_update) + ENTRY_BYTES
+        while len(order) > self._entries_max or self.bytes_kept > self._bytes_max:
             oldest = order.popleft()
             if len(oldest):
-                self._counters.trimmed += 1
-                self._bytes -= oldest.trim()
+                self.counters.trimmed += 1
+                self.bytes_kept -= oldest.trim()
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -320,7 +320,7 @@ class UpdateLogs:
             if len(oldest):
                 if oldest.first().evidence + ttl_s > now:
                     break
-                self._bytes -= oldest.trim()
+                self.bytes_kept -= oldest.trim()
             order.popleft()
         else:
             return False
@@ -333,7 +333,7 @@ class UpdateLogs:
 
     def _forget(self, origin: int, now: float) -> None:
         log = self._logs.pop(origin)
-        self._bytes -= log.bytes_kept()
+        self.bytes_kept -= log.bytes_kept()
         log.clear()
         self.vector.drop(origin)
         self._forgotten[origin] = now + FORGOTTEN_S

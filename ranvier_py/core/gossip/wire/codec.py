@@ -5,9 +5,8 @@ A body is a flat msgpack array (`frame`); what has many rows is one byte string 
 
 Rules: decode(*encode(message)) is the message, with hosts in canonical spelling. Arbitrary bytes raise BadFrame and
 nothing else. Whatever changes this table changes PROTOCOL_VERSION. No body is shorter than a Challenge and no Hello
-shorter than an Echo, so that the answer to a stranger is never longer than what it sent. The order of rows is kept;
-whether they repeat each other is for the machines behind to see. Memory: less than 4 x the input for what is no
-well-formed body; else the objects, up to 16 x, and 1 MiB for 4096 empty route updates.
+shorter than an Echo, so that the answer to a stranger is never longer than what it sent. Memory: less than 4 x the
+input for what is no well-formed body; else the objects, up to 16 x, and 1 MiB for 4096 empty route updates.
 """
 
 from __future__ import annotations
@@ -34,10 +33,8 @@ from ranvier_py.core.gossip.wire.frame import (
     u64,
 )
 
-BODY_BYTES_MIN = 10
-"""A Challenge."""
-
-HELLO_BODY_BYTES_MIN = 512 - OVERHEAD_BYTES
+BODY_BYTES_MIN = 10  # a Challenge
+HELLO_BODY_BYTES_MIN = 512 - OVERHEAD_BYTES  # in a packet of 512: more than any Echo, less than every path carries
 """Makes the packet 512 bytes: more than any Echo, less than every path carries."""
 
 

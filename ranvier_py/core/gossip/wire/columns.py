@@ -14,39 +14,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
-from ranvier_py.core.gossip.wire.frame import U16_MAX, amount, bad, column, encoded, text
+from ranvier_py.core.gossip.wire.frame import amount, bad, column, encoded, text
 from ranvier_py.core.gossip.wire.messages import Command, Entry, Fact, PartSums, ReaderClaim, TableRows
 
-ENTRIES_MAX = 4096
-"""Route updates in a message: what an eager queue holds."""
-
-ENTRY_BYTES = 4
-"""What an entry takes beside its route update."""
-
-BACKENDS_MAX = 4096
-"""As many as a node's registry holds."""
-
-VECTOR_ENTRIES_MAX = 8192
-"""Sessions of 1000 nodes and of their earlier runs; 128 KiB."""
-
+ENTRIES_MAX = 4096  # route updates in a message: what an eager queue holds
+ENTRY_BYTES = 4  # what an entry takes beside its route update
+BACKENDS_MAX = 4096  # as many as a node's registry holds
+VECTOR_ENTRIES_MAX = 8192  # sessions of 1000 nodes and of their earlier runs; 128 KiB
 BUCKETS = 4096
 SUM_BYTES = 8
-GROUPS = 64
-"""Of buckets, for comparing them in two levels: 512 bytes for all groups, and as many for the buckets of one."""
-
+GROUPS = 64  # of buckets, compared in two levels: 512 bytes for all groups, and as many for the buckets of one
 GROUP_BYTES = SUM_BYTES * BUCKETS // GROUPS
 COMMANDS_MAX = 64
 
-ROW_BYTES = 34
-"""What a claim takes in `TableRows`, over all columns."""
-
+ROW_BYTES = 34  # what a claim takes in `TableRows`, over all columns
 COMMAND = Struct("<QdBHB32s")
 VERDICT_MAX = 3
 READER_STATE_MAX = 5
-READER_CLAIMS_MAX = 8192
-"""Of one message: every engine's reader, and those that can't."""
-
+READER_CLAIMS_MAX = 8192  # of one message: every engine's reader, and those that can't
 SNAPSHOT_HEAD_BYTES = 24
 VERB_BYTES_MAX, URL_BYTES_MAX, COMMAND_NAME_BYTES_MAX, SIGNATURE_BYTES = 16, 512, 64, 32
 
@@ -168,9 +155,7 @@ def unpack_commands(field: object) -> tuple[Command, ...]:
 
 
 def unpack_snapshot_head(field: object) -> bytes:
-    if type(field) is not bytes or len(field) != SNAPSHOT_HEAD_BYTES:
-        bad("head of a copy")
-    return field
+    return field if type(field) is bytes and len(field) == SNAPSHOT_HEAD_BYTES else bad("head of a copy")
 
 
 def unpack_group_sums(field: object) -> bytes:
@@ -215,4 +200,4 @@ def check_rows(rows: TableRows) -> None:
 
 def rows_column(field: object) -> bytes:
     """One of the columns of `TableRows`: `check_rows` sees to its length, the frame to its bound."""
-    return column(field, 1, 8 * U16_MAX)
+    return column(field, 1, FRAME_BYTES_MAX)

@@ -16,6 +16,7 @@ byte string with one column in it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import StrEnum
 from struct import Struct
 from typing import Any, Never
@@ -23,20 +24,13 @@ from typing import Any, Never
 import msgpack  # type: ignore[import-untyped]
 
 MAGIC = b"RG"
-PROTOCOL_VERSION = 1
-"""Nodes of two versions do not understand each other: packets of another one are refused and counted."""
-
+PROTOCOL_VERSION = 1  # packets of another one are refused and counted
 HEADER = Struct("<2sBBQBQ")
 INNER = Struct("<QB")
 TAG_BYTES = 16
-OVERHEAD_BYTES = HEADER.size + INNER.size + TAG_BYTES
-"""What a packet is longer than its body: 46."""
-
-STREAM_HEAD = Struct("<I")
-"""Before each packet on a stream: its length."""
-
+OVERHEAD_BYTES = HEADER.size + INNER.size + TAG_BYTES  # what a packet is longer than its body: 46
+STREAM_HEAD = Struct("<I")  # before each packet on a stream: its length
 FIELDS_MAX = 15
-U16_MAX, U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 
 class Reason(StrEnum):
@@ -78,8 +72,7 @@ def _steps() -> bytes:
 
 
 STEPS = _steps()
-WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-"""Bytes of the length in front of a byte string or a text."""
+WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # of the length before a byte string or a text
 
 
 def fields_of(body: bytes) -> tuple[Any, ...]:
@@ -116,23 +109,18 @@ def pack(*fields: object) -> bytes:
     return body
 
 
-def u16(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= U16_MAX:
-        bad("number")
-    return value
+def unsigned(most: int) -> Callable[[object], int]:
+    """The check of a number from 0 to `most`."""
+
+    def check(value: object) -> int:
+        if type(value) is not int or not 0 <= value <= most:
+            bad("number")
+        return value
+
+    return check
 
 
-def u32(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= U32_MAX:
-        bad("number")
-    return value
-
-
-def u64(value: object) -> int:
-    """Any unsigned number: msgpack has none above 64 bits."""
-    if type(value) is not int or value < 0:
-        bad("number")
-    return value
+u16, u32, u64 = (unsigned((1 << bits) - 1) for bits in (16, 32, 64))
 
 
 def identity(value: object) -> int:

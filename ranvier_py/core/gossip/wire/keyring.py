@@ -14,13 +14,10 @@ from __future__ import annotations
 from base64 import b64decode, urlsafe_b64decode
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import NamedTuple
 
 from ranvier_py.core.errors import ConfigError
 
-KEYS_MAX = 4
-"""The old and the new one, and two more for a rotation that was not finished."""
-
+KEYS_MAX = 4  # the old and the new one, and two more for a rotation that was not finished
 KEY_BYTES = 32
 INSECURE_KEY_ID = 0
 
@@ -51,14 +48,6 @@ def insecure_ring() -> KeyRing:
     return KeyRing({INSECURE_KEY_ID: bytes(KEY_BYTES)}, INSECURE_KEY_ID)
 
 
-class KeyLine(NamedTuple):
-    """What one line of a key file says."""
-
-    key_id: int
-    key: bytes
-    problem: str
-
-
 def parse_key_ring(text: str) -> KeyRing:
     """The ring of a key file. Raises ConfigError with one line for each problem, without the keys."""
     keys: dict[int, bytes] = {}
@@ -85,21 +74,19 @@ def parse_key_ring(text: str) -> KeyRing:
     return KeyRing(keys, next(iter(keys)))
 
 
-def parse_line(written: str) -> KeyLine:
-    """A line that is not empty."""
+def parse_line(written: str) -> tuple[int, bytes, str]:
+    """(key id, key, problem) of a line that is not empty."""
     prefix, colon, rest = written.partition(":")
     key = key_of(rest.strip() if colon else written)
     if key is None:
-        return KeyLine(
-            0, b"", "must be 32 bytes as 64 hexadecimal digits or as base64, with or without `id:` before them"
-        )
+        return 0, b"", "must be 32 bytes as 64 hexadecimal digits or as base64, with or without `id:` before them"
     if len(frozenset(key)) == 1:
-        return KeyLine(0, b"", "is no secret: all of its bytes are the same")
+        return 0, b"", "is no secret: all of its bytes are the same"
     if not colon:
-        return KeyLine(id_of(key), key, "")
+        return id_of(key), key, ""
     if not (prefix.isascii() and prefix.isdigit() and len(prefix) <= 3 and 0 < int(prefix) <= 255):
-        return KeyLine(0, b"", "must have a number from 1 to 255 before the colon")
-    return KeyLine(int(prefix), key, "")
+        return 0, b"", "must have a number from 1 to 255 before the colon"
+    return int(prefix), key, ""
 
 
 def key_of(written: str) -> bytes | None:

@@ -48,9 +48,6 @@ class Update(NamedTuple):
     accuser: int = 0
 
 
-# --- contact ----------------------------------------------------------------------------------------------------------
-
-
 class Hello(NamedTuple):
     """The first message to an address, padded: the answer to a stranger is never longer than the question."""
 
@@ -70,9 +67,6 @@ class Challenge(NamedTuple):
     """To a session that is not known yet, whatever it sent: prove that you are live."""
 
     challenge: int
-
-
-# --- membership -------------------------------------------------------------------------------------------------------
 
 
 class Ping(NamedTuple):
@@ -112,9 +106,6 @@ class Members(NamedTuple):
 
     records: tuple[Record, ...]
     reply: bool
-
-
-# --- routes -----------------------------------------------------------------------------------------------------------
 
 
 class Entry(NamedTuple):
@@ -207,9 +198,6 @@ class Busy(NamedTuple):
     request: int
 
 
-# --- backends ---------------------------------------------------------------------------------------------------------
-
-
 class Loads(NamedTuple):
     """What the sender has in flight. Backends that are not listed: none. Numbered, so that an older one is ignored."""
 
@@ -251,9 +239,6 @@ class Command(NamedTuple):
 
 class Commands(NamedTuple):
     commands: tuple[Command, ...]
-
-
-# --- streams ----------------------------------------------------------------------------------------------------------
 
 
 class ReaderClaim(NamedTuple):

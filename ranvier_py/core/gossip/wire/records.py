@@ -20,18 +20,12 @@ from ranvier_py.core.gossip.wire.messages import Record, State, Update
 
 NAME_BYTES_MAX = 64
 PUBLIC_BYTES_MAX = 80
-ROWS_REMEMBERED = 4096
-"""What is said of 1000 members in a stormy time; 3 MiB. Both functions are pure, so forgetting only costs time."""
-
+ROWS_REMEMBERED = 4096  # what is said of 1000 members in a stormy time, 3 MiB; forgetting only costs time
 HEAD = Struct("<QQIBBBHQ")
-LENGTHS = Struct("<20xBBB")
-"""Of a row: flags, length of name, length of public."""
-
+LENGTHS = Struct("<20xBBB")  # of a row: flags, length of name, length of public
 ACCUSER = Struct("<Q")
 HOST_BYTES_4, HOST_BYTES_6 = 4, 16
-NOWHERE = (bytes(HOST_BYTES_4), bytes(HOST_BYTES_6))
-"""0.0.0.0 and ::, which nobody can be reached at (smg#883 gossiped it)."""
-
+NOWHERE = (bytes(HOST_BYTES_4), bytes(HOST_BYTES_6))  # 0.0.0.0 and ::, which smg#883 gossiped
 STATE_MASK, IS_IPV6, IS_ACCUSED = 0x03, 0x04, 0x08
 FLAGS_KNOWN = STATE_MASK | IS_IPV6 | IS_ACCUSED
 STATES = tuple(State)

@@ -28,15 +28,9 @@ from ranvier_py.core.gossip.wire.frame import HEADER, INNER, MAGIC, OVERHEAD_BYT
 from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing
 
 NONCE = Struct("<IQ")
-SUBKEYS_MAX = 4096
-"""2.5 KiB each: as many as sessions are known (`sessions`). The one used longest ago goes first."""
-
-BYTES_MAX = (DATAGRAM_BYTES_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MAX)
-"""Largest packet by plane."""
-
-BODY_BYTES_MAX = tuple(most - OVERHEAD_BYTES for most in BYTES_MAX)
-"""Largest body by plane."""
-
+SUBKEYS_MAX = 4096  # 2.5 KiB each: as many as sessions are known (`sessions`). The one used longest ago goes first.
+BYTES_MAX = (DATAGRAM_BYTES_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MAX)  # largest packet by plane
+BODY_BYTES_MAX = tuple(most - OVERHEAD_BYTES for most in BYTES_MAX)  # largest body by plane
 INSECURE_MARK = b"insecure\x00"
 LABEL_BYTES_MAX = 64
 
@@ -53,23 +47,19 @@ class Opened(NamedTuple):
     key_id: int
 
 
-class Subkeys:
+class Subkeys(BoundedDict[tuple[bytes, bytes, int], AESGCM]):
     """Ciphers by cluster key, label and session. Several sealers of one process may share one (the simulator does)."""
 
     def __init__(self, make: Callable[[bytes], AESGCM] = AESGCM, entries_max: int = SUBKEYS_MAX) -> None:
+        super().__init__(entries_max)
         self._make = make
-        self._ciphers: BoundedDict[tuple[bytes, bytes, int], AESGCM] = BoundedDict(entries_max)
         self.derived = 0
-
-    @property
-    def dropped(self) -> int:
-        return self._ciphers.dropped
 
     def known(self, key: bytes, label: bytes, session: int) -> AESGCM | None:
         """The one that was kept; it is then the last to go."""
-        cipher = self._ciphers.get((key, label, session))
+        cipher = self.get((key, label, session))
         if cipher is not None:
-            self.keep(key, label, session, cipher)
+            self[key, label, session] = cipher
         return cipher
 
     def derive(self, key: bytes, label: bytes, session: int) -> AESGCM:
@@ -77,15 +67,6 @@ class Subkeys:
         info = label + bytes((PROTOCOL_VERSION,))
         hkdf = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=session.to_bytes(8, "little"), info=info)
         return self._make(hkdf.derive(key))
-
-    def keep(self, key: bytes, label: bytes, session: int, cipher: AESGCM) -> None:
-        self._ciphers[key, label, session] = cipher
-
-    def clear(self) -> None:
-        self._ciphers.clear()
-
-    def __len__(self) -> int:
-        return len(self._ciphers)
 
 
 class Sealer:
@@ -165,6 +146,6 @@ class Sealer:
         except InvalidTag:
             raise BadFrame(Reason.TAG) from None
         if known is None:
-            self._subkeys.keep(key, self._label, session, cipher)
+            self._subkeys[key, self._label, session] = cipher
         receiver, kind = INNER.unpack_from(plain)
         return Opened(session, plane, counter, receiver, kind, plain[INNER.size :], key_id)

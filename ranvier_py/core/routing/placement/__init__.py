@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 
@@ -45,8 +45,8 @@ class Candidate(Protocol):
 
     @property
     def progress_at(self) -> float:
-        """Seconds, monotonic: when the first of the waiting ones became the first: at its departure, or at the latest
-        first token there; of peers, when we heard of it."""
+        """Seconds, monotonic: when the first of the waiting ones became the first: as it was sent, or at the latest
+        first token there; of peers, when they reported it."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class Holder(NamedTuple):
 
     backend: BackendId
     tokens: int
-    trust: int  # core.routes.Trust
+    trust: int  # route_table.Trust
     tier: int = 0  # 0: in the engine's own memory, 1: below it (offloaded), where reloading costs time
 
 
@@ -74,7 +74,7 @@ class Match(NamedTuple):
     own: Fingerprint = UNKNOWN  # of the whole prompt: tells it from others with the same home
     at: float = 0.0  # seconds, monotonic: when the request is placed
     deepest: Fingerprint = UNKNOWN  # of the prefix that the deepest holder holds, for policies that read all holders
-    opening: bytes = b""  # what names the conversation's opening (core.placement.chwbl), for policies that want it
+    opening: bytes = b""  # what names the conversation's opening (`chwbl`), for policies that want it
     prefix_tokens: int = 0  # depth of the beginning that the request itself names (sticky_least_loaded); 0: it does not
 
 
@@ -93,40 +93,34 @@ class Choice(NamedTuple):
     tokens: int  # predicted depth at the chosen backend
 
 
-class Policy(Protocol):
-    """One placement rule.
+class Policy:
+    """One placement rule, and what others may do with it.
 
     `depths_wanted` is how many holders a Match must list for it: 1 = the deepest is enough, 0 = it reads none.
+    `wants_opening`, `wants_prefix`: it reads these members of a Match, which cost something to find.
     """
 
     name: str
-    depths_wanted: int
+    depths_wanted: int = 1
+    wants_opening = False
+    wants_prefix = False
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """`candidates` is never empty; holders outside it have been left out of `match` already."""
-        ...
+        raise NotImplementedError
 
+    def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:  # noqa: ARG002
+        """What it weighs for each candidate, by name, in their order; none for who weighs nothing.
 
-@runtime_checkable
-class Explains(Protocol):
-    """A policy that weighs terms, and can show them."""
-
-    def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
-        """What it weighed for each candidate, by name, in their order. Units are in the names. Changes nothing."""
-        ...
-
-
-@runtime_checkable
-class Watches(Protocol):
-    """A policy that learns from what became of its choices."""
+        Units are in the names. Changes nothing.
+        """
+        return ()
 
     def served(self, service: Service) -> None:
         """A first token came. `computed_tokens` is the prediction."""
-        ...
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
-        """The engine said, for a service told before, how many prompt tokens it had to compute."""
-        ...
+        """The engine said, of an earlier service, how many prompt tokens it had to compute."""
 
 
 class Service(NamedTuple):
@@ -135,8 +129,8 @@ class Service(NamedTuple):
 
     backend: BackendId
     computed_tokens: int
-    gap_s: float  # since the backend's last progress: its latest first token, or the departure of a lone request
-    queued: bool  # others were waiting when this one departed
+    gap_s: float  # since the backend's last progress: its latest first token, or the sending of a lone request
+    queued: bool  # others were waiting when this one was sent
     decoding: int  # others that had their first token then
     peer_tokens: int  # that requests of peers had to compute before it
 

@@ -4,34 +4,26 @@ Rule: the deepest holder; among equally deep ones the least loaded, then the fir
 when its load exceeds `divert_factor` (2) x the median + `divert_floor` (2); then the least loaded backend takes the
 request and computes the prefix anew (ties: the deepest holder, then rendezvous order). A prefix that nobody holds
 goes to the less loaded of the first two in its rendezvous order, or if that is too busy to the next that is not: so
-peers agree on two before they have told each other, and a node that forgot finds again what engines still hold. A
-prompt of one message shares that with nobody: it goes to the least loaded (ties: rendezvous order). One home alone
-costs unshared prompts half of their p90, and groups of prompts a tenth to a half (sharegpt and shared_prefix_groups in
-benchmarks/policies.py). No prefix at all: the least loaded, ties drawn.
+peers agree on two before any gossip, and a node that forgot finds again what engines still hold. A prompt of one
+message shares that with nobody: it goes to the least loaded (ties: rendezvous order). One home alone costs unshared
+prompts half of their p90 (benchmarks/policies.py). No prefix at all: the least loaded, ties drawn.
 
 What all chats of one application share is no affinity. A match that ends with the first boundary (the system prompt)
 and covers less than half of the prompt says where the application runs, not where this chat is: following it would pile
-every new document onto the engines that happen to hold a few blocks of instructions. Such a prompt goes to the least
-loaded backend (ties: rendezvous by the prompt's own fingerprint). Ranvier has no such rule; on documents with questions
-it is the difference between a third and most of the possible hits (benchmarks/hit_rate.py, qmsum under cache pressure).
+every new document onto the engines that hold a few blocks of instructions. Such a prompt goes to the least loaded
+backend (ties: rendezvous by its own fingerprint). Ranvier has no such rule; on documents with questions it is the
+difference between a third and most of the possible hits (benchmarks/hit_rate.py).
 
-The median is the upper one over all candidates. With two candidates that would be the busier of both and nothing
-could ever exceed twice itself, so there the other one's load counts. The floor is in requests and keeps idle clusters
-from flapping. Loads are compared per unit of weight. At least half of the candidates are at or below the median, so
-someone always is not too busy. Unlike Ranvier, what is learned is who served (core/routing/router.py), so a hot prefix
-gains a second holder by being diverted.
+The median is the upper one over all candidates; of two candidates, where nothing could ever exceed twice the busier
+one, the lower one. The floor is in requests and keeps idle clusters from flapping. Loads are compared per unit of
+weight. At least half of the candidates are at or below the median, so someone always is not too busy. Who served is
+learned, not who was preferred, so a hot prefix gains a second holder by being diverted.
 
 Source: Ranvier, «When your load balancer learns» (twice the median), and its code (upper median, + 2, load 0 stays).
-Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix.
-
-Options: AffinityOptions. Left out of Ranvier's: bounded_load (a policy of its own, bounded_load.py); jump and modular
-hashing (rendezvous moves no key but those of a lost backend); gpu_load_weight
-and capacity_headroom_weight (they mix an engine's gauges into counts by constants; no Candidate has the gauges); cost
-budgets and the fast lane (guesses from body sizes, off there too); priority groups (no such notion here); sync between
-shards (one thread, exact counts); learning the preferred backend (false whenever it did not serve); hysteresis in time
-(planned there, never built); cut lengths, TTL, trust and learning depth (the route table's business, not a policy's).
-
-Cost: a hit on a holder with load <= floor reads nothing else; else O(candidates). Figures: policies.py.
+Left out of it: jump and modular hashing (rendezvous moves no key but those of a lost backend), weights of GPU gauges
+(no Candidate has them), cost budgets, priority groups, and what is the route table's business.
+Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix. Cost: a hit on a holder with load <= floor
+reads nothing else; else O(candidates).
 """
 
 from __future__ import annotations
@@ -42,8 +34,8 @@ from random import Random
 
 from ranvier_py.core.ids import UNKNOWN, BackendId
 from ranvier_py.core.options import Options, option
-from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match
-from ranvier_py.core.routing.placement.baselines import held_tokens, least_loaded, relative_loads
+from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy
+from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, least_loaded, relative_loads
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 
 COMMON_SHARE = 0.5
@@ -81,50 +73,37 @@ class AffinityOptions(Options):
     )
 
 
-class Affinity:
+class Affinity(Policy):
     """State: none but the rendezvous tables, which change no answer."""
 
-    __slots__ = (
-        "by_median",
-        "common_share",
-        "common_slack_tokens",
-        "factor",
-        "floor",
-        "load_aware",
-        "median",
-        "rendezvous",
-    )
-
     name = "affinity"
-    depths_wanted = 1  # all holders of the deepest depth; walking further up would cost each hit what few need
+    # of all depths the deepest alone: walking further up would cost each hit what few need
 
     def __init__(self, options: AffinityOptions | None = None) -> None:
-        options = options or AffinityOptions()
-        self.load_aware = options.load_aware
-        self.by_median = options.divert_rule == "median"
-        self.factor = options.divert_factor
-        self.floor = options.divert_floor
-        self.median = options.median
-        self.common_share = options.common_share
-        self.common_slack_tokens = options.common_slack_tokens
+        self.options = options or AffinityOptions()
         self.rendezvous = Rendezvous()
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         if len(candidates) == 1:
             return Choice(candidates[0].id, "only", held_tokens(match, candidates[0]))
         if match.holders:
-            common = is_common(match, self.common_share, self.common_slack_tokens)
+            common = self.is_common(match)
             return self.choose_common(match, candidates) if common else self.choose_warm(match, candidates)
         if match.home == UNKNOWN:
-            chosen = candidates[rng.choice(least_loaded(relative_loads(candidates)))]
-            return Choice(chosen.id, "no_prefix", 0)
+            return draw_least_loaded(match, candidates, rng, "no_prefix")
         return self.choose_cold(match, candidates)
+
+    def is_common(self, match: Match) -> bool:
+        """Whether the deepest match is no more than what every chat of the application has."""
+        deepest, options = match.holders[0].tokens, self.options
+        above = deepest > match.home_tokens + options.common_slack_tokens
+        return not above and deepest < options.common_share * match.prompt_tokens
 
     def choose_warm(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
         deepest = match.holders[0]
         position = self.preferred(match, candidates)
         holder = candidates[position]
-        if holder.load > self.floor and self.load_aware:  # at the floor nothing can be too busy
+        if holder.load > self.options.divert_floor and self.options.load_aware:  # at the floor nothing can be too busy
             loads = relative_loads(candidates)
             if not self.bears(holder, loads[position], self.bearable(loads)):
                 return self.divert(match, candidates, loads)
@@ -160,7 +139,7 @@ class Affinity:
         scores = self.rendezvous.scores(match.home, candidates)
         best = int(scores.argmax())
         home = candidates[best]
-        if home.load == 0 or not self.load_aware:  # nobody is less loaded
+        if home.load == 0 or not self.options.load_aware:  # nobody is less loaded
             return Choice(home.id, "cold", 0)
         loads = relative_loads(candidates)
         if match.own == match.home:
@@ -178,13 +157,13 @@ class Affinity:
 
     def bears(self, candidate: Candidate, load: float, bearable: float) -> bool:
         """Whether it is not too busy. `load` is for its weight."""
-        return load <= bearable + self.floor / candidate.weight
+        return load <= bearable + self.options.divert_floor / candidate.weight
 
     def bearable(self, loads: Sequence[float]) -> float:
         """The highest load per weight, floor apart, at which nobody is too busy yet: never below the least of them."""
-        if not self.by_median:
+        if self.options.divert_rule == "least":
             return min(loads)
-        return self.factor * median_of(loads, self.median)
+        return self.options.divert_factor * median_of(loads, self.options.median)
 
     def first(self, match: Match, candidates: Sequence[Candidate], positions: list[int]) -> int:
         """The one of `positions` that comes first in rendezvous order."""
@@ -203,12 +182,6 @@ def median_of(loads: Sequence[float], kind: str = "upper") -> float:
         return ordered[half]
     lower = ordered[(len(ordered) - 1) // 2]
     return lower if kind == "lower" else (lower + ordered[half]) / 2
-
-
-def is_common(match: Match, share: float = COMMON_SHARE, slack_tokens: int = COMMON_SLACK_TOKENS) -> bool:
-    """Whether the deepest match is no more than what every chat of the application has."""
-    deepest = match.holders[0].tokens
-    return deepest <= match.home_tokens + slack_tokens and deepest < share * match.prompt_tokens
 
 
 def position_of(backend: BackendId, candidates: Sequence[Candidate]) -> int:

@@ -1,6 +1,6 @@
 """Baselines, and what the other policies share with them: `least_loaded`, `power_of_two`, `random`, `round_robin`.
 
-None of them reads the match. `least_loaded` is also the refuge of the other policies.
+None of them reads the match.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.placement import Candidate, Choice, Match
+from ranvier_py.core.routing.placement import Candidate, Choice, Match, Policy
 
 
 def relative_loads(candidates: Sequence[Candidate]) -> list[float]:
@@ -31,27 +31,33 @@ def held_tokens(match: Match, candidate: Candidate) -> int:
     return 0
 
 
-class LeastLoaded:
-    """The backend with the fewest requests in flight per weight; ties are drawn (nginx's least_conn)."""
+def mean_load(candidates: Sequence[Candidate], coming: int = 0) -> float:
+    """Requests for one unit of weight over all, with so many that come."""
+    return (sum([one.load for one in candidates]) + coming) / sum([one.weight for one in candidates])
 
-    __slots__ = ()
+
+def draw_least_loaded(match: Match, candidates: Sequence[Candidate], rng: Random, reason: str) -> Choice:
+    """Any of the least loaded: the refuge of other policies."""
+    chosen = candidates[rng.choice(least_loaded(relative_loads(candidates)))]
+    return Choice(chosen.id, reason, held_tokens(match, chosen))
+
+
+class LeastLoaded(Policy):
+    """The backend with the fewest requests in flight per weight; ties are drawn (nginx's least_conn)."""
 
     name = "least_loaded"
     depths_wanted = 0
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        chosen = candidates[rng.choice(least_loaded(relative_loads(candidates)))]
-        return Choice(chosen.id, "least_loaded", held_tokens(match, chosen))
+        return draw_least_loaded(match, candidates, rng, self.name)
 
 
-class PowerOfTwo:
+class PowerOfTwo(Policy):
     """Draws two different backends and takes the one with the lower load for its weight; the first of equals.
 
     Source: Mitzenmacher, «The power of two choices», 2001. Nearly as even as `least_loaded`, without its herding when
     load reports are old.
     """
-
-    __slots__ = ()
 
     name = "power_of_two"
     depths_wanted = 0
@@ -67,10 +73,8 @@ class PowerOfTwo:
         return Choice(chosen.id, "power_of_two", held_tokens(match, chosen))
 
 
-class WeightedRandom:
+class WeightedRandom(Policy):
     """Chance decides, in proportion to the weights: what Ranvier's «round_robin» really is."""
-
-    __slots__ = ()
 
     name = "random"
     depths_wanted = 0
@@ -80,14 +84,12 @@ class WeightedRandom:
         return Choice(chosen.id, "random", held_tokens(match, chosen))
 
 
-class RoundRobin:
+class RoundRobin(Policy):
     """Each backend in its turn; unequal weights are respected, well spread (nginx's smooth form).
 
     Each candidate gains its weight, the richest is chosen and pays the sum of all. Who is left out of a pool neither
     gains nor pays. State: one number for each BackendId ever seen, at most 4096.
     """
-
-    __slots__ = ("credit",)
 
     name = "round_robin"
     depths_wanted = 0

@@ -5,14 +5,10 @@ Rule, per request: if the loads lie more than `balance_abs_threshold` (64) reque
 prompt is matched: the holder of the deepest match. Else: the least loaded backend. Equally loaded: the first in the
 order of the candidates, so that new prompts at an idle cluster all go to one backend (observed: 12 of 12).
 
-Source: Byron Hsu, «Cache-aware load balancer in SGLang» (approximate tree, LRU leaves), in the form of sglang-router
-0.3.2. Its 1.13 successor is cache_aware_smg.py.
-What differs is where a match comes from: the route table, not a tree of characters. It counts tokens in whole blocks at
-message ends and anchors; it learns at the first token (until then the router's speculation stands in for insertion at
-dispatch), and the answer too; a failed request leaves nothing; claims end with a restart and after their time to live;
-tools and template are part of the prefix; peers share it. Of several holders of the deepest match it takes any; here it
-is the one with the freshest evidence. A holder that may not serve is no holder, so nobody falls back to the first
-healthy worker. Loads are per unit of weight.
+Source: Byron Hsu, «Cache-aware load balancer in SGLang», in the form of sglang-router 0.3.2; its successor is
+cache_aware_smg.py. What differs: a match comes from the route table, not from a tree of characters, so it counts tokens
+in whole blocks and ends with a restart, a failure or its time to live. Of several holders of the deepest match it takes
+any; here it is the one with the freshest evidence. Loads are per unit of weight.
 
 Reasons: imbalance, match, least_loaded. Cost: O(candidates), for the spread of the loads.
 """
@@ -24,7 +20,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ranvier_py.core.options import Options, option
-from ranvier_py.core.routing.placement import Candidate, Choice, Match
+from ranvier_py.core.routing.placement import Candidate, Choice, Match, Policy
 from ranvier_py.core.routing.placement.baselines import held_tokens, relative_loads
 
 CACHE_THRESHOLD_MEANING = "share of the prompt above which a match is followed"
@@ -39,29 +35,22 @@ class CacheAwareOptions(Options):
     balance_rel_threshold: float = option(1.5, "and times the least load that the greatest must exceed", least=1.0)
 
 
-class CacheAware:
-    """State: none."""
-
-    __slots__ = ("balance_abs_threshold", "balance_rel_threshold", "cache_threshold")
-
+class CacheAware(Policy):
     name = "cache_aware"
-    depths_wanted = 1
 
     def __init__(self, options: CacheAwareOptions | None = None) -> None:
-        options = options or CacheAwareOptions()
-        self.cache_threshold = options.cache_threshold
-        self.balance_abs_threshold = options.balance_abs_threshold
-        self.balance_rel_threshold = options.balance_rel_threshold
+        self.options = options or CacheAwareOptions()
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:  # noqa: ARG002
         loads = relative_loads(candidates)
         least, greatest = min(loads), max(loads)
         reason = "least_loaded"
-        if greatest - least > self.balance_abs_threshold and greatest > self.balance_rel_threshold * least:
+        options = self.options
+        if greatest - least > options.balance_abs_threshold and greatest > options.balance_rel_threshold * least:
             reason = "imbalance"
         elif match.holders:
             deepest = match.holders[0]
-            if deepest.tokens > self.cache_threshold * match.prompt_tokens:
+            if deepest.tokens > options.cache_threshold * match.prompt_tokens:
                 return Choice(deepest.backend, "match", deepest.tokens)
         chosen = candidates[loads.index(least)]
         return Choice(chosen.id, reason, held_tokens(match, chosen))

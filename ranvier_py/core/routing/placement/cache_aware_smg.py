@@ -10,11 +10,9 @@ the least expected wait of all. Equal waits are drawn.
 Expected wait = (pending_tokens + decoding x `decode_cost_tokens` (1024)) / (weight x `prefill_tokens_per_s` (2000)).
 What is cached of *this* prompt does not enter it: affinity and load are compared one after the other, never as one.
 
-Source: SMG 1.13.0, approximate modes (what every HTTP worker gets). What differs: matches come from the route table
-(see cache_aware.py). Its waits add what it sent since the last poll of an engine; ours are counts of our own at this
-moment. Left out: the term of KV usage and the gates by it (no Candidate has that gauge), overload protection (health
-and circuits come before the policy), event mode with its warm-up and temperature (it needs gRPC workers), and the
-boundaries typed in by the operator (the route table learns them).
+Source: SMG 1.13.0, approximate modes (what every HTTP worker gets). What differs: matches come from the route table,
+and waits are counts of our own at this moment. Left out: KV usage (no Candidate has that gauge), overload protection
+(health and circuits come before the policy), and event mode (it needs gRPC workers).
 
 Reasons: match, spill, expected_wait. Cost: O(candidates).
 """
@@ -27,9 +25,9 @@ from math import ceil, sqrt
 from random import Random
 
 from ranvier_py.core.options import Options, option
-from ranvier_py.core.routing.placement import Candidate, Choice, Match
+from ranvier_py.core.routing.placement import Candidate, Choice, Match, Policy
 from ranvier_py.core.routing.placement.affinity import deepest_of, positions_of
-from ranvier_py.core.routing.placement.baselines import held_tokens, least_loaded
+from ranvier_py.core.routing.placement.baselines import held_tokens, least_loaded, mean_load
 from ranvier_py.core.routing.placement.cache_aware import CACHE_THRESHOLD_MEANING
 
 
@@ -51,13 +49,8 @@ class CacheAwareSmgOptions(Options):
         return [f"spill_margin_min: must be at most spill_margin_max ({self.spill_margin_max})"]
 
 
-class CacheAwareSmg:
-    """State: none."""
-
-    __slots__ = ("options",)
-
+class CacheAwareSmg(Policy):
     name = "cache_aware_smg"
-    depths_wanted = 1
 
     def __init__(self, options: CacheAwareSmgOptions | None = None) -> None:
         self.options = options or CacheAwareSmgOptions()
@@ -65,7 +58,7 @@ class CacheAwareSmg:
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         reason, among = "expected_wait", list(candidates)
         if match.holders and match.holders[0].tokens > self.options.cache_threshold * match.prompt_tokens:
-            per_weight = load_per_weight(candidates)
+            per_weight = mean_load(candidates)
             holders = positions_of(deepest_of(match.holders)[: self.options.holders_max], candidates)
             safe = [candidates[position] for position in holders if not self.spills(candidates[position], per_weight)]
             reason = "match" if safe else "spill"
@@ -90,7 +83,7 @@ class CacheAwareSmg:
         return tokens / (self.options.prefill_tokens_per_s * candidate.weight)
 
     def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
-        per_weight = load_per_weight(candidates)
+        per_weight = mean_load(candidates)
         return [
             {
                 "held_tokens": held_tokens(match, one),
@@ -101,8 +94,3 @@ class CacheAwareSmg:
             }
             for one in candidates
         ]
-
-
-def load_per_weight(candidates: Sequence[Candidate]) -> float:
-    """Requests in flight for one unit of weight, over all."""
-    return sum([one.load for one in candidates]) / sum([one.weight for one in candidates])

@@ -3,18 +3,15 @@
 Rule: score = 0.6 x overlap x tier + 0.3 x (1 - load / greatest load) + 0.1 x success rate; the highest serves. Tier is
 1.0 for what an engine has in its own memory, 0.6 for what it would have to reload. If no overlap x tier reaches
 `min_overlap_threshold` (0.3), the ring decides (chwbl.py), with its reasons. Equal scores: fewer in flight, then the
-order of the ring.
+order of the ring. What is warm say the route table and, where event sources are configured, the index of
+core/engine_cache/prefix_index (`index`), asked for the key of the opening; the greater counts.
 
-Source: Continuum Router, «KV cache optimization», tier 4. What the document leaves open or gets wrong:
-- Its overlap is tokens / the tokens of the best backend: the best always has 1, so 16 cached tokens of 10,000 weigh as
-  much as all of them and its threshold never acts. Ours is tokens / prompt tokens (`overlap_norm` coverage; theirs is
-  relative).
-- No load and no failure outweighs 0.6 points of warmth, so one backend takes all that is warm. Health is a filter
-  before any policy here; so is load: who is at the ring's cap gets no points (`bounded_score`; false: as written).
+Source: Continuum Router, «KV cache optimization». What the document leaves open or gets wrong:
+- Its overlap is tokens / the tokens of the best backend: so 16 cached tokens of 10,000 weigh as much as all of them,
+  and its threshold never acts. Ours is tokens / prompt tokens (`overlap_norm` coverage; theirs is relative).
+- No load and no failure outweighs 0.6 points of warmth, so one backend takes all that is warm. Here who is at the
+  ring's cap gets no points (`bounded_score`; false: as written), and health is a filter before any policy.
 - Weights must sum to exactly 1, which 0.6 + 0.3 + 0.1 do not in binary: to 1e-6 here. Load 0 of 0 is 0.
-- One page says that below the threshold the default strategy decides, another the ring: the ring, then its fallback.
-Two sources say what is warm, and the greater counts: the route table, and where event sources are configured the index
-of `core/engine_cache/prefix_index/prefix_index.py`, asked for the key of the opening (`index`).
 
 Reasons: kv_aware, prefix_hash, overflow, fallback. Cost: O(candidates); the match lists every holder.
 """
@@ -28,15 +25,14 @@ from typing import NamedTuple, Protocol
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option
-from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match
-from ranvier_py.core.routing.placement.baselines import relative_loads
+from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match, Policy
+from ranvier_py.core.routing.placement.baselines import mean_load, relative_loads
 from ranvier_py.core.routing.placement.bounded_load import cap_of
 from ranvier_py.core.routing.placement.chwbl import (
     EPSILON_MEANING,
     VIRTUAL_NODES_MEANING,
     Chwbl,
     ChwblOptions,
-    fair_share,
     ring_key,
 )
 
@@ -70,23 +66,22 @@ class KvScoreOptions(Options):
 
 
 class IndexedPrefix(NamedTuple):
-    """What one backend holds of a prefix; `reload`: not in the engine's own memory."""
+    """What one backend holds of a prefix; `reload`: not in the engine's own memory. It counts `until` then."""
 
     tokens: int
     reload: bool
+    until: float
 
 
 class Index(Protocol):
-    """What event sources say; core/engine_cache/prefix_index/prepared.py has the real one."""
+    """What event sources say; core/engine_cache/prefix_index has the real one."""
 
     def holders(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]: ...
     def placed(self, overlap: float | None) -> None: ...
 
 
-class KvScore:
+class KvScore(Policy):
     """State: none but the rings, which change no answer, and the index, which others fill."""
-
-    __slots__ = ("index", "options", "ring")
 
     name = "kv_score"
     wants_opening = True
@@ -98,7 +93,8 @@ class KvScore:
         self.index: Index | None = None
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        overlaps = self.overlaps(match)
+        warm = self.warm(match)
+        overlaps = self.overlaps(match, warm)
         among = self.below_cap(candidates) if overlaps else ()
         warmest = max([overlaps.get(candidates[position].id, 0.0) for position in among], default=-1.0)
         if warmest < self.options.min_overlap_threshold:
@@ -110,7 +106,7 @@ class KvScore:
         chosen = candidates[self.first(match, candidates, [one for one in among if scores[one] == best])]
         if self.index is not None:
             self.index.placed(overlaps.get(chosen.id, 0.0))
-        return Choice(chosen.id, "kv_aware", self.warm(match).get(chosen.id, (0, False))[0])
+        return Choice(chosen.id, "kv_aware", warm.get(chosen.id, (0, False))[0])
 
     def warm(self, match: Match) -> dict[BackendId, tuple[int, bool]]:
         """By backend: tokens that it holds of the prompt, and whether it must reload them."""
@@ -122,9 +118,8 @@ class KvScore:
                     found[backend] = (tokens, held.reload)
         return found
 
-    def overlaps(self, match: Match) -> dict[BackendId, float]:
+    def overlaps(self, match: Match, warm: Mapping[BackendId, tuple[int, bool]]) -> dict[BackendId, float]:
         """Overlap x tier by backend, 0 to 1, of those that hold anything."""
-        warm = self.warm(match)
         if not warm:
             return {}
         options = self.options
@@ -139,7 +134,7 @@ class KvScore:
         """Positions that may get points. Never empty."""
         if not self.options.bounded_score:
             return range(len(candidates))
-        share = fair_share(candidates, self.options.load_factor_epsilon)
+        share = mean_load(candidates, coming=1) * (1.0 + self.options.load_factor_epsilon)
         return [position for position, one in enumerate(candidates) if one.load < cap_of(share, one.weight)]
 
     def scores(self, overlaps: Mapping[BackendId, float], candidates: Sequence[Candidate]) -> list[float]:
@@ -165,7 +160,8 @@ class KvScore:
         return next(one for one in self.ring.ring.walk(ring_key(match) or 0, candidates) if one in tied)
 
     def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
-        overlaps, warm = self.overlaps(match), self.warm(match)
+        warm = self.warm(match)
+        overlaps = self.overlaps(match, warm)
         loads = relative_loads(candidates)
         greatest = max(loads) or 1.0
         among = self.below_cap(candidates)

@@ -73,10 +73,9 @@ def option_reference() -> list[OptionRow]:
 class PlacementOptions:
     """Options of policies by name, checked for every policy that knows them. What is not named has its default.
 
+    Numbers and booleans may come as text, as a command line has them.
     Raises ConfigError with all problems at once: names that no policy knows, values that make no sense.
     """
-
-    __slots__ = ("named",)
 
     def __init__(self, /, **named: OptionValue) -> None:
         self.named: Mapping[str, OptionValue] = MappingProxyType(named)
@@ -100,11 +99,6 @@ class PlacementOptions:
             if not (name and equals):
                 raise ConfigError([f"expected NAME=VALUE, not {item!r}"])
             named[name] = value
-        return cls.of(named)
-
-    @classmethod
-    def of(cls, named: Mapping[str, OptionValue]) -> PlacementOptions:
-        """The same from a table. Numbers and booleans may come as text, as a command line has them."""
         return cls(**named)
 
     def build(self, kind: type[AnyOptions]) -> AnyOptions:

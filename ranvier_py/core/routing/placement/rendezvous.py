@@ -34,8 +34,6 @@ SHIFT_53 = np.uint64(11)  # the upper 53 bits make an exact float
 class Rendezvous:
     """Orders candidates by their score for a key. Keeps tables of recent pools; the answers do not depend on them."""
 
-    __slots__ = ("kept", "tables")
-
     def __init__(self) -> None:
         self.tables: dict[int, tuple[Sequence[Candidate], Words, Floats | None]] = {}
         self.kept: dict[tuple[int, Fingerprint], list[float]] = {}  # by pool and key

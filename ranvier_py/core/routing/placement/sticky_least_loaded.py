@@ -6,16 +6,13 @@ hit the least loaded serves, even if others are idler; where nobody hits, the le
 deepest; among all: drawn.
 
 Source: Pandey, Kumar, Khanolkar, Avula, «Stateful cache-aware routing», Purdue 2025. Its speculative update is the
-router's own (core/routing/speculation.py): a miss is claimed when it departs, so that a burst of one new prefix goes
-to one backend, and a failure withdraws the claim. What differs: its key, the hash of the first 64 tokens
-(`prefix_hash`), is kept for who wants to compare, while a hit is a match of the route table at that depth. So a short
-prompt also matches what continues it, and model, adapter and tokenizer are part of the prefix. Where tokens are not
-known, depths are estimates, and the beginning of a long first message is no match.
-What the document lacks is an option: stickiness knows no bound there, one hot prompt is one backend
-(`sticky_limit_factor`: off at 0, else affinity's rule of so many times the median, + `sticky_limit_floor`, among all;
-who exceeds it is no hit); and everything behind one chat template is one key (`multi_depth`: the deepest alone hit).
-What workers push of their caches reaches the route table through `node/push_parts.py`; nothing of it
-is asked here.
+router's own (core/routing/speculation.py). What differs: its key, the hash of the first 64 tokens (`prefix_hash`), is
+kept for who wants to compare, while a hit is a match of the route table at that depth. So a short prompt also matches
+what continues it, and model, adapter and tokenizer are part of the prefix. Where tokens are not known, depths are
+estimates, and the beginning of a long first message is no match.
+Options that the document lacks: a bound of stickiness, for one hot prompt is one backend (`sticky_limit_factor`: off at
+0, else so many times the median, + `sticky_limit_floor`; who exceeds it is no hit), and `multi_depth` (the deepest
+alone hit), for everything behind one chat template is one key.
 
 Reasons: hit, miss, limited. Cost: O(candidates) for a miss, O(holders) for a hit; the match lists every holder.
 """
@@ -32,9 +29,9 @@ import orjson
 
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.prompts.fingerprint import anchor_below, is_anchor
-from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match
+from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match, Policy
 from ranvier_py.core.routing.placement.affinity import median_of, positions_of
-from ranvier_py.core.routing.placement.baselines import held_tokens, least_loaded, relative_loads
+from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, relative_loads
 
 PREFIX_TOKENS_MAX = 1 << 16
 """Longer ones are no beginning."""
@@ -48,11 +45,7 @@ class StickyLeastLoadedOptions(Options):
     sticky_limit_floor: int = option(2, "requests above that limit that are borne all the same", most=1_000_000)
 
 
-class StickyLeastLoaded:
-    """State: none."""
-
-    __slots__ = ("options",)
-
+class StickyLeastLoaded(Policy):
     name = "sticky_least_loaded"
     depths_wanted = ALL_HOLDERS
     wants_prefix = True
@@ -75,8 +68,7 @@ class StickyLeastLoaded:
                 chosen = candidates[positions[loads.index(min(loads))]]
                 return Choice(chosen.id, "hit", held_tokens(match, chosen))
             reason = "limited"
-        chosen = candidates[rng.choice(least_loaded(relative_loads(candidates)))]
-        return Choice(chosen.id, reason, held_tokens(match, chosen))
+        return draw_least_loaded(match, candidates, rng, reason)
 
     def within_limit(self, positions: Sequence[int], candidates: Sequence[Candidate]) -> list[int]:
         """Those of `positions` that are not too busy to be stuck to."""

@@ -2,31 +2,28 @@
 
 Rule. For each candidate, in seconds:
 
-    own     what waits there, at the backend's own pace, + the tokens of this prompt that it does not hold
+    own     what waits there, at the backend's own rate, + the tokens of this prompt that it does not hold
     others  each request that will come behind this one waits while it is computed, and a little each that decodes.
             In a steady state as many arrive during a wait as are waiting: the mean of those there and those anywhere,
             since placement evens queues out
 
 The least sum wins. Where it is not the deepest holder, it must win by more than what predictions are usually wrong by
 (`error_s`, learned), or chats would move about for nothing. Ties: the fewest requests in flight, the first in
-rendezvous order of the prompt itself.
-
-What everybody holds gives nobody an advantage here, since all terms are differences of work. Where a holder saves no
-more than chance, and less than half of the prompt, that is so little too: what an application's chats share (`common`).
+rendezvous order of the prompt itself. What everybody holds gives nobody an advantage, since all terms are differences
+of work; where a holder saves no more than chance, and less than half of the prompt, that is so little too (`common`).
 
 A prefix that nobody is known to hold has two homes, the first in its rendezvous order; the better of them takes it
-unless another is better by more than `error_s`. So nodes agree on two before they have told each other.
+unless another is better by more than `error_s`. So nodes agree on two before any gossip.
 
 A prefix gets a second holder as soon as the first one's queue costs more than computing it again (`moved`); and
 earlier, on purpose, as soon as those who asked for it within the last minute have waited longer, at its best holder
 than elsewhere on average, than one prefill costs and those who wait there (`spread`). Chance makes queues too: n
-differences that mean nothing add up to the root of the sum of their squares, and only what is beyond that counts.
-Without it documents with a few questions are copied all over small caches, and all wait for that. What a chat waits is
-counted for the first message as well, which it shares with other chats: else these would all begin, and so stay, where
-the first of them was. A holder that is no longer asked lapses with its claim. That claim is the lease against flapping:
-who has moved is held in both places, and coming back costs nothing.
+differences that mean nothing add up to the root of the sum of their squares, and only what is beyond that counts. What
+a chat waits is counted for the first message as well, which it shares with other chats: else these would all begin, and
+so stay, where the first of them was. The claim of who has moved is the lease against flapping: coming back costs
+nothing.
 
-There is no constant of speed: paces are learned (`pace`), and before anything is known the tokens to compute decide.
+There is no constant of speed: rates are learned (`service_rate`), and before that the tokens to compute decide.
 Source: none has it; the inequality is Preble's and Dynamo's (queue + uncached prefill), the learned rates, the harm to
 others and the deliberate copies are ours. Reasons: only, warm, common, moved, spread, cold, no_prefix.
 """
@@ -40,7 +37,7 @@ from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
-from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match, Service
+from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match, Policy, Service
 from ranvier_py.core.routing.placement.affinity import COMMON_SHARE, COMMON_SLACK_TOKENS
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.service_rate import ServiceRates, ahead_of
@@ -83,10 +80,8 @@ class Cost(NamedTuple):
         return self.queue_s + self.prefill_s + self.others_s
 
 
-class Ttft:
-    """State: the paces, and what was lost for want of second holders."""
-
-    __slots__ = ("losses", "rendezvous", "service_rates")
+class Ttft(Policy):
+    """State: the service rates, and what was lost for want of second holders."""
 
     name = "ttft"
     depths_wanted = ALL_HOLDERS
@@ -182,7 +177,7 @@ class Ttft:
         rng: Random,
     ) -> int:
         """The one `among` these positions with the least sum. Sums that hardly differ are told apart by requests in
-        attempt for the weight, then by rendezvous of the key, which spreads prompts over the caches."""
+        flight for the weight, then by rendezvous of the key, which spreads prompts over the caches."""
         tied_s = (1.0 + TIE_SHARE) * min(sums[position] for position in among)
         tied = [position for position in among if sums[position] <= tied_s]
         if len(tied) == 1:
@@ -206,7 +201,7 @@ class Ttft:
     # --- seeing -------------------------------------------------------------------------------------------------------
 
     def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
-        """Seconds of each term, and the pace they were made with."""
+        """Seconds of each term, and the rate they were made with."""
         held = {holder.backend: holder.tokens for holder in match.holders}
         found = []
         for candidate in candidates:
@@ -227,8 +222,6 @@ class Loss(NamedTuple):
 class Losses:
     """What those who asked for a prefix within about a minute waited longer at its best holder than they would have
     elsewhere."""
-
-    __slots__ = ("forgotten", "known")
 
     def __init__(self) -> None:
         self.known: OrderedDict[Fingerprint, Loss] = OrderedDict()

@@ -19,8 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ranvier_py.core.prompts.prompt import PrefixKey
-from ranvier_py.core.routing.route_table.claims import Claims
-from ranvier_py.core.routing.route_table.leaves import LeafQueue
 from ranvier_py.core.routing.route_table.route_values import U64, Claim, Numbers, RouteColumns, Trust
 from ranvier_py.core.routing.route_table.rows import Rows
 from ranvier_py.core.routing.route_table.tree import Tree
@@ -29,18 +27,8 @@ from ranvier_py.core.routing.route_table.tree import Tree
 class Merge:
     """One call. `generations` is by backend id: of which process they speak; -1 = leave that backend's out."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        leaves: LeafQueue,
-        claims: Claims,
-        tree: Tree,
-        generations: npt.NDArray[np.int32],
-        now: float,
-    ) -> None:
-        self._rows = rows
-        self._leaves = leaves
-        self._claims = claims
+    def __init__(self, tree: Tree, generations: npt.NDArray[np.int32], now: float) -> None:
+        self._rows, self._leaves, self._claims = tree.rows, tree.leaves, tree.claims
         self._tree = tree
         self._generations = generations
         self._now = now

@@ -24,7 +24,7 @@ class LeafQueue:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._heads: dict[int, dict[int, int]] = {lane: {} for lane in LANES}  # lane -> second -> oldest row, 0 = empty
+        self.heads: dict[int, dict[int, int]] = {lane: {} for lane in LANES}  # lane -> second -> oldest row, 0 = empty
         self._seconds: dict[int, list[int]] = {lane: [] for lane in LANES}  # the keys of the above, as a heap
 
     def push(self, row: int) -> None:
@@ -32,7 +32,7 @@ class LeafQueue:
         rows = self._rows
         lane, second = rows.best[row], rows.used[row]
         rows.lane[row], rows.bucket[row] = lane, second
-        heads = self._heads[lane]
+        heads = self.heads[lane]
         head = heads.get(second)
         if head is None:
             heappush(self._seconds[lane], second)
@@ -49,7 +49,7 @@ class LeafQueue:
         lane = rows.lane[row]
         if not lane:
             return
-        heads, second = self._heads[lane], rows.bucket[row]
+        heads, second = self.heads[lane], rows.bucket[row]
         older, newer = rows.older[row], rows.newer[row]
         if newer == row:
             heads[second] = 0
@@ -63,7 +63,7 @@ class LeafQueue:
         """Take out the next leaf to evict; 0 when there is none."""
         rows = self._rows
         for lane in LANES:
-            heads, seconds = self._heads[lane], self._seconds[lane]
+            heads, seconds = self.heads[lane], self._seconds[lane]
             while seconds:
                 second = seconds[0]
                 row = heads[second]

@@ -119,5 +119,5 @@ class Reconciler:
             engine = exact.get(BackendId(number))
             if engine is None or name in held[engine.backend] or claim.evidence >= int(engine.doubted_before):
                 continue
-            retracted += self._table.retract(name, engine.backend, now)
+            retracted += self._table.withdraw(name, engine.backend, now)
         return retracted

@@ -50,19 +50,14 @@ class Rows:
         self.grow()
         self.parent[0] = 0
 
-    def columns(self) -> tuple[array[int], ...]:
-        links = (self.parent, self.child, self.left, self.right)
-        names = (self.tokens, self.token, self.text, self.flags, self.used)
-        claim = (self.backend, self.generation, self.trust, self.evidence, self.best)
-        return (*links, *names, *claim, self.lane, self.bucket, self.older, self.newer)
-
     def grow(self) -> None:
+        """More room in all columns."""
         size = len(self.parent)
         step = min(max(size, ROWS_MIN), self.rows_max - size)
         self.parent.extend(array("i", (-1,)) * step)
         self.backend.extend(array("h", (NO_BACKEND,)) * step)
-        for column in self.columns():
-            if len(column) == size:
+        for column in vars(self).values():
+            if isinstance(column, array) and len(column) == size:
                 column.frombytes(bytes(step * column.itemsize))
 
     def create(self, tokens: int, token: int, text: int, used: int) -> int:

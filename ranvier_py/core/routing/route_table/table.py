@@ -75,35 +75,36 @@ class RouteTable:
         ttl_s: life of a claim after its last evidence; to the second, and never longer.
 
     `now` is monotonic seconds, not negative, given by the caller. Generations of one backend only grow.
-    `outgoing` has what peers have to know, `uses` what claims say of uses. `remote_use` may be set.
+    `outgoing` has what peers have to know, `uses` what claims say of uses. `remote_use` may be set. `rows`, `leaves`,
+    `claims` and `tree` are this package's own.
     """
 
     def __init__(self, *, capacity: int = 1_000_000, ttl_s: float = ROUTE_TTL_S) -> None:
         if capacity < 1 or ttl_s <= 0:
             raise ValueError("capacity and ttl_s must be positive")
         self._counters = RouteTableCounters(capacity=capacity)
-        self._rows = Rows(capacity)
-        self._leaves = LeafQueue(self._rows)
-        self._claims = Claims(self._rows, self._leaves, ttl_s)
-        self._tree = Tree(self._rows, self._leaves, self._claims, self._counters)
+        self.rows = Rows(capacity)
+        self.leaves = LeafQueue(self.rows)
+        self.claims = Claims(self.rows, self.leaves, ttl_s)
+        self.tree = Tree(self.rows, self.leaves, self.claims, self._counters)
         self._cursor = 1
         self._withdrawing: list[tuple[int, int, float]] = []  # row, backend, when its engine said so or NOT_BY_ENGINE
         self.capacity = capacity  # the most rows
         self.ttl_s = ttl_s
-        self.outgoing = OutgoingRoutes(self._rows, self._claims, self._counters, ttl_s)
-        self.uses = RouteUses(self._rows, self._claims)
+        self.outgoing = OutgoingRoutes(self.rows, self.claims, self._counters, ttl_s)
+        self.uses = RouteUses(self.rows, self.claims)
         self.remote_use: RemoteUse | None = None
 
     def names(self) -> Container[int]:
         """All fingerprints that are known, now and later."""
-        return self._rows.index
+        return self.rows.index
 
     def __len__(self) -> int:
         """Rows."""
-        return self._rows.count
+        return self.rows.count
 
     def __repr__(self) -> str:
-        return f"<RouteTable {self._rows.count}/{self.capacity} rows, {sum(self._claims.counts)} claims>"
+        return f"<RouteTable {self.rows.count}/{self.capacity} rows, {sum(self.claims.counts)} claims>"
 
     def match(
         self,
@@ -126,7 +127,7 @@ class RouteTable:
             touch: whether this counts as a use of what it finds (False: a dry run).
             unheld: gets the keys deeper than the first holder's, or all, so that nobody walks the prompt again.
         """
-        rows, claims = self._rows, self._claims
+        rows, claims = self.rows, self.claims
         claims.now = max(claims.now, now)
         index = rows.index
         found: list[Holder] = []
@@ -151,9 +152,8 @@ class RouteTable:
         """Store evidence that the backend holds each prefix of a prompt. Returns the number of new rows.
 
         Reading ends at the first key whose row is found by all fingerprints it brings and whose ancestors are known to
-        be complete (a LOCAL chain went through it). From there the claim climbs the tree, up to the first row that has
-        it already with evidence of this second. So a continuing chat costs its new keys, and once a second a step for
-        each older one. A key that brings the token fingerprint of a text-only row attaches it, with the exact depth.
+        be complete (a LOCAL chain went through it). From there the claim climbs the tree to the first row that has it
+        already. A key that brings the token fingerprint of a text-only row attaches it, with the exact depth.
 
         Args:
             chain: deepest first, down to the first of the prompt; or single keys, as peers send them.
@@ -165,7 +165,7 @@ class RouteTable:
             raise ValueError(
                 f"a backend id is 0 … {BACKENDS_MAX - 1}, a generation 0 … {GENERATION_MAX}: {backend}, {generation}"
             )
-        claims, tree = self._claims, self._tree
+        claims, tree = self.claims, self.tree
         claims.now = max(claims.now, now)
         second = int(now)
         unread, known = self._read(chain)
@@ -183,26 +183,25 @@ class RouteTable:
         return counters.created - before
 
     def merge(self, columns: RouteColumns, generations: npt.NDArray[np.int32], now: float) -> int:
-        """Learn many claims of peers at once. `generations`: by backend id, of which process they speak; -1 = leave
-        that backend's out. Returns the number of new rows."""
-        claims, before = self._claims, self._counters.created
+        """Learn many claims of peers at once, see `Merge`. Returns the number of new rows."""
+        claims, before = self.claims, self._counters.created
         claims.now = max(claims.now, now)
-        Merge(self._rows, self._leaves, claims, self._tree, generations, now).run(columns)
+        Merge(self.tree, generations, now).run(columns)
         return self._counters.created - before
 
-    def withdraw(self, key_or_fp: PrefixKey | int, backend: BackendId) -> bool:
-        """Forget that a backend holds a prefix, and every longer prefix below it. False: no such claim.
+    def withdraw(self, fingerprint: int, backend: BackendId, at: float = NOT_BY_ENGINE) -> bool:
+        """Forget that a backend holds a prefix, and every longer one, which it cannot use then. False: no such claim.
 
-        The longer ones go too: an engine that lacks the beginning cannot use the rest, and with the shorter claim gone
-        the monotone rule would be broken. Children without the claim have nothing below them that has it, so the cost
-        is one step for each claim removed. One call removes at most WITHDRAW_CLAIMS_MAX; `sweep` does the rest, and
-        until then what is left is a hint that costs a cache miss.
+        One call removes at most WITHDRAW_CLAIMS_MAX; `sweep` does the rest, and until then what is left is a hint that
+        costs a cache miss. `at`: when the engine itself said so. Peers learn of that, claim by claim, for their trees
+        may differ.
         """
-        return self._withdraw(key_or_fp, backend, NOT_BY_ENGINE)
-
-    def retract(self, fingerprint: int, backend: BackendId, now: float) -> bool:
-        """`withdraw` by order of the engine itself, which peers are told: each claim, for their trees may differ."""
-        return self._withdraw(fingerprint, backend, now)
+        row = self.rows.index.get(fingerprint)
+        if row is None or self.claims.get(row, backend) is None:
+            return False
+        self._withdraw_at(row, backend, at)
+        self._withdraw_more(WITHDRAW_CLAIMS_MAX)
+        return True
 
     def refute(self, key: PrefixKey, backend: BackendId, before: int) -> int:
         """An engine answered cold below this prefix: it lost its least recently used blocks, deeper ones first.
@@ -210,7 +209,7 @@ class RouteTable:
         Withdraws, as its own word, its claims below whose evidence is older than that second, when the request came;
         what was served meanwhile stays, and so does every other prefix. Returns how many subtrees went.
         """
-        rows, claims = self._rows, self._claims
+        rows, claims = self.rows, self.claims
         top = rows.index.get(key[1]) or rows.index.get(key[2])
         if top is None or claims.get(top, backend) is None:
             return 0
@@ -226,11 +225,11 @@ class RouteTable:
                     old.append(rows.name(child))
                 else:
                     pending.append(child)
-        return sum(self.retract(name, backend, before) for name in old)
+        return sum(self.withdraw(name, backend, before) for name in old)
 
     def affirm(self, row: int, backend: BackendId, generation: int, now: float) -> None:
         """The engine itself holds the prefix of this row, and all before it. No use of the row."""
-        rows, claims = self._rows, self._claims
+        rows, claims = self.rows, self.claims
         claims.now = max(claims.now, now)
         claim = Claim(generation, int(Trust.CONFIRMED), int(now))
         if self.outgoing.collecting:
@@ -239,9 +238,9 @@ class RouteTable:
 
     def set_tier(self, fingerprint: int, backend: BackendId, tier: int) -> None:
         """At which tier the backend holds a prefix that it has a claim for: 0 the GPU, above 0 below it."""
-        row = self._rows.index.get(fingerprint) if tier or self._claims.lowered else None
-        if row is not None and self._claims.get(row, backend) is not None:
-            self._claims.set_tier(row, backend, tier)
+        row = self.rows.index.get(fingerprint) if tier or self.claims.lowered else None
+        if row is not None and self.claims.get(row, backend) is not None:
+            self.claims.set_tier(row, backend, tier)
 
     def hide(self, backend: BackendId, second: int, left: Mapping[int, int] = NO_DEPTHS) -> None:
         """From now on claims of this backend whose evidence is not after this second are not matched; -1: all are.
@@ -250,9 +249,9 @@ class RouteTable:
         matched again after new evidence, or when this moves back, until it expires.
         """
         if second >= 0 or left:
-            self._claims.hidden[backend] = Hidden(second, left)
+            self.claims.hidden[backend] = Hidden(second, left)
         else:
-            self._claims.hidden.pop(backend, None)
+            self.claims.hidden.pop(backend, None)
 
     def sweep(self, now: float, generations: Sequence[int], limit: int = 2000) -> int:
         """Remove expired claims, and void ones (not of the backend's current generation), from the next `limit` rows.
@@ -260,7 +259,7 @@ class RouteTable:
         A backend that is only not eligible now (-1) keeps its claims. Returns the number of claims removed.
         Call it often enough to come round within the TTL.
         """
-        rows, claims = self._rows, self._claims
+        rows, claims = self.rows, self.claims
         claims.now = max(claims.now, now)
         removed = self._withdraw_more(limit)
         end, known, horizon = rows.top, len(generations), claims.horizon
@@ -284,42 +283,42 @@ class RouteTable:
     def counters(self) -> RouteTableCounters:
         """As of now."""
         counters, names = self._counters, [trust.name.lower() for trust in Trust]
-        counters.rows, counters.fingerprints = self._rows.count, len(self._rows.index)
-        counters.claims = dict(zip(names, self._claims.counts[1:], strict=True))
-        counters.evicted = dict(zip(names, self._tree.evicted[1:], strict=True))
+        counters.rows, counters.fingerprints = self.rows.count, len(self.rows.index)
+        counters.claims = dict(zip(names, self.claims.counts[1:], strict=True))
+        counters.evicted = dict(zip(names, self.tree.evicted[1:], strict=True))
         return counters
 
     def claim(self, fingerprint: int, backend: BackendId) -> Claim | None:
         """What is believed of one backend and a prefix, expired or not."""
-        row = self._rows.index.get(fingerprint)
-        return None if row is None else self._claims.get(row, backend)
+        row = self.rows.index.get(fingerprint)
+        return None if row is None else self.claims.get(row, backend)
 
     def is_alive(self, evidence: float) -> bool:
         """Whether a claim of this evidence has not expired."""
-        return evidence > self._claims.horizon
+        return evidence > self.claims.horizon
 
     def prefix_key_of(self, fingerprint: int) -> PrefixKey | None:
         """The whole prefix key of a known fingerprint."""
-        row = self._rows.index.get(fingerprint)
-        return None if row is None else self._rows.key(row)
+        row = self.rows.index.get(fingerprint)
+        return None if row is None else self.rows.key(row)
 
     def sums(self, names: BackendNames, margin_s: float) -> SumsScan:
         """To read the bucket sums of all claims with more than so much life left, step by step."""
-        return SumsScan(ClaimReader(self._rows, self._claims, names, margin_s))
+        return SumsScan(ClaimReader(self.rows, self.claims, names, margin_s))
 
     def scan(self, names: BackendNames, margin_s: float, buckets: npt.NDArray[np.uint16]) -> RowsScan:
         """To read the claims of these buckets, or of all when there are none, chunk by chunk."""
-        return RowsScan(ClaimReader(self._rows, self._claims, names, margin_s), buckets)
+        return RowsScan(ClaimReader(self.rows, self.claims, names, margin_s), buckets)
 
     def reconciler(self) -> Reconciler:
-        return Reconciler(self, self._rows, self._claims)
+        return Reconciler(self, self.rows, self.claims)
 
     def subtree(self, fingerprint: int, *, limit: int = 200) -> list[RouteView]:
         """The tree under a fingerprint (itself included) or the whole (0): parents before children, `limit` rows.
 
         Empty when the fingerprint is not known. Ages are counted from the latest `now` the table has seen.
         """
-        rows = self._rows
+        rows = self.rows
         if fingerprint == 0:
             walks = [rows.children(0)]
         elif (row := rows.index.get(fingerprint)) is not None:
@@ -338,7 +337,7 @@ class RouteTable:
 
     def _read(self, chain: Iterable[PrefixKey]) -> tuple[list[PrefixKey], int]:
         """The keys up to the one that ends the walk, and its row, or 0. A key of no tokens is no prefix."""
-        get, flags = self._rows.index.get, self._rows.flags
+        get, flags = self.rows.index.get, self.rows.flags
         taken: list[PrefixKey] = []
         texts = False  # an anchor tells nothing of the texts above it: equal tokens can come from other messages
         for key in chain:
@@ -357,7 +356,7 @@ class RouteTable:
 
     def _add_holders(self, key: PrefixKey, generations: Sequence[int], found: list[Holder]) -> int:
         """Add those that hold the prompt down to `key` to the deeper ones. Returns its row, or 0: nobody new."""
-        rows, known, horizon = self._rows, len(generations), self._claims.horizon
+        rows, known, horizon = self.rows, len(generations), self.claims.horizon
         _, token, text = key
         row, twin = rows.index.get(token), rows.index.get(text)  # 0 is nobody's name
         row = twin if row is None else row
@@ -367,23 +366,23 @@ class RouteTable:
             before = len(found)
             if not self._add_several((row,) if twin in (None, row) else (row, twin), generations, found):
                 return 0
-            if self._claims.lowered:
-                found[before:] = self._claims.tiered((row, twin or row), found[before:])
+            if self.claims.lowered:
+                found[before:] = self.claims.tiered((row, twin or row), found[before:])
             return row
         backend = rows.backend[row]
         live = 0 <= backend < known and generations[backend] == rows.generation[row] and rows.evidence[row] > horizon
-        if live and self._claims.hidden:
-            live = not self._claims.is_hidden(backend, rows.evidence[row], rows.tokens[row])
+        if live and self.claims.hidden:
+            live = not self.claims.is_hidden(backend, rows.evidence[row], rows.tokens[row])
         if not live or (found and any(holder.backend == backend for holder in found)):
             return 0
         found.append(Holder(BackendId(backend), rows.tokens[row], rows.trust[row]))
-        if self._claims.lowered:
-            found[-1:] = self._claims.tiered((row,), found[-1:])
+        if self.claims.lowered:
+            found[-1:] = self.claims.tiered((row,), found[-1:])
         return row
 
     def _add_several(self, among: Sequence[int], generations: Sequence[int], found: list[Holder]) -> bool:
         """Add the holders of the rows that stand for one key. False: it has none that are new."""
-        rows, claims, known = self._rows, self._claims, len(generations)
+        rows, claims, known = self.rows, self.claims, len(generations)
         horizon = claims.horizon
         ranked: list[tuple[int, int, int, int]] = []
         for row in among:
@@ -411,17 +410,8 @@ class RouteTable:
                 found.append(Holder(holder, tokens, -trust))
         return len(found) > before
 
-    def _withdraw(self, key_or_fp: PrefixKey | int, backend: BackendId, at: float) -> bool:
-        _, token, text = key_or_fp if isinstance(key_or_fp, tuple) else (0, key_or_fp, 0)
-        row = self._rows.index.get(token or text) or self._rows.index.get(text)
-        if row is None or self._claims.get(row, backend) is None:
-            return False
-        self._withdraw_at(row, backend, at)
-        self._withdraw_more(WITHDRAW_CLAIMS_MAX)
-        return True
-
     def _withdraw_at(self, row: int, backend: int, at: float) -> None:
-        rows, claims = self._rows, self._claims
+        rows, claims = self.rows, self.claims
         if at != NOT_BY_ENGINE and self.outgoing.collecting and (claim := claims.get(row, backend)) is not None:
             self.outgoing.dropped(row, backend, claim.generation, at)
         claims.drop(row, backend)
@@ -429,11 +419,11 @@ class RouteTable:
         for child in rows.children(row):
             if claims.get(child, backend) is not None:
                 self._withdrawing.append((child, backend, at))
-        self._tree.tidy(row)
+        self.tree.tidy(row)
 
     def _withdraw_more(self, limit: int) -> int:
         """Go on with withdrawals. What was learned or evicted meanwhile shows by the claim or by the parent's."""
-        rows, claims, pending = self._rows, self._claims, self._withdrawing
+        rows, claims, pending = self.rows, self.claims, self._withdrawing
         done = 0
         while pending and done < limit:
             row, backend, at = pending.pop()
@@ -444,7 +434,7 @@ class RouteTable:
         return done
 
     def _sweep_row(self, row: int, generations: Sequence[int], horizon: float) -> int:
-        claims = self._claims
+        claims = self.claims
         removed = 0
         for backend, claim in list(claims.of(row)):
             expired = claim.evidence <= horizon
@@ -455,12 +445,12 @@ class RouteTable:
             self._counters.voided += not expired
             removed += 1
         if removed:
-            self._tree.tidy(row)
+            self.tree.tidy(row)
         return removed
 
     def _view(self, row: int, level: int) -> RouteView:
-        rows, now = self._rows, self._claims.now
-        holders = sorted(self._claims.of(row), key=lambda item: (-item[1].trust, -item[1].evidence, item[0]))
+        rows, now = self.rows, self.claims.now
+        holders = sorted(self.claims.of(row), key=lambda item: (-item[1].trust, -item[1].evidence, item[0]))
         return RouteView(
             level=level,
             tokens=rows.tokens[row],

@@ -31,13 +31,13 @@ class Tree:
 
     def __init__(self, rows: Rows, leaves: LeafQueue, claims: Claims, counters: RouteTableCounters) -> None:
         self.counters = counters
-        self._rows = rows
-        self._leaves = leaves
-        self._claims = claims
+        self.rows = rows
+        self.leaves = leaves
+        self.claims = claims
         self._capacity = rows.rows_max - 1
         self._path: dict[int, None] = {}  # rows of the path at hand, deepest first
-        self._pinned: dict[int, None] = {}  # these, and what else its keys name
-        self._moved: list[int] = []  # rows that got another parent, which may lack their claims
+        self.pinned: dict[int, None] = {}  # these, and what else its keys name
+        self.moved: list[int] = []  # rows that got another parent, which may lack their claims
         self.evicted = [0, 0, 0, 0]  # by best trust
 
     def add(self, chain: Sequence[PrefixKey], backend: int, claim: Claim, *, whole: bool) -> None:
@@ -45,9 +45,9 @@ class Tree:
         refused = self.counters.refused
         path, linked = self._store(chain, claim.evidence)
         for row in path[:1] if linked else path:
-            self._claims.raise_from(row, backend, claim)
+            self.claims.raise_from(row, backend, claim)
         if linked and whole and refused == self.counters.refused:
-            flags = self._rows.flags
+            flags = self.rows.flags
             for row in path:
                 flags[row] |= WHOLE  # a walk that meets it need not read on
         self._settle()
@@ -57,10 +57,10 @@ class Tree:
 
         Returns the rows, each once, and whether each is an ancestor of the one before.
         """
-        path, pinned = self._path, self._pinned
-        if self._rows.count + len(chain) > self._capacity:
+        path, pinned = self._path, self.pinned
+        if self.rows.count + len(chain) > self._capacity:
             self._pin_known(chain)
-        rows, index, used = self._rows, self._rows.index, self._rows.used
+        rows, index, used = self.rows, self.rows.index, self.rows.used
         for tokens, token, text in chain:
             if token in index or text in index:
                 row = self._known(tokens, token, text, second)
@@ -82,7 +82,7 @@ class Tree:
 
         False, and nothing changed: a fingerprint is known or comes twice, or the chain does not fit.
         """
-        rows, index, capacity = self._rows, self._rows.index, self._capacity
+        rows, index, capacity = self.rows, self.rows.index, self._capacity
         if len(chain) == 1:  # the usual turn; 0 is nobody's name
             _, token, text = chain[0]
             if capacity == 1 or token in index or text in index or token == text:
@@ -91,7 +91,7 @@ class Tree:
             names = [name for _, token, text in chain for name in (token, text) if name]
             if len(chain) >= capacity or len(set(names)) < len(names) or any(name in index for name in names):
                 return False
-        self._pinned[row] = None
+        self.pinned[row] = None
         second = claim.evidence
         rows.used[row] = max(rows.used[row], second)
         above = row
@@ -105,7 +105,7 @@ class Tree:
             if whole:
                 rows.flags[new] = WHOLE
             above = new
-        self._claims.raise_from(above, backend, claim)
+        self.claims.raise_from(above, backend, claim)
         self._settle()
         if above != row:
             self.tidy(above)
@@ -113,46 +113,46 @@ class Tree:
 
     def _settle(self) -> None:
         """Unpin the path: its leaves queue for eviction."""
-        pinned, children, lanes = self._pinned, self._rows.child, self._rows.lane
-        self._path, self._pinned = {}, {}
+        pinned, children, lanes = self.pinned, self.rows.child, self.rows.lane
+        self._path, self.pinned = {}, {}
         for row in pinned:
             if not children[row] and not lanes[row]:
                 self.tidy(row)
 
     def tidy(self, row: int) -> None:
         """Queue a row that became a leaf; remove it if it has no claims either, and then look at its parent."""
-        rows = self._rows
-        while row > 0 and not rows.child[row] and row not in self._pinned:
+        rows = self.rows
+        while row > 0 and not rows.child[row] and row not in self.pinned:
             if rows.best[row]:
                 if not rows.lane[row]:
-                    self._leaves.push(row)
+                    self.leaves.push(row)
                 return
-            self._leaves.remove(row)
+            self.leaves.remove(row)
             row = rows.release(row)
 
     def evict(self) -> bool:
         """Remove the leaf that is first in order. False: there is none but those of the path at hand."""
-        rows = self._rows
-        while row := self._leaves.pop():
-            if row in self._pinned:
+        rows = self.rows
+        while row := self.leaves.pop():
+            if row in self.pinned:
                 continue  # `_settle` queues it again
             self.evicted[rows.best[row]] += 1
-            self._claims.drop_all(row)
+            self.claims.drop_all(row)
             self.tidy(rows.release(row))
             return True
         return False
 
     def _pin_known(self, chain: Sequence[PrefixKey]) -> None:
         """Pin what the path has already before anything is evicted for the rest of it."""
-        get = self._rows.index.get
+        get = self.rows.index.get
         for _, token, text in chain:
             for row in (get(token), get(text)):
                 if row:
-                    self._pinned[row] = None
+                    self.pinned[row] = None
 
     def _known(self, tokens: int, token: int, text: int, second: int) -> int:
         """The row of a key of which one fingerprint is known; 0 when it needs another row and there is no room."""
-        rows = self._rows
+        rows = self.rows
         by_token = rows.index.get(token, 0) if token else 0
         by_text = rows.index.get(text, 0) if text else 0
         if by_token:
@@ -176,7 +176,7 @@ class Tree:
 
     def _absorb(self, source: int, target: int) -> None:
         """A text-only row is the same prefix as a token row: the latter takes its children, claims and names."""
-        rows, claims = self._rows, self._claims
+        rows, claims = self.rows, self.claims
         if (
             source in self._path
             or sum(1 for _ in islice(rows.children(source), MERGE_CHILDREN_MAX + 1)) > MERGE_CHILDREN_MAX
@@ -194,15 +194,15 @@ class Tree:
         rows.used[target] = max(rows.used[target], rows.used[source])
         rows.take_texts(source, target)
         claims.drop_all(source)
-        self._leaves.remove(source)
-        self._pinned.pop(source, None)
-        self._moved.append(target)
+        self.leaves.remove(source)
+        self.pinned.pop(source, None)
+        self.moved.append(target)
         self.tidy(rows.release(source))
         self.counters.merged += 1
 
     def _link(self, path: Sequence[int]) -> bool:
         """Hang each row of the path under the next one, from the top down: what is new has no children yet."""
-        rows, parents, children = self._rows, self._rows.parent, self._rows.child
+        rows, parents, children = self.rows, self.rows.parent, self.rows.child
         linked = True
         upper = 0
         for lower in reversed(path):
@@ -215,19 +215,19 @@ class Tree:
             if parents[lower] < 0:
                 rows.place(lower, 0)
             upper = lower
-        if self._moved:
+        if self.moved:
             self._hand_up(path)
         return linked
 
     def _lift(self, row: int, upper: int) -> bool:
         """Make `upper` an ancestor of `row`, as near to it as certain order allows. False: left as they were."""
-        rows, parents = self._rows, self._rows.parent
+        rows, parents = self.rows, self.rows.parent
         below, above = row, parents[row]
-        while above > 0 and above not in self._pinned and self._is_deeper(above, upper):
+        while above > 0 and above not in self.pinned and self._is_deeper(above, upper):
             below, above = above, parents[above]
         if above == upper or rows.is_above(upper, row):
             return True
-        if above > 0 and above not in self._pinned and not self._is_deeper(upper, above):
+        if above > 0 and above not in self.pinned and not self._is_deeper(upper, above):
             return False
         if rows.is_above(below, upper):
             return False
@@ -238,22 +238,22 @@ class Tree:
 
     def _is_deeper(self, row: int, other: int) -> bool:
         """Whether it is certain that one row is the longer prefix of one prompt."""
-        rows = self._rows
+        rows = self.rows
         return bool(rows.token[row] and rows.token[other]) and rows.tokens[row] > rows.tokens[other]
 
     def _hang(self, row: int, parent: int) -> None:
         """Move a row, with all below it, under another parent; -1 leaves it unplaced."""
-        old = self._rows.detach(row) if self._rows.parent[row] >= 0 else 0
+        old = self.rows.detach(row) if self.rows.parent[row] >= 0 else 0
         if parent >= 0:
-            self._rows.place(row, parent)
-        self._moved.append(row)
+            self.rows.place(row, parent)
+        self.moved.append(row)
         self.tidy(old)
 
     def _hand_up(self, path: Sequence[int]) -> None:
         """Restore the monotone rule: what was moved gives its live claims to its new ancestors."""
-        rows, claims = self._rows, self._claims
-        for row in (*path, *self._moved):
+        rows, claims = self.rows, self.claims
+        for row in (*path, *self.moved):
             for backend, claim in list(claims.of(row)):
                 if claim.evidence > claims.horizon:
                     claims.raise_from(rows.parent[row], backend, claim)
-        self._moved.clear()
+        self.moved.clear()

@@ -71,7 +71,7 @@ def test_a_drain_ordered_on_one_node_holds_on_another_until_it_is_taken_back() -
     assert not second.engine().draining
 
 
-def test_what_peers_state_of_a_backend_that_was_removed_a_moment_ago_changes_nothing() -> None:
+def test_what_peers_report_of_a_backend_that_was_removed_a_moment_ago_changes_nothing() -> None:
     """The operator took it away between two looks: news of it must neither raise nor bring it back."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     key = first.key()
@@ -115,7 +115,7 @@ def reported_verdict(node: RouteNode) -> Verdict:
     return next(Verdict(fact.verdict) for fact in node.facts.known())
 
 
-def test_one_restart_that_a_peer_reported_of_first_is_one_restart() -> None:
+def test_one_restart_that_a_peer_reported_first_is_one_restart() -> None:
     """Counted twice, it would void what was learned of the new process in between."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     first.probe(0.5, 100.0)
@@ -254,7 +254,7 @@ def test_what_an_earlier_process_held_is_reported_again_when_the_next_one_holds_
     assert second.holders(CHAT, 12.0) == [(ENGINE, 64, Trust.REMOTE)]
 
 
-def test_a_restart_seen_here_since_the_last_look_is_the_one_that_a_peer_reports_of() -> None:
+def test_a_restart_seen_here_since_the_last_look_is_the_one_that_a_peer_reports() -> None:
     """A probe here and events there see it within one interval, and neither has told the other yet."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
     first.probe(0.5, 100.0)

@@ -76,7 +76,7 @@ def test_a_clock_near_its_end_can_not_be_forced_on_us() -> None:
     assert taker.refused == 1
 
 
-def test_a_newcomer_is_reported_all_orders() -> None:
+def test_a_newcomer_is_sent_all_commands() -> None:
     giver, outbox = node()
     for port in range(300):
         giver.give("add", f"http://10.0.0.1:{port + 1}", 1.0, "")

@@ -91,7 +91,7 @@ class Node:
 
 
 class World:
-    """Who gets_updates at which address, the time, and all packets that were ever sent."""
+    """Who listens at which address, the time, and all packets that were ever sent."""
 
     def __init__(self, *nodes: Node) -> None:
         self.now = 100.0
@@ -99,7 +99,7 @@ class World:
         self.log: list[Delivery] = []
 
     def put(self, node: Node) -> Node:
-        """It gets_updates at its address from now on; whoever did before is gone."""
+        """It listens at its address from now on; whoever did before is gone."""
         self.nodes[node.address] = node
         return node
 
@@ -117,6 +117,11 @@ class World:
                     self.deliver(delivery)
         raise AssertionError(f"they never stop: {[delivery.out.message for delivery in sent[-6:]]}")
 
+    def meet(self, one: Node, other: Node) -> list[Delivery]:
+        """One greets the other; the packets of that."""
+        one.sessions.greet(other.address, self.now)
+        return self.run()
+
     def deliver(self, delivery: Delivery) -> Incoming | None:
         """Streams come from any port."""
         source = delivery.source if delivery.plane is Plane.DATAGRAM else (delivery.source[0], 50_000)
@@ -132,8 +137,7 @@ def pair() -> tuple[Node, Node, World]:
 def acquainted() -> tuple[Node, Node, World]:
     """Two nodes that know that they know each other, with nothing in their books yet."""
     one, two, world = pair()
-    one.sessions.greet(two.address, world.now)
-    world.run()
+    world.meet(one, two)
     two.send(Peer(one.session, one.address), Ack(1))
     world.run()
     assert one.knows(two)

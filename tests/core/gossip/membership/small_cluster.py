@@ -1,6 +1,6 @@
 """Several `Membership` on one seeded event heap: enough of a network to tell the stories of membership.
 
-Letters arrive after a delay, or not. Streams do not lose but deliver late. A out to another session than the one
+Messages arrive after a delay, or not. Streams do not lose but deliver late. A message to another session than the one
 that lives at the address, or from a session that is not proved there, is dropped and leads to a handshake, as
 `sessions` does it. Packets of a paused host wait and are received before its timers run.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
+from typing import Any
 
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.members import Membership
@@ -73,7 +74,7 @@ class Host:
         return None if member is None else member.state
 
     def saw(self, what: str, name: str | None = None) -> list[float]:
-        """When the operator was reported this."""
+        """When the operator was shown this."""
         return [at for at, change in self.changes if change.what == what and name in (None, change.record.name)]
 
 
@@ -101,14 +102,12 @@ class Cluster:
         self.hosts: list[Host] = []
         self.at: dict[Address, Host] = {}
         self.blocked: Callable[[Address, Address, Plane], bool] = lambda *_: False
-        self.refuses = False  # nobody at an address: the sender gets_updates of it
+        self.refuses = False  # nobody at an address: the sender learns of it
         self.delivered = 0
         self.sent: dict[str, int] = {}
         self.watch: Callable[[Host, Peer, Message], None] | None = None
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
-
-    # --- hosts
 
     def start(self, name: str, *, epoch: int = 1, session: int = 0, host: str = "", join: Iterable[Host] = ()) -> Host:
         session = session or self.rng.getrandbits(64) | 1
@@ -143,9 +142,9 @@ class Cluster:
 
     def pause(self, host: Host, seconds: float) -> None:
         host.paused_until = self.now + seconds
-        self.later(seconds, lambda: self._resume(host))
+        self.later(seconds, lambda: self.resume(host))
 
-    def _resume(self, host: Host) -> None:
+    def resume(self, host: Host) -> None:
         backlog, host.backlog = host.backlog, []
         for peer, session, message, plane in backlog:
             self._hand_over(host, peer, session, message, plane)
@@ -199,7 +198,7 @@ class Cluster:
         members = host.members
         if host.up:
             for out in host.outbox:
-                self._send(host, out)
+                self.carry(host, out)
         host.outbox.clear()
         host.changes += [(self.now, change) for change in members.changes]
         members.changes.clear()
@@ -224,13 +223,13 @@ class Cluster:
 
     # --- the network
 
-    def _send(self, host: Host, out: Outgoing) -> None:
+    def carry(self, host: Host, out: Outgoing) -> None:
         peer = Peer(host.session, host.address)
         self.sent[type(out.message).__name__] = self.sent.get(type(out.message).__name__, 0) + 1
         delay_s = self._delay(host.address, out.to, out.plane)
         if delay_s is None:
             return
-        self.later(delay_s, lambda: self._arrive(host, peer, out))
+        self.later(delay_s, lambda: self.arrive(host, peer, out))
 
     def _delay(self, source: Address, to: Address, plane: Plane) -> float | None:
         """None: lost."""
@@ -247,7 +246,7 @@ class Cluster:
             wait_s *= 2
         return delay_s
 
-    def _arrive(self, source: Host, peer: Peer, out: Outgoing) -> None:
+    def arrive(self, source: Host, peer: Peer, out: Outgoing) -> None:
         host = self.at.get(out.to)
         if host is None:
             if self.refuses and source.up:
@@ -303,3 +302,9 @@ class Cluster:
             other.known[host.session] = None
             other.members.proved(host.members.me, self.now)
             self.after_call(other)
+
+
+def grown(size: int, seed: int = 1, **options: Any) -> tuple[Cluster, list[Host]]:
+    """A cluster and its hosts, who all know each other."""
+    cluster = Cluster(seed, **options)
+    return cluster, cluster.grow(size)

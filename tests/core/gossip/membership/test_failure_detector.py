@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 
-from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Plane
 from ranvier_py.core.gossip.membership.failure_detector import GREETINGS
-from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.membership.roster import MISSES_MAX
 from ranvier_py.core.gossip.wire.messages import Ack, Nack, Ping, PingRequest, Push, Record, State, Update
-from tests.core.gossip.membership.small_cluster import ROOM_BYTES, record_of
+from tests.core.gossip.membership.lone_node import ME, LoneNode
+from tests.core.gossip.membership.small_cluster import record_of
 
 
-class Prober:
-    """A node with so many others, all proved, all silent unless reported otherwise."""
+class Prober(LoneNode):
+    """A node with so many others, all proved, all silent unless the test says otherwise."""
 
     def __init__(self, others: int, *, seed: int = 1, proved: bool = True) -> None:
-        self.outbox: list[Outgoing] = []
-        self.now = 100.0
-        self.members = Membership(
-            record_of("n0", 1000), LAN, self.outbox, Random(seed), self.now, room_bytes=ROOM_BYTES
-        )
         self.others = {number: record_of(f"n{number}", number) for number in range(1, others + 1)}
-        for record in self.others.values():
-            if proved:
-                self.members.proved(record, self.now)
-            else:
-                self.members.receive(Peer(99, ("10.0.9.9", 1)), Push((Update(record),)), self.now)
-        for member in self.members.alive():
-            member.received_at = self.now - 100.0
-        self.greeted: list[tuple[str, int]] = []
+        super().__init__(*(self.others.values() if proved else ()), seed=seed)
+        for record in () if proved else self.others.values():
+            self.gets_updates(record_of("n99", 99), record)
+        self.forget_packets()
 
     def run(self, seconds: float) -> list[Outgoing]:
-        """Letters about probes from this time."""
+        """Probes sent from this time."""
         self.outbox.clear()
-        end = self.now + seconds
-        while (at := max(self.members.wake_at, self.now)) <= end:
-            self.now = at
-            self.members.tick(at)
-            self.greeted += self.members.needs_greeting(at)
-        self.now = end
+        super().run(seconds)
         sends = [out for out in self.outbox if isinstance(out.message, Ping | PingRequest)]
         self.outbox.clear()
         return sends
@@ -59,26 +43,26 @@ class Prober:
             pass
         return sends
 
-    def answers_on_stream(self, sends: list[Outgoing]) -> None:
-        """To the pings among these that went there."""
+    def answers(self, session: int, message: Ack | Nack | Push, plane: Plane = Plane.DATAGRAM) -> None:
+        self.gets(self.others[session], message, plane)
+
+    def answers_pings(self, sends: list[Outgoing], plane: Plane) -> None:
+        """Those among these that went by that plane."""
         for out in sends:
-            if isinstance(out.message, Ping) and out.plane is Plane.PROBE:
-                self.gets(out.session, Ack(seq_of(out)), Plane.PROBE)
+            if isinstance(out.message, Ping) and out.plane is plane:
+                self.answers(out.session, Ack(seq_of(out)), plane)
+
+    def answers_on_stream(self, sends: list[Outgoing]) -> None:
+        self.answers_pings(sends, Plane.PROBE)
 
     def answers_by_datagram(self, sends: list[Outgoing]) -> None:
-        for out in sends:
-            if isinstance(out.message, Ping) and out.plane is Plane.DATAGRAM:
-                self.gets(out.session, Ack(seq_of(out)))
-
-    def gets(self, session: int, message: Ack | Nack | Push, plane: Plane = Plane.DATAGRAM) -> None:
-        record = self.others[session]
-        self.members.receive(Peer(session, (record.host, record.port)), message, self.now, plane)
+        self.answers_pings(sends, Plane.DATAGRAM)
 
     def suspects(self) -> list[int]:
         return [member.session for member in self.members.alive() if member.state is State.SUSPECT]
 
     def suspect(self, record: Record) -> None:
-        self.gets(2, Push((Update(record._replace(state=State.SUSPECT), 2),)))
+        self.gets_updates(self.others[2], record._replace(state=State.SUSPECT), accuser=2)
 
 
 def seq_of(out: Outgoing) -> int:
@@ -112,9 +96,9 @@ def test_any_answer_within_the_interval_ends_the_probe(who: str) -> None:
     relay = next(out for out in help_wanted if isinstance(out.message, PingRequest))
     stream = next(out for out in help_wanted if isinstance(out.message, Ping))
     if who == "a relay":
-        node.gets(relay.session, Ack(seq_of(ping)))
+        node.answers(relay.session, Ack(seq_of(ping)))
     else:
-        node.gets(ping.session, Ack(seq_of(ping if who == "itself" else stream)))
+        node.answers(ping.session, Ack(seq_of(ping if who == "itself" else stream)))
     node.run(0.24)
     assert node.suspects() == []
     assert node.members.statistics().probes_helped == 1
@@ -125,8 +109,8 @@ def test_an_answer_by_whoever_was_not_asked_is_none() -> None:
     ping = node.first_ping()
     asked = {out.session for out in node.run(0.25)} | {ping.session}
     for session in set(node.others) - asked:
-        node.gets(session, Ack(seq_of(ping)))
-        node.gets(session, Nack(seq_of(ping)))
+        node.answers(session, Ack(seq_of(ping)))
+        node.answers(session, Nack(seq_of(ping)))
     node.run(0.3)
     assert node.suspects() == [ping.session]
 
@@ -147,7 +131,7 @@ def test_healthy_relays_are_asked_before_suspects() -> None:
     for _ in range(12):
         ping = node.first_ping()
         asked = [out.session for out in node.run(0.25) if isinstance(out.message, PingRequest)]
-        node.gets(ping.session, Ack(seq_of(ping)))
+        node.answers(ping.session, Ack(seq_of(ping)))
         if ping.session not in (4, 5):
             assert set(asked) <= {1, 2, 3, 6}
 
@@ -161,7 +145,7 @@ def test_whoever_failed_is_reported_at_once() -> None:
         node.members.tick(node.now)
         node.now += 0.01
     reported = [out for out in node.outbox if out.session == ping.session and isinstance(out.message, Push)]
-    accusation = Update(node.others[1]._replace(state=State.SUSPECT), 1000)
+    accusation = Update(node.others[1]._replace(state=State.SUSPECT), ME.session)
     assert [out.message for out in reported if out.message == Push((accusation,))]
 
 
@@ -173,8 +157,8 @@ def test_silent_relays_point_to_trouble_of_our_own_and_nacks_do_not() -> None:
         ping = node.first_ping()
         relays = [out.session for out in node.run(0.25) if isinstance(out.message, PingRequest)]
         for session in relays[:nacks]:
-            node.gets(session, Nack(seq_of(ping)))
-            node.gets(session, Nack(seq_of(ping)))  # a doubled packet counts once
+            node.answers(session, Nack(seq_of(ping)))
+            node.answers(session, Nack(seq_of(ping)))  # a doubled packet counts once
         node.run(0.26)
         found[nacks] = node.members.statistics().health
     assert found == {0: 3, 1: 2, 3: 0}
@@ -214,7 +198,7 @@ def test_a_refusal_by_somebody_else_makes_it_the_next_to_be_probed() -> None:
         ping = node.first_ping()
         other = node.others[session]
         node.members.unreachable((other.host, other.port), node.now)
-        node.gets(ping.session, Ack(seq_of(ping)))
+        node.answers(ping.session, Ack(seq_of(ping)))
         if session != ping.session:
             assert node.first_ping().session == session
 
@@ -274,8 +258,7 @@ def test_a_member_that_only_the_stream_answers_for_is_probed_on_it_at_once() -> 
     assert {out.plane for out in first} == {Plane.DATAGRAM, Plane.PROBE}, "with the first trial"
     assert node.now - began < LAN.probe_interval_s
     node.answers_on_stream(first)
-    member = node.members.member(1)
-    assert member is not None
+    member = node.known(1)
     assert not member.datagrams
     statistics = node.members.statistics()
     assert (statistics.stream_first, statistics.probes_failed) == (1, 0)
@@ -300,8 +283,7 @@ def test_one_datagram_in_answer_brings_a_member_back() -> None:
     node.first_ping()
     node.answers_on_stream(node.run(0.25))
     node.answers_by_datagram(node.until_pinged())
-    member = node.members.member(1)
-    assert member is not None
+    member = node.known(1)
     assert member.datagrams
     assert {out.plane for out in node.until_pinged()} == {Plane.DATAGRAM}
 
@@ -309,8 +291,7 @@ def test_one_datagram_in_answer_brings_a_member_back() -> None:
 def test_one_lost_datagram_proves_nothing_of_a_member_that_answered_some() -> None:
     node = Prober(1)
     node.answers_by_datagram([node.first_ping()])
-    member = node.members.member(1)
-    assert member is not None
+    member = node.known(1)
     node.until_pinged()
     for misses in range(1, MISSES_MAX + 1):
         assert member.datagrams
@@ -330,8 +311,7 @@ def test_where_datagrams_hardly_pass_newcomers_are_probed_on_the_stream_from_the
     assert not any(member.datagrams for member in node.members.alive())
     node.others[9] = record_of("n9", 9)
     node.members.proved(node.others[9], node.now)
-    member = node.members.member(9)
-    assert member is not None
+    member = node.known(9)
     assert not member.datagrams
 
 
@@ -381,10 +361,9 @@ def test_a_datagram_that_is_only_slow_is_no_lost_one() -> None:
     for _ in range(12):
         ping = node.first_ping()
         stream = next(out for out in node.run(0.25) if out.plane is Plane.PROBE)
-        node.gets(1, Ack(seq_of(stream)), Plane.PROBE)
-        node.gets(1, Ack(seq_of(ping)))
-    member = node.members.member(1)
-    assert member is not None
+        node.answers(1, Ack(seq_of(stream)), Plane.PROBE)
+        node.answers(1, Ack(seq_of(ping)))
+    member = node.known(1)
     assert member.datagrams
 
 

@@ -42,7 +42,7 @@ def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
     """A mesh would have greeted all in the first second."""
     count = 0
     for node in sim_nodes():
-        neighbours = node.gossip.members.neighbours
+        neighbours = node.peer.members.neighbours
         met = {member.session for member in neighbours.acquainted()}
         assert not neighbours.is_mesh
         assert met >= set(neighbours.near())
@@ -53,22 +53,20 @@ def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
 def test_route_updates_are_reported_on_however_few_the_neighbours_are() -> None:
     """A node with less peers than a mesh has took the cluster for one, and reported on nothing."""
     for node in sim_nodes():
-        assert node.gossip.routes._outbox.relays
-        assert len(node.gossip.routes._outbox.targets) == 3
+        assert node.peer.routes._outbox.relays
+        assert len(node.peer.routes._outbox.targets) == 3
 
 
 def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
     for node in sim_nodes():
-        near = node.gossip.members.neighbours.near()
-        shared = node.gossip.live_members.sharing
+        near = node.peer.members.neighbours.near()
+        shared = node.peer.live_members.sharing
         assert len(near) <= len(shared) <= len(near) + GUESTS_MAX
         assert set(shared) >= set(near)
 
 
 def test_who_deals_with_us_is_admitted_though_we_would_not_have_chosen_it() -> None:
     """Two nodes may see other neighbours for a moment: what one says to the other must not be lost."""
-    guests = [
-        set(node.gossip.live_members.sharing) - set(node.gossip.members.neighbours.near()) for node in sim_nodes()
-    ]
+    guests = [set(node.peer.live_members.sharing) - set(node.peer.members.neighbours.near()) for node in sim_nodes()]
     assert any(guests)
-    assert [node.gossip.routes.counters.strangers for node in sim_nodes()] == [0] * NODES
+    assert [node.peer.routes.counters.strangers for node in sim_nodes()] == [0] * NODES

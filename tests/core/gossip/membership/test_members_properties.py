@@ -26,11 +26,11 @@ class Recorder(Cluster):
         self.waiting: list[tuple[Host, Peer, Outgoing]] = []
         self.held = False
 
-    def _send(self, host: Host, out: Outgoing) -> None:
+    def carry(self, host: Host, out: Outgoing) -> None:
         if self.held:
             self.waiting = [*self.waiting[-200:], (host, Peer(host.session, host.address), out)]
         else:
-            super()._send(host, out)
+            super().carry(host, out)
 
 
 class AnyDelivery(RuleBasedStateMachine):
@@ -47,7 +47,7 @@ class AnyDelivery(RuleBasedStateMachine):
         if self.cluster.waiting:
             index %= len(self.cluster.waiting)
             out = self.cluster.waiting[index] if again else self.cluster.waiting.pop(index)
-            self.cluster._arrive(*out)
+            self.cluster.arrive(*out)
 
     @rule(index=st.integers(0, 200))
     def lose(self, index: int) -> None:

@@ -42,7 +42,6 @@ def test_between_two_probes_of_one_member_lie_at_most_2n_minus_2_others(count: i
         session = drawn(turns, roster, 1)[0]
         order.append(session)
         received = roster.get(rng.randint(1, count))
-        assert received is not None
         received.received_at = float(now)
     for session in range(1, count + 1):
         at = [position for position, probed in enumerate(order) if probed == session]
@@ -61,7 +60,6 @@ def test_the_most_silent_of_the_next_few_goes_first() -> None:
     roster, turns = filled(6), ProbeOrder(Random(2))
     for session in range(1, 7):
         member = roster.get(session)
-        assert member is not None
         member.received_at = 10.0 - session
     assert drawn(turns, roster, 6) == [6, 5, 4, 3, 2, 1]
 

@@ -31,19 +31,6 @@ def test_where_nobody_is_left_to_confirm_a_suspicion_is_short_from_the_start() -
     assert MULT_5.suspicion_s(5, 0) == 6 * MULT_5.suspicion_min_s(5)
 
 
-def test_each_accuser_counts_once() -> None:
-    suspicions = Suspicions()
-    suspicions.begin(7, 1, MULT_5, 10, 100.0)
-    assert suspicions.wake_at == 115.0
-    assert not suspicions.confirm(7, 1, MULT_5, 10)
-    assert suspicions.confirm(7, 2, MULT_5, 10)
-    assert not suspicions.confirm(7, 2, MULT_5, 10)
-    assert suspicions.wake_at == 108.75
-    suspicion = suspicions.get(7)
-    assert suspicion is not None
-    assert (suspicion.accuser, list(suspicion.accusers)) == (1, [1, 2])
-
-
 def test_more_accusers_than_count_are_not_kept() -> None:
     suspicions = Suspicions()
     suspicions.begin(7, 1, MULT_5, 10, 100.0)
@@ -68,27 +55,6 @@ def test_a_postponed_suspicion_stays_postponed_when_it_is_confirmed() -> None:
     assert suspicions.wake_at == 145.0
     suspicions.confirm(7, 2, MULT_5, 10)
     assert suspicions.wake_at == 138.75
-
-
-def test_an_ended_suspicion_never_expires() -> None:
-    suspicions = Suspicions()
-    suspicions.begin(7, 1, LAN, 10, 100.0)
-    suspicions.begin(8, 1, LAN, 10, 101.0)
-    suspicions.end(7)
-    assert suspicions.wake_at == 110.0
-    assert suspicions.expired(200.0) == [8]
-    suspicions.end(8)
-    assert (suspicions.wake_at, len(suspicions)) == (inf, 0)
-
-
-def test_a_suspicion_that_begins_again_forgets_its_accusers() -> None:
-    suspicions = Suspicions()
-    suspicions.begin(7, 1, MULT_5, 10, 100.0)
-    suspicions.confirm(7, 2, MULT_5, 10)
-    suspicions.begin(7, 2, MULT_5, 10, 103.0)
-    assert suspicions.confirm(7, 1, MULT_5, 10)
-    assert suspicions.expired(111.0) == []
-    assert suspicions.expired(111.75) == [7]
 
 
 KINDS = st.sampled_from(["begin", "confirm", "rearm", "postpone", "end", "expire"])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from random import Random
 
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
+from ranvier_py.core.gossip.backend_state.facts import BackendFacts
+from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
-from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
+from ranvier_py.core.gossip.readers.shared_streams import SharedStreams
 from ranvier_py.core.gossip.readers.snapshot_transfer import Subject
 from ranvier_py.core.gossip.wire.codec import decode, encode
+from ranvier_py.core.routing.backends import BackendLimits, Registry
 from tests.core.engine_cache.model import hasher
 
 
@@ -18,15 +22,26 @@ def peer_of(session: int) -> Peer:
 
 
 class StreamNode:
-    def __init__(self, session: int, now: float = 0.0) -> None:
+    """Numbers its engines in an order of its own."""
+
+    def __init__(self, session: int, now: float = 0.0, urls: Sequence[str] = ()) -> None:
         self.session = session
         self.outbox: list[Outgoing] = []
-        self.gossip = ReaderGossip(session, hasher(), self.outbox, Random(session), now)
+        rng = Random(session)
+        self.registry = Registry(BackendLimits())
+        for url in rng.sample(urls, len(urls)):
+            self.registry.add(url)
+        backends = RegistrySync(self.registry, BackendFacts(session, self.outbox, rng, now), b"a cluster secret")
+        backends.look(now)
+        self.gossip = SharedStreams(session, backends, hasher(), self.outbox, rng, now)
         self.held: dict[Subject, tuple[Residency, int, int]] = {}
-        self.gossip.transfers.source = self._snapshot
+
+    def look(self, now: float) -> None:
+        """What whoever receives streams does."""
 
     def holds(self, subject: Subject, residency: Residency, seq: int = 7, digest: int = 77) -> None:
         self.held[subject] = (residency, seq, digest)
+        self.gossip.transfers.source = self._snapshot
 
     def _snapshot(self, subject: Subject) -> SnapshotWriter | None:
         residency, seq, digest = self.held.get(subject, (None, 0, 0))
@@ -36,9 +51,9 @@ class StreamNode:
 class StreamNet:
     """`lose` drops messages: every how-manieth, 0 for none. `wire` has all bytes that travelled."""
 
-    def __init__(self, count: int, *, mesh: bool = True) -> None:
+    def __init__(self, count: int, *, mesh: bool = True, make: Callable[[int], StreamNode] = StreamNode) -> None:
         self.now = 0.0
-        self.nodes = {session: StreamNode(session) for session in range(1, count + 1)}
+        self.nodes = {session: make(session) for session in range(1, count + 1)}
         self.lose = 0
         self.sent = 0
         self.wire: list[bytes] = []
@@ -63,6 +78,7 @@ class StreamNet:
         while self.now < end:
             self.now += step_s
             for node in list(self.nodes.values()):
+                node.look(self.now)
                 if node.gossip.wake_at <= self.now:
                     node.gossip.tick(self.now)
             self._carry()

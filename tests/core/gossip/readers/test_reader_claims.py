@@ -11,7 +11,7 @@ from tests.core.gossip.readers.stream_net import StreamNet, StreamNode
 
 
 def state_in(table: ReaderClaimTable, member: int, backend: int) -> int:
-    known = table.all().get((member, backend))
+    known = table.known.get((member, backend))
     return known.state if known is not None else 0
 
 
@@ -81,7 +81,7 @@ def test_the_number_of_reports_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     table = StreamNet(2).nodes[1].gossip.claims
     table.receive(ReaderClaims(tuple(ReaderClaim(backend, 2, 1, 5) for backend in range(1, 6))))
     table.report(99, 5)
-    assert (len(table.all()), table.dropped) == (3, 3)
+    assert (len(table.known), table.dropped) == (3, 3)
 
 
 def test_nothing_is_reported_of_streams_that_were_never_read() -> None:

@@ -51,7 +51,7 @@ def equal(one: Taken, held: Residency) -> bool:
     return other.copies(Tier.GPU) == held.copies(Tier.GPU) and other.tiers() == held.tiers()
 
 
-def test_a_copy_arrives_whole_and_states_where_it_stands() -> None:
+def test_a_snapshot_arrives_whole_with_the_place_where_it_stands() -> None:
     net, held = StreamNet(2), filled()
     net.nodes[2].holds(ENGINE, held, seq=41, digest=4242)
     ask(net, [2])
@@ -126,7 +126,7 @@ def test_an_engine_that_restarts_breaks_the_copy() -> None:
     assert taken(net) == [Taken(ENGINE, 5, None)]
 
 
-def test_what_the_engine_states_meanwhile_is_not_in_the_copy_and_not_lost() -> None:
+def test_what_the_engine_sends_meanwhile_is_not_in_the_copy_and_not_lost() -> None:
     net, held = StreamNet(2), filled()
     before = held.copies(Tier.GPU)
     net.nodes[2].holds(ENGINE, held)
@@ -184,7 +184,7 @@ def test_who_is_always_busy_is_given_up() -> None:
 def test_bytes_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     net, held = StreamNet(2), filled()
     net.nodes[2].holds(ENGINE, held)
-    net.nodes[2].gossip.transfers._window.per_s = 40_000
+    net.nodes[2].gossip.transfers.window.per_s = 40_000
     ask(net, [2])
     for _ in range(4):
         before = net.nodes[2].gossip.transfers.counters.sent_bytes

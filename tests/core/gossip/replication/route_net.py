@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
@@ -51,7 +50,7 @@ class RouteNode:
         self.peer = peer_of(session)
         self.outbox: list[Outgoing] = []
         self.registry = Registry(BackendLimits())
-        self.facts = BackendFacts(session, FactSettings(), self.outbox, Random(session), 0.0)
+        self.facts = BackendFacts(session, self.outbox, Random(session), 0.0)
         self.backends = RegistrySync(self.registry, self.facts, KEY)
         self.table = RouteTable(capacity=capacity, ttl_s=ttl_s)
         self.table.outgoing.collect()

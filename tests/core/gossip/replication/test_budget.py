@@ -175,7 +175,7 @@ def test_settings_that_can_t_work_are_refused(wrong: dict[str, int]) -> None:
 
 
 def test_rings_change_only_where_somebody_came_or_went() -> None:
-    """Else the way between two nodes changed with every restart, and what is told arrived out of order."""
+    """Else the way between two nodes changed with every restart, and what is sent arrived out of order."""
     rng = Random(7)
     peers = [Peer(rng.getrandbits(64), ("10.0.0.1", 1 + number)) for number in range(60)]
     rings = {peer.session: Rings(peer.session, 3) for peer in peers}

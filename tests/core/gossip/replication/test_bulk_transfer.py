@@ -1,4 +1,4 @@
-"""Whole tables between nodes: joining, what rows may say, and all that can go wrong on the way."""
+"""Whole tables between nodes: joining, what rows may contain, and all that can go wrong on the way."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_lone_node_is_ready_after_a_while() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_a_new_cluster_is_ready_at_once(count: int) -> None:
-    """Everybody refuses everybody, and says that it has nothing: there is nothing to wait for."""
+    """Everybody refuses everybody, and reports that it has nothing: there is nothing to wait for."""
     net = Net(count)
     net.run_until(lambda: all(node.gossip.synced for node in net.nodes.values()), limit_s=0.1)
 
@@ -140,7 +140,7 @@ def test_a_peer_that_falls_silent_is_left_for_another() -> None:
     silent: list[int] = []
 
     def drop(source: int, target: int, message: Message) -> bool:
-        """Whoever is asked first says no word."""
+        """Whoever is asked first does not answer."""
         if isinstance(message, TableRows) and not silent:
             silent.append(source)
         return isinstance(message, TableRows | Busy) and source in silent
@@ -270,7 +270,7 @@ def test_rows_keep_their_budget_and_one_transfer_its_share() -> None:
     assert sum(size for _, _, _, message, size in alone.sent if isinstance(message, TableRows)) > 350_000
 
 
-# --- what rows may say ------------------------------------------------------------------------------------------------
+# --- what rows may contain --------------------------------------------------------------------------------------------
 
 
 def evidence(net: Net, session: int, fingerprint: int) -> float:

@@ -1,4 +1,4 @@
-"""What an engine said, among nodes: what it dropped goes everywhere, what it holds is sent once."""
+"""What an engine reported, among nodes: what it dropped goes everywhere, what it holds is sent once."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def confirm(node: RouteNode, chain: list[PrefixKey], now: float) -> None:
 
 def test_what_an_engine_dropped_is_withdrawn_everywhere_whoever_served_it() -> None:
     reader, server, other = three()
-    reader.table.retract(102, reader.engine().id, 20.0)
+    reader.table.withdraw(102, reader.engine().id, 20.0)
     reader.send(server, other, now=20.0)
     for node in (reader, server, other):
         assert [(url, tokens) for url, tokens, _ in node.holders(CHAT, 20.0)] == [(ENGINE, 16)]
     assert server.sync.counters.removals_withdrawn == 1
-    assert server.updates(30.0) == [], "who follows does not tell"
+    assert server.updates(30.0) == [], "who follows does not send it"
 
 
 def test_what_was_served_after_the_removal_stays() -> None:
     """The turn was under way when the engine dropped its blocks: it holds them again now."""
     reader, server, _ = three()
-    reader.table.retract(101, reader.engine().id, 20.0)
+    reader.table.withdraw(101, reader.engine().id, 20.0)
     route_updates = reader.updates(20.0)
     server.serve(CHAT, 25.0)
     for route_update, at in route_updates:
@@ -54,14 +54,14 @@ def test_a_piece_that_hangs_elsewhere_at_a_peer_goes_as_well() -> None:
     engine = other.engine()
     other.table.withdraw(101, engine.id)
     other.table.learn([(64, 104, 204)], engine.id, engine.generation, Trust.REMOTE, 12.0)
-    reader.table.retract(101, reader.engine().id, 20.0)
+    reader.table.withdraw(101, reader.engine().id, 20.0)
     reader.send(other, now=20.0)
     assert other.holders(CHAT, 20.0) == []
 
 
 def test_a_removal_of_an_earlier_process_is_not_followed() -> None:
     reader, _, other = three()
-    reader.table.retract(101, reader.engine().id, 20.0)
+    reader.table.withdraw(101, reader.engine().id, 20.0)
     route_updates = reader.updates(20.0)
     other.receive(reader, 21.0, generation=2)
     other.serve(CHAT, 21.0)
@@ -73,7 +73,7 @@ def test_a_removal_of_an_earlier_process_is_not_followed() -> None:
 
 def test_what_a_gone_process_dropped_is_not_reported() -> None:
     reader, _, _ = three()
-    reader.table.retract(101, reader.engine().id, 20.0)
+    reader.table.withdraw(101, reader.engine().id, 20.0)
     reader.restart(20.0)
     assert reader.updates(20.0) == []
     assert reader.sync.counters.outdated == len(CHAT)
@@ -82,7 +82,7 @@ def test_what_a_gone_process_dropped_is_not_reported() -> None:
 def test_what_came_and_went_between_two_looks_is_reported_as_gone_only() -> None:
     reader, server, other = three()
     confirm(reader, [(128, 900, 0), (64, 104, 0)], 20.0)
-    reader.table.retract(900, reader.engine().id, 20.5)
+    reader.table.withdraw(900, reader.engine().id, 20.5)
     reader.send(server, other, now=20.0 + 2 * CONFIRMED_WAIT_S)
     assert [tokens for _, tokens, _ in other.holders([(128, 900, 0), *CHAT], 25.0)] == [64]
     assert reader.sync.counters.gone == 1
@@ -90,7 +90,7 @@ def test_what_came_and_went_between_two_looks_is_reported_as_gone_only() -> None
 
 def test_what_went_and_came_again_is_reported_as_there() -> None:
     reader, server, other = three()
-    reader.table.retract(104, reader.engine().id, 20.0)
+    reader.table.withdraw(104, reader.engine().id, 20.0)
     confirm(reader, [(64, 104, 0), (32, 102, 0)], 22.0)
     reader.send(server, other, now=22.0)
     reader.send(server, other, now=22.0 + CONFIRMED_WAIT_S)
@@ -114,7 +114,7 @@ def test_what_the_reader_knows_of_texts_it_reports_with_what_the_engine_stated()
     reader, server, other = three()
     other.table.withdraw(101, other.engine().id)
     assert other.table.prefix_key_of(104) is None
-    reader.table.retract(104, reader.engine().id, 20.0)
+    reader.table.withdraw(104, reader.engine().id, 20.0)
     reader.updates(20.0)
     confirm(reader, [(64, 104, 0), (32, 102, 0), (16, 101, 0)], 21.0)
     reader.send(server, other, now=22.0)
@@ -128,7 +128,7 @@ def test_a_text_that_no_peer_reported_is_reported_though_its_tokens_were() -> No
     """The reader of the stream was faster than the node that served: it knows tokens only."""
     reader, server, other = three()
     confirm(reader, [(96, 106, 0), (64, 104, 0)], 20.0)
-    confirm(server, [(512, 999, 0)], 20.0)  # something of its own waits, so it remembers what it hears
+    confirm(server, [(512, 999, 0)], 20.0)  # something of its own waits, so it remembers what it receives
     server.updates(20.0)
     reader.send(server, other, now=21.0)
     server.serve(NEXT_TURN, 20.05)
@@ -167,7 +167,7 @@ def test_a_removal_takes_nine_bytes_and_a_block_that_came_one() -> None:
     assert stored / (prompts * blocks) < 1.0
     gone = [1000 + 10_000 * prompt + depth for prompt in range(prompts) for depth in reversed(anchors)]
     for fingerprint in gone:  # the last blocks first, as engines do
-        reader.table.retract(fingerprint, engine.id, 40.0)
+        reader.table.withdraw(fingerprint, engine.id, 40.0)
     route_updates = reader.updates(40.0)
     dropped = sum(len(route_update) + ENTRY_BYTES for route_update, _ in route_updates)
     assert 8.0 <= dropped / len(gone) < 8.2

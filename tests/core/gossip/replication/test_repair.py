@@ -200,7 +200,7 @@ def test_what_would_take_too_long_as_route_updates_is_left_to_tables() -> None:
 
 
 def test_nothing_is_stated_of_the_dead_whose_route_updates_expired() -> None:
-    """T-dead-owner-cleanup (smg#1661): a peer that has forgotten them must not be told of them again."""
+    """T-dead-owner-cleanup (smg#1661): a peer that has forgotten them must not be sent them again."""
     side = Side()
     side.of(D.session, 5, at=NOW - 50)
     side.meet(B, C)
@@ -209,7 +209,7 @@ def test_nothing_is_stated_of_the_dead_whose_route_updates_expired() -> None:
     assert side.sent() == []
     side.meet(B, C, D)
     side.repair.vector(B, Vector(((1, 0),), reply=False), NOW + 51)
-    assert side.messages() == [Reset(D.session, 5)], "it lives: others will hear more of it"
+    assert side.messages() == [Reset(D.session, 5)], "it lives: others will receive more of it"
 
 
 def test_digests_go_to_some_peer_twice_a_second() -> None:

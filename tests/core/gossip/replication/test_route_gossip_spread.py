@@ -87,7 +87,7 @@ def test_an_idle_node_states_little() -> None:
 
 
 def test_many_nodes_pass_on_what_is_new() -> None:
-    """Here 24 nodes behave as 24 of a hundred would: nobody tells everybody."""
+    """Here 24 nodes behave as 24 of a hundred would: nobody sends to everybody."""
     net = ready(24, mesh_nodes_max=8)
     learned = busy(net, 1.0, 2.0)
     net.run(0.6)
@@ -143,7 +143,7 @@ def test_everybody_knows_everything_in_the_end(nodes: int, mesh: int, conditions
 
 
 def test_what_a_dead_node_learned_still_spreads() -> None:
-    """T-origin-dies-midway (quickwit#4562): one peer had heard it, the others hear it from him."""
+    """T-origin-dies-midway (quickwit#4562): one peer had received it, the others receive it from that one."""
     net = ready(6)
     net.link.drop = lambda source, target, message: source == 1 and target != 2
     rng = Random(4)
@@ -178,7 +178,7 @@ def test_a_dead_node_is_forgotten_by_all_and_stays_forgotten() -> None:
     assert [node.gossip.vector() for node in net.nodes.values() if node.up] == [{}] * 3
     net.sent.clear()
     net.run(FORGOTTEN_S + 20.0)
-    assert {type(message) for *_, message, _ in net.sent} == {Digest}, "nobody speaks of it any more"
+    assert {type(message) for *_, message, _ in net.sent} == {Digest}, "nobody sends anything about it any more"
     assert all(node.gossip.vector() == {} for node in net.nodes.values() if node.up)
 
 
@@ -241,7 +241,7 @@ TURNS = st.lists(
 def test_any_order_of_route_updates_with_doubles_gives_the_same_table(
     turns: list[tuple[int, int, int, int]], rng: Random, data: st.DataObject
 ) -> None:
-    """S4: hearing is commutative, associative and idempotent."""
+    """S4: receiving is commutative, associative and idempotent."""
     route_updates = origins(turns)
     sums = []
     for _ in range(3):
@@ -299,7 +299,7 @@ class Adversary:
                 if origin == session:
                     continue
                 for token in self.route_updates[origin][:number]:
-                    assert knows(self.net, session, token), "a number covers what was never heard"
+                    assert knows(self.net, session, token), "a number covers what was never received"
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -373,7 +373,7 @@ def test_expired_routes_are_passed_on_by_nobody() -> None:
 
 
 def test_vectors_are_reported_only_after_a_difference() -> None:
-    """chitchat tells all it knows with every digest: 15 kB/s among ten idle nodes."""
+    """chitchat sends all it knows with every digest: 15 kB/s among ten idle nodes."""
     net = ready(10)
     busy(net, 1.0, 5.0)
     net.run(1.0)

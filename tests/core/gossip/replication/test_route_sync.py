@@ -67,7 +67,7 @@ def test_what_is_sent_ages_on_its_path() -> None:
 
 
 def test_a_backend_the_operator_did_not_give_us_is_never_ranked() -> None:
-    """What else the update says is learned."""
+    """The rest of the update is learned."""
     first, second = RouteNode(1, [ENGINE, OTHER]), RouteNode(2, [OTHER])
     first.meet(second)
     first.serve(CHAT)

@@ -198,7 +198,7 @@ def test_each_origin_keeps_a_share_by_its_activity() -> None:
         extend(target, THIRD, 1)
     shares = [target.vector[origin] - target.base(origin) for origin in (OTHER, THIRD)]
     assert shares == [75, 25]
-    assert target._counters.trimmed == 300
+    assert target.counters.trimmed == 300
 
 
 def calls_of(action: Callable[[], object]) -> int:
@@ -274,7 +274,7 @@ def test_route_updates_go_when_they_expire() -> None:
         target.append(b"x", NOW + second)
     target.prune(NOW + TTL_S + 4)
     assert (target.base(ME), target.own, len(target)) == (5, 10, 5)
-    assert target._counters.trimmed == 0, "they were not lost"
+    assert target.counters.trimmed == 0, "they were not lost"
 
 
 def test_much_that_expired_at_once_goes_in_steps() -> None:
@@ -296,7 +296,7 @@ def test_what_a_dead_origin_learned_is_kept_until_it_expires() -> None:
     assert read(target, OTHER, 0, NOW + TTL_S - 1) == [b"1", b"2", b"3"]
     target.prune(NOW + TTL_S)
     assert target.is_spent(OTHER)
-    assert target.vector[OTHER] == 3, "others may still be told of later ones that they lack"
+    assert target.vector[OTHER] == 3, "others may still be sent later ones that they lack"
     target.prune(NOW + 10 + TTL_S)
     assert dict(target.vector.items()) == {}
     assert target.vector.hash == 0
@@ -371,7 +371,7 @@ def test_origins_and_forgotten_ones_are_bounded() -> None:
         target.prune(NOW + TTL_S * round_number)
         for session in range(ORIGINS_MAX * round_number, ORIGINS_MAX * (round_number + 1)):
             target.open(10 * ORIGINS_MAX + session, NOW + TTL_S * round_number)
-    assert len(target._forgotten) <= FORGOTTEN_MAX
+    assert sum(map(target.is_forgotten, range(20 * ORIGINS_MAX))) <= FORGOTTEN_MAX
 
 
 def test_what_no_batch_could_carry_leaves_its_number_only() -> None:
@@ -418,13 +418,9 @@ def test_what_logs_keep_is_bounded_in_bytes(calls: list[tuple[str, int]]) -> Non
             target.prune(now)
         else:
             target.present([], now)
-        held = [
-            (kept.route_update, origin)
-            for origin in target.origins()
-            for kept in target._logs[origin].after(target.base(origin))
-        ]
-        assert target._bytes == sum(len(route_update) + ENTRY_BYTES for route_update, _ in held)
-        assert target._bytes <= 40 * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES)
+        held = [update for origin in target.origins() for update in read(target, origin, target.base(origin), NOW)]
+        assert target.bytes_kept == sum(len(update) + ENTRY_BYTES for update in held)
+        assert target.bytes_kept <= 40 * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES)
         assert len(target) <= 40
 
 
@@ -432,7 +428,7 @@ def test_turns_alone_reach_the_bound_in_route_updates_first() -> None:
     target = logs(entries_max=40)
     for _ in range(50):
         target.append(bytes(60), NOW)
-    assert (target.base(ME), target._counters.trimmed) == (10, 10)
+    assert (target.base(ME), target.counters.trimmed) == (10, 10)
     for _ in range(10):
         target.append(bytes(ROUTE_UPDATE_BYTES_MAX), NOW)
     assert target.own - target.base(ME) == 40 * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES) // (

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Plane
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
+from ranvier_py.core.gossip.wire import messages as m
 from ranvier_py.core.gossip.wire.codec import (
     BODY_BYTES_MIN,
     HELLO_BODY_BYTES_MIN,
@@ -32,41 +33,12 @@ from ranvier_py.core.gossip.wire.columns import (
     VECTOR_ENTRIES_MAX,
 )
 from ranvier_py.core.gossip.wire.frame import BadFrame, Reason
-from ranvier_py.core.gossip.wire.messages import (
-    Challenge,
-    Command,
-    Commands,
-    Digest,
-    Echo,
-    Entry,
-    Fact,
-    Facts,
-    Hello,
-    Loads,
-    Members,
-    Message,
-    PartSums,
-    Ping,
-    PingRequest,
-    Push,
-    ReaderClaim,
-    ReaderClaims,
-    Record,
-    RouteUpdates,
-    RowsWanted,
-    SnapshotChunk,
-    State,
-    TotalSum,
-    Update,
-    Vector,
-)
 from ranvier_py.core.gossip.wire.records import (
     ROWS_REMEMBERED,
     pack_record,
     size_of,
 )
 from ranvier_py.core.gossip.wire.seal import BODY_BYTES_MAX
-from tests.core.gossip.wire.fuzz_wire import one_input
 from tests.core.gossip.wire.wire_samples import (
     EXAMPLES,
     IPV6,
@@ -87,13 +59,13 @@ def refuses(kind: int, body: bytes) -> BadFrame:
     return caught.value
 
 
-def fields(message: Message) -> tuple[int, list[Any]]:
+def fields(message: m.Message) -> tuple[int, list[Any]]:
     """Kind and fields of an encoded message, to be changed."""
     kind, body = encode(message)
     return kind, msgpack.unpackb(body)
 
 
-def changed(message: Message, index: int, value: object) -> tuple[int, bytes]:
+def changed(message: m.Message, index: int, value: object) -> tuple[int, bytes]:
     kind, values = fields(message)
     values[index] = value
     return kind, msgpack.packb(values)
@@ -103,18 +75,18 @@ def changed(message: Message, index: int, value: object) -> tuple[int, bytes]:
 
 
 def test_every_message_has_a_kind_and_all_its_members_travel() -> None:
-    assert {make for _, make, _ in LAYOUT} == set(get_args(Message))
+    assert {make for _, make, _ in LAYOUT} == set(get_args(m.Message))
     assert [kind for kind, _, _ in LAYOUT] == list(Kind)
     for _, make, layout in LAYOUT:
         assert len(layout) == len(make._fields)  # type: ignore[attr-defined]
-    assert {type(example) for example in EXAMPLES} == set(STRATEGIES) == set(get_args(Message))
+    assert {type(example) for example in EXAMPLES} == set(STRATEGIES) == set(get_args(m.Message))
 
 
 @pytest.mark.parametrize("make", STRATEGIES, ids=lambda make: make.__name__)
 def test_a_message_comes_back_as_it_was(make: type) -> None:
     @settings(max_examples=40, deadline=None)
     @given(STRATEGIES[make])
-    def round_trip(message: Message) -> None:
+    def round_trip(message: m.Message) -> None:
         kind, body = encode(message)
         assert decode(kind, body) == message
         assert type(decode(kind, body)) is make
@@ -133,13 +105,23 @@ def test_a_kind_that_does_not_exist_is_refused() -> None:
 
 
 def test_hosts_arrive_in_canonical_spelling() -> None:
-    kind, body = encode(Hello(IPV6._replace(host="FD00:0:0::1"), 1))
+    kind, body = encode(m.Hello(IPV6._replace(host="FD00:0:0::1"), 1))
     arrived = decode(kind, body)
-    assert isinstance(arrived, Hello)
+    assert isinstance(arrived, m.Hello)
     assert arrived.record.host == "fd00::1"
 
 
 # --- bytes of strangers -----------------------------------------------------------------------------------------------
+
+
+def one_input(data: bytes) -> None:
+    """The first byte is the kind, the rest a body: a message that is written as it was read, or BadFrame."""
+    try:
+        message = decode(data[0], data[1:])
+    except BadFrame:
+        return
+    kind, body = encode(message)
+    assert (kind, decode(kind, body)) == (data[0], message)
 
 
 @settings(max_examples=400, deadline=None)
@@ -198,7 +180,7 @@ def test_every_field_is_checked_for_its_type() -> None:
                 continue
             passed.append((make.__name__, make._fields[index], value))  # type: ignore[attr-defined]
     odd = {case[:2] for case in passed if case[2] is not True and case[2] != 2**64 - 1}
-    assert odd == {("SnapshotChunk", name) for name in SnapshotChunk._fields[4:]}, (
+    assert odd == {("SnapshotChunk", name) for name in m.SnapshotChunk._fields[4:]}, (
         "columns, which engine_cache.snapshot reads"
     )
     assert {name for make, name, value in passed if value is True} == {"reply", "last", "busy"}
@@ -251,15 +233,17 @@ def filled(kind: int, row: bytes, *before: object, after: tuple[object, ...] = (
 
 def test_memory_for_what_is_well_formed_is_bounded_by_its_objects() -> None:
     """Columns are copied once; rows cost the tuples and numbers that they are, up to 16 x as much, of bounded count."""
-    vector = Vector(tuple((2**40 + index, 2**41 + index) for index in range(VECTOR_ENTRIES_MAX)), False)
-    smallest = tuple(Record(str(number), number, 1000, 1000, State.ALIVE, "1.1.1.1", 1, 0) for number in range(1, 5000))
+    vector = m.Vector(tuple((2**40 + index, 2**41 + index) for index in range(VECTOR_ENTRIES_MAX)), False)
+    smallest = tuple(
+        m.Record(str(number), number, 1000, 1000, m.State.ALIVE, "1.1.1.1", 1, 0) for number in range(1, 5000)
+    )
     assert len({pack_record(record) for record in smallest}) > ROWS_REMEMBERED  # or nothing would be allocated
     for message, times, more in (
         (rows_of(6000), 3, 0),
         (vector, 12, 0),
-        (Members(smallest, True), 16, 0),
-        (RouteUpdates(1, 2, (Entry(300, b"\x00" * 40),) * ENTRIES_MAX), 7, 0),
-        (RouteUpdates(1, 2, (Entry(300, b""),) * ENTRIES_MAX), 4, 1024 * 1024),
+        (m.Members(smallest, True), 16, 0),
+        (m.RouteUpdates(1, 2, (m.Entry(300, b"\x00" * 40),) * ENTRIES_MAX), 7, 0),
+        (m.RouteUpdates(1, 2, (m.Entry(300, b""),) * ENTRIES_MAX), 4, 1024 * 1024),
     ):
         kind, body = encode(message)
         tracemalloc.start()
@@ -276,44 +260,44 @@ def test_a_body_beyond_the_largest_frame_is_refused_unread() -> None:
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-BEYOND: list[tuple[Message, str]] = [
-    (Hello(RECORD._replace(name="n" * 65), 1), "a name of 65 bytes"),
-    (Hello(RECORD._replace(name="ä" * 33), 1), "a name of 66 bytes"),
-    (Hello(RECORD._replace(name=""), 1), "no name"),
-    (Hello(RECORD._replace(name="a\nb"), 1), "a line end in a name"),
-    (Hello(RECORD._replace(public="p" * 81), 1), "a public address of 81 bytes"),
-    (Hello(RECORD._replace(host="router.example"), 1), "a host name"),
-    (Hello(RECORD._replace(host="1.2.3"), 1), "half an address"),
-    (Hello(RECORD._replace(host="1.2.3.256"), 1), "no address"),
-    (Hello(RECORD._replace(host="0.0.0.0"), 1), "nowhere"),
-    (Hello(RECORD._replace(host="::"), 1), "nowhere"),
-    (Hello(RECORD._replace(host="fe80::1%eth0"), 1), "an address that means something else elsewhere"),
-    (Hello(RECORD._replace(port=0), 1), "port 0"),
-    (Hello(RECORD._replace(port=65536), 1), "port 65536"),
-    (Hello(RECORD._replace(session=0), 1), "session 0"),
-    (Hello(RECORD._replace(epoch=2**64), 1), "an epoch of 65 bits"),
-    (Hello(RECORD._replace(incarnation=2**32), 1), "an incarnation of 33 bits"),
-    (Digest(2**64, 1), "a hash of 65 bits"),
-    (Vector(((1, 2),) * (VECTOR_ENTRIES_MAX + 1), False), "a long vector"),
-    (RouteUpdates(1, 2, (Entry(0, bytes(ROUTE_UPDATE_BYTES_MAX + 1)),)), "a long route update"),
-    (RouteUpdates(1, 2, (Entry(65536, b"x"),)), "an old route update"),
-    (RouteUpdates(1, 2, (Entry(0, b"x"),) * (ENTRIES_MAX + 1)), "many route updates"),
-    (Loads(1, ((1, 65536),), ()), "a great load"),
-    (Loads(1, (), ((65536, 1),)), "many waiting"),
-    (Loads(1, ((1, 1),) * (BACKENDS_MAX + 1), ()), "many loads"),
-    (Facts(1, 1, (Fact(1, 1, 1.0, 1, True, 1),) * (BACKENDS_MAX + 1)), "many facts"),
-    (ReaderClaims((ReaderClaim(1, 1, 1, 5),) * (READER_CLAIMS_MAX + 1)), "many reader claims"),
-    (ReaderClaims((ReaderClaim(1, 1, 2**32, 5),)), "a clock of 33 bits"),
-    (Commands((Command(1, "add", "u" * 513, 1.0, "", bytes(32)),)), "a long URL"),
-    (Commands((Command(1, "a" * 17, "u", 1.0, "", bytes(32)),)), "a long verb"),
-    (Commands((Command(1, "add", "u", 1.0, "n" * 65, bytes(32)),)), "a long name of a backend"),
-    (Commands((Command(1, "add", "u", 1.0, "", bytes(31)),)), "a short signature"),
-    (Commands((Command(1, "add", "u", 1.0, "", bytes(32)),) * (COMMANDS_MAX + 1)), "many commands"),
+BEYOND: list[tuple[m.Message, str]] = [
+    (m.Hello(RECORD._replace(name="n" * 65), 1), "a name of 65 bytes"),
+    (m.Hello(RECORD._replace(name="ä" * 33), 1), "a name of 66 bytes"),
+    (m.Hello(RECORD._replace(name=""), 1), "no name"),
+    (m.Hello(RECORD._replace(name="a\nb"), 1), "a line end in a name"),
+    (m.Hello(RECORD._replace(public="p" * 81), 1), "a public address of 81 bytes"),
+    (m.Hello(RECORD._replace(host="router.example"), 1), "a host name"),
+    (m.Hello(RECORD._replace(host="1.2.3"), 1), "half an address"),
+    (m.Hello(RECORD._replace(host="1.2.3.256"), 1), "no address"),
+    (m.Hello(RECORD._replace(host="0.0.0.0"), 1), "nowhere"),
+    (m.Hello(RECORD._replace(host="::"), 1), "nowhere"),
+    (m.Hello(RECORD._replace(host="fe80::1%eth0"), 1), "an address that means something else elsewhere"),
+    (m.Hello(RECORD._replace(port=0), 1), "port 0"),
+    (m.Hello(RECORD._replace(port=65536), 1), "port 65536"),
+    (m.Hello(RECORD._replace(session=0), 1), "session 0"),
+    (m.Hello(RECORD._replace(epoch=2**64), 1), "an epoch of 65 bits"),
+    (m.Hello(RECORD._replace(incarnation=2**32), 1), "an incarnation of 33 bits"),
+    (m.Digest(2**64, 1), "a hash of 65 bits"),
+    (m.Vector(((1, 2),) * (VECTOR_ENTRIES_MAX + 1), False), "a long vector"),
+    (m.RouteUpdates(1, 2, (m.Entry(0, bytes(ROUTE_UPDATE_BYTES_MAX + 1)),)), "a long route update"),
+    (m.RouteUpdates(1, 2, (m.Entry(65536, b"x"),)), "an old route update"),
+    (m.RouteUpdates(1, 2, (m.Entry(0, b"x"),) * (ENTRIES_MAX + 1)), "many route updates"),
+    (m.Loads(1, ((1, 65536),), ()), "a great load"),
+    (m.Loads(1, (), ((65536, 1),)), "many waiting"),
+    (m.Loads(1, ((1, 1),) * (BACKENDS_MAX + 1), ()), "many loads"),
+    (m.Facts(1, 1, (m.Fact(1, 1, 1.0, 1, True, 1),) * (BACKENDS_MAX + 1)), "many facts"),
+    (m.ReaderClaims((m.ReaderClaim(1, 1, 1, 5),) * (READER_CLAIMS_MAX + 1)), "many reader claims"),
+    (m.ReaderClaims((m.ReaderClaim(1, 1, 2**32, 5),)), "a clock of 33 bits"),
+    (m.Commands((m.Command(1, "add", "u" * 513, 1.0, "", bytes(32)),)), "a long URL"),
+    (m.Commands((m.Command(1, "a" * 17, "u", 1.0, "", bytes(32)),)), "a long verb"),
+    (m.Commands((m.Command(1, "add", "u", 1.0, "n" * 65, bytes(32)),)), "a long name of a backend"),
+    (m.Commands((m.Command(1, "add", "u", 1.0, "", bytes(31)),)), "a short signature"),
+    (m.Commands((m.Command(1, "add", "u", 1.0, "", bytes(32)),) * (COMMANDS_MAX + 1)), "many commands"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("message", [case[0] for case in BEYOND], ids=[case[1] for case in BEYOND])
-def test_we_send_nothing_that_would_be_refused(message: Message) -> None:
+def test_we_send_nothing_that_would_be_refused(message: m.Message) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         encode(message)
 
@@ -349,7 +333,7 @@ def test_a_record_beyond_its_bounds_is_refused(bad: bytes) -> None:
 
 
 def test_the_row_that_is_spoilt_in_these_tests_is_a_good_one() -> None:
-    assert decode(*filled(Kind.PUSH, row())) == Push((Update(RECORD),))
+    assert decode(*filled(Kind.PUSH, row())) == m.Push((m.Update(RECORD),))
 
 
 def test_a_greeting_has_exactly_one_record_and_nobody_accuses_in_it() -> None:
@@ -360,42 +344,42 @@ def test_a_greeting_has_exactly_one_record_and_nobody_accuses_in_it() -> None:
 
 
 BAD_FIELDS: dict[str, tuple[int, bytes]] = {
-    "challenge 0": changed(Challenge(1), 0, 0),
-    "nonce 0": changed(Echo(RECORD, 1, 0), 1, 0),
-    "seq of 33 bits": changed(Ping(1), 0, 2**32),
-    "relay to port 0": changed(PingRequest(1, 2, "1.2.3.4", 5), 3, 0),
-    "relay to session 0": changed(PingRequest(1, 2, "1.2.3.4", 5), 1, 0),
-    "relay to half an address": changed(PingRequest(1, 2, "1.2.3.4", 5), 2, b"\x01\x02"),
-    "half a pair": changed(Vector((), False), 0, bytes(15)),
-    "long vector": changed(Vector((), False), 0, bytes(16 * (VECTOR_ENTRIES_MAX + 1))),
-    "sums of half the groups": changed(TotalSum(1, b"", True, 7), 1, bytes(8 * GROUPS // 2)),
-    "group that does not exist": changed(PartSums(b"\x01", bytes(GROUP_BYTES), True, 7), 0, bytes((GROUPS,))),
-    "one group twice": changed(PartSums(b"\x01\x02", bytes(2 * GROUP_BYTES), True, 7), 0, b"\x01\x01"),
-    "sums of fewer groups": changed(PartSums(b"\x01", bytes(GROUP_BYTES), True, 7), 1, bytes(GROUP_BYTES - 8)),
-    "sums of more groups": changed(PartSums(b"\x01", bytes(GROUP_BYTES), True, 7), 1, bytes(GROUP_BYTES + 8)),
-    "bucket that does not exist": changed(RowsWanted(1, 2, b""), 2, BUCKETS.to_bytes(2, "little")),
-    "half a bucket": changed(RowsWanted(1, 2, b""), 2, b"\x00"),
-    "more buckets than there are": changed(RowsWanted(1, 2, b""), 2, bytes(2 * BUCKETS + 2)),
+    "challenge 0": changed(m.Challenge(1), 0, 0),
+    "nonce 0": changed(m.Echo(RECORD, 1, 0), 1, 0),
+    "seq of 33 bits": changed(m.Ping(1), 0, 2**32),
+    "relay to port 0": changed(m.PingRequest(1, 2, "1.2.3.4", 5), 3, 0),
+    "relay to session 0": changed(m.PingRequest(1, 2, "1.2.3.4", 5), 1, 0),
+    "relay to half an address": changed(m.PingRequest(1, 2, "1.2.3.4", 5), 2, b"\x01\x02"),
+    "half a pair": changed(m.Vector((), False), 0, bytes(15)),
+    "long vector": changed(m.Vector((), False), 0, bytes(16 * (VECTOR_ENTRIES_MAX + 1))),
+    "sums of half the groups": changed(m.TotalSum(1, b"", True, 7), 1, bytes(8 * GROUPS // 2)),
+    "group that does not exist": changed(m.PartSums(b"\x01", bytes(GROUP_BYTES), True, 7), 0, bytes((GROUPS,))),
+    "one group twice": changed(m.PartSums(b"\x01\x02", bytes(2 * GROUP_BYTES), True, 7), 0, b"\x01\x01"),
+    "sums of fewer groups": changed(m.PartSums(b"\x01", bytes(GROUP_BYTES), True, 7), 1, bytes(GROUP_BYTES - 8)),
+    "sums of more groups": changed(m.PartSums(b"\x01", bytes(GROUP_BYTES), True, 7), 1, bytes(GROUP_BYTES + 8)),
+    "bucket that does not exist": changed(m.RowsWanted(1, 2, b""), 2, BUCKETS.to_bytes(2, "little")),
+    "half a bucket": changed(m.RowsWanted(1, 2, b""), 2, b"\x00"),
+    "more buckets than there are": changed(m.RowsWanted(1, 2, b""), 2, bytes(2 * BUCKETS + 2)),
     "claim of a backend that is not listed": changed(rows_of(1), 8, b"\x02\x00"),
     "backends missing": changed(rows_of(1), 3, b""),
     "half a backend": changed(rows_of(1), 3, bytes(11)),
-    "route updates cut off": changed(RouteUpdates(1, 2, ()), 2, b"\x01\x00\x00\x00\x05\x00four"),
-    "route updates with bytes behind": changed(RouteUpdates(1, 2, ()), 2, b"\x01\x00\x00\x00\x03\x00four"),
-    "route updates without their lengths": changed(RouteUpdates(1, 2, ()), 2, b"\xff\x0f"),
-    "no route updates": changed(RouteUpdates(1, 2, ()), 2, b""),
-    "long route update": changed(RouteUpdates(1, 2, ()), 2, b"\x01\x00\x00\x00\xff\xff" + bytes(65535)),
-    "many route updates": changed(RouteUpdates(1, 2, ()), 2, b"\x01\x10" + bytes(4 * 4097)),
-    "held for ever": changed(RouteUpdates(1, 2, ()), 3, 65536),
-    "half a load": changed(Loads(1, (), ()), 1, bytes(9)),
-    "half a wait": changed(Loads(1, (), ()), 2, bytes(5)),
-    "verdict 4": changed(Facts(1, 1, ()), 2, bytes(20) + b"\x04" + bytes(5)),
-    "neither draining nor not": changed(Facts(1, 1, ()), 2, bytes(21) + b"\x02" + bytes(4)),
-    "started at no time": changed(Facts(1, 1, ()), 2, bytes(12) + b"\x00\x00\x00\x00\x00\x00\xf8\x7f" + bytes(6)),
-    "command cut off": changed(Commands(()), 0, bytes(51)),
-    "command without its verb": changed(Commands(()), 0, bytes(16) + b"\x03" + bytes(35)),
-    "command of infinite weight": changed(Commands(()), 0, bytes(14) + b"\xf0\x7f" + bytes(36)),
-    "command of negative weight": changed(Commands(()), 0, bytes(14) + b"\xf0\xbf" + bytes(36)),
-    "many commands": changed(Commands(()), 0, bytes(52 * (COMMANDS_MAX + 1))),
+    "route updates cut off": changed(m.RouteUpdates(1, 2, ()), 2, b"\x01\x00\x00\x00\x05\x00four"),
+    "route updates with bytes behind": changed(m.RouteUpdates(1, 2, ()), 2, b"\x01\x00\x00\x00\x03\x00four"),
+    "route updates without their lengths": changed(m.RouteUpdates(1, 2, ()), 2, b"\xff\x0f"),
+    "no route updates": changed(m.RouteUpdates(1, 2, ()), 2, b""),
+    "long route update": changed(m.RouteUpdates(1, 2, ()), 2, b"\x01\x00\x00\x00\xff\xff" + bytes(65535)),
+    "many route updates": changed(m.RouteUpdates(1, 2, ()), 2, b"\x01\x10" + bytes(4 * 4097)),
+    "held for ever": changed(m.RouteUpdates(1, 2, ()), 3, 65536),
+    "half a load": changed(m.Loads(1, (), ()), 1, bytes(9)),
+    "half a wait": changed(m.Loads(1, (), ()), 2, bytes(5)),
+    "verdict 4": changed(m.Facts(1, 1, ()), 2, bytes(20) + b"\x04" + bytes(5)),
+    "neither draining nor not": changed(m.Facts(1, 1, ()), 2, bytes(21) + b"\x02" + bytes(4)),
+    "started at no time": changed(m.Facts(1, 1, ()), 2, bytes(12) + b"\x00\x00\x00\x00\x00\x00\xf8\x7f" + bytes(6)),
+    "command cut off": changed(m.Commands(()), 0, bytes(51)),
+    "command without its verb": changed(m.Commands(()), 0, bytes(16) + b"\x03" + bytes(35)),
+    "command of infinite weight": changed(m.Commands(()), 0, bytes(14) + b"\xf0\x7f" + bytes(36)),
+    "command of negative weight": changed(m.Commands(()), 0, bytes(14) + b"\xf0\xbf" + bytes(36)),
+    "many commands": changed(m.Commands(()), 0, bytes(52 * (COMMANDS_MAX + 1))),
 }
 
 
@@ -417,36 +401,36 @@ def test_columns_of_different_length_are_refused(index: int) -> None:
 def test_the_largest_of_everything_fits_in_its_frame() -> None:
     """cortex#4327: when the state outgrew a limit it was never sent. Each bound is tried from within, too."""
     stream = BODY_BYTES_MAX[Plane.BULK]
-    largest: tuple[Message, ...] = (
-        PartSums(bytes(range(GROUPS)), bytes(8 * BUCKETS), True, 7),
-        RowsWanted(1, 2, bytes(2 * BUCKETS)),
-        Vector(((2**64 - 1, 2**64 - 1),) * VECTOR_ENTRIES_MAX, True),
-        Facts(1, 1, (Fact(1, 1, 1.0, 1, True, 1),) * BACKENDS_MAX),
-        Loads(1, ((1, 1),) * BACKENDS_MAX, ((1, 1),) * BACKENDS_MAX),
-        Commands((Command(1, "a" * 16, "u" * 512, 1.0, "n" * 64, bytes(32)),) * COMMANDS_MAX),
-        RouteUpdates(1, 2, (Entry(0, bytes(50)),) * ENTRIES_MAX),
-        Members((LONGEST,) * 1000, True),
+    largest: tuple[m.Message, ...] = (
+        m.PartSums(bytes(range(GROUPS)), bytes(8 * BUCKETS), True, 7),
+        m.RowsWanted(1, 2, bytes(2 * BUCKETS)),
+        m.Vector(((2**64 - 1, 2**64 - 1),) * VECTOR_ENTRIES_MAX, True),
+        m.Facts(1, 1, (m.Fact(1, 1, 1.0, 1, True, 1),) * BACKENDS_MAX),
+        m.Loads(1, ((1, 1),) * BACKENDS_MAX, ((1, 1),) * BACKENDS_MAX),
+        m.Commands((m.Command(1, "a" * 16, "u" * 512, 1.0, "n" * 64, bytes(32)),) * COMMANDS_MAX),
+        m.RouteUpdates(1, 2, (m.Entry(0, bytes(50)),) * ENTRIES_MAX),
+        m.Members((LONGEST,) * 1000, True),
         rows_of(6000, backends=BACKENDS_MAX),
     )
     for message in largest:
         kind, body = encode(message)
         assert len(body) <= stream, type(message)
         assert decode(kind, body) == message
-    longest = encode(RouteUpdates(1, 2, (Entry(0, bytes(ROUTE_UPDATE_BYTES_MAX)),)))
-    assert decode(*longest) == RouteUpdates(1, 2, (Entry(0, bytes(ROUTE_UPDATE_BYTES_MAX)),))
+    longest = encode(m.RouteUpdates(1, 2, (m.Entry(0, bytes(ROUTE_UPDATE_BYTES_MAX)),)))
+    assert decode(*longest) == m.RouteUpdates(1, 2, (m.Entry(0, bytes(ROUTE_UPDATE_BYTES_MAX)),))
 
 
 def test_no_echo_is_longer_than_a_hello_and_no_challenge_than_any_message() -> None:
     """So the answer to a stranger is never longer than what it sent."""
-    assert len(encode(Echo(LONGEST, 2**64 - 1, 2**64 - 1))[1]) <= HELLO_BODY_BYTES_MIN
+    assert len(encode(m.Echo(LONGEST, 2**64 - 1, 2**64 - 1))[1]) <= HELLO_BODY_BYTES_MIN
     for record in (RECORD, LONGEST):
-        assert len(encode(Hello(record, 1))[1]) == HELLO_BODY_BYTES_MIN
-    shortest = Record("x", 1, 0, 0, State.ALIVE, "1.1.1.1", 1, 0)
-    assert len(encode(Hello(shortest, 1))[1]) == HELLO_BODY_BYTES_MIN
-    assert len(encode(Challenge(2**64 - 1))[1]) == BODY_BYTES_MIN
+        assert len(encode(m.Hello(record, 1))[1]) == HELLO_BODY_BYTES_MIN
+    shortest = m.Record("x", 1, 0, 0, m.State.ALIVE, "1.1.1.1", 1, 0)
+    assert len(encode(m.Hello(shortest, 1))[1]) == HELLO_BODY_BYTES_MIN
+    assert len(encode(m.Challenge(2**64 - 1))[1]) == BODY_BYTES_MIN
     assert all(len(encode(example)[1]) >= BODY_BYTES_MIN for example in EXAMPLES)
     for seq in (0, 200, 60_000, 2**32 - 1):
-        for message in (Ping(seq), Challenge(seq or 1)):
+        for message in (m.Ping(seq), m.Challenge(seq or 1)):
             kind, body = encode(message)
             assert len(body) >= BODY_BYTES_MIN
             assert decode(kind, body) == message
@@ -454,22 +438,22 @@ def test_no_echo_is_longer_than_a_hello_and_no_challenge_than_any_message() -> N
 
 def test_the_size_of_an_update_is_exact() -> None:
     for record, accuser in product((RECORD, IPV6, LONGEST), (0, SESSION)):
-        update = Update(record, accuser)
-        _, body = encode(Push((update,)))
+        update = m.Update(record, accuser)
+        _, body = encode(m.Push((update,)))
         assert len(msgpack.unpackb(body)[0]) == size_of(update)
 
 
 def test_more_updates_than_a_byte_can_count_all_arrive() -> None:
     """memberlist#239: the count of parts was one byte. Here rows are not counted at all."""
-    many = tuple(Update(RECORD._replace(name=f"router-{number}", session=number)) for number in range(1, 301))
-    assert decode(*encode(Push(many))) == Push(many)
-    members = Members(tuple(update.record for update in many), False)
+    many = tuple(m.Update(RECORD._replace(name=f"router-{number}", session=number)) for number in range(1, 301))
+    assert decode(*encode(m.Push(many))) == m.Push(many)
+    members = m.Members(tuple(update.record for update in many), False)
     assert decode(*encode(members)) == members
 
 
 def test_a_row_that_was_read_before_is_read_the_same_again() -> None:
     """Rows are remembered by their bytes: one bit more is another row."""
-    first = decode(*encode(Push((Update(RECORD, 5),))))
-    assert decode(*encode(Push((Update(RECORD, 6),)))) == Push((Update(RECORD, 6),))
-    assert decode(*encode(Push((Update(RECORD._replace(epoch=1), 5),)))) != first
-    assert decode(*encode(Push((Update(RECORD, 5),)))) == first
+    first = decode(*encode(m.Push((m.Update(RECORD, 5),))))
+    assert decode(*encode(m.Push((m.Update(RECORD, 6),)))) == m.Push((m.Update(RECORD, 6),))
+    assert decode(*encode(m.Push((m.Update(RECORD._replace(epoch=1), 5),)))) != first
+    assert decode(*encode(m.Push((m.Update(RECORD, 5),)))) == first

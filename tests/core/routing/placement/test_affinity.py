@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,20 +15,9 @@ from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.placement import NO_MATCH, Choice, Holder, Match
 from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from tests.core.routing.placement.engines import Engine
+from tests.core.routing.placement.engines import Engine, engines, match_of
 
-
-def engines(*loads: int) -> tuple[Engine, ...]:
-    return tuple(Engine(BackendId(number), f"e{number}", load=load) for number, load in enumerate(loads))
-
-
-def warm(*held: tuple[int, int], home: int = 7) -> Match:
-    """`held`: (backend, tokens) pairs."""
-    holders = sorted((Holder(BackendId(backend), tokens, 1) for backend, tokens in held), key=lambda one: -one.tokens)
-    return Match(holders, 1000, Fingerprint(home))
-
-
-COLD = warm()
+COLD = match_of()
 
 
 def choose(match: Match, candidates: Sequence[Engine]) -> Choice:
@@ -35,7 +25,7 @@ def choose(match: Match, candidates: Sequence[Engine]) -> Choice:
 
 
 def test_the_deepest_holder_is_preferred_to_an_idle_backend() -> None:
-    assert choose(warm((0, 256), (2, 446)), engines(0, 0, 2)) == Choice(BackendId(2), "affinity", 446)
+    assert choose(match_of((0, 256), (2, 446)), engines(0, 0, 2)) == Choice(BackendId(2), "affinity", 446)
 
 
 @pytest.mark.parametrize(
@@ -58,33 +48,33 @@ def test_the_deepest_holder_is_preferred_to_an_idle_backend() -> None:
 def test_a_holder_is_left_when_its_load_exceeds_twice_the_upper_median_plus_two(
     loads: tuple[int, ...], reason: str
 ) -> None:
-    assert choose(warm((0, 512)), engines(*loads)).reason == reason
+    assert choose(match_of((0, 512)), engines(*loads)).reason == reason
 
 
 def test_a_diverted_request_goes_to_the_least_loaded_backend_and_expects_no_cache() -> None:
-    assert choose(warm((0, 512)), engines(90, 4, 3, 5)) == Choice(BackendId(2), "diverted", 0)
+    assert choose(match_of((0, 512)), engines(90, 4, 3, 5)) == Choice(BackendId(2), "diverted", 0)
 
 
 def test_among_equally_idle_backends_a_diverted_request_takes_the_one_that_holds_most() -> None:
     candidates = engines(90, 4, 3, 3, 3)
-    assert choose(warm((0, 512), (1, 500), (3, 64), (4, 128)), candidates) == Choice(BackendId(4), "diverted", 128)
+    assert choose(match_of((0, 512), (1, 500), (3, 64), (4, 128)), candidates) == Choice(BackendId(4), "diverted", 128)
 
 
 def test_among_equally_deep_holders_the_least_loaded_serves() -> None:
-    assert choose(warm((0, 64), (1, 64), (2, 32)), engines(2, 1, 0)) == Choice(BackendId(1), "affinity", 64)
+    assert choose(match_of((0, 64), (1, 64), (2, 32)), engines(2, 1, 0)) == Choice(BackendId(1), "affinity", 64)
 
 
 def test_among_equally_deep_and_loaded_holders_all_nodes_choose_the_same() -> None:
     ours = engines(0, 0, 0, 0)
     theirs = tuple(Engine(BackendId(3 - one.id), one.name) for one in reversed(ours))
     for home in range(1, 50):
-        mine = choose(warm((1, 64), (2, 64), (3, 64), home=home), ours)
-        other = choose(warm((2, 64), (1, 64), (0, 64), home=home), theirs)
+        mine = choose(match_of((1, 64), (2, 64), (3, 64), home=home), ours)
+        other = choose(match_of((2, 64), (1, 64), (0, 64), home=home), theirs)
         assert f"e{mine.backend}" == theirs[other.backend].name
 
 
 def test_one_candidate_is_never_diverted_from() -> None:
-    assert choose(warm((0, 64)), engines(1000)) == Choice(BackendId(0), "only", 64)
+    assert choose(match_of((0, 64)), engines(1000)) == Choice(BackendId(0), "only", 64)
     assert choose(COLD, engines(1000)) == Choice(BackendId(0), "only", 0)
     assert choose(NO_MATCH, engines(1000)).reason == "only"
 
@@ -93,11 +83,11 @@ def test_a_cold_prefix_goes_to_its_rendezvous_home() -> None:
     candidates = engines(0, 0, 0, 0)
     for home in range(1, 100):
         expected = candidates[Rendezvous().best(Fingerprint(home), candidates)]
-        assert choose(warm(home=home), candidates) == Choice(expected.id, "cold", 0)
+        assert choose(match_of(home=home), candidates) == Choice(expected.id, "cold", 0)
 
 
 def test_a_cold_prefix_goes_to_the_less_loaded_of_its_first_two_homes() -> None:
-    """Each node finds the same two, whatever it was told; with one home alone unshared prompts queue by chance."""
+    """Each node finds the same two, whatever it knows; with one home alone unshared prompts queue by chance."""
     candidates = engines(1, 1, 1, 1, 0)
     first, second, *_ = Rendezvous().order(Fingerprint(7), candidates)
     candidates[first].load, candidates[second].load = 2, 1
@@ -133,9 +123,9 @@ def test_a_request_without_a_prefix_goes_to_any_of_the_least_loaded() -> None:
 def test_a_backend_of_twice_the_weight_bears_twice_the_load() -> None:
     candidates = engines(18, 4, 4, 4)
     candidates[0].weight = 2.0  # may bear 2 x 4 x 2 + 2
-    assert choose(warm((0, 64)), candidates).reason == "affinity"
+    assert choose(match_of((0, 64)), candidates).reason == "affinity"
     candidates[0].load = 19
-    assert choose(warm((0, 64)), candidates).reason == "diverted"
+    assert choose(match_of((0, 64)), candidates).reason == "diverted"
 
 
 def test_when_most_of_the_traffic_shares_one_prefix_it_spreads_and_each_spread_copy_is_used_again() -> None:
@@ -148,7 +138,7 @@ def test_when_most_of_the_traffic_shares_one_prefix_it_spreads_and_each_spread_c
     hits = 0
     for number in range(4000):
         shared = rng.random() < 0.8
-        match = warm(*holders.items(), home=99) if shared else warm(home=1000 + number)
+        match = match_of(*holders.items(), home=99) if shared else match_of(home=1000 + number)
         choice = policy.choose(match, candidates, rng)
         if shared:
             hits += choice.tokens > 0
@@ -168,54 +158,38 @@ def test_when_most_of_the_traffic_shares_one_prefix_it_spreads_and_each_spread_c
 )
 def test_the_median_of_an_even_number_may_be_the_upper_the_lower_or_their_middle(median: str, load: int) -> None:
     policy = Affinity(AffinityOptions(median=median))
-    assert policy.choose(warm((0, 512)), engines(load, 0, 2, 6), Random(1)).reason == "affinity"
-    assert policy.choose(warm((0, 512)), engines(load + 1, 0, 2, 6), Random(1)).reason == "diverted"
+    assert policy.choose(match_of((0, 512)), engines(load, 0, 2, 6), Random(1)).reason == "affinity"
+    assert policy.choose(match_of((0, 512)), engines(load + 1, 0, 2, 6), Random(1)).reason == "diverted"
 
 
 @pytest.mark.parametrize("median", ["upper", "lower", "middle"])
 def test_of_two_the_other_ones_load_counts_whatever_the_median(median: str) -> None:
     policy = Affinity(AffinityOptions(median=median))
-    assert policy.choose(warm((0, 512)), engines(8, 3), Random(1)).reason == "affinity"
-    assert policy.choose(warm((0, 512)), engines(9, 3), Random(1)).reason == "diverted"
+    assert policy.choose(match_of((0, 512)), engines(8, 3), Random(1)).reason == "affinity"
+    assert policy.choose(match_of((0, 512)), engines(9, 3), Random(1)).reason == "diverted"
 
 
 def test_by_the_least_load_a_holder_is_left_for_one_with_more_than_the_floor_fewer() -> None:
     """Ranvier's p2c: divert to the least loaded when least + 2 < selected."""
     policy = Affinity(AffinityOptions(divert_rule="least"))
-    assert policy.choose(warm((0, 512)), engines(7, 5, 9, 9), Random(1)) == Choice(BackendId(0), "affinity", 512)
-    assert policy.choose(warm((0, 512)), engines(8, 5, 9, 9), Random(1)) == Choice(BackendId(1), "diverted", 0)
+    assert policy.choose(match_of((0, 512)), engines(7, 5, 9, 9), Random(1)) == Choice(BackendId(0), "affinity", 512)
+    assert policy.choose(match_of((0, 512)), engines(8, 5, 9, 9), Random(1)) == Choice(BackendId(1), "diverted", 0)
 
 
 def test_the_documents_rule_has_no_floor() -> None:
     """«When in-flight exceeds twice the median»: a lone request at an idle cluster is left already."""
     policy = Affinity(AffinityOptions(divert_floor=0))
-    assert policy.choose(warm((0, 512)), engines(8, 4, 4, 4), Random(1)).reason == "affinity"
-    assert policy.choose(warm((0, 512)), engines(9, 4, 4, 4), Random(1)).reason == "diverted"
-    assert policy.choose(warm((0, 512)), engines(1, 0, 0, 0), Random(1)).reason == "diverted"
+    assert policy.choose(match_of((0, 512)), engines(8, 4, 4, 4), Random(1)).reason == "affinity"
+    assert policy.choose(match_of((0, 512)), engines(9, 4, 4, 4), Random(1)).reason == "diverted"
+    assert policy.choose(match_of((0, 512)), engines(1, 0, 0, 0), Random(1)).reason == "diverted"
 
 
 def test_without_regard_to_load_every_request_goes_to_its_holder_or_home() -> None:
     policy = Affinity(AffinityOptions(load_aware=False))
-    assert policy.choose(warm((0, 512)), engines(900, 0, 0, 0), Random(1)) == Choice(BackendId(0), "affinity", 512)
+    assert policy.choose(match_of((0, 512)), engines(900, 0, 0, 0), Random(1)) == Choice(BackendId(0), "affinity", 512)
     candidates = engines(0, 0, 0, 0)
     candidates[Rendezvous().best(Fingerprint(7), candidates)].load = 900
     assert policy.choose(COLD, candidates, Random(1)).reason == "cold"
-
-
-def test_what_is_common_may_be_followed_all_the_same() -> None:
-    """Ranvier's own behaviour: it has no such rule."""
-    match = Match([Holder(BackendId(0), 64, 2)], 10_000, Fingerprint(5), 64, Fingerprint(9))
-    always = Affinity(AffinityOptions(common_share=0.0))
-    assert always.choose(match, engines(1, 2, 0), Random(1)) == Choice(BackendId(0), "affinity", 64)
-
-
-def test_how_much_of_a_prompt_is_worth_following_can_be_stated() -> None:
-    match = Match([Holder(BackendId(1), 100, 2)], 1000, Fingerprint(5), 80, Fingerprint(9))
-    tenth = Affinity(AffinityOptions(common_share=0.1))
-    assert tenth.choose(match, engines(0, 0), Random(1)).reason == "affinity"
-    exact = Affinity(AffinityOptions(common_slack_tokens=19))
-    assert exact.choose(match, engines(0, 0), Random(1)).reason == "affinity"
-    assert Affinity().choose(match, engines(0, 0), Random(1)).reason == "common"
 
 
 @given(load=st.integers(3, 500), weight=st.sampled_from((49.0, 0.1, 3.0, 1.0)), home=st.integers(1, 99))
@@ -223,8 +197,8 @@ def test_equally_loaded_engines_of_odd_weight_are_never_all_too_busy(load: int, 
     """3 / 49 * 49 is less than 3: multiplied back, each would exceed the median of all."""
     candidates = [Engine(BackendId(number), f"e{number}", weight, load) for number in range(4)]
     policy = Affinity(AffinityOptions(divert_factor=1.0, divert_floor=0))
-    assert policy.choose(warm(home=home), candidates, Random(1)).reason == "cold"
-    assert policy.choose(warm((0, 512), home=home), candidates, Random(1)).reason == "affinity"
+    assert policy.choose(match_of(home=home), candidates, Random(1)).reason == "cold"
+    assert policy.choose(match_of((0, 512), home=home), candidates, Random(1)).reason == "affinity"
 
 
 LOADS = st.lists(st.integers(0, 60), min_size=2, max_size=12)
@@ -235,7 +209,7 @@ def test_whoever_is_chosen_is_either_the_deepest_holder_or_not_too_busy(loads: l
     candidates = engines(*loads)
     ids = st.integers(0, len(loads) - 1)
     holders = data.draw(st.dictionaries(ids, st.integers(1, 4).map(lambda blocks: 16 * blocks)))
-    choice = choose(warm(*holders.items(), home=data.draw(st.integers(1, 2**64 - 1))), candidates)
+    choice = choose(match_of(*holders.items(), home=data.draw(st.integers(1, 2**64 - 1))), candidates)
     median = sorted(loads)[len(loads) // 2] if len(loads) > 2 else min(loads)
     if choice.reason in ("cold", "cold_diverted"):
         assert not holders
@@ -265,16 +239,20 @@ def test_a_few_blocks_that_all_chats_share_are_no_affinity() -> None:
     assert chosen == {0, 1, 2, 3}
 
 
-def test_a_common_prefix_that_is_half_of_the_prompt_is_followed() -> None:
-    match = Match([Holder(BackendId(1), 5000, 2)], 10_000, Fingerprint(5), 5000, Fingerprint(9))
-    assert choose(match, engines(0, 0, 0)) == Choice(BackendId(1), "affinity", 5000)
-
-
-def test_a_chats_own_turns_are_followed_however_long_its_new_message_is() -> None:
-    match = Match([Holder(BackendId(1), 1000, 2)], 50_000, Fingerprint(5), 64, Fingerprint(9))
-    assert choose(match, engines(0, 0, 0)) == Choice(BackendId(1), "affinity", 1000)
-
-
-def test_what_is_common_goes_to_the_least_loaded() -> None:
-    match = Match([Holder(BackendId(0), 64, 2)], 10_000, Fingerprint(5), 64, Fingerprint(9))
-    assert choose(match, engines(1, 2, 0)) == Choice(BackendId(2), "common", 0)
+@pytest.mark.parametrize(
+    ("held", "prompt", "shared", "options", "choice"),
+    [
+        pytest.param((1, 5000), 10_000, 5000, {}, (1, "affinity", 5000), id="half of the prompt is worth following"),
+        pytest.param((1, 1000), 50_000, 64, {}, (1, "affinity", 1000), id="a chat's own turns are followed"),
+        pytest.param((1, 64), 10_000, 64, {}, (2, "common", 0), id="what is common goes to the least loaded"),
+        pytest.param((1, 64), 10_000, 64, {"common_share": 0.0}, (1, "affinity", 64), id="Ranvier has no such rule"),
+        pytest.param((1, 100), 1000, 80, {}, (2, "common", 0), id="two blocks beyond the first message are common"),
+        pytest.param((1, 100), 1000, 80, {"common_share": 0.1}, (1, "affinity", 100), id="a tenth is worth it"),
+        pytest.param((1, 100), 1000, 80, {"common_slack_tokens": 19}, (1, "affinity", 100), id="less slack"),
+    ],
+)
+def test_a_match_is_followed_where_it_is_more_than_what_all_chats_share(
+    held: tuple[int, int], prompt: int, shared: int, options: dict[str, Any], choice: tuple[int, str, int]
+) -> None:
+    policy = Affinity(AffinityOptions(**options))
+    assert policy.choose(match_of(held, prompt=prompt, home_tokens=shared), engines(2, 1, 0), Random(1)) == choice

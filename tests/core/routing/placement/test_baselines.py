@@ -73,13 +73,6 @@ def test_power_of_two_of_one_is_that_one() -> None:
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_a_policy_is_a_function_of_what_it_is_given(name: str) -> None:
-    """Equal seeds give equal decisions: the simulation replays by this."""
-    candidates = engines(3, 1, 4, 1, 5)
-    assert chosen(name, candidates, 50, seed=9) == chosen(name, candidates, 50, seed=9)
-
-
-@pytest.mark.parametrize("name", list(POLICIES))
 def test_each_policy_reports_its_name_and_what_the_chosen_backend_holds(name: str) -> None:
     policy = make_policy(name)
     match = Match([Holder(BackendId(0), 64, 1)], 100, Fingerprint(5))

@@ -141,16 +141,6 @@ def test_without_any_key_the_least_loaded_serves() -> None:
     assert {(choice.backend, choice.reason) for choice in chosen} == {(1, "fallback"), (2, "fallback")}
 
 
-@settings(max_examples=40, deadline=None)
-@given(count=st.integers(2, 9), lost=st.integers(0, 8), keys=st.lists(st.binary(min_size=32, max_size=32), max_size=40))
-def test_removing_a_backend_moves_only_its_keys_through_the_policy(count: int, lost: int, keys: list[bytes]) -> None:
-    policy, everyone = Chwbl(), engines(*[0] * count)
-    rest = tuple(one for one in everyone if one.id != lost % count)
-    for key in keys:
-        before = choose(policy, match_of(opening=key), everyone).backend
-        assert before in (lost % count, choose(policy, match_of(opening=key), rest).backend)
-
-
 KEY = opening_key(MODEL, [system(HELPFUL)])
 WALK = list(Chwbl().ring.walk(int.from_bytes(KEY[:8], "big"), engines(0, 0, 0, 0)))
 
@@ -231,10 +221,6 @@ def test_as_the_document_has_it_every_turn_starts_anew_and_no_match_is_asked_for
     turn = match_of((WALK[2], 600), home_tokens=100, opening=KEY)
     assert choose(policy, turn, loaded(0, 0, 0, 0)).backend == WALK[0]
     assert (policy.depths_wanted, Chwbl().depths_wanted) == (0, 1)
-
-
-def test_it_asks_for_the_opening() -> None:
-    assert Chwbl.wants_opening
 
 
 @pytest.mark.parametrize("epsilon", [0.009, 10.1, -1.0])

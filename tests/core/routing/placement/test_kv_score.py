@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import UNKNOWN, BackendId
-from ranvier_py.core.routing.placement import ALL_HOLDERS, Choice, Holder, Match
+from ranvier_py.core.routing.placement import Choice, Holder, Match
 from ranvier_py.core.routing.placement.chwbl import Chwbl
 from ranvier_py.core.routing.placement.kv_score import KvScore, KvScoreOptions
 from tests.core.routing.placement.engines import Engine, engines, match_of
@@ -142,11 +142,6 @@ def test_its_own_defaults_sum_to_one_although_not_in_binary() -> None:
 def test_weights_that_do_not_sum_to_one_are_refused(weights: tuple[float, float, float]) -> None:
     with pytest.raises(ConfigError, match="overlap_weight, load_weight, health_weight: must sum to 1, not"):
         KvScoreOptions(*weights)
-
-
-def test_it_asks_for_every_holder_and_the_opening() -> None:
-    assert KvScore.depths_wanted == ALL_HOLDERS
-    assert KvScore.wants_opening
 
 
 def test_a_thousand_scores_take_no_more_than_the_document_allows() -> None:

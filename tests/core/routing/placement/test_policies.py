@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.routing.placement import Candidate, Choice, Explains, Holder, Match, Policy
+from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Holder, Match, Policy
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions, make_policy, option_reference
 from tests.core.routing.placement.engines import Engine
 
@@ -82,15 +82,14 @@ def test_every_policy_names_a_candidate_and_a_reason_of_its_list_and_repeats_its
     name: str, situation: tuple[Match, tuple[Candidate, ...]], named: dict[str, bool], seed: int
 ) -> None:
     match, candidates = situation
-    options = PlacementOptions.of(named)
+    options = PlacementOptions(**named)
     policy, again = make_policy(name, options), make_policy(name, options)
     choice = policy.choose(match, candidates, Random(seed))
     assert choice.backend in [one.id for one in candidates]
     assert choice.reason in reasons_of(policy)
     assert choice.tokens in (0, *(holder.tokens for holder in match.holders if holder.backend == choice.backend))
     assert again.choose(match, list(candidates), Random(seed)) == choice
-    if isinstance(policy, Explains):
-        terms = policy.terms(match, candidates)
+    if terms := policy.terms(match, candidates):
         assert len(terms) == len(candidates)
         assert len({tuple(each) for each in terms}) == 1
     if len(candidates) == 1:
@@ -113,3 +112,13 @@ def test_what_a_copy_chooses_changes_nothing_for_the_original(
         return [*found, policy.choose(*second, rng), policy.choose(*first, rng)]
 
     assert course(explained=True) == course(explained=False)
+
+
+def test_a_policy_asks_for_what_it_reads_and_for_no_more() -> None:
+    policies = {name: make_policy(name) for name in POLICIES}
+    every = {name for name, policy in policies.items() if policy.depths_wanted == ALL_HOLDERS}
+    assert every == {"kv_score", "sticky_least_loaded", "ttft"}
+    none = {name for name, policy in policies.items() if policy.depths_wanted == 0}
+    assert none == {"round_robin", "random", "least_loaded", "power_of_two"}
+    assert {name for name, policy in policies.items() if policy.wants_opening} == {"chwbl", "kv_score"}
+    assert {name for name, policy in policies.items() if policy.wants_prefix} == {"sticky_least_loaded"}

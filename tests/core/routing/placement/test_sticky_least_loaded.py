@@ -9,21 +9,16 @@ from random import Random
 import pytest
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
-from ranvier_py.core.prompts.prompt import PromptMemory
-from ranvier_py.core.prompts.request_body import PromptReader
-from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
-from ranvier_py.core.routing.placement import ALL_HOLDERS, Choice, Match
-from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
+from ranvier_py.core.routing.backends import Outcome
+from ranvier_py.core.routing.placement import Choice, Match
 from ranvier_py.core.routing.placement.sticky_least_loaded import (
     StickyLeastLoaded,
     StickyLeastLoadedOptions,
     prefix_hash,
 )
-from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import CHAT_PATH, Attempt, Router
-from ranvier_py.core.routing.speculation import Speculation
 from tests.core.routing.placement.engines import engines, match_of
+from tests.core.routing.test_router import make_router
 
 
 @pytest.mark.parametrize(
@@ -94,28 +89,7 @@ def test_in_multi_depth_only_the_deepest_of_those_that_hit_serve() -> None:
     assert choose(match_of((0, 64), (1, 512)), 0, 9) == Choice(BackendId(0), "hit", 64)
 
 
-def test_it_asks_for_every_holder() -> None:
-    assert StickyLeastLoaded.depths_wanted == ALL_HOLDERS
-
-
 # --- through the real Router ----------------------------------------------------------------------------------------
-
-
-def make_router(backends: int = 4) -> Router:
-    registry, key = Registry(BackendLimits()), b"k" * 32
-    for number in range(backends):
-        registry.add(f"http://10.0.0.{number + 1}:8000")
-    hasher = TokenHasher(key)
-    reader = PromptReader(TextHasher(key), hasher, PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=3)
-    return Router(
-        reader=reader,
-        hasher=hasher,
-        routes=RouteTable(),
-        speculation=Speculation(),
-        registry=registry,
-        policy=make_policy("sticky_least_loaded", PlacementOptions()),
-        rng=Random(1),
-    )
 
 
 def start_attempt(router: Router, question: str) -> Attempt:
@@ -131,7 +105,7 @@ def finish(router: Router, attempt: Attempt) -> None:
 
 
 def test_a_hundred_concurrent_requests_of_one_new_prefix_go_to_one_worker() -> None:
-    router = make_router()
+    router = make_router(policy="sticky_least_loaded")
     attempts = [start_attempt(router, f"question {number}") for number in range(100)]
     assert len({attempt.backend for attempt in attempts}) == 1
     assert [attempt.decision.reason for attempt in attempts] == ["miss", *["hit"] * 99]
@@ -139,13 +113,13 @@ def test_a_hundred_concurrent_requests_of_one_new_prefix_go_to_one_worker() -> N
 
 def test_a_failed_first_request_binds_nobody() -> None:
     """The claim is speculative: the report's map would keep it until the next snapshot."""
-    router = make_router()
+    router = make_router(policy="sticky_least_loaded")
     router.finish_attempt(start_attempt(router, "one"), Outcome.CONNECT_ERROR, 0.0)
     assert start_attempt(router, "two").decision.reason == "miss"
 
 
 def test_the_four_states_of_the_reports_benchmark() -> None:
-    router = make_router()
+    router = make_router(policy="sticky_least_loaded")
     # Cold start: a miss goes to the least loaded, and is claimed at once.
     first = start_attempt(router, "one")
     assert (first.decision.reason, len(router.speculation) > 0) == ("miss", True)
@@ -159,7 +133,7 @@ def test_the_four_states_of_the_reports_benchmark() -> None:
     for attempt in (*kept, sticky):
         finish(router, attempt)
     held = first.prompt.end.first
-    assert router.routes.withdraw((held.tokens, held.token, held.text), first.backend)
+    assert router.routes.withdraw(held.text, first.backend)
     # Recovery: the next request is a miss and goes to the least loaded; the one after follows it there.
     router.registry.dispatched(first.backend, 0.0)
     again = start_attempt(router, "three")

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.routing.placement import Choice, Explains, Holder, Match, Service, Watches
+from ranvier_py.core.routing.placement import Choice, Match, Service
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.placement.ttft import LOSSES_MAX, LOSSES_S, Losses, Ttft
-from tests.core.routing.placement.engines import Engine
+from tests.core.routing.placement.engines import Engine, match_of
 
 PROMPT_TOKENS = 10_000
 
@@ -28,12 +28,12 @@ def engines(*pending: int, decoding: Sequence[int] = ()) -> tuple[Engine, ...]:
 
 
 def warm(*held: tuple[int, int], at: float = 0.0) -> Match:
-    holders = sorted((Holder(BackendId(backend), tokens, 1) for backend, tokens in held), key=lambda one: -one.tokens)
-    return Match(holders, PROMPT_TOKENS, Fingerprint(7), 100, Fingerprint(9), at, Fingerprint(5))
+    match = match_of(*held, prompt=PROMPT_TOKENS, home_tokens=100)
+    return match._replace(own=Fingerprint(9), at=at, deepest=Fingerprint(5))
 
 
 def trained(per_token: float = 1e-4, error: float = 0.0, backends: Sequence[int] = range(4)) -> Ttft:
-    """A policy that has seen each backend serve at this pace, with so large an error now and then."""
+    """A policy that has seen each backend serve at this rate, with so large an error now and then."""
     policy, rng = Ttft(), Random(3)
     for _ in range(30):
         for backend in backends:
@@ -45,11 +45,6 @@ def trained(per_token: float = 1e-4, error: float = 0.0, backends: Sequence[int]
 
 def choose(policy: Ttft, match: Match, candidates: Sequence[Engine]) -> Choice:
     return policy.choose(match, candidates, Random(1))
-
-
-def test_it_explains_itself_and_watches_what_comes_of_it() -> None:
-    assert isinstance(Ttft(), Explains)
-    assert isinstance(Ttft(), Watches)
 
 
 def test_an_idle_holder_is_chosen() -> None:
@@ -103,7 +98,7 @@ def test_costs_within_a_twentieth_are_equal_and_the_idler_backend_is_taken() -> 
 
 
 def test_a_cold_prefix_has_two_homes_whoever_asks_for_it() -> None:
-    """Nodes that have not told each other yet would each make a copy of their own."""
+    """Before any gossip nodes would each make a copy of their own."""
     policy, rng = trained(), Random(5)
     policy.service_rates.fleet.error_s = 0.1
     chosen = set()
@@ -120,7 +115,7 @@ def test_a_cold_prefix_leaves_its_homes_for_a_backend_that_is_certainly_better()
     assert choose(trained(error=2.0), warm(), busy).backend in homes
 
 
-def test_equal_costs_are_reported_apart_by_load_and_then_the_same_path_every_time() -> None:
+def test_equal_costs_are_ordered_by_load_and_then_the_same_path_every_time() -> None:
     loaded = engines(0, 0, 0, decoding=(1, 1, 0))
     unknown = Match((), 0, Fingerprint(7), 100, Fingerprint(9))
     assert choose(Ttft(), unknown, loaded).backend == 2
@@ -132,7 +127,7 @@ def test_progress_since_the_last_first_token_shortens_the_queue() -> None:
     policy = trained()
     candidates = engines(9000, 8900)
     candidates[0].progress_at, candidates[1].progress_at = 99.5, 100.0
-    at = Match((), PROMPT_TOKENS, Fingerprint(7), 100, Fingerprint(9), 100.0)
+    at = warm(at=100.0)
     assert policy.cost(candidates[0], at, 0).queue_s == pytest.approx(0.4, rel=0.05)
     assert policy.cost(candidates[1], at, 0).queue_s == pytest.approx(0.89, rel=0.05)
     assert policy.choose(at, candidates, Random(1)).backend == 0
@@ -140,8 +135,7 @@ def test_progress_since_the_last_first_token_shortens_the_queue() -> None:
 
 def test_a_queue_never_takes_less_than_no_time() -> None:
     policy, candidates = trained(), engines(1000)
-    late = Match((), PROMPT_TOKENS, Fingerprint(7), 100, Fingerprint(9), 1e6)
-    assert policy.cost(candidates[0], late, 0).queue_s >= 0.0
+    assert policy.cost(candidates[0], warm(at=1e6), 0).queue_s >= 0.0
 
 
 def asked(every_s: float, *waiting_tokens: tuple[int, int]) -> list[str]:
@@ -164,17 +158,16 @@ def test_a_prefix_gets_a_second_holder_once_those_who_asked_have_waited_for_long
     assert asked(0.05, (1000, 0)).index("spread") == 12
 
 
-def test_a_prefix_that_is_asked_for_once_a_minute_gets_none() -> None:
-    assert set(asked(60.0, (6000, 0))) == {"warm"}
-
-
-def test_queues_that_come_and_go_by_chance_make_no_copy() -> None:
-    """What each of them would have saved adds up to much more than a prefill."""
-    assert set(asked(0.05, (6000, 0), (0, 6000))) == {"warm"}
-
-
-def test_nothing_is_copied_where_everybody_waits_as_long() -> None:
-    assert set(asked(0.05, (6000, 6000))) == {"warm"}
+@pytest.mark.parametrize(
+    ("every_s", "waiting"),
+    [
+        pytest.param(60.0, [(6000, 0)], id="asked for once a minute"),
+        pytest.param(0.05, [(6000, 0), (0, 6000)], id="queues that come and go by chance"),
+        pytest.param(0.05, [(6000, 6000)], id="everybody waits as long"),
+    ],
+)
+def test_a_prefix_gets_no_second_holder_for_nothing(every_s: float, waiting: list[tuple[int, int]]) -> None:
+    assert set(asked(every_s, *waiting)) == {"warm"}
 
 
 def test_a_copy_is_dearer_where_others_wait() -> None:

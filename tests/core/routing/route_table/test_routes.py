@@ -1,4 +1,4 @@
-"""The route table, by example: the seed document's own cases, then one sentence for each rule."""
+"""The route table, by example: the seed document's own cases, and the rules that the model of the properties lacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GENERATIONS = (7, 7, 7, 7)
 
 
 def prompt(*messages: tuple[str, int]) -> list[PrefixKey]:
-    """Stops of a chat, deepest first: (text, tokens) of each message; aligned down to blocks of 16."""
+    """Prefix keys of a chat, deepest first: (text, tokens) of each message; aligned down to blocks of 16."""
     chain = []
     text, total = "", 0
     for words, tokens in messages:
@@ -35,7 +35,7 @@ def text_only(chain: list[PrefixKey]) -> list[PrefixKey]:
 
 
 def plain(*depths: int, name: str = "a") -> list[PrefixKey]:
-    """Token-only stops of one prompt, deepest first."""
+    """Token-only keys of one prompt, deepest first."""
     return [(depth, fp(name, depth), 0) for depth in sorted(depths, reverse=True)]
 
 
@@ -66,25 +66,21 @@ def test_one_request_produces_a_route_at_every_boundary_aligned_down_to_a_block(
     assert {(holder.backend, holder.trust) for view in views for holder in view.holders} == {(ONE, Trust.LOCAL)}
 
 
-def test_a_branching_conversation_matches_its_system_prompt(learned: RouteTable) -> None:
-    chain = prompt(("system", 256), ("different question", 60))
-    assert learned.match(chain, GENERATIONS, 1.0) == [Holder(ONE, 256, Trust.LOCAL)]
-
-
-def test_a_continuing_conversation_matches_its_last_turn(learned: RouteTable) -> None:
-    chain = prompt(*THREAD, ("assistant2", 80), ("user3", 30))
-    assert learned.match(chain, GENERATIONS, 1.0) == [Holder(ONE, 432, Trust.LOCAL)]
-
-
-def test_a_conversation_resumed_from_the_middle_matches_where_it_was_cut(learned: RouteTable) -> None:
-    chain = prompt(*THREAD[:3], ("new user turn", 70))
-    assert learned.match(chain, GENERATIONS, 1.0) == [Holder(ONE, 400, Trust.LOCAL)]
-
-
-def test_a_foreign_prompt_matches_nothing(learned: RouteTable) -> None:
-    assert learned.match(prompt(("other system", 256)), GENERATIONS, 1.0) == []
-    assert learned.match([], GENERATIONS, 1.0) == []
-    assert learned.counters.missed == 2
+@pytest.mark.parametrize(
+    ("chain", "tokens"),
+    [
+        pytest.param(prompt(("system", 256), ("different question", 60)), 256, id="a branch: the system prompt"),
+        pytest.param(prompt(*THREAD, ("assistant2", 80), ("user3", 30)), 432, id="a continuation: its last turn"),
+        pytest.param(prompt(*THREAD[:3], ("new user turn", 70)), 400, id="resumed in the middle: where it was cut"),
+        pytest.param(prompt(("other system", 256)), 0, id="a foreign prompt: nothing"),
+        pytest.param([], 0, id="no prompt: nothing"),
+    ],
+)
+def test_a_conversation_matches_as_deep_as_it_is_known(
+    learned: RouteTable, chain: list[PrefixKey], tokens: int
+) -> None:
+    assert learned.match(chain, GENERATIONS, 1.0) == ([Holder(ONE, tokens, Trust.LOCAL)] if tokens else [])
+    assert learned.counters.missed == (not tokens)
 
 
 def test_boundaries_that_collapse_to_one_block_are_one_row_with_all_their_texts(table: RouteTable) -> None:
@@ -94,7 +90,7 @@ def test_boundaries_that_collapse_to_one_block_are_one_row_with_all_their_texts(
     assert [depth(table, [(250, 0, text)]) for text in (11, 12, 13)] == [256, 256, 256]
 
 
-def test_texts_learned_first_become_one_row_when_their_tokens_state_so(table: RouteTable) -> None:
+def test_texts_learned_first_become_one_row_when_their_tokens_are_known(table: RouteTable) -> None:
     table.learn([(260, 0, 13), (255, 0, 12), (250, 0, 11)], ONE, 7, Trust.LOCAL, 0.0)
     assert len(table) == 3
     table.learn([(256, 99, 13), (256, 99, 12), (256, 99, 11)], TWO, 7, Trust.LOCAL, 0.0)
@@ -131,7 +127,7 @@ def test_bare_claims_of_peers_are_roots_until_a_local_chain_links_them(table: Ro
     assert [len(view.holders) for view in views] == [2, 2, 2, 1]
 
 
-def test_a_walk_reads_no_further_than_the_deepest_known_stop(learned: RouteTable) -> None:
+def test_a_walk_reads_no_further_than_the_deepest_known_key(learned: RouteTable) -> None:
     def chain() -> Iterator[PrefixKey]:
         yield from prompt(*THREAD, ("assistant2", 80))[:2]
         raise AssertionError("read too far")
@@ -147,24 +143,6 @@ def test_a_learn_that_reads_little_still_refreshes_the_whole_path(learned: Route
     assert depth(learned, chain, now=160.0) == 0
 
 
-def test_each_backend_comes_once_at_its_deepest_depth(table: RouteTable) -> None:
-    table.learn(plain(64, 256, 512), ONE, 7, Trust.LOCAL, 0.0)
-    table.learn(plain(64, 256), TWO, 7, Trust.LOCAL, 0.0)
-    table.learn(plain(64), THREE, 7, Trust.LOCAL, 0.0)
-    found = table.match(plain(64, 256, 512), GENERATIONS, 0.0, wanted=9)
-    assert [(holder.backend, holder.tokens) for holder in found] == [(ONE, 512), (TWO, 256), (THREE, 64)]
-    assert table.match(plain(64, 256, 512), GENERATIONS, 0.0, wanted=2) == found[:2]
-
-
-def test_backends_at_one_depth_come_together_by_trust_then_by_freshness(table: RouteTable) -> None:
-    table.learn(plain(64), ONE, 7, Trust.REMOTE, 3.0)
-    table.learn(plain(64), TWO, 7, Trust.LOCAL, 1.0)
-    table.learn(plain(64), THREE, 7, Trust.LOCAL, 2.0)
-    found = table.match(plain(64), GENERATIONS, 3.0, wanted=3)
-    assert [holder.backend for holder in found] == [THREE, TWO, ONE]
-    assert table.match(plain(64), GENERATIONS, 3.0) == found, "load may decide among equals"
-
-
 def test_a_backend_that_is_not_eligible_is_passed_over_and_keeps_its_claims(table: RouteTable) -> None:
     table.learn(plain(64, 256), ONE, 7, Trust.LOCAL, 0.0)
     table.learn(plain(64), TWO, 7, Trust.LOCAL, 0.0)
@@ -174,14 +152,14 @@ def test_a_backend_that_is_not_eligible_is_passed_over_and_keeps_its_claims(tabl
     assert table.match(plain(64, 256), GENERATIONS, 0.0)[0].backend == ONE
 
 
-def test_a_new_generation_epoch_voids_all_claims_at_once_and_the_sweep_removes_them(learned: RouteTable) -> None:
+def test_a_new_generation_voids_all_claims_at_once_and_the_sweep_removes_them(learned: RouteTable) -> None:
     assert learned.match(prompt(*THREAD), (7, 8), 0.0) == []
     assert learned.sweep(0.0, (7, 8)) == 4
     assert len(learned) == 0
     assert learned.counters.voided == 4
 
 
-def test_a_late_answer_of_an_older_epoch_does_not_replace_newer_claims(table: RouteTable) -> None:
+def test_a_late_answer_of_an_older_generation_does_not_replace_newer_claims(table: RouteTable) -> None:
     table.learn(plain(64, 256), ONE, 8, Trust.LOCAL, 0.0)
     table.learn(plain(64, 256, 512), ONE, 7, Trust.LOCAL, 1.0)
     assert [holder.tokens for holder in table.match(plain(64, 256, 512), (0, 8), 1.0)] == [256]
@@ -205,13 +183,6 @@ def test_evidence_from_the_past_counts_from_when_it_was_seen(table: RouteTable) 
     assert table.learn(plain(32), ONE, 7, Trust.REMOTE, 450.0) == 0
 
 
-def test_an_expired_claim_does_not_lend_its_trust_to_a_weaker_one(table: RouteTable) -> None:
-    table.learn(plain(64), ONE, 7, Trust.LOCAL, 0.0)
-    table.learn(plain(64), ONE, 7, Trust.REMOTE, 100.0)
-    assert table.match(plain(64), GENERATIONS, 100.0)[0].trust == Trust.REMOTE
-    assert table.counters.claims["local"] == 0
-
-
 def test_an_idle_conversation_loses_its_deep_routes_first_and_a_shared_prompt_survives() -> None:
     table = RouteTable(capacity=6)
     shared = plain(64, 128, name="system")
@@ -226,17 +197,20 @@ def test_an_idle_conversation_loses_its_deep_routes_first_and_a_shared_prompt_su
     assert depth(table, busy, 30.0) == 512
 
 
-def test_remote_routes_are_evicted_before_older_local_ones_and_those_before_confirmed() -> None:
-    table = RouteTable(capacity=3)
-    table.learn(plain(64, name="confirmed"), ONE, 7, Trust.CONFIRMED, 0.0)
-    table.learn(plain(64, name="local"), ONE, 7, Trust.LOCAL, 1.0)
-    table.learn(plain(64, name="remote"), ONE, 7, Trust.REMOTE, 2.0)
-    for number, name in enumerate(("remote", "local", "confirmed")):
-        assert depth(table, plain(64, name=name), 3.0) == 64
-        table.learn(plain(64, name=f"new {number}"), ONE, 7, Trust.CONFIRMED, 3.0 + number)
-        assert depth(table, plain(64, name=name), 3.0) == 0
-    evicted = table.counters.evicted
-    assert evicted == {"remote": 1, "local": 1, "confirmed": 1}
+def test_backends_at_one_depth_come_together_by_trust_then_by_freshness(table: RouteTable) -> None:
+    table.learn(plain(64), ONE, 7, Trust.REMOTE, 3.0)
+    table.learn(plain(64), TWO, 7, Trust.LOCAL, 1.0)
+    table.learn(plain(64), THREE, 7, Trust.LOCAL, 2.0)
+    found = table.match(plain(64), GENERATIONS, 3.0, wanted=3)
+    assert [holder.backend for holder in found] == [THREE, TWO, ONE]
+    assert table.match(plain(64), GENERATIONS, 3.0) == found, "load may decide among equals"
+
+
+def test_an_expired_claim_does_not_lend_its_trust_to_a_weaker_one(table: RouteTable) -> None:
+    table.learn(plain(64), ONE, 7, Trust.LOCAL, 0.0)
+    table.learn(plain(64), ONE, 7, Trust.REMOTE, 100.0)
+    assert table.match(plain(64), GENERATIONS, 100.0)[0].trust == Trust.REMOTE
+    assert table.counters.claims["local"] == 0
 
 
 def test_a_match_keeps_what_it_matched_from_being_evicted_and_a_dry_run_does_not() -> None:
@@ -254,7 +228,7 @@ def test_a_use_of_a_deep_route_counts_for_the_routes_it_passes_through() -> None
     table.learn(plain(64, 128, name="a"), ONE, 7, Trust.LOCAL, 0.0)
     table.learn(plain(64, name="b"), ONE, 7, Trust.LOCAL, 1.0)
     table.match(plain(64, 128, name="a"), GENERATIONS, 2.0)
-    table.withdraw(plain(128, name="a")[0], ONE)
+    table.withdraw(plain(128, name="a")[0][1], ONE)
     table.learn(plain(64, 128, name="c"), ONE, 7, Trust.LOCAL, 3.0)
     assert (depth(table, plain(64, name="a"), 3.0), depth(table, plain(64, name="b"), 3.0)) == (64, 0)
 
@@ -266,6 +240,27 @@ def test_learning_a_known_path_again_counts_as_a_use_of_it() -> None:
     table.learn(plain(64, name="a"), ONE, 7, Trust.LOCAL, 2.0)
     table.learn(plain(64, name="c"), ONE, 7, Trust.LOCAL, 3.0)
     assert (depth(table, plain(64, name="a"), 3.0), depth(table, plain(64, name="b"), 3.0)) == (64, 0)
+
+
+def test_learning_another_name_of_a_known_prefix_counts_as_a_use_of_it() -> None:
+    table = RouteTable(capacity=2)
+    table.learn([(64, 40, 41)], ONE, 7, Trust.LOCAL, 0.0)
+    table.learn([(64, 50, 51)], ONE, 7, Trust.LOCAL, 1.0)
+    table.learn([(64, 40, 141)], ONE, 7, Trust.LOCAL, 2.0)
+    table.learn([(64, 60, 61)], ONE, 7, Trust.LOCAL, 3.0)
+    assert [depth(table, [(64, 0, text)], 3.0) for text in (41, 51)] == [64, 0]
+
+
+@pytest.mark.parametrize("first", [Trust.REMOTE, Trust.CONFIRMED])
+def test_a_claim_keeps_the_greater_trust_and_the_later_evidence(table: RouteTable, first: Trust) -> None:
+    table.learn(plain(64), ONE, 7, first, 1.0)
+    table.learn(plain(64), ONE, 7, Trust.LOCAL, 2.0 if first > Trust.LOCAL else 0.0)
+    (holder,) = table.match(plain(64), GENERATIONS, 2.0)
+    claim = table.claim(plain(64)[0][1], ONE)
+    assert claim is not None
+    assert holder.trust == max(first, Trust.LOCAL) == claim.trust
+    assert claim.evidence == (2 if first > Trust.LOCAL else 1)
+    assert table.counters.claims[Trust(holder.trust).name.lower()] == 1
 
 
 def test_equal_tokens_of_other_messages_get_the_names_of_both(table: RouteTable) -> None:
@@ -286,8 +281,8 @@ def test_withdrawing_a_prefix_takes_what_is_below_it_and_leaves_what_is_above_an
     path = plain(64, 128, 256, 512)
     table.learn(path, ONE, 7, Trust.LOCAL, 0.0)
     table.learn(path[1:], TWO, 7, Trust.LOCAL, 0.0)
-    assert table.withdraw(path[2], ONE)
-    assert not table.withdraw(path[2], ONE)
+    assert table.withdraw(path[2][1], ONE)
+    assert not table.withdraw(path[2][1], ONE)
     assert not table.withdraw(12345, ONE)
     found = table.match(path, GENERATIONS, 0.0, wanted=2)
     assert [(holder.backend, holder.tokens) for holder in found] == [(TWO, 256), (ONE, 64)]
@@ -302,7 +297,7 @@ def test_a_large_withdrawal_is_finished_by_the_sweep() -> None:
     root = plain(16, name="root")
     for number in range(3000):
         table.learn(plain(64, name=str(number)) + root, ONE, 7, Trust.LOCAL, 0.0)
-    assert table.withdraw(root[0], ONE)
+    assert table.withdraw(root[0][1], ONE)
     assert 0 < len(table) < 2000
     table.sweep(0.0, GENERATIONS)
     assert len(table) == 0
@@ -341,7 +336,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
     assert len(table) == 0
 
 
-def test_stops_without_a_fingerprint_or_without_tokens_are_no_prefix(table: RouteTable) -> None:
+def test_keys_without_a_fingerprint_or_without_tokens_are_no_prefix(table: RouteTable) -> None:
     assert table.learn([(64, 0, 0), (0, 0, 5)], ONE, 7, Trust.LOCAL, 0.0) == 0
     assert table.learn([], ONE, 7, Trust.LOCAL, 0.0) == 0
     with pytest.raises(ValueError, match="positive"):

@@ -11,48 +11,34 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
-from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, RouteColumns
-from ranvier_py.core.routing.route_table.scan import Chunk
-from tests.core.routing.route_table.looks import claims_of
+from tests.core.routing.route_table.looks import (
+    BACKENDS,
+    DEPTHS,
+    GENERATIONS,
+    NOW,
+    SOUP,
+    TEXTS,
+    TOKENS,
+    TTL_S,
+    Learned,
+    chunks_of,
+    learned_of,
+    pairs_of,
+    sums_of,
+    table_of,
+)
 from tests.core.routing.route_table.test_routes_properties import check
 
-TTL_S = 20.0  # as that check has it
-NOW = 100.0
-BACKENDS = 3
-GENERATIONS = [2, 0, 5]
-NAMES = BackendNames(np.array([mix(n) for n in range(1, 4)], U64), np.zeros(3, U64), np.array(GENERATIONS, np.int32))
-
-
-def sums_of(table: RouteTable, now: float = NOW) -> bytes:
-    scan = table.sums(NAMES, 0.0)
-    while (found := scan.step(now)) is None:
-        pass
-    return found
-
-
-def chunks_of(table: RouteTable, now: float = NOW) -> list[RouteColumns]:
-    scan = table.scan(NAMES, 0.0, np.array((), np.uint16))
-    found: list[Chunk] = []
-    while not found or not found[-1].last:
-        chunk = scan.take(now)
-        if chunk:
-            found.append(chunk)
-    return [chunk.columns for chunk in found]
+NAMES = BackendNames(
+    np.array([mix(n) for n in range(1, 4)], U64), np.zeros(3, U64), np.array(GENERATIONS[:BACKENDS], np.int32)
+)
+THEIRS = np.array([*GENERATIONS[:BACKENDS], -1], np.int32)
 
 
 def merge_all(table: RouteTable, chunks: list[RouteColumns], now: float = NOW) -> int:
     return sum(table.merge(columns, NAMES.generation, now) for columns in chunks)
-
-
-def pairs_of(table: RouteTable, now: float = NOW) -> dict[tuple[int, int], tuple[int, int]]:
-    """(fingerprint, backend) -> (trust, evidence) of live claims, by looking at every row."""
-    return {
-        (fingerprint, backend): (claim.trust, claim.evidence)
-        for fingerprint, backend, claim in claims_of(table)
-        if claim.generation == GENERATIONS[backend] and claim.evidence > now - TTL_S
-    }
 
 
 def columns(*claims: tuple[int, int, int, int, int, float]) -> RouteColumns:
@@ -68,10 +54,6 @@ def columns(*claims: tuple[int, int, int, int, int, float]) -> RouteColumns:
     )
 
 
-TOKENS = st.integers(0, 9).map(lambda number: number and mix(number))
-TEXTS = st.integers(0, 9).map(lambda number: number and mix(number + 100))
-DEPTHS = st.integers(1, 9).map(lambda blocks: 16 * blocks)
-SOUP = st.lists(st.tuples(DEPTHS, TOKENS, TEXTS), min_size=1, max_size=6)
 PLAIN = (
     st.lists(st.tuples(st.integers(1, 7), st.booleans(), st.integers(0, 2)), min_size=1, max_size=6)
     .map(lambda chain: sorted({depth: (depth, *rest) for depth, *rest in chain}.values(), reverse=True))
@@ -85,32 +67,13 @@ PLAIN = (
 """Pieces of one path, deepest first. What the two texts of a depth have in common are its tokens."""
 
 
-def learned_of(
-    chain: st.SearchStrategy[list[PrefixKey]],
-) -> st.SearchStrategy[list[tuple[list[PrefixKey], int, bool, Trust, int]]]:
-    """Stops, backend, whether of an earlier process, trust, age."""
-    fields = (chain, st.integers(0, 2), st.booleans(), st.sampled_from(Trust), st.integers(0, 19))
-    return st.lists(st.tuples(*fields), max_size=10)
-
-
-Learned = list[tuple[list[PrefixKey], int, bool, Trust, int]]
-
-
-def table_of(learned: Learned, capacity: int = 1000) -> RouteTable:
-    table = RouteTable(capacity=capacity, ttl_s=TTL_S)
-    for chain, backend, late, trust, age in learned:
-        generation = max(0, GENERATIONS[backend] - late)
-        table.learn(chain, BackendId(backend), generation, trust, NOW - age)
-    return table
-
-
 @settings(max_examples=150, deadline=None)
 @given(learned_of(SOUP))
 def test_an_empty_table_gets_the_same_claims(learned: Learned) -> None:
     source, target = table_of(learned), RouteTable(ttl_s=TTL_S)
-    merge_all(target, chunks_of(source))
+    merge_all(target, chunks_of(source, NAMES))
     check(target, GENERATIONS, NOW)
-    assert sums_of(target) == sums_of(source)
+    assert sums_of(target, NAMES) == sums_of(source, NAMES)
     assert {pair: evidence for pair, (_, evidence) in pairs_of(target).items()} == {
         pair: evidence for pair, (_, evidence) in pairs_of(source).items()
     }
@@ -122,15 +85,15 @@ def test_an_empty_table_gets_the_same_claims(learned: Learned) -> None:
 def test_a_merge_loses_nothing_and_takes_the_later_evidence(mine: Learned, theirs: Learned) -> None:
     source, target = table_of(theirs), table_of(mine)
     before, reported = pairs_of(target), pairs_of(source)
-    chunks = chunks_of(source)
+    chunks = chunks_of(source, NAMES)
     merge_all(target, chunks)
     check(target, GENERATIONS, NOW)
     after = pairs_of(target)
     assert all(after[pair][0] >= trust and after[pair][1] >= evidence for pair, (trust, evidence) in before.items())
     assert all(after[pair][1] >= evidence for pair, (_, evidence) in reported.items())
-    again = sums_of(target)
+    again = sums_of(target, NAMES)
     assert merge_all(target, chunks) == 0, "the same once more is nothing new"
-    assert sums_of(target) == again
+    assert sums_of(target, NAMES) == again
 
 
 CLAIMS = st.lists(
@@ -153,9 +116,8 @@ def test_any_columns_leave_a_sound_table(
 ) -> None:
     """Circles, parents of themselves, names that mean two things, ids and times out of range, no room."""
     table = table_of(mine, capacity)
-    generations = np.array([*GENERATIONS, -1], np.int32)
     for claims in theirs:
-        table.merge(columns(*claims), generations, NOW)
+        table.merge(columns(*claims), THEIRS, NOW)
         check(table, GENERATIONS, NOW)
     while len(table):
         table.sweep(NOW + 2 * TTL_S, GENERATIONS)
@@ -167,7 +129,7 @@ def test_any_columns_leave_a_sound_table(
     [
         (0, 0, 1, 2, 0, 0.0),  # of no tokens
         (0, 16, 0, 0, 0, 0.0),  # without a name
-        (0, 16, 1, 2, 3, 0.0),  # of a backend that is not told
+        (0, 16, 1, 2, 3, 0.0),  # of a backend that peers do not know
         (0, 16, 1, 2, 4, 0.0),  # or does not exist
         (0, 16, 1, 2, -1, 0.0),
         (0, 16, 1, 2, 0, TTL_S),  # expired
@@ -176,7 +138,7 @@ def test_any_columns_leave_a_sound_table(
 )
 def test_what_is_no_live_claim_is_left_out(claim: tuple[int, int, int, int, int, float]) -> None:
     table = RouteTable(ttl_s=TTL_S)
-    assert table.merge(columns(claim, (0, 16, 7, 8, 0, 0.0)), np.array([*GENERATIONS, -1], np.int32), NOW) == 1
+    assert table.merge(columns(claim, (0, 16, 7, 8, 0, 0.0)), THEIRS, NOW) == 1
     assert set(pairs_of(table)) == {(7, 0), (8, 0)}
 
 

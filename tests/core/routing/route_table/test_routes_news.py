@@ -2,7 +2,10 @@
 
 from itertools import pairwise
 
+import pytest
+
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust
 from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX
 
@@ -21,29 +24,33 @@ def learn(routes: RouteTable, chain: list[tuple[int, int, int]], now: float = 10
     routes.learn(chain, ENGINE, 0, trust, now)
 
 
-def test_a_new_chat_is_updates_from_top_to_end() -> None:
+def test_a_new_chat_is_one_update_from_top_to_end() -> None:
     routes = table()
     learn(routes, CHAT)
     assert list(routes.outgoing.new) == [NewRoutes(ENGINE, 0, CHAT, 0, 10.0)]
 
 
-def test_a_next_turn_is_updates_only_where_it_is_new_and_states_what_stands_above() -> None:
+@pytest.mark.parametrize(
+    ("chain", "backend", "generation", "expected"),
+    [
+        pytest.param(CHAT, ENGINE, 0, [], id="the same prompt again"),
+        pytest.param(NEXT_TURN, ENGINE, 0, [(NEXT_TURN[:2], 104)], id="a next turn, and what stands above it"),
+        pytest.param(CHAT, OTHER, 0, [(CHAT, 0)], id="another backend"),
+        pytest.param(CHAT, ENGINE, 1, [(CHAT, 0)], id="a restarted backend"),
+    ],
+)
+def test_of_a_known_prompt_only_what_is_new_is_reported(
+    chain: list[PrefixKey], backend: BackendId, generation: int, expected: list[tuple[list[PrefixKey], int]]
+) -> None:
     routes = table()
     learn(routes, CHAT)
     routes.outgoing.new.clear()
-    learn(routes, NEXT_TURN, 11.0)
-    assert list(routes.outgoing.new) == [NewRoutes(ENGINE, 0, NEXT_TURN[:2], 104, 11.0)]
+    routes.learn(chain, backend, generation, Trust.LOCAL, 11.0)
+    found = [NewRoutes(backend, generation, keys, above, 11.0) for keys, above in expected]
+    assert list(routes.outgoing.new) == found
 
 
-def test_the_same_prompt_again_is_no_updates() -> None:
-    routes = table()
-    learn(routes, CHAT)
-    routes.outgoing.new.clear()
-    learn(routes, CHAT, 12.0)
-    assert not routes.outgoing.new
-
-
-def test_tokens_that_join_a_text_are_updates() -> None:
+def test_tokens_that_join_a_text_are_an_update() -> None:
     """Peers that know the text alone could not match in mid-message."""
     routes = table()
     learn(routes, [(60, 0, 204), (30, 0, 202)])
@@ -52,26 +59,7 @@ def test_tokens_that_join_a_text_are_updates() -> None:
     assert [key for updates in routes.outgoing.new for key in updates.chain] == [(64, 104, 204), (32, 102, 202)]
 
 
-def test_another_backend_that_serves_a_known_prompt_is_updates() -> None:
-    routes = table()
-    learn(routes, CHAT)
-    routes.outgoing.new.clear()
-    routes.learn(CHAT, OTHER, 0, Trust.LOCAL, 11.0)
-    (updates,) = routes.outgoing.new
-    assert updates.backend == OTHER
-    assert updates.chain[0] == CHAT[0]
-
-
-def test_a_restarted_backend_that_serves_again_is_updates() -> None:
-    routes = table()
-    learn(routes, CHAT)
-    routes.outgoing.new.clear()
-    routes.learn(CHAT, ENGINE, 1, Trust.LOCAL, 11.0)
-    assert routes.outgoing.new
-    assert routes.outgoing.new[0].generation == 1
-
-
-def test_what_peers_stated_is_no_updates_of_ours() -> None:
+def test_what_peers_served_is_no_update_of_ours() -> None:
     routes = table()
     learn(routes, CHAT, trust=Trust.REMOTE)
     assert not routes.outgoing.new
@@ -107,7 +95,7 @@ def test_updates_nobody_fetches_are_bounded_and_counted() -> None:
     assert routes.counters.new_routes_dropped == 7
 
 
-def test_whoever_collects_is_reported_of_the_first_updates_only() -> None:
+def test_whoever_collects_is_called_for_the_first_update_only() -> None:
     """It is on a request's path, and the rest goes out with the first."""
     routes = RouteTable(capacity=100)
     calls: list[int] = []

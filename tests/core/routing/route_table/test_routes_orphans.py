@@ -5,7 +5,7 @@ from __future__ import annotations
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.route_table.orphans import LOOKS_EACH, ORPHANS_MAX, Orphan, Orphans
+from ranvier_py.core.routing.route_table.orphans import LOOKS_EACH, ORPHANS_MAX, Orphans
 from tests.core.routing.route_table.test_routes_properties import check
 
 NOW = 100.0
@@ -81,11 +81,8 @@ def test_a_piece_that_names_itself_does_not_wait() -> None:
     check(table, GENERATIONS, NOW)
 
 
-def test_what_waits_is_bounded_and_the_oldest_goes() -> None:
-    _, orphans = table_of()
+def test_what_waits_is_bounded_and_what_goes_stays_where_it_is() -> None:
+    table, orphans = table_of()
     for number in range(ORPHANS_MAX + 50):
-        orphans._wait(7 if number < 20 else 10_000 + number, Orphan((16, 1 + number, 0), A, 0, NOW))
-    assert len(orphans) == ORPHANS_MAX
-    assert orphans.dropped == 50
-    assert 7 not in orphans._waiting
-    assert sum(map(len, orphans._waiting.values())) == len(orphans)
+        orphans.learn([(16, 1_000_000 + number, 0)], 10_000 + number, A, 0, NOW)
+    assert (len(orphans), orphans.dropped, len(table)) == (ORPHANS_MAX, 50, ORPHANS_MAX + 50)

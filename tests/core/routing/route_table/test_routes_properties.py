@@ -15,20 +15,21 @@ from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.leaves import LANES
+from ranvier_py.core.routing.route_table.rows import SHARED
 
 BACKENDS = 3
 BLOCK = 16
 TTL_S = 20.0
 ANCHORS = (16, 32, 64, 128)
 
-Message = tuple[str, int]  # a letter and a length in tokens
+Message = tuple[str, int]  # a character and a length in tokens
 Prompt = tuple[str, tuple[Message, ...]]  # namespace and messages
 Prefix = tuple[str, str]  # namespace and the tokens, one character each
 
 
 def tokens_of(messages: tuple[Message, ...]) -> str:
     """A message starts with a marker of its own, as in a chat template: equal tokens have equal boundaries."""
-    return "".join(outgoing.upper() + outgoing * (length - 1) for outgoing, length in messages)
+    return "".join(character.upper() + character * (length - 1) for character, length in messages)
 
 
 class Names:
@@ -61,7 +62,7 @@ class Known:
 
     parent: Prefix | None
     used: int
-    claims: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # backend -> epoch, trust, second
+    claims: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # backend -> generation, trust, second
 
 
 class Model:
@@ -146,7 +147,7 @@ class Model:
 
 def check(table: RouteTable, generations: list[int], now: float) -> None:
     """All invariants of the table, by looking at every row."""
-    rows, claims = table._rows, table._claims
+    rows, claims = table.rows, table.claims
     placed = [row for row in range(1, len(rows.parent)) if rows.parent[row] >= 0]
     assert len(placed) == len(table) == table.counters.rows <= table.counters.capacity
     counts: Counter[int] = Counter()
@@ -159,6 +160,7 @@ def check(table: RouteTable, generations: list[int], now: float) -> None:
         assert not rows.is_above(row, row), "a circle"
         assert rows.best[row] == max((claim.trust for claim in own.values()), default=0)
         assert rows.child[row] or own, "a leaf without claims"
+        assert bool(rows.flags[row] & SHARED) is (len(own) > 1)
         fingerprints = [fingerprint for fingerprint in (rows.token[row], *rows.texts(row)) if fingerprint]
         assert fingerprints
         assert all(rows.index[fingerprint] == row for fingerprint in fingerprints)
@@ -169,13 +171,12 @@ def check(table: RouteTable, generations: list[int], now: float) -> None:
     assert all(len(list(rows.children(row))) == children[row] for row in (0, *placed))
     stored = table.counters.claims
     assert tuple(stored.values()) == tuple(counts[trust] for trust in LANES)
-    assert not table._tree._pinned
-    assert not table._tree._moved
-    assert set(claims._others) == {row for row in placed if len(list(claims.of(row))) > 1}
+    assert not table.tree.pinned
+    assert not table.tree.moved
 
 
 def check_monotone(table: RouteTable, row: int, generations: list[int], now: float) -> None:
-    rows, claims = table._rows, table._claims
+    rows, claims = table.rows, table.claims
     parent = rows.parent[row]
     assert parent == 0 or rows.parent[parent] >= 0, "an orphan"
     for backend, (generation, trust, evidence) in claims.of(row):
@@ -188,14 +189,14 @@ def check_monotone(table: RouteTable, row: int, generations: list[int], now: flo
 
 
 def check_queued(table: RouteTable, row: int) -> None:
-    rows = table._rows
+    rows = table.rows
     lane = rows.lane[row]
     if not rows.child[row]:
         assert lane, "a leaf that can never be evicted"
         assert (lane, rows.bucket[row]) <= (rows.best[row], rows.used[row])
     if lane:
         assert rows.newer[rows.older[row]] == rows.older[rows.newer[row]] == row
-        assert table._leaves._heads[lane][rows.bucket[row]]
+        assert table.leaves.heads[lane][rows.bucket[row]]
 
 
 messages = st.tuples(st.sampled_from("ab"), st.sampled_from((5, 20, 24, 50, 70)))
@@ -204,16 +205,31 @@ backends = st.integers(0, BACKENDS - 1)
 trusts = st.sampled_from(Trust)
 
 
-class AgainstTheModel(RuleBasedStateMachine):
+class Passing(RuleBasedStateMachine):
+    """Time passes and engines restart."""
+
+    def begin(self, capacity: int) -> None:
+        self.table = RouteTable(capacity=capacity, ttl_s=TTL_S)
+        self.generations = [0] * BACKENDS
+        self.now = 0.0
+
+    @rule(seconds=st.sampled_from((0.3, 1.0, 7.5, 15.0)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(backend=backends)
+    def restart(self, backend: int) -> None:
+        self.generations[backend] += 1
+
+
+class AgainstTheModel(Passing):
     """Whole chains with both fingerprints, a table that may be full: everything is equal to the model."""
 
     @initialize(capacity=st.sampled_from((8, 10, 14, 1000)))  # the longest chain has 8 rows
     def start(self, capacity: int) -> None:
-        self.table = RouteTable(capacity=capacity, ttl_s=TTL_S)
+        self.begin(capacity)
         self.model = Model(capacity)
         self.names = Names()
-        self.generations = [0] * BACKENDS
-        self.now = 0.0
 
     def chain(self, prompt: Prompt) -> list[PrefixKey]:
         return [
@@ -226,7 +242,7 @@ class AgainstTheModel(RuleBasedStateMachine):
         ]
 
     def is_known(self, prefix: Prefix) -> bool:
-        return self.names.of(prefix) in self.table._rows.index
+        return self.names.of(prefix) in self.table.rows.index
 
     @rule(prompt=prompts, backend=backends, trust=trusts)
     def learn(self, prompt: Prompt, backend: int, trust: Trust) -> None:
@@ -261,7 +277,7 @@ class AgainstTheModel(RuleBasedStateMachine):
         boundaries = {prefix for prefix, boundary in prefixes(prompt) if boundary}
         rows = [prefix for prefix in self.model.path(prompt) if prefix in boundaries and self.is_known(prefix)]
         named = {
-            view for prefix in rows for view in self.table._rows.texts(self.table._rows.index[self.names.of(prefix)])
+            view for prefix in rows for view in self.table.rows.texts(self.table.rows.index[self.names.of(prefix)])
         }
         expected: list[Holder] = []
         for prefix, boundary in prefixes(prompt):
@@ -287,14 +303,6 @@ class AgainstTheModel(RuleBasedStateMachine):
                 below.claims.pop(backend, None)
         self.model.prune()
 
-    @rule(seconds=st.sampled_from((0.3, 1.0, 7.5, 15.0)))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    @rule(backend=backends)
-    def reboot(self, backend: int) -> None:
-        self.generations[backend] += 1
-
     @rule()
     def sweep(self) -> None:
         self.table.sweep(self.now, self.generations)
@@ -318,14 +326,12 @@ soup = st.lists(
 )
 
 
-class AnyChain(RuleBasedStateMachine):
-    """Stops that contradict each other, texts without tokens, bare claims of peers: the table stays sound."""
+class AnyChain(Passing):
+    """Keys that contradict each other, texts without tokens, bare claims of peers: the table stays sound."""
 
     @initialize(capacity=st.integers(1, 12))
     def start(self, capacity: int) -> None:
-        self.table = RouteTable(capacity=capacity, ttl_s=TTL_S)
-        self.generations = [0] * BACKENDS
-        self.now = 0.0
+        self.begin(capacity)
 
     @rule(chain=soup, backend=backends, trust=trusts, age=st.sampled_from((0.0, 0.0, 5.0)), late=st.booleans())
     def learn(self, chain: list[PrefixKey], backend: int, trust: Trust, age: float, late: bool) -> None:
@@ -340,14 +346,6 @@ class AnyChain(RuleBasedStateMachine):
     @rule(fingerprint=fingerprints, backend=backends)
     def withdraw(self, fingerprint: int, backend: int) -> None:
         self.table.withdraw(fingerprint, BackendId(backend))
-
-    @rule(seconds=st.sampled_from((0.3, 1.0, 7.5, 15.0)))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    @rule(backend=backends)
-    def reboot(self, backend: int) -> None:
-        self.generations[backend] += 1
 
     @rule(limit=st.integers(1, 2000))
     def sweep(self, limit: int) -> None:

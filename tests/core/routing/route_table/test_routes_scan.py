@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
-from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, RouteColumns
 from ranvier_py.core.routing.route_table.scan import (
@@ -24,12 +23,10 @@ from ranvier_py.core.routing.route_table.scan import (
     SUMS_ROWS,
     bucket_of,
 )
-from tests.core.routing.route_table.looks import claims_of
+from tests.core.routing.route_table import looks
+from tests.core.routing.route_table.looks import BACKENDS, GENERATIONS, NOW, SOUP, TTL_S, Learned, learned_of, table_of
 
-TTL_S = 20.0
 MARGIN_S = 5.0
-BACKENDS = 3
-GENERATIONS = [2, 0, 5, 1]
 Pair = tuple[int, int]  # fingerprint, backend
 
 
@@ -43,9 +40,7 @@ def names(order: tuple[int, ...] = (0, 1, 2), reported: tuple[bool, ...] = (True
 
 
 def sums_of(table: RouteTable, now: float, whom: BackendNames | None = None) -> bytes:
-    scan = table.sums(whom or names(), MARGIN_S)
-    while (found := scan.step(now)) is None:
-        pass
+    found = looks.sums_of(table, whom or names(), now, MARGIN_S)
     assert len(found) == SUMS_BYTES
     return found
 
@@ -53,23 +48,11 @@ def sums_of(table: RouteTable, now: float, whom: BackendNames | None = None) -> 
 def chunks_of(
     table: RouteTable, now: float, buckets: tuple[int, ...] = (), whom: BackendNames | None = None
 ) -> list[RouteColumns]:
-    scan = table.scan(whom or names(), MARGIN_S, np.array(buckets, np.uint16))
-    found: list[RouteColumns] = []
-    while True:
-        chunk = scan.take(now)
-        if chunk:
-            found.append(chunk.columns)
-            if chunk.last:
-                return found
+    return looks.chunks_of(table, whom or names(), now, MARGIN_S, buckets)
 
 
-def pairs_of(table: RouteTable, now: float, margin_s: float = MARGIN_S) -> set[Pair]:
-    """By looking at every row."""
-    return {
-        (fingerprint, backend)
-        for fingerprint, backend, claim in claims_of(table)
-        if backend < BACKENDS and claim.generation == GENERATIONS[backend] and claim.evidence > now - TTL_S + margin_s
-    }
+def pairs_of(table: RouteTable, now: float) -> set[Pair]:
+    return set(looks.pairs_of(table, now, MARGIN_S))
 
 
 def brute_sums(pairs: set[Pair]) -> bytes:
@@ -91,31 +74,9 @@ def reported_by(chunks: list[RouteColumns]) -> set[Pair]:
     }
 
 
-TOKENS = st.integers(0, 12).map(lambda number: number and mix(number))
-TEXTS = st.integers(0, 12).map(lambda number: number and mix(number + 100))
-SOUP = st.lists(st.tuples(st.integers(1, 9).map(lambda blocks: 16 * blocks), TOKENS, TEXTS), min_size=1, max_size=6)
-LEARNED = st.lists(
-    st.tuples(SOUP, st.integers(0, BACKENDS), st.booleans(), st.sampled_from(Trust), st.integers(0, 18)),
-    max_size=14,
-)
-"""Stops, backend (one of them is told to nobody), whether of an earlier process, trust, age."""
-
-NOW = 100.0
-
-
-def table_of(learned: list[tuple[list[PrefixKey], int, bool, Trust, int]], capacity: int = 1000) -> RouteTable:
-    table = RouteTable(capacity=capacity, ttl_s=TTL_S)
-    for chain, backend, late, trust, age in learned:
-        generation = max(0, GENERATIONS[backend] - late)
-        table.learn(chain, BackendId(backend), generation, trust, NOW - age)
-    return table
-
-
 @settings(max_examples=150, deadline=None)
-@given(LEARNED, st.sampled_from((6, 1000)))
-def test_sums_and_columns_are_those_of_a_look_at_every_row(
-    learned: list[tuple[list[PrefixKey], int, bool, Trust, int]], capacity: int
-) -> None:
+@given(learned_of(SOUP, backends=BACKENDS + 1), st.sampled_from((6, 1000)))
+def test_sums_and_columns_are_those_of_a_look_at_every_row(learned: Learned, capacity: int) -> None:
     table = table_of(learned, capacity)
     pairs = pairs_of(table, NOW)
     assert sums_of(table, NOW) == brute_sums(pairs)

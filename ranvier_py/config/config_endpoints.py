@@ -11,79 +11,52 @@ they are resolved (`io/discovery`), literals here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from ipaddress import ip_address
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ranvier_py.core.addresses import host_port, is_address, is_loopback
+from ranvier_py.core.addresses import (
+    GOSSIP_PORT,
+    OFF,
+    HostPort,
+    host_port,
+    is_address,
+    is_loopback,
+    is_wildcard,
+    parse_host_port,
+    spelled,
+)
 
-GOSSIP_PORT = 7946
-"""memberlist's, which firewalls may know already."""
+if TYPE_CHECKING:  # which shows what follows from it
+    from ranvier_py.config.config_model import Config
 
-OFF = "off"
-
-HostPort = tuple[str, int]
-Problem = tuple[tuple[str, ...], str]
-"""(keys involved, what is wrong)"""
-
-
-class ClusterKeys(NamedTuple):
-    """What the configuration says, as far as endpoints follow from it."""
-
-    gossip: str = ""
-    advertise: str = ""
-    join: Sequence[str] = ()
-    keyed: bool = False  # there is a cluster key file
-    insecure: bool = False
-    workers: int = 1
-    listen: HostPort = ("", 0)
-    control: HostPort = ("", 0)
+Problem = tuple[tuple[str, ...], str]  # (keys involved, what is wrong)
 
 
 class GossipEndpoints(NamedTuple):
-    """Where one node gossips. `advertise` is None where only the way to the peers will tell; port 0: the bound one."""
+    """Where one node gossips. `advertise` is None where only the way to the peers will show; port 0: the bound one."""
 
     listen: HostPort
     advertise: HostPort | None
     join: tuple[HostPort, ...]
 
 
-def parse_host_port(text: str, port: int = GOSSIP_PORT) -> HostPort:
-    """("a", 7946) of "a"; also "a:80", "::1", "[::1]:80". Raises ValueError."""
-    if is_address(text.strip("[]")):
-        return text.strip("[]"), port
-    if ":" in text:
-        return host_port(text)
-    if not text or any(blank in text for blank in " \t\r\n/@,"):
-        raise ValueError("must be HOST or HOST:PORT, like 10.0.0.1, router.example:7946 or [::1]:7946")
-    return text, port
-
-
-def spelled(where: HostPort) -> str:
-    host, port = where
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_wildcard(host: str) -> bool:
-    return is_address(host) and ip_address(host).is_unspecified
-
-
-def gossip_endpoints(keys: ClusterKeys) -> GossipEndpoints | None:
+def gossip_endpoints(config: Config) -> GossipEndpoints | None:
     """None when this node does not gossip."""
-    if keys.gossip == OFF:
+    if config.gossip == OFF:
         return None
-    if keys.gossip:
-        listen = parse_host_port(keys.gossip)
-    elif keys.join or keys.keyed or keys.insecure:
+    if config.gossip:
+        listen = parse_host_port(config.gossip)
+    elif config.join or config.cluster_key_file or config.insecure_gossip:
         listen = ("0.0.0.0", GOSSIP_PORT)  # noqa: S104  # peers are elsewhere
-    elif keys.workers > 1:
+    elif config.workers > 1:
         listen = ("127.0.0.1", GOSSIP_PORT)
     else:
         return None
-    advertise = parse_host_port(keys.advertise, listen[1]) if keys.advertise else None
+    advertise = parse_host_port(config.advertise, listen[1]) if config.advertise else None
     if advertise is None and not is_wildcard(listen[0]) and is_address(listen[0]):
         advertise = listen
-    return GossipEndpoints(listen, advertise, tuple(parse_host_port(entry) for entry in keys.join))
+    return GossipEndpoints(listen, advertise, tuple(parse_host_port(entry) for entry in config.join))
 
 
 def of_worker(endpoints: GossipEndpoints, index: int, workers: int) -> GossipEndpoints:
@@ -95,36 +68,32 @@ def of_worker(endpoints: GossipEndpoints, index: int, workers: int) -> GossipEnd
     return GossipEndpoints((host, port + index), advertise, endpoints.join + siblings)
 
 
-def key_of_their_own(keys: ClusterKeys) -> bool:
+def key_of_their_own(config: Config) -> bool:
     """Whether nobody but the workers of one parent are peers, and no key is given: then any random one will do."""
-    endpoints = gossip_endpoints(keys)
-    if endpoints is None or keys.keyed or keys.insecure:
+    endpoints = gossip_endpoints(config)
+    if endpoints is None or config.cluster_key_file or config.insecure_gossip:
         return False
-    return keys.workers > 1 and not endpoints.join and is_loopback(endpoints.listen[0])
+    return config.workers > 1 and not endpoints.join and is_loopback(endpoints.listen[0])
 
 
 # --- what can't work ------------------------------------------------------------------------------------------------
 
 
-def problems(keys: ClusterKeys) -> Iterator[Problem]:
+def problems(config: Config) -> Iterator[Problem]:
     """What is good alone but not together. Values must have been checked one by one before."""
-    endpoints = gossip_endpoints(keys)
+    endpoints = gossip_endpoints(config)
     if endpoints is None:
-        asked = [name for name in ("join", "cluster_key_file", "advertise") if asks(keys, name)]
+        asked = [name for name in ("join", "cluster_key_file", "advertise") if getattr(config, name)]
         if asked:
             yield (*asked, "gossip"), "without gossip this has no effect"
         return
-    if keys.keyed and keys.insecure:
+    if config.cluster_key_file and config.insecure_gossip:
         yield ("insecure_gossip", "cluster_key_file"), "there is a cluster_key_file: remove one of the two"
-    if not keys.keyed and not keys.insecure and not key_of_their_own(keys):
-        key = "gossip" if keys.gossip else "join"
+    if not config.cluster_key_file and not config.insecure_gossip and not key_of_their_own(config):
+        key = "gossip" if config.gossip else "join"
         yield (key, "cluster_key_file"), "peers need a cluster_key_file; insecure_gossip goes without, for trials"
     yield from address_problems(endpoints)
-    yield from port_problems(keys, endpoints)
-
-
-def asks(keys: ClusterKeys, name: str) -> bool:
-    return {"join": bool(keys.join), "cluster_key_file": keys.keyed, "advertise": bool(keys.advertise)}[name]
+    yield from port_problems(config, endpoints)
 
 
 def address_problems(endpoints: GossipEndpoints) -> Iterator[Problem]:
@@ -148,14 +117,15 @@ def same_family(listen: str, host: str) -> bool:
     return ip_address(listen).version == ip_address(host).version
 
 
-def port_problems(keys: ClusterKeys, endpoints: GossipEndpoints) -> Iterator[Problem]:
+def port_problems(config: Config, endpoints: GossipEndpoints) -> Iterator[Problem]:
     host, port = endpoints.listen
-    if keys.workers > 1 and port == 0:
+    if config.workers > 1 and port == 0:
         yield ("gossip", "workers"), "several workers can't share port 0"
         return
-    if max(port, endpoints.advertise[1] if endpoints.advertise else 0) + keys.workers - 1 > 65535:
+    if max(port, endpoints.advertise[1] if endpoints.advertise else 0) + config.workers - 1 > 65535:
         yield ("gossip", "workers"), "the last worker's port is above 65535"
-    for other, (other_host, other_port), count in (("listen", keys.listen, 1), ("control", keys.control, keys.workers)):
-        overlap = port and other_port and port < other_port + count and other_port < port + keys.workers
+    for other, where, count in (("listen", config.listen, 1), ("control", config.control, config.workers)):
+        other_host, other_port = host_port(where)
+        overlap = port and other_port and port < other_port + count and other_port < port + config.workers
         if overlap and (host == other_host or is_wildcard(host) or is_wildcard(other_host)):
             yield ("gossip", other, "workers"), f"takes a port of {other}"

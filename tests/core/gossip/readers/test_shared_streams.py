@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from random import Random
-
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharing
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
-from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
-from ranvier_py.core.gossip.backend_state.facts import BackendFacts
-from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
-from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
-from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.gossip.readers.ownership import ReaderState
-from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
-from ranvier_py.core.gossip.wire.codec import decode, encode
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.backends import BackendLimits, Registry
 from tests.core.engine_cache.model import hasher
 from tests.core.engine_cache.test_residency import TEXT, residency, stored
+from tests.core.gossip.readers.stream_net import StreamNet, StreamNode
 
 ENGINES = [f"http://127.0.0.1:900{number}" for number in range(6)]
-KEY = b"a cluster secret"
 
 
-class Node:
-    """Numbers its engines in an order of its own."""
-
+class Reader(StreamNode):
     def __init__(self, session: int) -> None:
-        self.peer = Peer(session, ("127.0.0.1", 7000 + session))
-        self.outbox: list[Outgoing] = []
-        rng = Random(session)
-        self.registry = Registry(BackendLimits())
-        facts = BackendFacts(session, FactSettings(), self.outbox, rng, 0.0)
-        self.backends = RegistrySync(self.registry, facts, KEY)
-        for url in Random(session).sample(ENGINES, len(ENGINES)):
-            self.registry.add(url)
-        self.backends.look(0.0)
-        self.gossip = ReaderGossip(session, hasher(), self.outbox, rng, 0.0)
-        self.streams = SharedStreams(self.gossip, self.backends, session, 0.0)
+        super().__init__(session, urls=ENGINES)
+        self.streams = self.gossip
         self.known: dict[str, Residency] = {}
         self.deaf = False
 
@@ -49,43 +28,24 @@ class Node:
         return backend.id
 
     def look(self, now: float) -> None:
-        """What whoever reads streams does."""
         self.streams.streams({self.id(url): (0,) for url in ENGINES}, now)
         for url in ENGINES:
             if self.deaf and self.streams.subscribes(self.id(url)):
                 self.streams.unable(self.id(url), True, now)
             elif self.streams.subscribes(self.id(url)):
                 self.streams.report(self.id(url), Level.EXACT if url in self.known else Level.DEGRADED, now)
+        self.streams.follow(now, synced=True)
 
     def reads(self) -> list[str]:
         return [url for url in ENGINES if self.streams.reads(self.id(url))]
 
 
-class Net:
-    def __init__(self, *sessions: int) -> None:
-        self.now = 0.0
-        self.nodes = {session: Node(session) for session in sessions}
-        self.meet()
+class Net(StreamNet):
+    def __init__(self, count: int) -> None:
+        super().__init__(count, make=Reader)
 
-    def meet(self) -> None:
-        for node in self.nodes.values():
-            others = [other.peer for other in self.nodes.values() if other is not node]
-            node.gossip.peers(others, others, [peer.session for peer in others])
-
-    def run(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            self.now += 0.1
-            for node in self.nodes.values():
-                node.look(self.now)
-                node.gossip.tick(self.now)
-                node.streams.follow(self.now, synced=True)
-                outgoing_messages = list(node.outbox)
-                node.outbox.clear()
-                for outgoing in outgoing_messages:
-                    if outgoing.session in self.nodes:
-                        message = decode(*encode(outgoing.message))
-                        self.nodes[outgoing.session].gossip.receive(node.peer, message, self.now)
+    def run(self, seconds: float, step_s: float = 0.1) -> None:
+        super().run(seconds, step_s)
 
     def readers(self) -> list[int]:
         """How many nodes read each engine."""
@@ -93,14 +53,14 @@ class Net:
 
 
 def test_nodes_that_number_engines_differently_agree_on_who_reads_which() -> None:
-    net = Net(1, 2, 3)
+    net = Net(3)
     net.run(10.0)
     assert net.readers() == [1] * len(ENGINES)
     assert sum(bool(node.reads()) for node in net.nodes.values()) >= 2
 
 
 def test_how_well_a_stream_is_known_is_known_to_nodes_that_do_not_read_it() -> None:
-    net = Net(1, 2, 3)
+    net = Net(3)
     for node in net.nodes.values():
         node.known = dict.fromkeys(ENGINES[:3], residency())
     net.run(10.0)
@@ -112,18 +72,8 @@ def test_how_well_a_stream_is_known_is_known_to_nodes_that_do_not_read_it() -> N
     assert levels == {("exact", "exact"), ("degraded", "degraded")}
 
 
-def test_after_a_death_others_read_and_state_so() -> None:
-    net = Net(1, 2, 3)
-    net.run(10.0)
-    dead = next(session for session, node in net.nodes.items() if node.reads())
-    del net.nodes[dead]
-    net.meet()
-    net.run(1.5)
-    assert net.readers() == [1] * len(ENGINES)
-
-
 def test_a_node_that_cannot_read_leaves_it_to_others() -> None:
-    net = Net(1, 2, 3)
+    net = Net(3)
     net.nodes[2].deaf = True
     net.run(20.0)
     assert net.nodes[2].reads() == []
@@ -131,7 +81,7 @@ def test_a_node_that_cannot_read_leaves_it_to_others() -> None:
 
 
 def test_a_snapshot_goes_from_who_knows_exactly_to_who_asks() -> None:
-    net = Net(1, 2)
+    net = Net(2)
     held = residency()
     held.apply(stored([1, 2], TEXT[:32]))
     url = ENGINES[0]
@@ -149,12 +99,11 @@ def test_a_snapshot_goes_from_who_knows_exactly_to_who_asks() -> None:
     came = {one.rank: one for one in other.streams.snapshots()}
     assert came[1] == SnapshotAnswer(other.id(url), 1, 4, None)
     copy = came[0].snapshot
-    assert copy is not None
     assert (came[0].backend, copy.seq, copy.digest, len(copy.state.index.blocks)) == (other.id(url), 9, 99, 2)
 
 
 def test_an_engine_that_is_removed_is_read_by_nobody() -> None:
-    net = Net(1, 2)
+    net = Net(2)
     net.run(10.0)
     for node in net.nodes.values():
         node.streams.streams({}, net.now)
@@ -165,7 +114,7 @@ def test_an_engine_that_is_removed_is_read_by_nobody() -> None:
 
 
 def test_a_node_that_has_left_a_stream_reports_nothing_of_it() -> None:
-    net = Net(1, 2, 3)
+    net = Net(3)
     net.run(10.0)
     node = net.nodes[1]
     url = next(url for url in ENGINES if not node.streams.subscribes(node.id(url)))

@@ -9,38 +9,51 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from random import Random
 from typing import Any
 
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharing
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.readers.ownership import STATE_OF, Ownership, ReaderState
-from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
-from ranvier_py.core.gossip.readers.snapshot_transfer import Subject
-from ranvier_py.core.gossip.wire.messages import ReaderClaim
+from ranvier_py.core.gossip.readers.reader_claims import ReaderClaimTable
+from ranvier_py.core.gossip.readers.snapshot_transfer import SnapshotTransfers, Subject
+from ranvier_py.core.gossip.wire.messages import (
+    Message,
+    ReaderClaim,
+    ReaderClaims,
+    SnapshotChunk,
+    SnapshotRefused,
+    SnapshotWanted,
+)
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 LEVEL_OF = {state: level for level, state in STATE_OF.items()}
+
+STREAM_MESSAGES = (ReaderClaims, SnapshotChunk, SnapshotWanted, SnapshotRefused)  # what `SharedStreams.receive` takes
 
 
 class SharedStreams(StreamSharing):
     """See the module. `moved` is called when this node is to begin, read or end otherwise than before."""
 
-    def __init__(self, gossip: ReaderGossip, backends: RegistrySync, session: int, now: float) -> None:
+    def __init__(
+        self, session: int, backends: RegistrySync, hasher: TokenHasher, outbox: list[Outgoing], rng: Random, now: float
+    ) -> None:
         super().__init__()
         self.moved: Callable[[], object] = lambda: None
+        self.live: Sequence[int] = ()  # all members that could read a stream, but us
+        self.claims = ReaderClaimTable(session, outbox, rng, now)
+        self.transfers = SnapshotTransfers(hasher, outbox, rng, self._snapshot)
         self.ownership = Ownership(session, now)
-        self._gossip = gossip
         self._backends = backends
         self._keys: dict[BackendId, int] = {}
         self._ids: dict[int, BackendId] = {}
         self._wanted: Mapping[BackendId, Sequence[int]] = {}
-        self._live: Sequence[int] = ()
-        gossip.transfers.source = self._snapshot
-
-    # --- what the receiver of streams reports and asks: see StreamSharing -------------------------------------------
+        self._followed: Sequence[int] = ()  # of `live`
 
     def streams(self, backends: Mapping[BackendId, Sequence[int]], now: float) -> None:
         self._wanted = backends
@@ -66,11 +79,11 @@ class SharedStreams(StreamSharing):
         if key is None:
             super().ask(backend, rank, ask, now)
         else:
-            self._gossip.transfers.ask(Subject(key, rank), ask, self.ownership.snapshot_sources(key), now)
+            self.transfers.ask(Subject(key, rank), ask, self.ownership.snapshot_sources(key), now)
 
     def snapshots(self) -> list[SnapshotAnswer]:
         answers = super().snapshots()
-        taken, self._gossip.transfers.taken = self._gossip.transfers.taken, []
+        taken, self.transfers.taken = self.transfers.taken, []
         for (key, rank), ask, snapshot in taken:
             if key in self._ids:
                 answers.append(SnapshotAnswer(self._ids[key], rank, ask, snapshot))
@@ -80,20 +93,23 @@ class SharedStreams(StreamSharing):
         subscribers = self.ownership.subscribers(self._keys.get(backend, 0))
         return LEVEL_OF[subscribers.states[subscribers.reader]] if subscribers and subscribers.reader else None
 
-    # --- time -------------------------------------------------------------------------------------------------------
-
     @property
     def wake_at(self) -> float:
-        return self.ownership.wake_at
+        return min(self.claims.wake_at, self.transfers.wake_at, self.ownership.wake_at)
+
+    def tick(self, now: float) -> None:
+        """Send what is due."""
+        self.claims.tick(now)
+        self.transfers.tick(now)
 
     def follow(self, now: float, *, synced: bool) -> None:
         """Take in what was received; begin and end what is due. `synced`: this node knows its peers. Cheap if
         nothing."""
-        claims, ownership = self._gossip.claims, self.ownership
-        if self._gossip.live is not self._live:
-            self._live = self._gossip.live
-            ownership.members(self._live, now)
-            self._receive(claims.all().values(), now)
+        claims, ownership = self.claims, self.ownership
+        if self.live is not self._followed:
+            self._followed = self.live
+            ownership.members(self._followed, now)
+            self._receive(claims.known.values(), now)
         if claims.new:
             new, claims.new = claims.new, []
             self._receive(new, now)
@@ -105,7 +121,22 @@ class SharedStreams(StreamSharing):
             for key, state in ownership.mine().items():
                 claims.report(key, state)
 
-    # --- what it shows ----------------------------------------------------------------------------------------------
+    def peers(self, near: Sequence[Peer], acquainted: Sequence[Peer], live: Sequence[int]) -> None:
+        """To whom to report, from whom a snapshot may be had, and who lives."""
+        self.live = live
+        self.claims.peers(near, passes_on=len(live) > len(near))
+        self.transfers.peers(acquainted)
+
+    def forget(self, session: int) -> None:
+        """A member is gone for good."""
+        self.claims.forget(session)
+
+    def receive(self, peer: Peer, message: Message, now: float) -> None:
+        """One of STREAM_MESSAGES, from a live member."""
+        if isinstance(message, ReaderClaims):
+            self.claims.receive(message)
+        elif isinstance(message, SnapshotChunk | SnapshotWanted | SnapshotRefused):
+            self.transfers.receive(peer, message, now)
 
     def view(self) -> dict[str, Any]:
         """By backend id: who reads it, who stands by, who subscribes, and how well each knows it."""
@@ -122,7 +153,7 @@ class SharedStreams(StreamSharing):
         return {
             "streams": shown,
             "handovers": self.ownership.handovers,
-            "snapshots": asdict(self._gossip.transfers.counters),
+            "snapshots": asdict(self.transfers.counters),
         }
 
     def samples(self) -> Iterator[Sample]:
@@ -132,32 +163,29 @@ class SharedStreams(StreamSharing):
         yield Sample("streams_read", "gauge", "Event streams that this node reads.", reading)
         yield Sample("streams_stood_by", "gauge", "Event streams that it stands by for.", subscribed - reading)
         yield Sample("stream_handovers", "counter", "Streams given or taken.", self.ownership.handovers)
-        yield from samples("snapshots", self._gossip.transfers.counters, {})
-
-    # --- inside -----------------------------------------------------------------------------------------------------
+        yield from samples("snapshots", self.transfers.counters, {})
 
     def _receive(self, claims: Iterable[ReaderClaim], now: float) -> None:
-        live = dict.fromkeys(self._live)
+        live = dict.fromkeys(self._followed)
         for claim in claims:
             if claim.member in live:
                 self.ownership.reported(claim.member, claim.backend, ReaderState(claim.state), now)
 
     def _assign_keys(self, now: float) -> None:
-        """Which of the wanted backends are known to peers by which key."""
         keys = {backend: key for backend in self._wanted if (key := self._backends.key_of(backend)) is not None}
         if keys == self._keys:
             return
         gone = [key for key in self._ids if key not in keys.values()]
         self._keys, self._ids = keys, {key: backend for backend, key in keys.items()}
         for key in gone:
-            self._gossip.claims.report(key, ReaderState.NONE)
+            self.claims.report(key, ReaderState.NONE)
         if self.ownership.backends(self._ids, now):
             self.moved()
-        self._receive(self._gossip.claims.all().values(), now)
+        self._receive(self.claims.known.values(), now)
 
     def _reach(self, key: int, state: ReaderState, now: float) -> None:
         self.ownership.reached(key, state, now)
-        self._gossip.claims.report(key, state)
+        self.claims.report(key, state)
 
     def _snapshot(self, subject: Subject) -> SnapshotWriter | None:
         backend = self._ids.get(subject.backend)

@@ -1,0 +1,66 @@
+"""The command lines of the lab's children, each written in one place: fake engines and router nodes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cluster.processes.children import Command
+
+LOOPBACK = "127.0.0.1"
+NODES_MAX, ENGINES_MAX = 32, 64
+"""One machine; beyond this a run measures the scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What the engines of a run are like. The caches hold the chats of a run, so that a hit rate can come back."""
+
+    model: str = "lab-model"
+    tokenizer: str = ""
+    cache_tokens: int = 60_000
+    prefill_tokens_per_s: float = 20_000.0
+    decode_ms: float = 8.0
+    max_tokens: int = 24
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """One engine: its name in answers and on the screen, and where it listens."""
+
+    name: str
+    port: int
+    ip: str = LOOPBACK
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.ip}:{self.port}"
+
+
+def engine_command(engines: Engines, place: EnginePlace) -> Command:
+    """A fake engine."""
+    argv = [
+        *(sys.executable, "-m", "cluster", "engine"),
+        *("--listen", f"{place.ip}:{place.port}"),
+        *("--name", place.name),
+        *("--model", engines.model),
+        *("--cache-tokens", str(engines.cache_tokens)),
+        *("--prefill-tokens-per-s", f"{engines.prefill_tokens_per_s:g}"),
+        *("--decode-ms", f"{engines.decode_ms:g}"),
+    ]
+    if engines.tokenizer:
+        argv += ["--tokenizer", engines.tokenizer]
+    return Command(place.name, tuple(argv), place.ip, place.port, "/health")
+
+
+def serve_argv(listen: str, control: str, backends: Iterable[str], flags: Sequence[str] = ()) -> list[str]:
+    """A router node, as anybody would start it."""
+    argv = [sys.executable, "-m", "ranvier_py", "serve", "--listen", listen, "--control", control]
+    for url in backends:
+        argv += ["--backend", url]
+    return [*argv, *flags]
+
+
+def join_flags(peers: Iterable[str]) -> list[str]:
+    return [word for peer in peers for word in ("--join", peer)]

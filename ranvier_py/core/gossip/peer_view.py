@@ -1,0 +1,71 @@
+"""A node among its peers, as the control port shows it."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+from ranvier_py.core.addresses import spelled
+from ranvier_py.core.gossip.gossip import KINDS_BY_TOPIC, RouterPeer
+from ranvier_py.core.gossip.membership.roster import Member
+from ranvier_py.core.metrics import values
+
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+
+
+def peer_view(peer: RouterPeer, now: float) -> dict[str, Any]:
+    """This node among its peers, as JSON has it."""
+    me, counters = peer.me, peer.counters
+    return {
+        "name": me.name,
+        "session": f"{me.session:016x}",
+        "epoch": me.epoch,
+        "incarnation": me.incarnation,
+        "state": me.state.name.lower(),
+        "address": spelled((me.host, me.port)),
+        "synced": peer.synced,
+        "members": [member_view(each, me.schema, now) for each in peer.members.everybody()],
+        "topics": {
+            topic: {
+                "sent": {"packets": counters.packets_sent[topic], "bytes": counters.bytes_sent[topic]},
+                "received": {"packets": counters.packets_received[topic], "bytes": counters.bytes_received[topic]},
+            }
+            for topic in KINDS_BY_TOPIC
+        },
+        "routes": values(peer.routes.counters),
+        "route_sync": values(peer.route_sync.counters),
+        "facts": values(peer.facts.counters),
+        **peer.streams.view(),
+        "membership": values(peer.members.statistics()),
+        "lag_ms": {name: rounded(peer.routes.lag.quantile(share) * 1000, 1) for name, share in QUANTILES.items()},
+        "sessions": values(peer.sessions.statistics()),
+        "refused": dict(counters.refused),
+        "opened_by_key": dict(counters.opened),
+    }
+
+
+def member_view(member: Member, schema: int, now: float) -> dict[str, Any]:
+    """One line of the table of members. Ages in seconds, round trips in milliseconds; None where never.
+
+    `routes`: whether its fingerprints are made like ours, by `schema`; else it shares none.
+    """
+    record = member.record
+    return {
+        "name": record.name,
+        "state": member.state.name.lower(),
+        "address": spelled(member.address),
+        "public": record.public,
+        "incarnation": record.incarnation,
+        "epoch": record.epoch,
+        "session": f"{member.session:016x}",
+        "since_s": round(now - member.since, 1),
+        "silent_s": rounded(now - member.received_at, 1),
+        "rtt_ms": rounded(member.rtt_s * 1000, 2),
+        "proved": member.proved,
+        "datagrams": member.datagrams,
+        "routes": record.schema == schema,
+    }
+
+
+def rounded(value: float, digits: int) -> float | None:
+    return round(value, digits) if isfinite(value) else None
