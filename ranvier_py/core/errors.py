@@ -14,7 +14,8 @@
     │   └── HeaderTooLarge      431
     ├── Unavailable                 ours: there is nobody to ask just now
     │   ├── NoBackend           503
-    │   └── NodeBusy            503
+    │   ├── NodeBusy            503
+    │   └── NodeExhausted       503
     ├── UpstreamError               the backend's: it was asked and did not answer properly
     │   ├── ConnectFailed       502
     │   ├── UpstreamClosed      502
@@ -28,7 +29,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+
+EXHAUSTION = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.EADDRNOTAVAIL))
+"""This machine, or this process of it, has no descriptor, memory, place in an epoll set (ENOSPC) or port left."""
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
@@ -38,6 +43,28 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
             yield from leaves(inner)
     else:
         yield error
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it holds and what it came from, outermost first."""
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for inner in error.exceptions:
+                yield from causes(inner)
+        error = error.__cause__ or error.__context__
+
+
+def words_of(error: BaseException) -> str:
+    """What went wrong: the innermost words, for libraries wrap an error in others that say less or nothing."""
+    found = [str(each) for each in causes(error) if not isinstance(each, BaseExceptionGroup) and str(each)]
+    return found[-1] if found else type(error).__name__
+
+
+def is_exhaustion(error: BaseException) -> bool:
+    """Whether it was for want of something here, and nothing else, that a connection was not made."""
+    numbers = [each.errno for each in causes(error) if isinstance(each, OSError) and each.errno is not None]
+    return bool(numbers) and EXHAUSTION.issuperset(numbers)
 
 
 class RanvierError(Exception):
@@ -109,6 +136,12 @@ class NoBackend(Unavailable):
 
 class NodeBusy(Unavailable):
     code = "node_busy"
+
+
+class NodeExhausted(Unavailable):
+    """This node had no descriptor, port or memory for a connection to a backend, which knows nothing of it."""
+
+    code = "node_exhausted"
 
 
 class UpstreamError(RanvierError):

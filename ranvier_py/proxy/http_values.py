@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
 Headers = list[tuple[bytes, bytes]]
 """Field lines as they arrived: original spelling, original order, duplicates kept."""
@@ -39,6 +40,15 @@ WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect"))
 """Fields of a request that the backend gets from us, besides the hop-by-hop ones. An expectation was ours to meet."""
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
+
+
+SUSPECT = re.compile(rb"[%\\#]|/\.")
+FORBIDDEN = re.compile(rb"[\x00-\x1f\x7f\\\xc0\xc1]")
+"""No path has them, however it is encoded: control characters, the slash of other systems, and the bytes that begin
+overlong forms of ASCII in what takes itself for UTF-8."""
+
+DECODINGS_MAX = 4
+"""A path that is still encoded after so many decodings is meant to mislead somebody."""
 
 
 class WaitPhase(Enum):
@@ -193,3 +203,25 @@ class HttpResponseHead:
         if self.fields_read is None:
             self.fields_read = ResponseFields.of(self)
         return self.fields_read
+
+
+def misleads(path: bytes) -> bool:
+    """Whether somebody behind us who decodes a path, resolves its dots or cuts its parameters may read another one.
+
+    An engine would then serve its own administration under a path that begins well. What an id may need is none of
+    that: other escapes, dots within a segment, semicolons.
+    """
+    if SUSPECT.search(path) is None:
+        return False
+    if b"#" in path:
+        return True
+    for _ in range(DECODINGS_MAX):
+        if FORBIDDEN.search(path) or any(part.partition(b";")[0] in (b".", b"..") for part in path.split(b"/")):
+            return True
+        decoded = unquote_to_bytes(path)
+        if decoded == path:
+            return False
+        if decoded.count(b"/") != path.count(b"/"):
+            return True
+        path = decoded
+    return True

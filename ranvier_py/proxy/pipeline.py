@@ -5,8 +5,8 @@
 
 Each step is one synchronous call, which gets the value that the one before returned, and none reaches back; between
 them the request waits (`driver`). A request whose backend fails before a byte was relayed goes back to *place* without
-that backend, a bounded number of times; after the first byte it only ends. A client that goes away ends the whole: the
-backend's connection is closed at once; only what was proved is learned.
+that backend, a bounded number of times, if it may be sent again; after the first byte it only ends. A client that goes
+away ends the whole: the backend's connection is closed at once; only what was proved is learned.
 """
 
 from __future__ import annotations
@@ -23,25 +23,29 @@ from ranvier_py.core.answers.answer_stream import has_finished, has_token
 from ranvier_py.core.answers.usage_injection import REFUSALS, Terms, UsageAsking
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.errors import (
+    BadRequest,
     ClientGone,
     ConnectFailed,
     MethodNotAllowed,
+    NodeExhausted,
     NotFound,
     RanvierError,
     UpstreamError,
     UpstreamTimeout,
+    words_of,
 )
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option, part, seconds
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Outcome, Transition
-from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits
+from ranvier_py.core.routing.health import outcome_of
+from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits, is_inference, may_repeat
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, PoolMatch, Router
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase
+from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase, misleads
 from ranvier_py.proxy.upstream import Exchange, Upstream
 
 CAPTURE_BYTES_MAX = 1 << 20
@@ -93,6 +97,13 @@ class ServedRequest:
     first_byte_at: float = 0.0
     sent_bytes: int = 0
     outcome: str = "cancelled"
+    error: str = ""  # of the last attempt that failed
+
+    def failed(self, error: RanvierError) -> None:
+        """An attempt did. Its words, with the cause that no client is to know."""
+        assert self.attempt is not None
+        words, cause = str(error), words_of(error)
+        self.error = f"{self.attempt.decision.backend_name}: {words}" + (f": {cause}" if cause not in words else "")
 
     def summary(self, now: float) -> RequestSummary:
         decision = self.attempt.decision if self.attempt else None
@@ -112,6 +123,7 @@ class ServedRequest:
             first_byte_ms=round(1000 * (self.first_byte_at - self.started_at), 3) if self.first_byte_at else 0.0,
             total_ms=round(1000 * (now - self.started_at), 3),
             sent_bytes=self.sent_bytes,
+            error=self.error,
         )
 
 
@@ -161,8 +173,10 @@ class Pipeline:
             return self._models()
         if path == b"/health" and reading:
             return 200, b'{"status":"ok"}'
-        if not path.startswith(b"/v1/") or climbs(path):
+        if not path.startswith(b"/v1/"):
             raise NotFound("this port serves /v1/ and /health")
+        if misleads(path):
+            raise BadRequest("the path has dot segments, or encodes slashes or control characters")
         return None
 
     def _models(self) -> tuple[int, bytes] | None:
@@ -184,11 +198,12 @@ class Pipeline:
         if router.too_little(prompt, found):
             yield partial(self.tokenizer.tokenize_first, prompt, self.limits.tokenize_deadline_s)
             found = router.find(prompt, time.monotonic())
-        budget = RetryBudget(self.limits.retries)
+        budget, judged = RetryBudget(self.limits.retries), is_inference(request.method, request.path)
         elsewhere: PoolMatch | None = found
         while elsewhere is not None:
             decision = router.place(prompt, elsewhere)
             attempt = router.start_attempt(prompt, decision, time.monotonic(), served.request_id, elsewhere, quiet=True)
+            attempt.judged = judged
             served.attempt = attempt
             served.tries += 1
             elsewhere = yield from self._attempt(served, attempt, budget)
@@ -203,18 +218,23 @@ class Pipeline:
             attempt.status = exchange.head.status
             answered = outcome_of(attempt.status)
             if self.limits.retries.retries(attempt.status):
-                elsewhere = self._elsewhere(attempt, answered, budget)
+                elsewhere = self._elsewhere(served, attempt, answered, budget)
                 if elsewhere is not None:
                     outcome = answered
                     return elsewhere
             yield from self._relay(served, attempt, exchange, self._remover(attempt, exchange) if is_asked else None)
             outcome = answered
+        except NodeExhausted as error:
+            outcome = Outcome.NOT_SENT
+            served.failed(error)
+            raise
         except UpstreamError as error:
-            outcome = outcome_of_error(error, relayed=client.started)
+            outcome = outcome_of_error(error)
+            served.failed(error)
             self.trouble(attempt.backend)
             if client.started or (is_last and outcome is Outcome.TIMEOUT):
                 raise
-            elsewhere = self._elsewhere(attempt, outcome, budget)
+            elsewhere = self._elsewhere(served, attempt, outcome, budget)
             if elsewhere is None:
                 raise
             return elsewhere
@@ -227,8 +247,13 @@ class Pipeline:
         served.outcome = outcome.value
         return None
 
-    def _elsewhere(self, attempt: Attempt, outcome: Outcome, budget: RetryBudget) -> PoolMatch | None:
+    def _elsewhere(
+        self, served: ServedRequest, attempt: Attempt, outcome: Outcome, budget: RetryBudget
+    ) -> PoolMatch | None:
         """Whom to ask after a failed attempt; None when it is over."""
+        request = served.request
+        if outcome is not Outcome.CONNECT_ERROR and not may_repeat(request.method, request.path, request.body):
+            return None
         others = self._found_without(attempt.prompt, (*budget.tried, attempt.backend))
         step = budget.next_attempt(attempt.backend, outcome, relayed=False, others=others is not None)
         if step is Next.AGAIN:
@@ -356,22 +381,7 @@ class Pipeline:
             self.tokenizer.finish(attempt, raw, chunked=chunked)
 
 
-def climbs(path: bytes) -> bool:
-    """Whether a path may mean another one than it begins like: a backend that resolves `..` would serve its own
-    administration."""
-    return b"/.." in path or b"%2e" in path.lower() or b"\\" in path
-
-
-def outcome_of(status: int) -> Outcome:
-    """What a complete answer says of its backend."""
-    if status == 429:
-        return Outcome.OVERLOADED
-    return Outcome.SERVER_ERROR if status >= 500 else Outcome.SUCCESS
-
-
-def outcome_of_error(error: UpstreamError, *, relayed: bool) -> Outcome:
+def outcome_of_error(error: UpstreamError) -> Outcome:
     if isinstance(error, ConnectFailed):
         return Outcome.CONNECT_ERROR
-    if isinstance(error, UpstreamTimeout):
-        return Outcome.TIMEOUT
-    return Outcome.BROKEN if relayed else Outcome.CONNECT_ERROR
+    return Outcome.TIMEOUT if isinstance(error, UpstreamTimeout) else Outcome.BROKEN

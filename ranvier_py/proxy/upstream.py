@@ -5,9 +5,10 @@ One exchange is one request and one answer on one connection: `open` sends the r
 the answer was complete and nothing followed it, and closes it otherwise: closing is how a backend learns that its work
 is no longer wanted. Only what was asked for is read, so a client that does not read holds one piece, not a queue.
 
-Rules: a pooled connection that shows bytes or an end before it is used again is closed; one that dies before the first
-byte of an answer is replaced once, silently, as the backend had closed it already; everything else is the caller's to
-retry. Answers are parsed strictly and end exactly where they say; bytes after that belong to nobody and never leave.
+Rules: a pooled connection that shows bytes or an end before it is used again is closed. One that dies at once when it
+is used, without a byte of an answer, had been closed already: it is replaced once, silently, if the request may be sent
+again. Everything else is the caller's to retry. Answers are parsed strictly and end exactly where they say; bytes after
+that belong to nobody and never leave.
 Clients of HTTP/1.0 do not know chunks: for them they are taken off.
 """
 
@@ -25,7 +26,8 @@ from functools import partial
 import trio
 
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
-from ranvier_py.core.errors import ConnectFailed, UpstreamClosed, UpstreamGarbled
+from ranvier_py.core.errors import ConnectFailed, NodeExhausted, UpstreamClosed, UpstreamGarbled, is_exhaustion
+from ranvier_py.core.routing.retries import may_repeat
 from ranvier_py.proxy.connection_pool import (
     BackendAddress,
     Connection,
@@ -41,6 +43,10 @@ from ranvier_py.proxy.transport import PlainTransport, TlsTransport, received
 
 BODILESS = (b"GET", b"HEAD", b"OPTIONS", b"DELETE")
 """Methods whose requests carry no content-length when their body is empty (RFC 9110 8.6)."""
+
+DEAD_WITHIN_S = 0.25
+"""A connection that the backend had closed before answers what is sent to it by a reset, one round trip later: this is
+the longest between two regions. A backend that took longer may have begun."""
 
 INTERIM_MAX = 16
 """Interim (1xx) answers read before the final one; a backend that sends more is not going to answer."""
@@ -79,7 +85,7 @@ class Upstream:
         """Send the request, return once the head of the answer is here. `extra` fields are added to the request.
 
         `sent` is called once, when nothing is left to do before the first wait. The time limit is the caller's.
-        Raises ConnectFailed, UpstreamClosed, UpstreamGarbled.
+        Raises NodeExhausted, ConnectFailed, UpstreamClosed, UpstreamGarbled.
         """
         pool = self._pools.get(address)
         if pool is None:
@@ -89,11 +95,14 @@ class Upstream:
         if connection is None:
             sent()
         else:
+            sent_at = self._clock()
             try:
                 return (yield from self._ask(connection, request, parts, sent))
             except UpstreamClosed:
+                if connection.answered or self._clock() - sent_at > DEAD_WITHIN_S:
+                    raise
                 self.counters.stale += 1
-                if connection.answered:
+                if not may_repeat(request.method, request.path, request.body):
                     raise
                 self.counters.replaced += 1
         connection = yield partial(self._connect, pool)
@@ -111,6 +120,10 @@ class Upstream:
         before = self._clock() - self._limits.idle_s
         for pool in self._pools.values():
             pool.prune(before)
+
+    def _close_unused(self) -> None:
+        for pool in self._pools.values():
+            pool.prune(float("inf"))
 
     def close(self) -> None:
         """Close all unused connections, and each of the others when it is released."""
@@ -168,10 +181,16 @@ class Upstream:
             with trio.fail_after(self._limits.connect_s):
                 stream = await trio.open_tcp_stream(address.host, address.port)
                 transport = await self._transport(stream, address)
-        except (OSError, trio.TooSlowError) as error:
+        except trio.TooSlowError as error:
             self.counters.connect_failures += 1
-            words = str(error) or f"no connection within {self._limits.connect_s} s"
-            raise ConnectFailed(f"cannot connect to the backend: {words}") from error
+            raise ConnectFailed(f"no connection to the backend within {self._limits.connect_s:g} s") from error
+        except OSError as error:
+            self.counters.connect_failures += 1
+            if is_exhaustion(error):
+                self.counters.exhausted += 1
+                self._close_unused()
+                raise NodeExhausted("this node cannot make another connection just now") from error
+            raise ConnectFailed("cannot connect to the backend") from error  # the reason names hosts: for the log alone
         self.counters.open += 1
         return Connection(transport, pool)
 

@@ -112,7 +112,7 @@ class Run:
             self._engines[engine].submit(request_id, job, now)
         except EngineError as refused:
             too_long = isinstance(refused, PromptTooLongError)
-            outcome = Outcome.SUCCESS if too_long else Outcome.OVERLOADED  # 400: the engine did its work
+            outcome = Outcome.REFUSED if too_long else Outcome.OVERLOADED  # 400 or 429
             self._fail(request_id, TOO_LONG if too_long else QUEUE_FULL, outcome, now)
         self._note_due(engine)
 

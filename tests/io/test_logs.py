@@ -60,7 +60,7 @@ def test_a_request_is_one_line_of_text() -> None:
     assert rest == (
         "info ranvier_py.test request id=4f1c method=POST path=/v1/chat/completions status=200 outcome=success "
         "backend=10.0.0.1:8000 policy=affinity reason=holder source=text matched_tokens=1024 prompt_tokens=1100 "
-        "tries=1 first_byte_ms=12.346 total_ms=1500.0 sent_bytes=20000\n"
+        'tries=1 first_byte_ms=12.346 total_ms=1500.0 sent_bytes=20000 error=""\n'
     )
 
 
@@ -94,7 +94,7 @@ def test_below_its_level_nothing_is_written() -> None:
 def test_a_summary_has_no_room_for_headers_or_bodies() -> None:
     """What can't be passed in can't be logged. Whoever adds a field decides it here again."""
     texts = {field.name for field in fields(RequestSummary) if field.type == "str"}
-    assert texts == {"id", "method", "path", "outcome", "backend", "policy", "reason", "source"}
+    assert texts == {"id", "method", "path", "outcome", "backend", "policy", "reason", "source", "error"}
     assert all(field.type in ("str", "int", "float") for field in fields(RequestSummary))
 
 

@@ -94,8 +94,8 @@ def asked(backends: Sequence[Scripted]) -> int:
         pytest.param(
             [STREAM_HEAD, event({"error": {"message": "no"}}), b"0\r\n\r\n"], "success", False, id="an error as event"
         ),
-        pytest.param([answer(OWN, status=400)], "success", False, id="400"),
-        pytest.param([answer(OWN, status=404)], "success", False, id="404"),
+        pytest.param([answer(OWN, status=400)], "refused", False, id="400"),
+        pytest.param([answer(OWN, status=404)], "refused", False, id="404"),
     ],
 )
 async def test_every_stream_is_asked_for_once_and_learned_only_when_proved(
@@ -124,7 +124,7 @@ async def test_before_the_first_byte_others_are_asked_the_same_but_not_for_ever(
     assert asked(backends) == 4
     assert {len(backend.bodies) for backend in backends} == {0, 1}
     assert {body for backend in backends for body in backend.bodies} == {chat()}
-    assert routes["outcomes"] == {"connect_error": 4}
+    assert routes["outcomes"] == {"broken": 4}
     assert routes["rows"] == 0
 
 
@@ -263,13 +263,64 @@ async def test_a_prompt_without_a_template_for_it_is_placed_by_load_and_not_refu
     assert routes["tokenizer_worker"]["failed"] > 0
 
 
-@pytest.mark.parametrize("path", ["/v1/../admin", "/v1/%2E%2e/admin", "/v1/a/..%2fadmin", "/v1/..\\admin", "/admin"])
-async def test_no_path_climbs_out_of_what_is_served(path: str) -> None:
+MISLEADING = [
+    b"/v1/../admin",
+    b"/v1/./models/a",
+    b"/v1/..",
+    b"/v1/..;/admin",
+    b"/v1/..;x=y/admin",
+    b"/v1/%2e%2E/admin",
+    b"/v1/.%2e/admin",
+    b"/v1/%252e%252E/admin",
+    b"/v1/%25252e%25252e/admin",
+    b"/v1/%2525252525252e/admin",
+    b"/v1/%%32%65./admin",
+    b"/v1/x%2f..%2f..%2fmetrics",
+    b"/v1/x%2F..%2F..%2Fmetrics",
+    b"/v1/a%2fb",
+    b"/v1/a%252Fb",
+    b"/v1/%5c..%5cmetrics",
+    b"/v1/%255C..%255Cmetrics",
+    b"/v1/..\\admin",
+    b"/v1/a\\b",
+    b"/v1/a%00.json",
+    b"/v1/a%0d%0aX-Injected:%20y",
+    b"/v1/a%7f",
+    b"/v1/%c0%ae%c0%ae/admin",
+    b"/v1/%C0%AFadmin",
+]
+
+PLAIN = [
+    b"/v1/models/gpt-3.5-turbo..beta",
+    b"/v1/models/ft:a%3Ab;v=2",
+    b"/v1/models/.hidden",
+    b"/v1/models/a...b",
+    b"/v1/models/gpt-3%2E5",
+    b"/v1/files/100%25%20sure",
+    b"/v1/files/100%",
+    b"/v1/files/%E6%96%87%zz",
+    b"/v1/files/f-1/content?path=..%2f..%2fa&b=%00",
+]
+
+
+async def test_a_path_that_somebody_behind_us_may_read_as_another_is_refused() -> None:
     backend = Scripted(GOOD)
     async with lab(backend) as node, await node.wire() as client:
-        await client.send(post(b"", target=path.encode()))
+        for path in MISLEADING:
+            await client.send(post(b"", target=path))
+            assert (await client.response())[0] == 400, path
+    assert backend.heads == []
+
+
+async def test_paths_with_odd_ids_reach_the_engine_as_they_came() -> None:
+    backend = Scripted(GOOD)
+    async with lab(backend) as node, await node.wire() as client:
+        for path in PLAIN:
+            await client.send(post(b"", target=path))
+            assert (await client.response())[0] == 200
+        await client.send(post(b"", target=b"/admin"))
         assert (await client.response())[0] == 404
-    assert backend.bodies == []
+    assert [head.split(b" ")[1] for head in backend.heads] == PLAIN
 
 
 async def test_a_second_signal_cuts_the_drain_short() -> None:

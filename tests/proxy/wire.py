@@ -30,8 +30,8 @@ TEST_S = 10.0
 GET = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
 
 
-def post(body: bytes, *fields: bytes, target: bytes = b"/v1/chat/completions") -> bytes:
-    lines = [b"POST %b HTTP/1.1" % target, b"host: h", b"content-length: %d" % len(body), *fields]
+def post(body: bytes, *fields: bytes, target: bytes = b"/v1/chat/completions", method: bytes = b"POST") -> bytes:
+    lines = [b"%b %b HTTP/1.1" % (method, target), b"host: h", b"content-length: %d" % len(body), *fields]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
@@ -255,6 +255,7 @@ class Scripted:
 
     def __init__(self, *script: Step, turns: Iterator[Sequence[Step]] | None = None) -> None:
         self.turns = turns or repeat(script)
+        self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
         self.asked = trio.Event()
         self.left = trio.Event()
@@ -264,9 +265,10 @@ class Scripted:
             async with Wire(stream) as wire:
                 while (request := await wire.next_request()) is not None:
                     head, body = request
-                    if head.startswith(b"GET"):
+                    if head.startswith(b"GET ") and not head.startswith(b"GET /v1/files"):
                         await wire.send(answer(b"{}"))
                         continue
+                    self.heads.append(head)
                     self.bodies.append(body)
                     self.asked.set()
                     if not await self.play(wire):

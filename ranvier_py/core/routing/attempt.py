@@ -71,6 +71,7 @@ class Attempt:
     status: int = 0  # of the backend's answer; 0 = none came
     sent_bytes: int = 0  # of it, to the client
     announced: bool = False  # observers know of it
+    judged: bool = True  # it asks for inference: how it ends tells how well its engine is
     finished: bool = False
 
     def __post_init__(self) -> None:

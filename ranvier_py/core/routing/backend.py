@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.health import Circuit, Health, Outcome, Vitals
+from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
 from ranvier_py.core.routing.work import Work
 
 NAME_CHARS_MAX = 128  # longer than any host:port in practice; the name travels in a header and in gossip
+NOT_REACHED = (Outcome.CONNECT_ERROR, Outcome.NOT_SENT)
 SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundred has a rate near a third
 
 
@@ -146,7 +147,7 @@ class Backend(Work):
     @property
     def used(self) -> bool:
         """Whether it was ever seen alive: by a probe before the last one, or by a request that reached it."""
-        reached = sum(self.outcomes.values()) - self.outcomes[Outcome.CONNECT_ERROR]
+        reached = sum(self.outcomes.values()) - sum(map(self.outcomes.__getitem__, NOT_REACHED))
         return self.probes_ok > 1 or self.inflight > 0 or reached > 0
 
     @property
@@ -161,7 +162,7 @@ class Backend(Work):
         """Count one more request into `success_rate`. What says nothing of the engine does not count."""
         if outcome is Outcome.SUCCESS:
             self.success_rate += (1.0 - self.success_rate) / SUCCESS_WINDOW
-        elif outcome not in (Outcome.OVERLOADED, Outcome.CANCELLED):
+        elif outcome in FAULTS:
             self.success_rate -= self.success_rate / SUCCESS_WINDOW
 
     def serves(self, model: str) -> bool:

@@ -238,16 +238,18 @@ class Registry:
         tokens: int = 0,
         *,
         prefilled: bool = False,
+        judged: bool = True,
     ) -> Sequence[Transition]:
         """A dispatched request ended: exactly once for each `dispatched`. Returns what changed by it.
 
-        `tokens` as when it was dispatched; `prefilled`: its first token came, or could not be seen.
+        `tokens` as when it was dispatched; `prefilled`: its first token came, or could not be seen; `judged` as for
+        `Vitals.end`.
         """
         backend = self[id]
         backend.end(tokens, decoding=prefilled)
         backend.load -= 1
         backend.outcomes[outcome] += 1
-        if outcome is not Outcome.SUCCESS or backend.success_rate < 1.0:
+        if judged and (outcome is not Outcome.SUCCESS or backend.success_rate < 1.0):
             backend.rate(outcome)
         if backend.removed:
             if backend.inflight == 0:
@@ -257,7 +259,7 @@ class Registry:
         if outcome is Outcome.SUCCESS and vitals.quiet:
             return ()
         before = vitals.state
-        vitals.end(outcome, now)
+        vitals.end(outcome, now, judged=judged)
         return self.settle(backend, before, outcome.value)
 
     def probed(self, id: BackendId, result: ProbeResult, now: float) -> Sequence[Transition]:  # noqa: A002

@@ -1,9 +1,11 @@
 """Is a backend fit to be asked? Its health says whether it lives, its circuit breaker whether it serves.
 
-Health follows probes alone: so many in a row decide. The circuit, whose machine is `TRANSITIONS`, follows requests
-first: 5xx answers, failed connects, time-outs and answers that broke off count as faults; 429, other 4xx and clients
-that left do not (they say nothing about the backend, or that it is busy and well). What needs a count («the fifth in a
-row») is decided in `Vitals`, so that the table itself stays without numbers.
+Health follows probes alone: so many in a row decide. The circuit, whose machine is `TRANSITIONS`, follows requests for
+inference first: answers of `ILL_STATUSES`, time-outs and answers that broke off count as faults; other refusals and
+clients that left do not (they say nothing about the backend, or that it is busy and well). Of any other request only a
+failed connect counts, which fails whatever was to be sent: an engine that knows no OPTIONS serves chats well, and one
+that answers OPTIONS may fail all of them. What needs a count («the fifth in a row») is decided in `Vitals`, so that the
+table itself stays without numbers.
 
 A half-open circuit admits one trial. Whatever comes first decides: the trial request, or a probe. A probe only proves
 that the process answers, so a circuit it closed is on probation: the next fault opens it again, for longer. The open
@@ -46,13 +48,15 @@ class Outcome(Enum):
 
     __hash__ = object.__hash__  # Enum's is Python's, and each request is counted by it
 
-    SUCCESS = "success"  # any complete answer below 500 except 429: the engine did its work
-    SERVER_ERROR = "server_error"  # a complete 5xx
-    CONNECT_ERROR = "connect_error"
+    SUCCESS = "success"  # a complete answer below 400: the engine did its work
+    REFUSED = "refused"  # a complete answer that says no to this one request: neutral
+    SERVER_ERROR = "server_error"  # a complete answer of ILL_STATUSES
+    CONNECT_ERROR = "connect_error"  # no connection was made, so nothing was sent
     TIMEOUT = "timeout"  # no first byte, or a stall, past its deadline
-    BROKEN = "broken"  # closed or garbled in mid-answer
+    BROKEN = "broken"  # closed or garbled before the end of its answer
     OVERLOADED = "overloaded"  # 429: neutral
     CANCELLED = "cancelled"  # the client went away: neutral
+    NOT_SENT = "not_sent"  # this node had no means to ask: neutral
 
 
 class Event(Enum):
@@ -101,11 +105,25 @@ TRANSITIONS: Mapping[tuple[Circuit, Event], tuple[Circuit, Action]] = {
 }
 """The whole machine of the circuit: for any other pair nothing changes."""
 
+ILL_STATUSES = frozenset((500, 502, 503, 504))
+"""Answers by which an engine, or what stands before it, says that it cannot serve. Every other 5xx is an opinion on the
+request: 501 and 505 about its method and version, 507 and 508 about what it names. SMG retries on just these of the 5xx
+and found 4xx in the count to cause outages (research/sgl.md, sglang #25811)."""
+
 FAULTS = frozenset((Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.TIMEOUT, Outcome.BROKEN))
 NEVER_S = float("inf")
 
 CIRCUIT_OPEN_GROWTH_MAX = 8
 """A circuit that opens again and again stays open at most so many times longer."""
+
+
+def outcome_of(status: int) -> Outcome:
+    """What a complete answer says of how the request ended."""
+    if status < 400:
+        return Outcome.SUCCESS
+    if status == 429:
+        return Outcome.OVERLOADED
+    return Outcome.SERVER_ERROR if status in ILL_STATUSES else Outcome.REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +142,7 @@ class BackendLimits(Options):
     )
     circuit_faults_to_open: int = option(  # Ranvier's
         5,
-        "Failed requests in a row (5xx, no connection; not 429) that open the circuit of a backend.",
+        "Failed requests in a row (500, 502, 503, 504, no answer, no connection) that open the circuit of a backend.",
         least=1,
         key="circuit_failures",
         section="Backends",
@@ -192,8 +210,11 @@ class Vitals:
     def dispatch(self, now: float) -> None:
         self.feed(Event.DISPATCHED, now)
 
-    def end(self, outcome: Outcome, now: float) -> None:
-        if outcome in FAULTS:
+    def end(self, outcome: Outcome, now: float, *, judged: bool = True) -> None:
+        """A request ended; one that is not `judged` asked for no inference."""
+        if not judged and outcome is not Outcome.CONNECT_ERROR:
+            self.feed(Event.NEUTRAL, now)
+        elif outcome in FAULTS:
             self.faults += 1
             if self.faults >= self.limits.circuit_faults_to_open or self.circuit is not Circuit.CLOSED:
                 self.feed(Event.FAULT, now)

@@ -3,7 +3,8 @@
 The rule of SGLang's slides, bounded twice: `worker_retries_max` failed tries at one backend within a request move it
 on to the next backend (the circuit, not this file, takes a failing backend out for everybody), and after
 `total_retries_max` retries the client gets an error. Nothing is retried once a byte of an answer was relayed, nor for
-a client that is gone.
+a client that is gone. Once a byte of the request was sent it may have been carried out, whatever became of the answer:
+only what `may_repeat` allows is sent again then. Where no connection was made, anything is.
 
 A budget is made for one request at its first failure, so requests that succeed pay nothing. Cost: O(1) per attempt.
 """
@@ -13,9 +14,65 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import orjson
+
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.health import Outcome
+
+STATELESS_PATHS = frozenset(
+    b"/v1/" + path
+    for path in (
+        b"chat/completions",
+        b"completions",
+        b"messages",
+        b"messages/count_tokens",
+        b"embeddings",
+        b"pooling",
+        b"classify",
+        b"rerank",
+        b"score",
+        b"tokenize",
+        b"detokenize",
+        b"audio/transcriptions",
+        b"audio/translations",
+    )
+)
+"""What vLLM and SGLang compute under /v1/ and forget: done twice it costs time and nothing else."""
+
+RESPONSES_PATH = b"/v1/responses"
+INFERENCE_PATHS = STATELESS_PATHS | {RESPONSES_PATH}
+
+REREAD_BYTES_MAX = 1 << 20
+REREAD_BRACKETS_MAX = 20_000
+"""Bodies of responses beyond either are not read for their `store` and never repeated: a million tokens of text are
+4 MB, but a failure must not occupy the event loop either."""
+
+
+def is_inference(method: bytes, path: bytes) -> bool:
+    """Whether a request has an engine compute; `path` is without its query."""
+    return method == b"POST" and path in INFERENCE_PATHS
+
+
+def may_repeat(method: bytes, path: bytes, body: bytes) -> bool:
+    """Whether a request may be sent again after some of it was sent: nothing stays of it at an engine.
+
+    A response is stored unless its body says otherwise, and one in the background goes on without us.
+    """
+    if method != b"POST":
+        return False
+    return path in STATELESS_PATHS or (path == RESPONSES_PATH and not is_stored(body))
+
+
+def is_stored(body: bytes) -> bool:
+    """Whether something of a response may stay at the engine."""
+    if len(body) > REREAD_BYTES_MAX or body.count(b"{") + body.count(b"[") > REREAD_BRACKETS_MAX:
+        return True
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return True
+    return not isinstance(fields, dict) or fields.get("store") is not False or bool(fields.get("background"))
 
 
 class Next(Enum):

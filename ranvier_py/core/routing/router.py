@@ -252,7 +252,9 @@ class Router:
         for observer in self.observers:
             observer.finished(attempt, outcome, now)
         prefilled = attempt.first_at is not None or not attempt.prompt.stream
-        return self.registry.finished(attempt.backend, outcome, now, attempt.computed_tokens, prefilled=prefilled)
+        return self.registry.finished(
+            attempt.backend, outcome, now, attempt.computed_tokens, prefilled=prefilled, judged=attempt.judged
+        )
 
     # --- learning off the path --------------------------------------------------------------------------------------
 

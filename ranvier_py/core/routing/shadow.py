@@ -96,6 +96,7 @@ class MirroredRegistry:
         tokens: int = 0,
         *,
         prefilled: bool = False,
+        judged: bool = True,  # noqa: ARG002
     ) -> Sequence[Transition]:
         """Health is the real registry's business."""
         self[id].end(tokens, decoding=prefilled)

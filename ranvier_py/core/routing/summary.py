@@ -28,3 +28,4 @@ class RequestSummary:
     first_byte_ms: float = 0.0
     total_ms: float = 0.0
     sent_bytes: int = 0
+    error: str = ""  # of the last attempt that failed, also where another one served: backend and words

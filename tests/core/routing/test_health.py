@@ -18,6 +18,7 @@ from ranvier_py.core.routing.health import (
     Health,
     Outcome,
     Vitals,
+    outcome_of,
 )
 
 LIMITS = BackendLimits(circuit_open_s=30)
@@ -82,8 +83,8 @@ def test_five_faults_in_a_row_of_any_kind_open_the_circuit(outcome: Outcome) -> 
     assert not vitals.admits
 
 
-@pytest.mark.parametrize("outcome", [Outcome.OVERLOADED, Outcome.CANCELLED])
-def test_a_busy_engine_and_a_client_that_left_are_no_faults_and_no_excuse(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", sorted({*Outcome} - FAULTS - {Outcome.SUCCESS}, key=lambda outcome: outcome.value))
+def test_what_proves_nothing_of_the_engine_is_no_fault_and_no_excuse(outcome: Outcome) -> None:
     vitals = Vitals(LIMITS)
     for _ in range(100):
         vitals.end(outcome, 0)
@@ -92,6 +93,37 @@ def test_a_busy_engine_and_a_client_that_left_are_no_faults_and_no_excuse(outcom
         vitals.end(Outcome.TIMEOUT, 0)
         vitals.end(outcome, 0)
     assert not vitals.admits
+
+
+def test_only_statuses_by_which_an_engine_cannot_serve_are_faults() -> None:
+    assert [status for status in range(200, 600) if outcome_of(status) in FAULTS] == [500, 502, 503, 504]
+    assert [status for status in range(200, 600) if outcome_of(status) is Outcome.OVERLOADED] == [429]
+    assert {outcome_of(status) for status in (200, 201, 304)} == {Outcome.SUCCESS}
+    assert {outcome_of(status) for status in (400, 404, 422, 501, 505)} == {Outcome.REFUSED}
+
+
+@pytest.mark.parametrize("outcome", sorted(FAULTS - {Outcome.CONNECT_ERROR}, key=lambda outcome: outcome.value))
+def test_what_asks_for_no_inference_neither_opens_a_circuit_nor_closes_one(outcome: Outcome) -> None:
+    """A browser asks by OPTIONS before each of its chats: those answers would hide that every chat fails."""
+    vitals = Vitals(LIMITS)
+    for _ in range(20):
+        vitals.end(outcome, 0, judged=False)
+    assert vitals.circuit is Circuit.CLOSED
+    for _ in range(5):
+        vitals.end(Outcome.SUCCESS, 0, judged=False)
+        vitals.end(outcome, 0)
+    assert vitals.circuit is Circuit.OPEN
+    vitals.tick(30)
+    vitals.dispatch(30)
+    vitals.end(Outcome.SUCCESS, 31, judged=False)
+    assert vitals.circuit is Circuit.HALF_OPEN, "the trial is free again"
+
+
+def test_a_connection_that_is_not_made_counts_whatever_was_to_be_sent() -> None:
+    vitals = Vitals(LIMITS)
+    for _ in range(5):
+        vitals.end(Outcome.CONNECT_ERROR, 0, judged=False)
+    assert vitals.circuit is Circuit.OPEN
 
 
 def test_a_served_request_between_faults_starts_the_count_again() -> None:
