@@ -6,17 +6,22 @@ import os
 import select
 import signal
 from dataclasses import replace
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import orjson
 import pytest
 
 from ranvier_py.core.routing.placement.policies import POLICIES
+from ranvier_py.core.routing.request_record import Header
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.jobs import Done, Ready, RunFailed, Task, execute, execute_all, make_ready
 from ranvier_py.replay.replay_plan import Plan, Restart
 from ranvier_py.replay.results import SAMPLES_MAX
+from ranvier_py.replay.traces.open_trace import open_trace
 from ranvier_py.replay.traces.trace import Trace
+from tests.core.routing.recorded import a_record
 from tests.replay.synthetic import BLOCK, chats
 
 LIMITS = EngineLimits(cache_tokens=200_000, block_size=BLOCK)
@@ -138,6 +143,21 @@ def test_nodes_forget_what_a_restarted_engine_held() -> None:
     restarts = tuple(Restart(30.0, engine) for engine in range(4))
     result = done(plan("affinity", restarts=restarts), late).result
     assert result.predicted_hit_rate < result.hit_rate + 0.1
+
+
+def test_a_recording_is_replayed_whose_prompts_were_learned_with_different_stops(tmp_path: Path) -> None:
+    """A deep stop in common, another way to it: engines with small caches looked for blocks that they had evicted."""
+    draw, lines = Random(1), [Header(0.0, BLOCK, "a").line()]
+    for number in range(150):
+        document = draw.randrange(8)
+        depths = sorted({*draw.sample(range(1, 60), 3), 60})
+        chain = tuple((depth * BLOCK, 100 * document + depth + 1) for depth in depths)
+        lines.append(a_record(at=number / 4, chain=chain, ends=(len(chain) - 1,), prompt_tokens=1000).line())
+    path = tmp_path / "node.jsonl"
+    path.write_bytes(b"".join(lines))
+    small = (replace(LIMITS, cache_tokens=150 * BLOCK),) * 2
+    result = done(plan("least_loaded", 4, engines=small, regret=True), make_ready(open_trace(path))).result
+    assert (result.requests, result.failed) == (150, 0)
 
 
 def test_load_is_reported_in_few_samples_that_end_with_nothing_in_flight() -> None:

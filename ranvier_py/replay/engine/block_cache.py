@@ -4,6 +4,8 @@ Only whole blocks can be found; a block is named by a hash of its parent's name 
 the last prompt token is always computed again. A running request holds its blocks; released ones queue up for eviction,
 the deepest first. A block that was computed twice is stored twice and removed twice (as seen with vLLM 0.32).
 
+Rule of who names the blocks: a name stands for all tokens up to its block's end, so that before a block is always the
+same block; else some would be found whose parent is gone.
 Invariants: used + free == capacity, always; a held block is never evicted; an evicted block is never found; a block
 that can be found has all those above it, but where the cache was cleared under running requests.
 """

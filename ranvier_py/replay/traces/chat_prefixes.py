@@ -89,18 +89,21 @@ class Prefixes:
             above, cue, prompt_tokens = conversation.start, ids, len(ids)
         else:
             above, prompt_tokens = prompt, prompt.state.tokens + len(cue)
-        chain, ends, answered = prompt.chain, prompt.ends, NO_TOKENS
+        known, answered = prompt, NO_TOKENS
         if turn < len(conversation.chat.messages):
             history = self._prefix(conversation, turn + 1)
             answered = self._answer_tokens(conversation.chat.messages[turn], prompt, history, cue)
-            if history.chain[: len(chain)] == chain:
-                chain, ends = history.chain, history.ends
+            if history.chain[: len(prompt.chain)] == prompt.chain:
+                known = history
         blocks = continued(
             above.blocks, joined(above.state.rest, np.concatenate((cue, answered))), self._size, conversation.salt
         )
-        total = prompt_tokens + len(answered)
-        last = next((index for index in range(len(chain), 0, -1) if chain[index - 1].tokens <= total), 0)
-        return ChatTurn(prompt_tokens, len(answered), chain[:last], tuple(end for end in ends if end < last), blocks)
+        # where the template writes the answer otherwise than the engine did, these are no prefixes of its blocks
+        last = sum(
+            blocks[(at := key.tokens // self._size) - 1 : at] == known.blocks[at - 1 : at] for key in known.chain
+        )
+        ends = tuple(end for end in known.ends if end < last)
+        return ChatTurn(prompt_tokens, len(answered), known.chain[:last], ends, blocks)
 
     def _prefix(self, conversation: Conversation, count: int) -> Prefix:
         """What is known of the first `count` messages."""

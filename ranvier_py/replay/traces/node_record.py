@@ -1,7 +1,7 @@
 """One's own traffic: what `ranvier serve --record FILE` wrote (core/routing/request_record.py has the format).
 
-Between two prefix keys nobody knows where two prompts part: a block is named after the next deeper key, so a hit may be
-too short by less than that. Beyond the deepest key the blocks are the request's own.
+Between two prefix keys nobody knows where two prompts part: a block is named after the next deeper key that any record
+has on its path, so a hit may be too short by less than that. Beyond the deepest key the blocks are the request's own.
 
 Rules: an attempt that no engine worked for is left out: what became of its request is on another line. Files of one
 node, or of several with one secret, may be put one after the other, in any order. A prompt of unknown length is taken
@@ -10,7 +10,8 @@ for four bytes a token. A last line without its end is left out: the node was wr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from ranvier_py.core.ids import Fingerprint
@@ -47,8 +48,12 @@ def load(path: Path, options: TraceOptions) -> Trace:
         raise TraceError(f"{path}: found no request that was served, expected at least one")
     served.sort(key=lambda each: each[0])
     first, size = served[0][0], header.block_tokens
+    beginnings = Beginnings()
+    for _, record in served:
+        if not beginnings.add(record.chain):
+            raise TraceError(f"{path}: found a prefix that begins in two ways, expected one for each fingerprint")
     requests = [
-        request_of(number, at - first, record, size, options)
+        request_of(number, at - first, record, beginnings, size, options)
         for number, (at, record) in enumerate(served[: options.limit or None])
     ]
     return Trace(name_of(path), requests, size, timed=True)
@@ -73,15 +78,50 @@ def agreed(before: Header | None, header: Header, line: TraceLine) -> Header:
     return header
 
 
-def request_of(number: int, at: float, record: RequestRecord, size: int, options: TraceOptions) -> TraceRequest:
+class Beginnings:
+    """Which prefixes each prefix begins with, by all that the records say of it together."""
+
+    def __init__(self) -> None:
+        self._above: dict[int, tuple[int, int]] = {}  # by fingerprint: the next shorter key, (0, 0) at the start
+        self._tokens: dict[int, int] = {}
+
+    def add(self, chain: Sequence[tuple[int, int]]) -> bool:
+        """Ascending keys of one prompt. False where they contradict what is known: a fingerprint names one prefix."""
+        return all(
+            self._tokens.setdefault(key[1], key[0]) == key[0] and self._begins(above, key)
+            for above, key in pairwise([(0, 0), *chain])
+        )
+
+    def _begins(self, shorter: tuple[int, int], key: tuple[int, int]) -> bool:
+        """Note that `shorter` begins `key`."""
+        while (known := self._above.setdefault(key[1], shorter)) != shorter:
+            if known[0] == shorter[0]:
+                return False
+            if known[0] > shorter[0]:
+                key = known
+            else:  # `shorter` lies between them
+                self._above[key[1]] = shorter
+                key, shorter = shorter, known
+        return True
+
+    def names(self, key: tuple[int, int], size: int) -> list[int]:
+        """Of the blocks up to this key."""
+        found: list[int] = []
+        while key[0]:
+            above = self._above[key[1]]
+            found += [linked(key[1], index) for index in range(key[0] // size - 1, above[0] // size - 1, -1)]
+            key = above
+        return found[::-1]
+
+
+def request_of(
+    number: int, at: float, record: RequestRecord, beginnings: Beginnings, size: int, options: TraceOptions
+) -> TraceRequest:
     prompt_tokens = min(max(1, record.prompt_tokens or record.request_bytes // BYTES_PER_TOKEN), TOKENS_MAX)
     answer_tokens = min(record.answer_tokens or options.answer_tokens, TOKENS_MAX)
     total = prompt_tokens + answer_tokens
     chain = [Depth(tokens, Fingerprint(name)) for tokens, name in record.chain if tokens <= total]
-    names: list[int] = []
-    for key in chain:
-        while len(names) < key.tokens // size:
-            names.append(linked(key.fingerprint, len(names)))
+    names = beginnings.names(chain[-1], size) if chain else []
     names += own_names(number, total // size - len(names))
     return TraceRequest(
         at=at,

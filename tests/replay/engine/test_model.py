@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from math import inf, nan
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ranvier_py.replay.engine.block_cache import (
     BlockCache,
@@ -246,27 +247,40 @@ def test_hits_of_sequential_requests_equal_a_brute_force_cache(
         assert serve(cache, work) == naive.serve(work, BLOCK)
 
 
+LONG_PROMPTS = st.builds(
+    lambda common, branch, rest: [*numbers(common), *numbers(rest, 1000 * branch)],
+    st.integers(0, 150),
+    st.integers(1, 3),
+    st.integers(1, 40),
+)
+"""More blocks than are asked for one after the other."""
+
+
 class CacheUnderConcurrency(RuleBasedStateMachine):
     """Requests that overlap: blocks are conserved, and what was evicted is not found."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cache = BlockCache(8, BLOCK, events_max=10_000)
+    @initialize(capacity=st.sampled_from([8, 30, 60]))
+    def start(self, capacity: int) -> None:
+        self.cache = BlockCache(capacity, BLOCK, events_max=10_000)
         self.leases: list[tuple[object, int]] = []
         self.copies: dict[int, int] = {}
 
-    @rule(prompt=PROMPTS, answer=st.integers(1, 6))
+    @rule(prompt=PROMPTS | LONG_PROMPTS, answer=st.integers(1, 6))
     def begin(self, prompt: list[int], answer: int) -> None:
         work = job(prompt, answer)
         predicted = self.cache.hit_blocks(work)
+        reusable = work.keys[: (len(prompt) - 1) // BLOCK]
+        assert predicted == sum(1 for _ in takewhile(self.copies.get, reusable)), "fewer or more than a walk finds"
+        has_room = self.cache.copy().has_room(work)
         lease = self.cache.lease(work)
+        assert has_room == (lease is not None)
         if lease is not None:
             assert lease.hits == predicted
             assert all(self.copies.get(key) for key in work.keys[:predicted]), "hit on a block that was evicted"
             self.leases.append((lease, lease.hits * BLOCK))
 
     @precondition(lambda self: self.leases)
-    @rule(which=st.integers(0, 100), tokens=st.integers(1, 9))
+    @rule(which=st.integers(0, 100), tokens=st.integers(1, 9) | st.integers(20, 100))
     def compute(self, which: int, tokens: int) -> None:
         index = which % len(self.leases)
         lease, computed = self.leases[index]

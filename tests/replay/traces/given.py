@@ -6,6 +6,7 @@ import gzip
 import os
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import pytest
 from benchmarks.hit_rate import DRAWS, reference
 from benchmarks.workloads.traffic import leading
 from ranvier_py.io.tokenizer import ChatTokenizer
+from ranvier_py.replay.replay_plan import prepare
 from ranvier_py.replay.traces.open_trace import open_trace
 from ranvier_py.replay.traces.trace import Format, Trace, TraceOptions, TraceRequest
 
 DATA = Path(os.environ.get("SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 
 
-__all__ = ["is_sound", "leading", "load_once", "loaded", "shared", "shares", "written"]
+__all__ = ["all_are_sound", "leading", "load_once", "loaded", "shared", "shares", "written"]
 
 load_once = cache(ChatTokenizer.load)
 """Instead of `ChatTokenizer.load` where many traces are opened: it takes a second."""
@@ -37,8 +39,7 @@ def written(path: Path, lines: Sequence[Any], packed: bool = False) -> Path:
 def loaded(path: Path, format_name: Format, *lines: Any, **options: Any) -> Trace:
     """A file of these lines, opened as this format; every request is sound."""
     trace = open_trace(written(path / "trace.jsonl", lines), TraceOptions(format=format_name, **options))
-    for request in trace.requests:
-        is_sound(request, trace.block_tokens)
+    all_are_sound(trace)
     return trace
 
 
@@ -48,6 +49,24 @@ def shared(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"the shared {name} is not here (set SHARED_DATA)")
     return path
+
+
+def all_are_sound(trace: Trace) -> None:
+    """Each request is, and together they name prefixes: what comes before a block is the same wherever it stands.
+
+    An engine that reads its blocks by halving would else look for some that it evicted.
+    """
+    before: dict[int, int] = {}
+    called: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for item in prepare(trace):
+        is_sound(item.request, trace.block_tokens)
+        for known, keys in ((before, item.request.blocks), (called, item.job.keys)):
+            for above, block in pairwise((0, *keys)):
+                assert known.setdefault(block, above) == above, "a block follows two others"
+        for key in item.request.chain:
+            block = item.request.blocks[key.tokens // trace.block_tokens - 1]
+            assert ends.setdefault(key.fingerprint, block) == block, "a prefix key names two prefixes"
 
 
 def is_sound(request: TraceRequest, size: int) -> None:

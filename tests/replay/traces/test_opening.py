@@ -15,7 +15,7 @@ from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.traces.mooncake import load as load_mooncake
 from ranvier_py.replay.traces.open_trace import LOADERS, MARKS, lend, open_trace, read_arrivals
 from ranvier_py.replay.traces.trace import Format, TraceError, TraceOptions
-from tests.replay.traces.given import is_sound, load_once, shared, written
+from tests.replay.traces.given import all_are_sound, load_once, shared, written
 
 MOONCAKE = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
 TOKENS = {"prompt_token_ids": [1, 2, 3]}
@@ -30,8 +30,8 @@ HEADER = b"TIMESTAMP,ContextTokens,GeneratedTokens"
 def test_the_format_is_reported_by_the_first_line(tmp_path: Path, line: Any, packed: bool) -> None:
     trace = open_trace(written(tmp_path / "what.ever.jsonl", [b" ", line], packed))
     assert trace.name == "what.ever"
-    [request] = trace.requests
-    is_sound(request, trace.block_tokens)
+    assert len(trace.requests) == 1
+    all_are_sound(trace)
 
 
 def test_a_given_format_is_believed(tmp_path: Path) -> None:
@@ -113,8 +113,7 @@ def problem(path: Path, options: TraceOptions) -> str:
         trace = open_trace(path, options)
     except TraceError as error:
         return str(error)
-    for request in trace.requests:
-        is_sound(request, trace.block_tokens)
+    all_are_sound(trace)
     return ""
 
 

@@ -15,7 +15,7 @@ from ranvier_py.core.routing.request_record import Header, RequestRecord
 from ranvier_py.replay.traces.open_trace import open_trace
 from ranvier_py.replay.traces.trace import TraceError, TraceOptions, TraceRequest
 from tests.core.routing.recorded import a_record
-from tests.replay.traces.given import is_sound, leading, written
+from tests.replay.traces.given import all_are_sound, leading, written
 
 HEADER = Header(1_000.0, 16, "a")
 RECORD = a_record()
@@ -24,8 +24,7 @@ RECORD = a_record()
 def loaded(path: Path, *lines: Header | RequestRecord | bytes, **options: Any) -> list[TraceRequest]:
     data = [line if isinstance(line, bytes) else line.line().strip() for line in lines]
     trace = open_trace(written(path / "node.jsonl", data), TraceOptions(**options))
-    for request in trace.requests:
-        is_sound(request, trace.block_tokens)
+    all_are_sound(trace)
     return list(trace.requests)
 
 
@@ -51,6 +50,20 @@ def test_a_turn_extends_the_one_before(tmp_path: Path) -> None:
     one, two = loaded(tmp_path, HEADER, first, second)
     assert two.blocks[: len(one.blocks)] == one.blocks
     assert two.chain[: len(one.chain)] == one.chain
+
+
+def test_prompts_that_meet_in_a_deep_stop_have_the_same_blocks_up_to_there(tmp_path: Path) -> None:
+    """One record was learned with fewer stops on the way; a fingerprint names the whole prefix all the same."""
+    few = replace(RECORD, at=2.0, chain=((32, 12), (96, 14)), ends=(1,))
+    other = replace(RECORD, at=3.0, chain=((64, 13), (80, 21), (96, 14)), ends=(1,))
+    one, two, three = loaded(tmp_path, HEADER, RECORD, few, other)
+    assert one.blocks[:6] == two.blocks[:6] == three.blocks[:6]
+
+
+def test_one_fingerprint_of_two_prefixes_is_refused(tmp_path: Path) -> None:
+    for chain in (((16, 99), (96, 14)), ((16, 11), (32, 14))):
+        with pytest.raises(TraceError, match="found a prefix that begins in two ways"):
+            loaded(tmp_path, HEADER, RECORD, replace(RECORD, at=2.0, chain=chain, ends=(1,)))
 
 
 def test_what_lies_beyond_the_deepest_stop_is_the_requests_own(tmp_path: Path) -> None:

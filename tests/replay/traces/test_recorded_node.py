@@ -20,7 +20,7 @@ from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node.node import Addresses, run
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.traces.open_trace import open_trace
-from tests.replay.traces.given import is_sound, leading, written
+from tests.replay.traces.given import all_are_sound, leading, written
 
 DEADLINE_S = 30
 MODEL = "lab-model"
@@ -107,8 +107,8 @@ async def test_what_a_node_recorded_is_a_trace(tmp_path: Path) -> None:
     assert trace.timed
     assert len(trace.requests) == len(chats.requests) == 6
     prompts = {request.prompt_tokens: request for request in chats.requests}
+    all_are_sound(trace)
     for request in trace.requests:
-        is_sound(request, 16)
         other = prompts[request.prompt_tokens]
         known = [key.tokens for key in other.chain if key.tokens <= request.chain[-1].tokens]
         assert [key.tokens for key in request.chain] == known
