@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import os
 import re
 import secrets
@@ -29,10 +30,12 @@ from ranvier_py.config.config_model import KEYS, SECRETS, Config
 from ranvier_py.config.config_reference import help_of, reference, toml_value
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
 from ranvier_py.core.errors import ConfigError, leaves
-from ranvier_py.io.logs import set_up_logs
+from ranvier_py.io.logs import last_words, set_up_logs
 from ranvier_py.io.workers import Supervisor
 from ranvier_py.replay.replay_flags import add_flags as add_replay_flags
 from ranvier_py.reporter import add_flags as add_reporter_flags
+
+log = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_ADDRESS, EXIT_UNREACHABLE = range(5)
 EXIT_CODES = """exit codes:
@@ -224,8 +227,9 @@ def run_node(config: Config) -> int:
     except (Exception, BaseExceptionGroup) as error:
         known = [describe(leaf) for leaf in leaves(error)]
         if any(code == EXIT_FAILED for _, code in known):
-            raise
-        print("\n".join(f"ranvier: {message}" for message, _ in known), file=sys.stderr)
+            log.critical("node.failed", exc_info=error)  # Python's own words would wait for whoever reads them
+            return EXIT_FAILED
+        last_words("\n".join(f"ranvier: {message}" for message, _ in known))
         return max(code for _, code in known)
     return EXIT_OK
 

@@ -168,6 +168,7 @@ class Admin:
             samples("poll", node.poller.counters),
             node.engine_events.samples(),
             node.calibrating.samples(),
+            samples("logs", node.log_counters()),
             samples("recorder", recorder.counters) if recorder is not None else (),
             node.worker_reports.samples(),
             *(shadow_samples(shadow) for shadow in self._shadows()),

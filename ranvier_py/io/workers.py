@@ -19,7 +19,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -143,10 +142,10 @@ def fork(body: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         code = 0
     except BaseException:
-        traceback.print_exc()
+        log.critical("worker.crashed", exc_info=True)
     finally:
         sys.stdout.flush()
-        sys.stderr.flush()
+        logging.shutdown()  # what waits to be written
         os._exit(code)
 
 

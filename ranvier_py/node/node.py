@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -34,7 +34,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
 from ranvier_py.core.routing.health import Circuit, Health
 from ranvier_py.io.engine_poller import EnginePoller
-from ranvier_py.io.logs import request_line
+from ranvier_py.io.logs import announce, log_counters, request_line
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.calibration_parts import looked_at_by
@@ -100,6 +100,7 @@ class Node:
         self.shadows = shadows_of(config, self.router, rng)
         if self.shadows is not None:
             self.router.observers += (self.shadows,)
+        self.log_counters = log_counters  # of the whole process
         self.recorder = recorder_of(config, self.scheme)
         if self.recorder is not None:
             self.router.observers += (self.recorder,)
@@ -126,7 +127,7 @@ class Node:
             config.pipeline,
             address_of=self._address_of,
             asking=self.asking,
-            report=request_line if config.log_level in ("debug", "info") else None,
+            report=request_line(),
             trouble=self.poller.probe_soon,
             changed=log_transitions,
             authorization=f"Bearer {config.api_key}".encode() if config.api_key else b"",
@@ -298,8 +299,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             if not config.backend:
                 log.warning("node.no_backends every request gets a 503 until one is added: POST /admin/backends")
             log.info("node.ready on %s", addresses)
-            with suppress(OSError):  # a full disk behind stdout: the node serves all the same
-                print(f"ranvier listening on {addresses}", flush=True)
+            announce(f"ranvier listening on {addresses}")
             task_status.started(addresses)
         await node.drained.wait()
         shutdown.set()

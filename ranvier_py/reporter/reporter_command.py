@@ -30,7 +30,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber
 from ranvier_py.io.engine_poller import EnginePoller
-from ranvier_py.io.logs import set_up_logs
+from ranvier_py.io.logs import announce, set_up_logs
 from ranvier_py.reporter import KEY_VARIABLE
 from ranvier_py.reporter.event_relay import EventLog, EventRelay
 from ranvier_py.reporter.router_link import RouterLink
@@ -103,7 +103,7 @@ async def run(options: argparse.Namespace, key: str, sockets: KvSockets) -> None
                 poller.watch(BackendId(0), options.engine)
                 nursery.start_soon(poller.run)
                 nursery.start_soon(reporter.warn)
-            print(f"ranvier reporter for {options.worker_id}", flush=True)
+            announce(f"ranvier reporter for {options.worker_id}")
             async for _ in signals:
                 break
             nursery.cancel_scope.cancel()

@@ -1,18 +1,38 @@
 from __future__ import annotations
 
-import io
 import json
 import logging
+import os
+import re
+import subprocess
 import sys
+import tempfile
+import urllib.request
 from collections.abc import Iterator
-from dataclasses import fields
+from contextlib import suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.harness.processes import free_port, stub_engines, wait_for_answer
+from cluster.processes.commands import serve_argv
 from ranvier_py.core.routing.summary import RequestSummary
-from ranvier_py.io.logs import LineHandler, request_line, set_up_logs
+from ranvier_py.io.logs import (
+    ENTRY_BYTES,
+    QUEUE_BYTES_MAX,
+    LineHandler,
+    LogCounters,
+    line_handlers,
+    log_counters,
+    request_line,
+    set_up_logs,
+)
+
+DEADLINE_S = 20
 
 SECRET = 'key "of" the cluster'
 SUMMARY = RequestSummary(
@@ -35,67 +55,103 @@ SUMMARY = RequestSummary(
 
 
 class Log:
-    """A logger of its own, and what it wrote."""
+    """A logger of its own, and what it wrote to a file."""
 
     def __init__(self, form: str, secrets: tuple[str, ...] = ()) -> None:
-        self.stream = io.StringIO()
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as the logger
+        self.handler = LineHandler(self.file.fileno(), form, secrets)
         self.logger = logging.Logger("ranvier_py.test", logging.INFO)  # noqa: LOG001  # of this test alone
-        self.logger.addHandler(LineHandler(self.stream, form, secrets))
+        self.logger.addHandler(self.handler)
 
     @property
     def text(self) -> str:
-        return self.stream.getvalue()
+        self.handler.flush()
+        self.file.seek(0)
+        return self.file.read().decode()
+
+    def close(self) -> None:
+        self.handler.close()
+        self.file.close()
 
 
 @pytest.fixture(params=["text", "json"])
-def log(request: pytest.FixtureRequest) -> Log:
-    return Log(request.param, (SECRET,))
+def log(request: pytest.FixtureRequest) -> Iterator[Log]:
+    log = Log(request.param, (SECRET,))
+    yield log
+    log.close()
 
 
-def test_a_request_is_one_line_of_text() -> None:
+@pytest.fixture
+def text_log() -> Iterator[Log]:
     log = Log("text")
-    request_line(SUMMARY, log.logger)
-    stamp, _, rest = log.text.partition(" ")
-    assert stamp.endswith("Z")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def json_log() -> Iterator[Log]:
+    log = Log("json")
+    yield log
+    log.close()
+
+
+def test_a_request_is_one_line_of_text(text_log: Log) -> None:
+    text_log.handler.request(SUMMARY)
+    stamp, _, rest = text_log.text.partition(" ")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", stamp)
     assert rest == (
-        "info ranvier_py.test request id=4f1c method=POST path=/v1/chat/completions status=200 outcome=success "
+        "info ranvier_py.requests request id=4f1c method=POST path=/v1/chat/completions status=200 outcome=success "
         "backend=10.0.0.1:8000 policy=affinity reason=holder source=text matched_tokens=1024 prompt_tokens=1100 "
-        'tries=1 first_byte_ms=12.346 total_ms=1500.0 sent_bytes=20000 error=""\n'
+        "tries=1 first_byte_ms=12.346 total_ms=1500.0 sent_bytes=20000\n"
     )
 
 
-def test_a_line_begins_with_its_time_in_utc() -> None:
-    handler = LineHandler(io.StringIO(), "text")
-    assert handler.timestamp(0.0) == "1970-01-01T00:00:00.000Z"
-    assert handler.timestamp(0.9996) == "1970-01-01T00:00:00.999Z"
-    assert handler.timestamp(1_795_240_000.0625) == "2026-11-21T05:46:40.062Z"
+def test_a_request_that_reached_no_backend_has_quoted_gaps(text_log: Log) -> None:
+    text_log.handler.request(RequestSummary("a b", "GET", "/", 503, "no_backend", error="e1: connection refused"))
+    assert ' id="a b" method=GET path=/ status=503 outcome=no_backend backend="" policy=""' in text_log.text
+    assert text_log.text.endswith(' sent_bytes=0 error="e1: connection refused"\n')
 
 
-def test_a_request_is_one_object_of_json() -> None:
-    log = Log("json")
-    request_line(SUMMARY, log.logger)
-    event = json.loads(log.text)
+@pytest.mark.parametrize(
+    ("seconds", "stamp"),
+    [
+        (0.0, "1970-01-01T00:00:00.000Z"),
+        (0.9996, "1970-01-01T00:00:00.999Z"),
+        (1_795_240_000.0625, "2026-11-21T05:46:40.062Z"),
+    ],
+)
+def test_a_line_begins_with_its_time_in_utc(seconds: float, stamp: str, text_log: Log) -> None:
+    record = logging.LogRecord("ranvier_py.test", logging.INFO, "", 0, "ready", None, None)
+    record.created = seconds
+    text_log.logger.handle(record)
+    assert text_log.text == f"{stamp} info ranvier_py.test ready\n"
+
+
+def test_a_request_is_one_object_of_json(json_log: Log) -> None:
+    json_log.handler.request(SUMMARY)
+    event = json.loads(json_log.text)
     assert (event["event"], event["level"], event["reason"], event["first_byte_ms"]) == (
         "request",
         "info",
         "holder",
         12.346,
     )
-    assert log.text.count("\n") == 1
+    assert json_log.text.count("\n") == 1
 
 
-def test_below_its_level_nothing_is_written() -> None:
-    log = Log("text")
-    log.logger.setLevel(logging.WARNING)
-    request_line(SUMMARY, log.logger)
-    assert log.text == ""
+@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.parametrize(("level", "is_logged"), [("debug", True), ("info", True), ("warning", False)])
+def test_requests_are_logged_at_info(level: str, is_logged: bool) -> None:
+    set_up_logs(level, "text")
+    assert (request_line() is not None) is is_logged
 
 
 def test_a_summary_has_no_room_for_headers_or_bodies() -> None:
     """What can't be passed in can't be logged. Whoever adds a field decides it here again."""
-    texts = {field.name for field in fields(RequestSummary) if field.type == "str"}
+    kinds = RequestSummary.__annotations__
+    texts = {name for name, kind in kinds.items() if kind.__forward_arg__ == "str"}
     assert texts == {"id", "method", "path", "outcome", "backend", "policy", "reason", "source", "error"}
-    assert all(field.type in ("str", "int", "float") for field in fields(RequestSummary))
+    assert all(kind.__forward_arg__ in ("str", "int", "float") for kind in kinds.values())
 
 
 def test_secrets_are_blacked_out_whoever_logs_them(log: Log) -> None:
@@ -113,8 +169,8 @@ def test_secrets_are_blacked_out_whoever_logs_them(log: Log) -> None:
     assert "ValueError" in log.text
 
 
-def test_a_traceback_stays_inside_its_json_line() -> None:
-    log = Log("json")
+def test_a_traceback_stays_inside_its_json_line(json_log: Log) -> None:
+    log = json_log
     try:
         raise ValueError("first\nsecond")
     except ValueError:
@@ -129,43 +185,154 @@ def test_nothing_from_outside_can_forge_a_line(path: str, message: str) -> None:
     for form in ("text", "json"):
         log = Log(form)
         path = path.encode("utf-8", "replace").decode()
-        request_line(RequestSummary(path, "GET", path, 400, "bad_request"), log.logger)
+        log.handler.request(RequestSummary(path, "GET", path, 400, "bad_request"))
         log.logger.warning("%s", message.encode("utf-8", "replace").decode())
-        assert len(log.text.split("\n")) == 3
-        assert not any(character < " " for character in log.text.replace("\n", ""))
-        assert form == "json" or log.text.replace("\n", "").isprintable()
+        text = log.text
+        log.close()
+        assert len(text.split("\n")) == 3
+        assert not any(character < " " for character in text.replace("\n", ""))
+        assert form == "json" or text.replace("\n", "").isprintable()
 
 
 def test_long_values_are_cut(log: Log) -> None:
-    request_line(RequestSummary("id", "GET", "/" + "x" * 100_000, 404, "not_found"), log.logger)
-    assert len(log.text) < 1000
+    log.handler.request(RequestSummary("id", "GET", "/" + "x" * 100_000, 404, "not_found"))
+    assert 300 < len(log.text) < 1000
 
 
-def test_a_stream_that_is_gone_loses_lines_and_nothing_else() -> None:
-    log = Log("text")
-    log.stream.close()
-    request_line(SUMMARY, log.logger)
-    (handler,) = log.logger.handlers
-    assert isinstance(handler, LineHandler)
-    assert handler.lines_lost == 1
+def test_a_log_call_with_the_wrong_arguments_is_a_line_and_no_error(log: Log) -> None:
+    log.logger.error("%d of %d", "three")  # noqa: PLE1206
+    assert "%d of %d" in log.text
 
 
-def test_a_process_without_a_stderr_logs_nowhere_and_goes_on(
-    restored_logging: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_can_not_be_made_loses_no_other(text_log: Log) -> None:
+    text_log.handler.put(lambda: str(1 // 0), 0)
+    text_log.logger.info("the next")
+    assert "ZeroDivisionError in a line of the log\n" in text_log.text
+    assert text_log.text.endswith("the next\n")
+
+
+def test_a_stream_that_is_gone_loses_lines_and_nothing_else(text_log: Log) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    handler = LineHandler(writer, "text")
+    handler.request(SUMMARY)
+    handler.flush()
+    assert (handler.statistics().lines, handler.statistics().lost) == (0, 1)
+    handler.close()
+    os.close(writer)
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_a_process_without_a_stderr_logs_nowhere_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     set_up_logs("info", "text")
-    request_line(SUMMARY)
-    (handler,) = [each for each in logging.getLogger().handlers if isinstance(each, LineHandler)]
-    assert handler.lines_lost > 0
+    report = request_line()
+    assert report is not None
+    report(SUMMARY)
+    logging.getLogger().handlers[-1].flush()
+    assert log_counters().lost == 1
+
+
+class StalledPipe:
+    """A pipe that is full, with a reader that reads when it is asked to."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.writer, False)
+        self.filled = 0
+        with suppress(BlockingIOError):
+            while True:
+                self.filled += os.write(self.writer, b"\n" * 4096)
+        os.set_blocking(self.writer, True)
+        self.text = ""
+
+    def read(self, until: str) -> str:
+        """All that comes until this has come."""
+        while until not in self.text:
+            self.text += os.read(self.reader, 1 << 16).decode()
+        return self.text.lstrip("\n")
+
+    def close(self) -> None:
+        os.close(self.reader)
+        os.close(self.writer)
+
+
+@pytest.fixture
+def stalled() -> Iterator[StalledPipe]:
+    pipe = StalledPipe()
+    yield pipe
+    pipe.close()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_reader_that_stalls_costs_lines_and_learns_how_many(stalled: StalledPipe, blocking: bool) -> None:
+    os.set_blocking(stalled.writer, blocking)
+    handler = LineHandler(stalled.writer, "text")
+    asked = 0
+    while handler.statistics().dropped < 10:
+        handler.request(SUMMARY)
+        asked += 1
+    assert handler.statistics().waiting_bytes <= QUEUE_BYTES_MAX
+    handler.put(lambda: "the last", -ENTRY_BYTES)
+    text = stalled.read("the last")
+    assert text.count(" request id=") == asked - 10
+    assert text.count(" logs.dropped 10 lines: ") == 1
+    handler.flush()
+    assert handler.statistics() == LogCounters(lines=asked - 10 + 2, dropped=10)
+    handler.close()
+
+
+def test_the_path_of_a_request_counts_among_what_waits(stalled: StalledPipe) -> None:
+    """Or a client would fill our memory with paths while nobody reads the log."""
+    handler = LineHandler(stalled.writer, "text")
+    for _ in range(100):
+        handler.request(SUMMARY._replace(path="/" * (1 << 16)))
+    assert handler.statistics().dropped > 100 - QUEUE_BYTES_MAX // (1 << 16)
+    stalled.read("logs.dropped")
+    handler.flush()
+    handler.close()
+
+
+def test_flushing_to_a_reader_that_stalls_ends_all_the_same(
+    stalled: StalledPipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ranvier_py.io.logs.LAST_WRITE_S", 0.01)
+    handler = LineHandler(stalled.writer, "text")
+    handler.request(SUMMARY)
+    handler.flush()
+    assert handler.statistics().waiting_bytes > 0
+    stalled.read(" request id=")
+    handler.flush()
+    handler.close()
+
+
+def test_lines_of_several_processes_in_one_pipe_do_not_mix() -> None:
+    """Each write is whole lines, and short enough to be taken in one piece."""
+    reader, writer = os.pipe2(os.O_DIRECT)  # each write is a packet of its own
+    handler = LineHandler(writer, "text")
+    for number in range(100):
+        handler.request(SUMMARY._replace(id=f"n{number}"))
+    handler.flush()
+    packets = []
+    while sum(packet.count(b"\n") for packet in packets) < 100:
+        packets.append(os.read(reader, 1 << 16))
+    assert all(packet.endswith(b"\n") for packet in packets)
+    assert len(packets) < 20
+    handler.close()
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.fixture
 def restored_logging() -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("ranvier_py")
     switches = {name: getattr(logging, name) for name in vars(logging) if name.startswith(("log", "raise"))}
-    handlers, levels = list(root.handlers), (root.level, ours.level)
+    handlers, levels, hook = list(root.handlers), (root.level, ours.level), sys.unraisablehook
     yield
+    logging.captureWarnings(False)
+    sys.unraisablehook = hook
+    for handler in line_handlers():
+        handler.close()
     root.handlers[:] = handlers
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
@@ -174,13 +341,111 @@ def restored_logging() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restored_logging")
-def test_setting_up_twice_writes_each_line_once() -> None:
-    first, second = io.StringIO(), io.StringIO()
-    set_up_logs("debug", "text", stream=first)
-    set_up_logs("info", "json", stream=second)
+def test_setting_up_twice_writes_each_line_once(tmp_path: Path) -> None:
+    first, second = (os.open(tmp_path / name, os.O_CREAT | os.O_RDWR) for name in ("first", "second"))
+    set_up_logs("debug", "text", descriptor=first)
+    set_up_logs("info", "json", descriptor=second)
     logging.getLogger("ranvier_py.node.node").debug("too fine")
     logging.getLogger("ranvier_py.node.node").info("ready")
     logging.getLogger("some.library").info("chatter")
     logging.getLogger("some.library").warning("trouble")
-    assert first.getvalue() == ""
-    assert [json.loads(line)["event"] for line in second.getvalue().splitlines()] == ["ready", "trouble"]
+    logging.getLogger().handlers[-1].flush()
+    assert (tmp_path / "first").read_text() == ""
+    lines = (tmp_path / "second").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["ready", "trouble"]
+    os.close(first)
+    os.close(second)
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+PROCESS = """
+import os, sys, warnings
+from ranvier_py.io.logs import announce, last_words, own_log, set_up_logs
+
+set_up_logs("info", "text")
+own_log.info("before the fork")
+if os.fork() == 0:
+    own_log.info("from the child")
+    sys.exit(0)
+os.wait()
+
+class Odd:
+    def __del__(self):
+        raise ValueError("in a finalizer")
+
+Odd()
+warnings.warn("take care", RuntimeWarning)
+announce("here I am")
+last_words("that was all")
+"""
+
+
+def run_process(program: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=root, text=True, timeout=DEADLINE_S, check=False, **streams
+    )
+
+
+def test_a_process_writes_all_its_lines_once_also_after_a_fork_and_its_last_words_last() -> None:
+    done = run_process(PROCESS)
+    assert (done.returncode, done.stdout) == (0, "here I am\n")
+    for once in ("before the fork", "from the child", "ValueError: in a finalizer", "RuntimeWarning: take care"):
+        assert done.stderr.count(once) == 1
+    assert done.stderr.endswith("\nthat was all\n")
+
+
+def test_a_process_ends_though_nobody_reads_what_it_writes(stalled: StalledPipe) -> None:
+    assert run_process(PROCESS, stdout=stalled.writer, stderr=stalled.writer).returncode == 0
+
+
+CRASH = """
+import sys, types
+import ranvier_py.node
+from ranvier_py import cli
+
+async def run(config):
+    raise RuntimeError("a bug")
+
+ranvier_py.node.node = sys.modules["ranvier_py.node.node"] = types.SimpleNamespace(run=run)
+sys.exit(cli.main(["serve"]))
+"""
+
+
+def test_a_crash_leaves_its_traceback() -> None:
+    done = run_process(CRASH)
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "RuntimeError: a bug" in done.stderr
+
+
+def test_a_crash_ends_the_process_though_nobody_reads_its_traceback(stalled: StalledPipe) -> None:
+    assert run_process(CRASH, stderr=stalled.writer).returncode == 1
+
+
+@pytest.mark.slow
+def test_a_node_whose_log_nobody_reads_serves_on_and_ends_at_its_signal(stalled: StalledPipe) -> None:
+    with stub_engines(1) as engines:
+        port, control = free_port(), free_port()
+        flags = ("--tokenizer", "embedded", "--log-level", "info")
+        command = serve_argv(f"127.0.0.1:{port}", f"127.0.0.1:{control}", engines, flags)
+        with subprocess.Popen(command, stdout=stalled.writer, stderr=stalled.writer) as process:
+            try:
+                wait_for_answer(f"http://127.0.0.1:{control}/readyz")
+                connection = HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+                for number in range(2000):
+                    chat = {"model": "m", "messages": [{"role": "user", "content": f"question {number}"}]}
+                    connection.request("POST", "/v1/chat/completions", json.dumps(chat))
+                    answer = connection.getresponse()
+                    assert answer.status == 200
+                    answer.read()
+                connection.close()
+                with urllib.request.urlopen(f"http://127.0.0.1:{control}/metrics", timeout=DEADLINE_S) as page:
+                    assert re.search(rb"ranvier_logs_waiting_bytes [1-9]", page.read())
+                process.terminate()
+                assert process.wait(DEADLINE_S) == 0
+            finally:
+                process.kill()

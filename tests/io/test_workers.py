@@ -7,17 +7,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 DEADLINE_S = 20.0
 PROGRAM = """
-import logging, os, signal, sys
+import os, signal, sys
+from ranvier_py.io.logs import set_up_logs
 from ranvier_py.io.workers import Supervisor
 
-logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+set_up_logs("info", "text")
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # one write: lines of two workers do not mix
@@ -55,11 +56,11 @@ class Run:
 
 
 @contextmanager
-def running(body: str, count: int = 2, stop_timeout_s: float = 30.0) -> Iterator[Run]:
+def running(body: str, count: int = 2, stop_timeout_s: float = 30.0, stderr: int = subprocess.DEVNULL) -> Iterator[Run]:
     program = PROGRAM.format(body=body, count=count, stop_timeout_s=stop_timeout_s)
     root = Path(__file__).parents[2]
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=root
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=root
     ) as process:
         try:
             yield Run(process)
@@ -110,13 +111,37 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         assert run.line() == ["reported", "0", "15"]
 
 
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """What is written to it waits for ever."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    yield writer
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_log_that_nobody_reads_keeps_no_worker_from_its_restart(tmp_path: Path, full_pipe: int) -> None:
+    with running(raising_once(tmp_path), count=1, stderr=full_pipe) as run:
+        assert [run.line()[0] for _ in range(3)] == ["worker", "worker", "ready"]
+        run.process.terminate()
+        assert run.process.wait(DEADLINE_S) == 0
+
+
 def test_a_worker_that_raises_is_started_again(tmp_path: Path) -> None:
+    with running(raising_once(tmp_path), count=1) as run:
+        assert [run.line()[0] for _ in range(3)] == ["worker", "worker", "ready"]
+
+
+def raising_once(tmp_path: Path) -> str:
     marker = tmp_path / "raised"
-    body = f"""
+    return f"""
     marker = {str(marker)!r}
     if not os.path.exists(marker):
         open(marker, "w").close()
         raise RuntimeError("a bug at the start")
     {WAIT_FOR_SIGTERM}"""
-    with running(body, count=1) as run:
-        assert [run.line()[0] for _ in range(3)] == ["worker", "worker", "ready"]

@@ -6,11 +6,10 @@ body or another header, and so no way to log one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSummary:
+class RequestSummary(NamedTuple):
     """What became of one request, by the names that the log has. Times count from its last byte; 0 = never."""
 
     id: str
