@@ -41,3 +41,9 @@ def test_every_request_of_the_burst_is_counted_and_no_other(gossip: bool) -> Non
     assert {row["prompt"] for row in rows} == {BURST_PREFIX_TOKENS + 64}
     assert {row["node"] for row in rows} == {0, 1, 2}
     assert 0.5 < summed(rows)["hit_rate"] < 1.0
+
+
+def test_one_node_does_not_send_a_crowd_to_the_engine_that_is_idle_at_first() -> None:
+    """Nobody who waits there has much to compute, but all of them will decode at once."""
+    shares = by_engine(replay(burst_requests(1, 0.0), 1, 1, gossip=False, policy="ttft"))
+    assert max(shares) < 1.5 * BURST_REQUESTS / ENGINES

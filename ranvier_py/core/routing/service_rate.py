@@ -180,17 +180,19 @@ class ServiceRate:
     def predict(self, tokens: int, ahead: Ahead) -> Prediction:
         """Of a request with so many tokens to compute.
 
-        What the first of those ahead has got done since it became the first is taken off, up to its average share.
+        Whoever waits ahead decodes while those behind it are computed, so each step is longer than the one before. What
+        the first of them has got done since it became the first is taken off, up to its average share.
         """
-        line, factor = self._fleet.line(), self.factor
+        line, factor, waiting = self._fleet.line(), self.factor, ahead.waiting
         prefill_s = factor * line.per_token * tokens
-        steps_s = line.per_decoding * ahead.decoding
-        if not ahead.waiting:
-            return Prediction(factor * (line.alone + steps_s), prefill_s)
-        each_s = factor * (line.queued + steps_s)
-        ahead_s = factor * ahead.tokens * line.per_token + ahead.waiting * each_s
-        done_s = min(max(0.0, ahead.since_progress_s), ahead_s / ahead.waiting)
-        return Prediction(ahead_s - done_s + each_s, prefill_s)
+        own_s = factor * line.per_decoding * (ahead.decoding + waiting)
+        if not waiting:
+            return Prediction(factor * line.alone + own_s, prefill_s)
+        decoding = ahead.decoding + (waiting - 1) / 2  # beside one of those ahead, on average
+        each_s = factor * (line.queued + line.per_decoding * decoding)
+        ahead_s = factor * line.per_token * ahead.tokens + waiting * each_s
+        done_s = min(max(0.0, ahead.since_progress_s), ahead_s / waiting)
+        return Prediction(ahead_s - done_s + factor * line.queued + own_s, prefill_s)
 
 
 def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> FittedLine:

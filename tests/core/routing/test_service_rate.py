@@ -89,6 +89,18 @@ def test_a_few_observations_do_not_make_decoding_dear() -> None:
     assert queue_s < 0.5
 
 
+def test_those_who_wait_with_nothing_to_compute_will_decode_beside_who_comes_last() -> None:
+    """Else a crowd that shares its prefix costs nothing where nobody decodes yet, and all of it goes there."""
+    service_rates, rng = ServiceRates(), Random(2)
+    for _ in range(400):
+        tokens, decoding = rng.randrange(10, 8000), rng.randrange(40)
+        service_rates.served(service(tokens, tokens * 1e-4 + decoding * 2e-3, decoding=decoding))
+    step_s = service_rates.fleet.line().per_decoding
+    queue_s = [service_rates[FIRST].predict(100, Ahead(0, waiting, 0, 0.0)).queue_s for waiting in (10, 20)]
+    assert queue_s[0] > step_s * 10 * 11 / 2  # the last of eleven decodes beside ten, the one before beside nine
+    assert queue_s[1] > 3 * queue_s[0]
+
+
 def test_a_new_backend_is_taken_for_one_of_the_fleet_until_it_shows_another_rate() -> None:
     service_rates = ServiceRates()
     show(service_rates, 200, per_token=1e-4, alone=0.01, queued=0.01)
