@@ -16,7 +16,13 @@ WIDTH_CHARACTERS = 110
 
 def unit_of(name: str) -> str:
     """The unit that the name of a key carries; empty for plain numbers and texts."""
-    units = {"_s": "seconds", "_bytes_max": "bytes", "_bytes_per_s_max": "bytes per second", "_tokens": "tokens"}
+    units = {
+        "_s": "seconds",
+        "_bytes_max": "bytes",
+        "_bytes_min": "bytes",
+        "_bytes_per_s_max": "bytes per second",
+        "_tokens": "tokens",
+    }
     for mark, unit in units.items():
         if name.endswith(mark):
             return unit

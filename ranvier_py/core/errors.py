@@ -23,6 +23,7 @@
     │   └── UpstreamTimeout     504
     ├── TemplateRefused             nobody's: this chat can't be rendered here; it is routed by load alone
     └── ClientGone                  nobody's: there is nobody left to answer
+        └── ClientTooSlow           or one who hardly takes his answer
 
 `status` is what the client is told if nothing was relayed yet. None of these changes the state of the core.
 """
@@ -177,9 +178,15 @@ class TemplateRefused(RanvierError):
 
 
 class ClientGone(RanvierError):
-    """The client closed its connection, or stopped reading for too long."""
+    """The client closed its connection."""
 
     status, code = 499, "client_gone"
+
+
+class ClientTooSlow(ClientGone):
+    """The client takes its answer so slowly that it only holds a place."""
+
+    code = "client_too_slow"
 
 
 class NoZmq(RanvierError):

@@ -120,6 +120,7 @@ class Node:
         self.engine_events.discover_soon = self.poller.discover_soon
         self.engine_events.load_reported = self.poller.load_reported
         name = secrets.token_hex(4).encode()
+        report = request_line()
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
@@ -127,13 +128,13 @@ class Node:
             config.pipeline,
             address_of=self._address_of,
             asking=self.asking,
-            report=request_line(),
+            report=report,
             trouble=self.poller.probe_soon,
             changed=log_transitions,
             authorization=f"Bearer {config.api_key}".encode() if config.api_key else b"",
             ids=(b"%b-%x" % (name, number) for number in count(1)),
         )
-        self.server = DataServer(self.pipeline.handle, config.server, tls=tls_context(config))
+        self.server = DataServer(self.pipeline.handle, config.server, tls=tls_context(config), report=report)
         self.upstream.readiness = self.server.readiness  # runs as long as there are requests
         self.admin = Admin(self)
         for spec in config.backend:

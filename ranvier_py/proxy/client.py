@@ -2,7 +2,9 @@
 
 Rules: a deadline is armed by attribute writes; the watchdog finds out when it was missed, and the steps of the
 connection get an error where they wait. Sending never waits: what the client has no room for is kept, and `flush` is to
-be waited for before more is made. It holds no more than was passed in, and has a deadline that every byte renews.
+be waited for before more is made. It holds no more than was passed in. The time that flushes wait adds up to a window,
+which only ends well: when enough bytes were taken. So a byte now and then buys no time, and an engine's silence costs
+none.
 Invariant: `started` is set before the first byte of an answer leaves, so nobody answers twice. A connection is watched
 exactly while its socket is open.
 """
@@ -11,18 +13,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 import trio
 
-from ranvier_py.core.errors import ClientGone, RanvierError, RequestTimeout, UpstreamTimeout
+from ranvier_py.core.errors import ClientGone, ClientTooSlow, RanvierError, RequestTimeout, UpstreamTimeout
 from ranvier_py.core.metrics import counter, gauge, increment
 from ranvier_py.proxy.driver import Driver
 from ranvier_py.proxy.error_answers import JSON, error_response, own_head, response_head
 from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase
-from ranvier_py.proxy.request_reader import RequestHead
+from ranvier_py.proxy.request_reader import RequestHead, ServerLimits
 from ranvier_py.proxy.transport import PlainTransport
 
 LINGER_S = 2.0
@@ -60,7 +62,7 @@ MISSED: dict[WaitPhase, tuple[type[Exception], str]] = {
     WaitPhase.BODY: (RequestTimeout, "the request took too long to arrive"),
     WaitPhase.FIRST_BYTE: (UpstreamTimeout, "the backend did not begin to answer in time"),
     WaitPhase.STALL: (UpstreamTimeout, "the backend stopped in the middle of its answer"),
-    WaitPhase.SEND: (ClientGone, "the client does not read"),
+    WaitPhase.SEND: (ClientTooSlow, "the client takes its answer too slowly"),
 }
 """What a missed deadline means."""
 
@@ -71,7 +73,7 @@ class Client:
 
     transport: PlainTransport
     peer: str  # remote address, for the log
-    send_s: float
+    limits: ServerLimits
     watchdog: Watchdog
     counters: ServerCounters
     fd: int = field(init=False)
@@ -87,17 +89,20 @@ class Client:
     handling: bool = False  # a handler is at work for it, which ends when the client hangs up
     gone: bool = False  # the client hung up
     unsent: memoryview | None = None  # of the answer, what the client had no room for
+    window_s: float = 0.0  # that flushes may still wait in this window …
+    window_bytes: int = 0  # … until so many bytes more were taken
     body_bytes: int = 0  # of the current request's body, as far as it is here
+    body_window_bytes: int = 0  # of it, still to come in this window
 
     def __post_init__(self) -> None:
         self.fd = self.transport.fd
 
     def arm(self, phase: WaitPhase, seconds: float) -> None:
         """From now on wait for `phase`, at most so long."""
-        self.arm_until(phase, time.monotonic() + seconds)
+        self.arm_until(phase, self.watchdog.clock() + seconds)
 
     def arm_until(self, phase: WaitPhase, deadline: float) -> None:
-        """The same with a point in monotonic time."""
+        """The same with a point in the watchdog's time."""
         self.phase = phase
         self.deadline = deadline
         self.watchdog.armed = True
@@ -141,6 +146,7 @@ class Client:
         except OSError as error:
             raise ClientGone(f"sending failed: {error}") from error
         self.counters.response_bytes += sent
+        self.window_bytes -= sent
         if sent != sum(map(len, parts)):
             self.unsent = memoryview(b"".join(parts))[sent:]
 
@@ -149,18 +155,30 @@ class Client:
         if self.unsent is None:
             return
         phase, armed = self.phase, self.deadline
-        began = time.monotonic()
-        self.arm(WaitPhase.SEND, self.send_s)
+        began = self.watchdog.clock()
+        self._renew_window()
+        self.arm_until(WaitPhase.SEND, began + self.window_s)
         try:
             await self.transport.send_rest(self.unsent, self._sent)
         except OSError as error:
             raise ClientGone(f"sending failed: {error}") from error
         self.unsent = None
-        self.arm_until(phase, armed + (time.monotonic() - began))
+        ended = self.watchdog.clock()
+        self.window_s = self.deadline - ended
+        self.arm_until(phase, armed + (ended - began))
 
     def _sent(self, count: int) -> None:
         self.counters.response_bytes += count
-        self.arm(WaitPhase.SEND, self.send_s)
+        self.window_bytes -= count
+        if self._renew_window():
+            self.arm(WaitPhase.SEND, self.window_s)
+
+    def _renew_window(self) -> bool:
+        """Begin the next window if enough was taken in this one."""
+        if self.window_bytes > 0:
+            return False
+        self.window_s, self.window_bytes = self.limits.send_window_s, self.limits.send_bytes_min
+        return True
 
     async def linger(self) -> None:
         """Close so that the peer can still read our last words."""
@@ -195,15 +213,17 @@ class Client:
 class Watchdog:
     """Watches the deadlines of a server's connections, so that a request costs no timer and no task of its own.
 
-    One task looks at every connection a few times a second, and only if a deadline was armed since or is due.
+    `clock` gives steady seconds, in which all deadlines are. One task looks at every connection a few times a second,
+    and only if a deadline was armed since or is due.
 
     Attributes:
         armed: set by whoever arms a deadline.
         ticks: how often it has looked, for tests.
     """
 
-    def __init__(self, tick_s: float) -> None:
+    def __init__(self, tick_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.tick_s = tick_s  # how late a missed deadline may be noticed
+        self.clock = clock
         self.ticks = 0
         self.armed = False
         self._watched: dict[int, Client] = {}
@@ -226,7 +246,7 @@ class Watchdog:
                 await self._occupied.wait()
             await trio.sleep(self.tick_s)
             self.ticks += 1
-            now = time.monotonic()
+            now = self.clock()
             if not self.armed and now < earliest:
                 continue
             self.armed = False

@@ -2,7 +2,7 @@
 
 Bodies are read whole and lose their transfer coding; what the handler sends leaves at once. Where framing is lost the
 client gets a 4xx and the connection ends; an answer that cannot be finished ends in RST, never in something that looks
-whole.
+whole. What is refused here, before any handler, is reported here.
 
 A handler either returns, having answered; or raises a RanvierError, which becomes the answer while nothing was sent and
 cuts the connection afterwards. A missed deadline, a client that left and the end of a drain are raised where it waits.
@@ -30,6 +30,7 @@ from ranvier_py.core.errors import (
     UpstreamTimeout,
 )
 from ranvier_py.core.metrics import increment
+from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import api_of
@@ -64,8 +65,15 @@ class Conversations:
         draining: no request is taken after the one that runs.
     """
 
-    def __init__(self, handler: Handler, limits: ServerLimits, counters: ServerCounters) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        limits: ServerLimits,
+        counters: ServerCounters,
+        report: Callable[[RequestSummary], object] | None = None,
+    ) -> None:
         self._handler = handler
+        self._report = report
         self._limits = limits
         self._counters = counters
         self.draining = False
@@ -97,7 +105,7 @@ class Conversations:
             if isinstance(error, ClientGone) or client.started:
                 raise
             client.must_close = True
-            self._answer_error(client, error)
+            self._refuse(client, error)
             yield client.linger
         return True
 
@@ -110,14 +118,14 @@ class Conversations:
         head = client.last_head
         end = data.find(b"\r\n\r\n") + 4
         if head is None or not head.again(data[:end], limits):
-            head = RequestHead()
+            head = client.last_head = RequestHead()
             if end < 4 or end > limits.header_bytes_max or data[0] in b"\r\n":
                 data, end = yield from self._read_head(client, head, data)
             else:
                 head.feed(data[:end])
             head.finish(data[:end], limits)
-            client.last_head = head
         request = head.request
+        client.must_close |= not request.keep_alive
         client.api = api_of(request.target)
         client.request_id = b""
         client.head_only = request.method == b"HEAD"
@@ -128,7 +136,7 @@ class Conversations:
         except NodeBusy as busy:
             if not whole:
                 raise
-            self._answer_error(client, busy)
+            self._refuse(client, busy)
             return data[rest:]
         counters.in_flight += 1
         try:
@@ -153,8 +161,6 @@ class Conversations:
         counters.request_bytes += len(request.body)
         if client.gone:
             raise ClientGone("the client closed the connection")
-        if not request.keep_alive:
-            client.must_close = True
         client.work()
         client.handling = True
         try:
@@ -182,6 +188,14 @@ class Conversations:
         increment(self._counters.errors, error.code)
         client.respond_error(error)
 
+    def _refuse(self, client: Client, error: RanvierError) -> None:
+        """Answer what no handler got, and report it."""
+        self._answer_error(client, error)
+        if self._report is not None:
+            request = (client.last_head or RequestHead()).request
+            method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
+            self._report(RequestSummary("", method, path, error.status, error.code))
+
     # --- admission --------------------------------------------------------------------------------------------------
 
     def _check(self, length: int) -> None:
@@ -206,10 +220,12 @@ class Conversations:
             increment(self._counters.refused, "in_flight_bytes")
             raise NodeBusy("too many bytes of requests at once")
 
-    # --- requests that come in pieces: none of them renews a deadline -----------------------------------------------
+    # --- requests that come in pieces -------------------------------------------------------------------------------
 
     def _read_head(self, client: Client, head: RequestHead, data: bytes) -> Steps[tuple[bytes, int]]:
         """A head in several pieces, or after empty lines (RFC 9112 2.2). Feeds it all; the bytes, and where it ends.
+
+        None of them renews its deadline.
 
         Raises RequestError, ClientGone.
         """
@@ -235,20 +251,23 @@ class Conversations:
     def _read_body(self, client: Client, head: RequestHead, data: bytes) -> Steps[tuple[bytes, bytes]]:
         """A body of which only `data` is here yet. Returns all of it and the bytes after it.
 
-        It has `body_s`, and a second for as many bytes as come at the lowest rate. Raises RequestError, NodeBusy.
+        Each window must bring so many bytes of it, or its end. Raises RequestError, NodeBusy.
         """
-        self._keep(client, len(data))
-        client.arm(WaitPhase.BODY, self._limits.body_s)
+        client.arm(WaitPhase.BODY, self._limits.body_window_s)
+        client.body_window_bytes = self._limits.body_bytes_min
         if head.waits and not data:
             client.write((b"HTTP/1.1 100 Continue\r\n\r\n",))
             if client.unsent is not None:
                 yield client.flush
         if head.length < 0:
             return (yield from self._read_chunks(client, data))
+        self._keep(client, len(data))
         parts, missing = [data], head.length - len(data)
         while missing:
-            parts.append((yield from self._read_piece(client, min(missing, READ_BYTES_MAX))))
-            missing -= len(parts[-1])
+            data = yield from self._read_piece(client, min(missing, READ_BYTES_MAX))
+            self._keep(client, len(data))
+            parts.append(data)
+            missing -= len(data)
         return b"".join(parts), b""
 
     def _read_chunks(self, client: Client, data: bytes) -> Steps[tuple[bytes, bytes]]:
@@ -261,6 +280,7 @@ class Conversations:
                 raise BadRequest(f"malformed request: {error}") from error
             if reader.total > self._limits.body_bytes_max:
                 raise BodyTooLarge(f"the body is larger than {self._limits.body_bytes_max} bytes")
+            self._keep(client, reader.came - client.body_bytes)
             if reader.done:
                 return b"".join(reader.payload), data[used:]
             data = yield from self._read_piece(client, READ_BYTES_MAX)
@@ -272,6 +292,8 @@ class Conversations:
             data = yield from received(client.transport, bytes_max)
         if not data:
             raise BadRequest("the request ended in its body")
-        self._keep(client, len(data))
-        client.arm_until(WaitPhase.BODY, client.deadline + len(data) / self._limits.body_bytes_per_s_min)
+        client.body_window_bytes -= len(data)
+        if client.body_window_bytes <= 0:
+            client.arm(WaitPhase.BODY, self._limits.body_window_s)
+            client.body_window_bytes = self._limits.body_bytes_min
         return data

@@ -160,6 +160,9 @@ class Pipeline:
             if not client.started and not isinstance(error, ClientGone):
                 served.status = error.status
             raise
+        except Exception:  # a fault of ours, which the server answers and logs
+            served.outcome, served.status = RanvierError.code, served.status or RanvierError.status
+            raise
         finally:
             if self.report is not None:
                 self.report(served.summary(time.monotonic()))

@@ -18,14 +18,27 @@ class ServerLimits(Options):
     header_s: float = seconds(
         10.0, "A request's header must be complete by then.", key="header_timeout_s", section="Limits"
     )
-    body_s: float = seconds(  # plus one second for every `body_bytes_per_s_min` that arrived
-        60.0, "... and its body by then.", key="body_timeout_s", section="Limits"
+    body_window_s: float = seconds(  # Apache's mod_reqtimeout looks at bodies over 20 s, too
+        20.0,
+        "In each such time that a body takes to arrive, it must bring body_bytes_min or its end: 408 otherwise.",
+        key="body_window_s",
+        section="Limits",
+    )
+    body_bytes_min: int = option(  # 5 kB/s: less than any line but GPRS brings, and 64 MiB still end within hours
+        100_000, "Least that a body brings in each body_window_s.", least=1, key="body_bytes_min", section="Limits"
     )
     idle_s: float = seconds(  # nginx's keepalive_timeout
         75.0, "A connection without a request is closed after this.", key="idle_timeout_s", section="Limits"
     )
-    send_s: float = seconds(
-        30.0, "A client that takes no byte for this long is cut off.", key="send_timeout_s", section="Limits"
+    send_window_s: float = seconds(  # a phone that changes its cell is back by then
+        30.0,
+        "While something waits to be sent to a client, it must take send_bytes_min, or all, in each such time, or "
+        "is cut off. Time in which an engine is waited for does not count.",
+        key="send_window_s",
+        section="Limits",
+    )
+    send_bytes_min: int = option(  # 0.5 kB/s, Apache's least rate for slow clients: speech is 0.6 as an event stream
+        16_384, "Least that a client takes in each send_window_s.", least=1, key="send_bytes_min", section="Limits"
     )
     header_bytes_max: int = option(  # Envoy's max_request_headers_kb is 60; bearer tokens and traces need more than 8
         65_536, "Largest request header: 431 above.", least=1024, key="header_bytes_max", section="Limits"
@@ -46,7 +59,6 @@ class ServerLimits(Options):
         section="Limits",
     )
     headers_max: int = option(100, least=1)  # Envoy's and Apache's (LimitRequestFields) default
-    body_bytes_per_s_min: int = option(10_000, least=1)  # slower uploads are attacks; mod_reqtimeout draws it at 500
     tick_s: float = seconds(0.25)  # how late a missed deadline may be noticed
 
 
@@ -54,7 +66,7 @@ class RequestHead:
     """Parses one request head; the callbacks are httptools'.
 
     Attributes:
-        request: without its body, once `finish` returned.
+        request: without its body; an empty one until `finish` knows it.
         length: bytes of body to come; -1 for chunks.
         waits: the client expects a 100 before it sends the body.
     """
@@ -65,7 +77,7 @@ class RequestHead:
         self.headers: Headers = []
         self.length = 0
         self.waits = False
-        self.request: HttpRequest
+        self.request = HttpRequest(b"", b"", self.headers)
         self._shape: HeadShape | None = None  # once finished
         self._target = b""
         self._length_at = 0  # in `headers`, where it has one
@@ -94,14 +106,14 @@ class RequestHead:
         """Everything was fed; `head` is all of it. Raises RequestError."""
         if not self._complete or b"\r\n " in head or b"\r\n\t" in head:
             raise BadRequest("malformed request head")
-        if len(self.headers) > limits.headers_max:
-            raise HeaderTooLarge(f"more than {limits.headers_max} header fields")
         line_end = head.find(b"\r\n")
         version = head[line_end - 8 : line_end]
         if version not in (b"HTTP/1.1", b"HTTP/1.0"):
             raise BadRequest("only HTTP/1.1 and HTTP/1.0 are served here")
         minor = version[7] - 48
         self.request = HttpRequest(self._parser.get_method(), self._target, self.headers, b"", minor, minor == 1)
+        if len(self.headers) > limits.headers_max:
+            raise HeaderTooLarge(f"more than {limits.headers_max} header fields")
         self._read_fields(minor)
         self._check_line()
         if self.length > limits.body_bytes_max:

@@ -1,6 +1,7 @@
 """The public port: HTTP/1.1 on trio sockets, one request at a time per connection, every limit with a number.
 
 One connection is one task and one run of `conversation`'s steps. Connections beyond the limit are answered with a 503.
+Whatever `accept` fails with, it is asked again: at once where only that one connection was lost, else after a pause.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import socket
 import ssl
+import time
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -17,6 +21,7 @@ from trio.lowlevel import wait_readable
 
 from ranvier_py.core.errors import ClientGone, NodeBusy, RanvierError
 from ranvier_py.core.metrics import increment
+from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters, Watchdog
 from ranvier_py.proxy.conversation import Conversations, Handler
 from ranvier_py.proxy.driver import Driver
@@ -27,9 +32,14 @@ from ranvier_py.proxy.transport import PlainTransport, TlsTransport, listen
 
 logger = logging.getLogger(__name__)
 
-OUT_OF_CAPACITY = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
+LOST_IN_QUEUE = frozenset((errno.ECONNABORTED, errno.EPROTO, errno.EINTR))
+"""Failures of accept that are one connection's own, which has left the queue. After others it may still be there."""
+
 ACCEPT_PAUSE_S = 0.1
 """Pause after accept failed for want of descriptors or memory; trio.serve_listeners waits as long."""
+
+WARNING_GAP_S = 1.0
+"""At most one line a second says that clients cannot be let in; the counters have them all."""
 
 ACCEPT_BATCH = 64
 """Connections taken before other tasks run again."""
@@ -44,21 +54,34 @@ class DataServer:
     Args:
         handler: answers one request; see `conversation`.
         tls: certificate and key; None for plain HTTP.
+        report: called with each request that was refused before the handler got it.
+        clock: steady seconds.
 
-    `readiness` is what waits for sockets, those of others as well; it runs while this serves.
+    `readiness` is what waits for sockets, those of others as well, `watchdog` who looks at deadlines; both run while
+    this serves.
     """
 
-    def __init__(self, handler: Handler, limits: ServerLimits, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        limits: ServerLimits,
+        *,
+        tls: ssl.SSLContext | None = None,
+        report: Callable[[RequestSummary], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limits = limits
         self._tls = tls
         self.counters = ServerCounters()
-        self._conversations = Conversations(handler, limits, self.counters)
+        self._conversations = Conversations(handler, limits, self.counters, report)
         self._clients: dict[int, Client] = {}
         self._refusing = 0
         self._listeners: list[socket.socket] = []
         self._accepting = trio.CancelScope()
         self._stopped = trio.Event()
-        self._watchdog = Watchdog(limits.tick_s)
+        self.watchdog = Watchdog(limits.tick_s, clock)
+        self._warn_at = -math.inf
+        self._unreported = 0
         self.readiness = Readiness()
 
     async def serve(
@@ -73,7 +96,7 @@ class DataServer:
         self._listeners = listeners = await listen(host, port, reuse_port=reuse_port)
         try:
             async with trio.open_nursery() as watchers:
-                watchers.start_soon(self._watchdog.tick)
+                watchers.start_soon(self.watchdog.tick)
                 watchers.start_soon(self.readiness.run)
                 async with trio.open_nursery() as connections:
                     with self._accepting:
@@ -118,9 +141,8 @@ class DataServer:
             except BlockingIOError:
                 pass
             except OSError as error:
-                increment(self.counters.refused, "accept")
-                if error.errno in OUT_OF_CAPACITY:
-                    logger.warning("accept.failed error=%s pause_s=%s", error, ACCEPT_PAUSE_S)
+                self._not_let_in("accept", str(error))
+                if error.errno not in LOST_IN_QUEUE:
                     await trio.sleep(ACCEPT_PAUSE_S)
 
     def _admit(self, sock: socket.socket, address: tuple[Any, ...], connections: trio.Nursery) -> None:
@@ -133,18 +155,27 @@ class DataServer:
             client.driver = Driver(self._conversations.steps(client))
             self._clients[client.fd] = client
             self.counters.connections += 1
-            self._watchdog.watch(client)
+            self.watchdog.watch(client)
             connections.start_soon(self._run, client, client.driver)
             return
-        increment(self.counters.refused, "connections")
+        self._not_let_in("connections", f"{self._limits.connections_max} are open")
         if self._tls or self._refusing >= REFUSALS_MAX:
             sock.close()
             return
         self._refusing += 1
         connections.start_soon(self._refuse, self._client(PlainTransport(sock), ""))
 
+    def _not_let_in(self, kind: str, why: str) -> None:
+        """Count a client, and warn of those since the last warning."""
+        increment(self.counters.refused, kind)
+        self._unreported += 1
+        now = self.watchdog.clock()
+        if now >= self._warn_at:
+            logger.warning("connections.refused %d: %s", self._unreported, why)
+            self._warn_at, self._unreported = now + WARNING_GAP_S, 0
+
     def _client(self, transport: PlainTransport, peer: str) -> Client:
-        return Client(transport, peer, self._limits.send_s, self._watchdog, self.counters)
+        return Client(transport, peer, self._limits, self.watchdog, self.counters)
 
     async def _refuse(self, client: Client) -> None:
         try:
@@ -170,7 +201,7 @@ class DataServer:
             self._forget(client, whole)
 
     def _forget(self, client: Client, whole: bool) -> None:
-        self._watchdog.forget(client)
+        self.watchdog.forget(client)
         del self._clients[client.fd]
         self.counters.connections -= 1
         if whole:

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from ranvier_py.config.config_model import Config
+from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy import pipeline
 from tests.node.node_lab import Node, chat, lab
 from tests.proxy.wire import (
@@ -64,12 +65,6 @@ def sharing(count: int, *turns: Sequence[Step]) -> list[Scripted]:
 
     shared = scripts()
     return [Scripted(turns=shared) for _ in range(count)]
-
-
-def logged_request(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
-    """The fields of the one request in the log."""
-    (line,) = [record.fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
-    return dict(line)
 
 
 OWN = b'{"error":{"message":"own words"}}'
@@ -182,16 +177,14 @@ async def test_an_engine_sees_within_a_tenth_of_a_second_that_its_client_left() 
 
 
 async def test_a_backend_too_slow_to_begin_is_given_up_with_a_504_and_logged_as_that(
-    caplog: pytest.LogCaptureFixture,
+    logged: list[RequestSummary],
 ) -> None:
-    with caplog.at_level(logging.INFO, "ranvier_py"):
-        async with lab(Scripted(HANG), first_byte_timeout_s=0.1) as node:
-            late = await node.chat()
-            assert late.status_code == 504
-            assert late.json()["error"]["code"] == "upstream_timeout"
-            assert (await at_rest(node))["outcomes"] == {"timeout": 1}
-    line = logged_request(caplog)
-    assert (line["status"], line["outcome"]) == (504, "timeout")
+    async with lab(Scripted(HANG), first_byte_timeout_s=0.1) as node:
+        late = await node.chat()
+        assert late.status_code == 504
+        assert late.json()["error"]["code"] == "upstream_timeout"
+        assert (await at_rest(node))["outcomes"] == {"timeout": 1}
+    assert [(line.status, line.outcome) for line in logged] == [(504, "timeout")]
 
 
 async def test_a_backend_too_slow_to_begin_is_passed_over_while_the_client_still_waits() -> None:
@@ -219,22 +212,19 @@ def test_with_the_default_deadline_there_is_no_second_try() -> None:
     assert 2 * Config().pipeline.first_byte_s > pipeline.FIRST_BYTE_TOTAL_S
 
 
-async def test_the_query_of_a_path_may_be_a_key_and_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "ranvier_py"):
-        async with lab(Scripted(GOOD)) as node, await node.wire() as client:
-            await client.send(post(b"{}", target=b"/v1/embeddings?api_key=hidden"))
-            await client.response()
-    assert logged_request(caplog)["path"] == "/v1/embeddings"
+async def test_the_query_of_a_path_may_be_a_key_and_is_not_logged(logged: list[RequestSummary]) -> None:
+    async with lab(Scripted(GOOD)) as node, await node.wire() as client:
+        await client.send(post(b"{}", target=b"/v1/embeddings?api_key=hidden"))
+        await client.response()
+    assert [line.path for line in logged] == ["/v1/embeddings"]
 
 
-async def test_the_log_reports_how_much_of_a_broken_answer_was_sent(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "ranvier_py"):
-        async with lab(Scripted(STREAM_HEAD, TOKEN, HANG), stall_timeout_s=0.1) as node:
-            received = await streamed(node)
-            await at_rest(node)
-    (line,) = [record.fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
+async def test_the_log_reports_how_much_of_a_broken_answer_was_sent(logged: list[RequestSummary]) -> None:
+    async with lab(Scripted(STREAM_HEAD, TOKEN, HANG), stall_timeout_s=0.1) as node:
+        received = await streamed(node)
+        await at_rest(node)
     assert TOKEN in received
-    assert (line["status"], line["outcome"], line["sent_bytes"]) == (200, "timeout", len(TOKEN))
+    assert [(line.status, line.outcome, line.sent_bytes) for line in logged] == [(200, "timeout", len(TOKEN))]
 
 
 async def test_a_backend_that_breaks_off_is_one_line_in_the_log_and_no_traceback(

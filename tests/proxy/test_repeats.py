@@ -1,6 +1,5 @@
 """How often an engine gets a request, and what its answers do to its circuit: a whole node, and scripted engines."""
 
-import logging
 import os
 import resource
 from collections.abc import Iterator
@@ -11,8 +10,9 @@ from itertools import chain, repeat
 import pytest
 import trio
 
+from ranvier_py.core.routing.summary import RequestSummary
 from tests.node.node_lab import Node, chat, lab
-from tests.proxy.test_pipeline import asked, at_rest, logged_request
+from tests.proxy.test_pipeline import asked, at_rest
 from tests.proxy.wire import CLOSE, GOOD, HANG, RESET, Scripted, Step, answer, post, tls_contexts
 
 ONCE = {
@@ -107,49 +107,42 @@ async def test_five_chats_answered_by_a_status_of_illness_open_it_and_by_others_
 
 
 async def test_an_engine_that_refuses_is_logged_with_its_status_and_as_no_success(
-    caplog: pytest.LogCaptureFixture,
+    logged: list[RequestSummary],
 ) -> None:
-    with caplog.at_level(logging.INFO, "ranvier_py"):
-        async with lab(Scripted(answer(b"", status=404))) as node:
-            assert (await node.chat()).status_code == 404
-            assert (await at_rest(node))["outcomes"] == {"refused": 1}
-    line = logged_request(caplog)
-    assert (line["status"], line["outcome"]) == (404, "refused")
+    async with lab(Scripted(answer(b"", status=404))) as node:
+        assert (await node.chat()).status_code == 404
+        assert (await at_rest(node))["outcomes"] == {"refused": 1}
+    assert [(line.status, line.outcome) for line in logged] == [(404, "refused")]
 
 
 async def test_the_log_has_why_an_engine_could_not_be_asked_also_where_another_answered(
-    caplog: pytest.LogCaptureFixture,
+    logged: list[RequestSummary],
 ) -> None:
-    with caplog.at_level(logging.INFO, "ranvier_py"):
-        async with lab(Scripted(GOOD), policy="round_robin") as node:
-            dead = {"url": "http://127.0.0.1:9", "name": "dead"}
-            await node.http.post(f"{node.control}/admin/backends", json=dead)
-            for _ in range(2):
-                assert (await node.chat()).status_code == 200
-    lines = [record.fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
-    assert [line["outcome"] for line in lines] == ["success"] * 2
-    nothing, words = sorted(line["error"] for line in lines)
+    async with lab(Scripted(GOOD), policy="round_robin") as node:
+        dead = {"url": "http://127.0.0.1:9", "name": "dead"}
+        await node.http.post(f"{node.control}/admin/backends", json=dead)
+        for _ in range(2):
+            assert (await node.chat()).status_code == 200
+    assert [line.outcome for line in logged] == ["success"] * 2
+    nothing, words = sorted(line.error for line in logged)
     assert nothing == ""
     assert words.startswith("dead: cannot connect to the backend: ")
     assert words.endswith("Connection refused")
 
 
-async def test_an_engine_whose_certificate_is_not_trusted_is_logged_as_just_that(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_engine_whose_certificate_is_not_trusted_is_logged_as_just_that(logged: list[RequestSummary]) -> None:
     context, _ = tls_contexts()
     serve = partial(trio.serve_ssl_over_tcp, Scripted(GOOD).serve, 0, context, host="127.0.0.1")  # type: ignore[arg-type]
-    with caplog.at_level(logging.INFO, "ranvier_py"):
-        async with trio.open_nursery() as nursery:
-            port = (await nursery.start(serve))[0].transport_listener.socket.getsockname()[1]
-            async with lab(backend=[f"https://127.0.0.1:{port}"]) as node:
-                refused = await node.chat()
-            nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        port = (await nursery.start(serve))[0].transport_listener.socket.getsockname()[1]
+        async with lab(backend=[f"https://127.0.0.1:{port}"]) as node:
+            refused = await node.chat()
+        nursery.cancel_scope.cancel()
     assert (refused.status_code, refused.json()["error"]["code"]) == (502, "connect_failed")
     assert "127.0.0.1" not in refused.text
-    error = logged_request(caplog)["error"]
-    assert error.startswith(f"127.0.0.1:{port}: cannot connect to the backend: ")
-    assert "certificate verify failed" in error
+    (line,) = logged
+    assert line.error.startswith(f"127.0.0.1:{port}: cannot connect to the backend: ")
+    assert "certificate verify failed" in line.error
 
 
 # --- what this node lacks ---------------------------------------------------------------------------------------------

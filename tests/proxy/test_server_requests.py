@@ -11,13 +11,14 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.conversation import awaiting
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.request_reader import ServerLimits
 from tests.proxy.wire import GET, Wire, chunk, echo, post, serving
 
-SMALL = ServerLimits(tick_s=0.01, header_bytes_max=2000, headers_max=20, body_bytes_max=1024, header_s=0.5, body_s=0.5)
+SMALL = ServerLimits(tick_s=0.01, header_bytes_max=2000, headers_max=20, body_bytes_max=1024, header_s=0.5)
 
 HOST = b"host: h\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -84,6 +85,25 @@ MALFORMED = {
     "chunks that are too long": (CHUNKED + b"401\r\n", 413),
     "chunks that add up": (CHUNKED + (chunk(b"x" * 300)) * 4, 413),
 }
+
+
+async def test_every_refusal_is_reported_with_its_status_and_what_is_known_of_the_request() -> None:
+    reported: list[RequestSummary] = []
+    async with serving(echo, SMALL, report=reported.append) as (_, port):
+        for data, status in MALFORMED.values():
+            reported.clear()
+            async with await Wire.connect(port) as wire:
+                await wire.send(data)
+                code = json.loads((await wire.response())[2])["error"]["code"]
+                assert [(each.status, each.outcome) for each in reported] == [(status, code)], data
+        reported.clear()
+        async with await Wire.connect(port) as wire:
+            await wire.send(post(b"", target=b"/v1/files?key=hidden").replace(b"length: 0", b"length: 9999"))
+            assert (await wire.response())[0] == 413
+        async with await Wire.connect(port) as wire:
+            await wire.send(GET)
+            assert (await wire.response())[0] == 200
+    assert [(each.method, each.path, each.status) for each in reported] == [("POST", "/v1/files", 413)]
 
 
 @pytest.mark.parametrize("case", MALFORMED)

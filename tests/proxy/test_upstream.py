@@ -560,7 +560,7 @@ async def test_a_client_that_does_not_read_holds_no_memory() -> None:
             sent += len(piece)
 
     async with (
-        proxying(script, ServerLimits(tick_s=0.01, send_s=0.2)) as (_, _, port),
+        proxying(script, ServerLimits(tick_s=0.01, send_window_s=0.2)) as (_, _, port),
         await Wire.connect(port, receive_buffer=4096) as wire,
     ):
         await wire.send(GET)

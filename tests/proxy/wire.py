@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any, Self
 import trio
 import trustme
 
+from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress, UpstreamLimits
 from ranvier_py.proxy.conversation import Handler, awaiting
@@ -148,12 +150,27 @@ class Wire:
             await self.stream.aclose()
 
 
+class Clock:
+    """Time that passes when a test has it pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @asynccontextmanager
 async def serving(
-    handler: Handler, limits: ServerLimits | None = None, *, tls: ssl.SSLContext | None = None
+    handler: Handler,
+    limits: ServerLimits | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    report: Callable[[RequestSummary], object] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[tuple[DataServer, int]]:
     """A server on a free port; drained at the end, so that a task that does not end fails the test."""
-    server = DataServer(handler, limits or ServerLimits(tick_s=0.01), tls=tls)
+    server = DataServer(handler, limits or ServerLimits(tick_s=0.01), tls=tls, report=report, clock=clock)
     with trio.fail_after(TEST_S):
         async with trio.open_nursery() as nursery:
             bound = await nursery.start(partial(server.serve, "127.0.0.1", 0))

@@ -48,6 +48,11 @@ class ChunkedReader:
         self._pattern = SIZE
         self._trailers = 0
 
+    @property
+    def came(self) -> int:
+        """Bytes of payload that are here."""
+        return self.total - self._left
+
     def feed(self, data: bytes) -> int:
         """Read on. Returns how many bytes of `data` belong to this message: all of them until `done`.
 
