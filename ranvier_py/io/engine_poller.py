@@ -306,12 +306,13 @@ class EnginePoller:
         if not is_alive(page):
             return ProbeResult(False, status=page.status, latency_s=latency_s, detail=f"status {page.status}")
         models, cards = await self._models(engine, transport, page)
-        started_at = None
+        started_at = hybrid = None
         if engine.health.wants_start_time(trio.current_time()):
             metrics = await self._optional(engine, transport, METRICS_PATHS[0], METRICS_BYTES_MAX)
             engine.health.has_metrics = metrics.status not in MISSING_STATUSES
-            started_at = read_start_time(metrics.body) if metrics.status == 200 else None
-        return ProbeResult(True, False, page.status, latency_s, models, cards, started_at)
+            if metrics.status == 200:
+                started_at, hybrid = read_start_time(metrics.body), read_metrics(metrics.body).hybrid
+        return ProbeResult(True, False, page.status, latency_s, models, cards, started_at, hybrid=hybrid)
 
     async def _check(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> Page:
         """The page that says whether it lives. Raises httpx.RequestError."""

@@ -224,8 +224,9 @@ class EngineEvents:
         if not streams:
             return
         self.streams[id_] = streams
-        reads = self.sharing.reads(id_)
+        reads, backend = self.sharing.reads(id_), self._registry.current(id_)
         for one in streams.values():
+            one.subscriber.carry(one.stream.measured(now, is_hybrid=backend is not None and backend.hybrid))
             if one.stream.is_open is not reads:
                 log.info("engine_events.%s %s", "read" if reads else "stood_by", self._label(one.stream.source))
                 (one.stream.open if reads else one.stream.close)(now)

@@ -160,7 +160,9 @@ class PushedEvents:
             stream.open(now)
             self._streams[backend.id, rank] = PushedStream(stream, report.model, now)
             log.info("engine_events.pushed %s %s", backend.name, source.name)
-        return self._streams[backend.id, report.rank]
+        pushed = self._streams[backend.id, report.rank]
+        self._carry(pushed, pushed.stream.measured(now, is_hybrid=backend.hybrid))
+        return pushed
 
     def _close(self, key: tuple[BackendId, int], now: float) -> None:
         self._streams.pop(key).stream.close(now)

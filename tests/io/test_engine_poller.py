@@ -133,8 +133,15 @@ async def test_the_first_probe_comes_at_once_and_reports_health_models_and_start
     result = await probed(engine)
     assert (result.ok, result.status, result.models, result.started_at) == (True, 200, ("base", "adapter"), 1.76e9)
     assert result.cards == ({"id": "base"}, {"id": "adapter"})
+    assert result.hybrid is None
     assert 0 < result.latency_s < 5
     assert engine.asked == ["/health", "/v1/models", "/metrics"]
+
+
+async def test_a_probe_reports_whether_an_engine_is_a_hybrid() -> None:
+    engine = healthy("base")
+    engine.pages["/metrics"] = page(200, b'vllm:cache_config_info{block_size="528",mamba_block_size="528"} 1\n')
+    assert (await probed(engine)).hybrid is True
 
 
 async def test_backends_may_be_watched_before_it_runs_and_the_first_round_can_be_waited_for() -> None:

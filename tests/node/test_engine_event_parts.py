@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 
+from cluster.engine.engine_metrics import metrics_page
 from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.io.tokenizer import EMBEDDED
@@ -171,6 +172,21 @@ async def test_larger_blocks_are_matched_as_deep_as_ours_are_equal(ours: int, wh
         usage = (await chat(node, LONG * 8))["usage"]["prompt_tokens_details"]
         assert tokens == usage["cached_tokens"] or ours == 16
         assert (await engine_cache(node))["engines"][0]["why"] == why
+
+
+async def test_of_a_hybrid_engine_attention_confirms_nothing_and_the_status_states_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def page(*args: Any, **fields: Any) -> bytes:
+        return metrics_page(*args, **fields).replace(b",num_gpu_blocks=", b',mamba_block_size="1056",num_gpu_blocks=')
+
+    monkeypatch.setattr("cluster.engine.engine_routes.metrics_page", page)
+    async with lab() as node:
+        await until(node, lambda engine: engine["level"] == "estimated" and engine["why"].startswith("a hybrid"))
+        await chat(node, LONG * 8)
+        await until(node, lambda engine: engine["blocks"] > 8)
+        tokens, trust = await predicted(node, LONG * 8)
+        assert (tokens > 64, trust) == (True, "LOCAL")
 
 
 async def test_events_can_be_turned_off() -> None:

@@ -6,7 +6,9 @@ while the stream is `open`: a standby's is not, and is known as well all the sam
 
 Rules: changes are settled SETTLE_S after a message, so that what comes in a burst is hashed together, and at once when
 an engine cleared its cache. A stream is EXACT for others only when all that was applied is settled, and when
-nothing of what its events name is beyond us (`Lack`): of that there may be more than we know of.
+nothing of what its events name is beyond us (`Lack`): of that there may be more than we know of. Of a hybrid engine
+(attention beside recurrent layers or sliding windows) it is the reverse: what is stored is no proof that it will be
+reused, so it confirms nothing and the level is ESTIMATED; what is dropped is surely gone.
 Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most; the rest follows with the next ticks.
 """
 
@@ -35,7 +37,7 @@ from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Lack
 from ranvier_py.core.engine_cache.snapshot import Snapshot, SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
-from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, CacheCleared
+from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, CacheCleared, Tier
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
@@ -71,12 +73,13 @@ class EventStream:
         self._hasher = hasher
         self._settle_at: float | None = None
         self._level: LevelChanged | None = None  # waits until all is settled
-        self._now_at = self.machine.level
         self._reason = ""  # of the machine's last change
+        self._now_at = LevelChanged(self.machine.level, "")
         self._stores = False  # something that was stored could be read, since the engine began
         self._skipped_before = 0  # tags, before it began
         self._snapshot: tuple[int, Snapshot] | None = None  # that was offered, and to which question
         self.is_open = False
+        self._is_hybrid = False  # by its metrics page
 
     def open(self, now: float) -> None:
         """From now on EngineCaches is notified of it. What is held already is found by the next sweeps."""
@@ -117,6 +120,11 @@ class EventStream:
         """The engine's answers do not fit what it is known to hold."""
         return self._carry(self.machine.contradicted(now), now)
 
+    def measured(self, now: float, *, is_hybrid: bool) -> list[StreamEffect]:
+        """What the engine's metrics page says of its caches."""
+        self._is_hybrid = is_hybrid
+        return self._carry((), now)
+
     def snapshot_offered(self, ask: int, snapshot: Snapshot | None, now: float) -> list[StreamEffect]:
         """A peer's, in answer to AskPeer, used up by this; None: there is none."""
         if snapshot is None:
@@ -142,9 +150,10 @@ class EventStream:
     def level(self) -> Level:
         """Of all messages, and of what could be made of them."""
         level = self.machine.level
-        if self._lack() is not Lack.NOTHING:
-            limit = Level.DEGRADED if self.residency.holds_any else Level.ESTIMATED
-            level = max(level, limit, key=LEVELS.index)
+        lack = self._lack()
+        if lack is not Lack.NOTHING:
+            is_partial = lack is not Lack.MIXED and self.residency.holds_any
+            level = max(level, Level.DEGRADED if is_partial else Level.ESTIMATED, key=LEVELS.index)
         return level
 
     def snapshot(self) -> SnapshotWriter | None:
@@ -189,6 +198,7 @@ class EventStream:
             elif isinstance(effect, StreamReset):
                 self._clear()
                 self._stores, self._skipped_before = False, self.decoder.counters.tags_skipped
+                self.residency.mixed = False
                 cleared = True
             elif isinstance(effect, Install):
                 self._install(effect.ask, now)
@@ -198,10 +208,10 @@ class EventStream:
                 outside.append(effect)
         if self._snapshot is not None and self._snapshot[0] != self.machine.snapshot_ask:
             self._snapshot = None
-        if self.level is not self._now_at:
-            self._now_at = self.level
-            self._level = LevelChanged(self.level, self._why())
-            outside.append(self._level)
+        now_at = LevelChanged(self.level, self._why())
+        if now_at != self._now_at:
+            self._now_at = self._level = now_at
+            outside.append(now_at)
         if cleared:
             self._settle(now)
         self._report_level(now)
@@ -214,6 +224,8 @@ class EventStream:
         """Where something lacks, what is held is more than what is known, and nothing may be taken for not held."""
         if not self._stores and self.decoder.counters.tags_skipped > self._skipped_before:
             return Lack.SCHEMA
+        if (self._is_hybrid or self.residency.mixed) and self.residency.lack is not Lack.GROUP:
+            return Lack.MIXED
         return self.residency.lack
 
     def _apply(self, message: Apply, waiting: deque[Effect], now: float) -> bool:
@@ -256,6 +268,9 @@ class EventStream:
 
     def _settle(self, now: float) -> None:
         changes = self.residency.settle(SETTLE_STEPS)
+        if self._lack() is Lack.MIXED:
+            gone = tuple([change for change in changes.changes if change.tier is Tier.ABSENT])
+            changes = changes._replace(changes=gone)
         frozen = bool(self.residency.frozen)
         complete = changes.complete and not frozen
         self._settle_at = None if complete else now + FROZEN_S * frozen

@@ -8,7 +8,8 @@ them. The engine itself reuses whole blocks of its own only, so a match is worth
 Rules: one name may be stored several times, and is gone when it was removed as often; what is named again because it
 was reused is no new copy. A block whose parent is unknown is orphaned until the parent comes. Blocks that hash more
 than tokens (images, embeddings), and all that continue them, are counted but have no fingerprint. Of several cache
-groups the first dense one counts: others keep no whole prefix.
+groups the first dense one counts: others keep no whole prefix. Then it is `mixed`: a prefix is reused only where the
+others have what they need, too (a recurrent state, the window before it), so what is held here may be of no use.
 Invariant: what is reported, summed up, equals what a walk over all blocks would find, once `settle` has nothing left.
 Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): new blocks are refused and counted;
 `orphaned_max` of them unresolved: the oldest are dropped with all that continues them, and counted.
@@ -85,6 +86,7 @@ class Residency:
         self._waiting: deque[BlocksStored | BlocksRemoved] = deque()
         self._waiting_bytes = 0  # since the last freeze
         self.block_tokens = 0  # the engine's, as its last event said; 0 = none came yet
+        self.mixed = False  # it has caches of several groups, as far as events said; a cleared cache changes nothing
         self.counters = ResidencyCounters()
         self._start()
 
@@ -289,6 +291,11 @@ class Residency:
         return block
 
     def _is_counted_group(self, event: BlocksStored) -> bool:
+        is_counted = self._is_first_dense_group(event)
+        self.mixed |= not is_counted
+        return is_counted
+
+    def _is_first_dense_group(self, event: BlocksStored) -> bool:
         if event.kind is None:
             return event.group == (self._group or 0)
         if event.kind not in DENSE_KINDS:
@@ -357,6 +364,7 @@ class Residency:
     def _remove(self, event: BlocksRemoved) -> None:
         if event.group != (self._group or 0):
             self.counters.other_groups += 1
+            self.mixed = True
             return
         blocks, counters, shift = self._index.blocks, self.counters, COPIES_BITS * event.tier
         counted, one = COPIES_MASK << shift, 1 << shift

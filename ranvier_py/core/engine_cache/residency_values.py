@@ -103,6 +103,7 @@ class Lack(Enum):
     NOTHING = ""
     SCHEMA = "its events have names that we do not know"  # `streams`, which reads them, sees this one
     GROUP = "none of its groups of caches keeps whole prefixes"
+    MIXED = "a hybrid: its attention's blocks are of use only where its other caches have theirs"
     TOKENS = "it reports blocks without their tokens, or with others"
     NAMES = "adapters without a name, or too many salts at a time"
     ROOM = "it reports more blocks than there is room for"

@@ -93,6 +93,7 @@ class ProbeResult:
 
     `refused`: nobody listened on the port, so the process was gone. `started_at`: process_start_time_seconds of the
     engine's own metrics, in the engine's clock; only ever compared with itself. `cards`: the entries of /v1/models.
+    `hybrid`: whether it has caches beside those of attention, as its metrics say.
     """
 
     ok: bool
@@ -103,6 +104,7 @@ class ProbeResult:
     cards: tuple[Mapping[str, Any], ...] = ()
     started_at: float | None = None
     detail: str = ""
+    hybrid: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class Backend(Work):
     vitals: Vitals
     models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
     cards: tuple[Mapping[str, Any], ...] = ()
+    hybrid: bool = False  # has caches beside those of attention
     foreign: int = 0  # requests of others in the engine, by its own count
     load: int = 0  # always inflight + the peers' + foreign; an attribute because placement reads it 64 times
     success_rate: float = 1.0

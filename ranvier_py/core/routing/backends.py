@@ -270,6 +270,7 @@ class Registry:
         backend.last_probe = result
         backend.probes_ok += result.ok
         backend.probes_failed += not result.ok
+        backend.hybrid = backend.hybrid if result.hybrid is None else result.hybrid
         vitals = backend.vitals
         before = vitals.state
         vitals.tick(now)

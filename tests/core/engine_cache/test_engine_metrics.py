@@ -67,6 +67,7 @@ def test_a_page_of_vllm() -> None:
         capacity_tokens=573 * 16,
         block_tokens=16,
         caches=True,
+        hybrid=False,
     )
 
 
@@ -97,6 +98,16 @@ def test_a_page_of_sglang_reports_once_for_each_rank_and_by_priority() -> None:
 def test_sglangs_capacity_is_in_labels_or_in_gauges(capacity: bytes) -> None:
     found = read_metrics(SGLANG + capacity)
     assert (found.capacity_tokens, found.block_tokens) == (262_144, 64)
+
+
+def test_a_hybrid_states_the_size_of_its_states() -> None:
+    """vLLM in labels, which are None for attention alone; SGLang in gauges, which are 0 then."""
+    label = b'mamba_block_size="%b",sliding_window='
+    pages = [VLLM.replace(b"sliding_window=", label % each) for each in (b"None", b"1056", b"16")]
+    assert [read_metrics(page).hybrid for page in pages] == [False, True, True]
+    gauges = b"sglang:swa_used_tokens 0.0\nsglang:mamba_used_tokens 0.0\nsglang:mamba_available_tokens %d.0\n"
+    assert [read_metrics(SGLANG + gauges % each).hybrid for each in (0, 8)] == [False, True]
+    assert read_metrics(SGLANG).hybrid is read_metrics(TRTLLM).hybrid is None
 
 
 def test_pages_of_tensorrt_llm_and_of_triton() -> None:

@@ -347,6 +347,11 @@ def believed(world: World, count: int = 64) -> bool:
     return bool(world.routes.match(chain, world.generations, world.now))
 
 
+def depths(world: World, chain: list[tuple[int, Fingerprint, int]]) -> list[int]:
+    """At which of these something holds a route."""
+    return [key[0] for key in chain if world.routes.match([key], world.generations, world.now)]
+
+
 def reasons(world: World) -> list[str]:
     return [source.reason for source in world.engine_caches.sources()]
 
@@ -407,12 +412,64 @@ def test_an_engine_whose_blocks_can_not_be_named_is_not_taken_for_empty(fields: 
     assert believed(world)
 
 
-def test_a_model_of_several_kinds_of_caches_is_known_by_the_one_that_keeps_whole_prefixes() -> None:
+OTHER_GROUPS = (
+    {**stored(), "kv_cache_spec_kind": "mamba", "group_idx": 1},
+    {**stored(), "kv_cache_spec_kind": "sliding_window", "group_idx": 1},
+    {**stored(count=0), "kv_cache_spec_kind": "mamba", "group_idx": 1},  # no state was worth keeping
+    {**stored(), **FULL, "group_idx": 1},  # a hit needs a block in each
+    {**stored(), "group_idx": 1},  # before vLLM named the kinds
+    {**removed(1), "group_idx": 1},
+)
+HYBRID = "a hybrid: its attention's blocks are of use only where its other caches have theirs"
+
+
+@pytest.mark.parametrize("other", OTHER_GROUPS)
+def test_attention_alone_makes_no_hybrid_exact_nor_a_prefix_confirmed(other: dict[str, Any]) -> None:
+    """llm-d-router#2362: a quarter of what its attention held was reused."""
     world = known()
-    world.publish({**stored(), "kv_cache_spec_kind": "mamba", "group_idx": 0})
-    world.publish({**stored(), **FULL, "group_idx": 1})
+    kind = FULL if "kv_cache_spec_kind" in other else {}
+    world.publish({**stored(), **kind, "group_idx": 0}, other)
+    assert (world.level, reasons(world)) == (Level.ESTIMATED, [HYBRID])
+    assert world.depth() == 0
+    assert world.stream.view()["lacks"] == HYBRID
+    assert world.stream.snapshot() is None
+    assert believed(world), "what requests taught is not withdrawn for what events do not say"
+
+
+def test_that_attention_dropped_a_block_of_a_hybrid_withdraws_what_needs_it() -> None:
+    world = known()
+    chain = [(64, fingerprint(64), 0), (32, fingerprint(32), 0)]
+    world.publish({**stored(), **FULL, "group_idx": 1}, {**stored(), "kv_cache_spec_kind": "mamba", "group_idx": 0})
+    world.routes.learn(chain, ENGINE, world.generations[0], Trust.LOCAL, world.now)
+    world.publish({**removed(1), "group_idx": 0})
+    assert depths(world, chain) == [64, 32], "a state further up may still be there"
+    world.publish({**removed(3), "group_idx": 1})
+    assert depths(world, chain) == [32]
+
+
+def test_a_hybrid_stays_one_when_its_cache_is_cleared_until_it_is_another_process() -> None:
+    world = known()
+    world.publish({**stored(), **FULL}, OTHER_GROUPS[0])
+    world.publish(CLEARED)
+    world.publish({**stored(), **FULL})
+    assert world.level is Level.ESTIMATED
+    world.seq = 0
+    world.publish(stored(count=2))
+    assert world.stream.machine.counters.restarts == 1
+    world.publish()
     assert world.level is Level.EXACT
-    assert world.depth() == 64
+    assert world.depth() == 32
+
+
+def test_an_engine_is_a_hybrid_where_its_metrics_page_states_it() -> None:
+    """SGLang drops a state without a word, and vLLM's first states come after its first blocks of attention."""
+    world = known()
+    effects = world.stream.measured(world.now, is_hybrid=True)
+    assert [each.reason for each in effects if isinstance(each, LevelChanged)] == [HYBRID]
+    world.publish(stored())
+    assert (world.level, world.depth()) == (Level.ESTIMATED, 0)
+    world.stream.measured(world.now, is_hybrid=False)
+    assert world.level is Level.EXACT
 
 
 def test_an_engine_with_more_blocks_than_there_is_room_for_is_degraded_until_it_is_empty() -> None:

@@ -175,6 +175,9 @@ def test_a_prompt_that_cannot_be_one_of_ours_has_no_fingerprint(fields: dict[str
 
 def test_the_first_dense_group_counts_and_no_other() -> None:
     held = residency()
+    held.apply(stored([1], TEXT[:16], kind="full_attention", group=1))
+    assert not held.mixed
+    held.clear()
     held.apply(stored([1], TEXT[:16], kind="mamba", group=0))
     held.apply(stored([1], TEXT[:16], kind="full_attention", group=1))
     held.apply(stored([1], TEXT[:16], kind="full_attention", group=2))
@@ -182,7 +185,7 @@ def test_the_first_dense_group_counts_and_no_other() -> None:
     held.apply(removed(1, group=2))
     assert depths(held) == [16]
     held.apply(removed(1, group=1))
-    assert (depths(held), held.counters.other_groups) == ([], 4)
+    assert (depths(held), held.counters.other_groups, held.mixed) == ([], 4, True)
 
 
 def test_tokens_that_do_not_fit_their_blocks_are_not_trusted() -> None:

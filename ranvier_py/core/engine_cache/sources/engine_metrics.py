@@ -3,7 +3,8 @@
 Names are those of vLLM (0.8 to 0.32; `gpu_cache_usage_perc` is the old name of `kv_cache_usage_perc`), SGLang (up to
 0.5.10 its capacity is in labels of `cache_config_info`, then in gauges), TensorRT-LLM's own server and Triton. Of the
 ranks of one data-parallel engine, requests, tokens and capacity add up, and the highest usage counts. SGLang repeats a
-number for each rank of tensor and pipeline parallelism, and by priority beside the sum of all.
+number for each rank of tensor and pipeline parallelism, and by priority beside the sum of all; its gauges of recurrent
+states and windows are 0 where there are none. vLLM names the size of a state's block, or None.
 
 Rules: everything but the names below is skipped unread; a value that is no number, negative, not finite or absurd is as
 if it were not there; labels are read as Prometheus writes them. Nothing raises.
@@ -61,6 +62,10 @@ FIELDS: Mapping[bytes, str] = {
     b"trtllm_generation_tokens_total": "generated",
     b"sglang:max_total_num_tokens": "capacity",
     b"sglang:page_size": "block",
+    b"sglang:mamba_used_tokens": "states",
+    b"sglang:mamba_available_tokens": "states",
+    b"sglang:swa_used_tokens": "states",
+    b"sglang:swa_available_tokens": "states",
     b"trtllm_kv_cache_tokens_per_block": "block",
     b"trtllm_kv_cache_max_blocks": "blocks",
 }
@@ -103,6 +108,7 @@ class EngineMetrics:
     capacity_tokens: int | None = None
     block_tokens: int | None = None
     caches: bool | None = None  # whether prefixes are kept at all
+    hybrid: bool | None = None  # whether other caches than attention's decide, too, what of a prefix is reused
 
     @property
     def requests(self) -> int | None:
@@ -126,9 +132,11 @@ def read_metrics(page: bytes) -> EngineMetrics:
     sums: dict[str, float] = {}
     capacity = 0.0
     caches: bool | None = None
+    hybrid = False
     for series in series_of(page):
         if series.name in CONFIGS:
             block, tokens, on = config_of(series)
+            hybrid |= bool(number_of(series.labels.get("mamba_block_size")))
             capacity += tokens
             if block:
                 sums["block"] = block
@@ -152,6 +160,7 @@ def read_metrics(page: bytes) -> EngineMetrics:
         capacity_tokens=bounded(capacity or sums.get("capacity", 0.0) or blocks_capacity, TOKENS_MAX),
         block_tokens=bounded(sums.get("block", 0.0), BLOCK_TOKENS_MAX),
         caches=caches,
+        hybrid=hybrid or sums.get("states", 0.0) > 0 if caches is not None or "states" in sums else None,
     )
 
 
