@@ -29,9 +29,12 @@ import trio
 
 from benchmarks.harness.bench import ROOT, command_line, finish, show_row
 from benchmarks.harness.stub_engine import ANSWER, EVENT, STREAM_END, STREAM_HEAD, chat_request, chunk, read_message
+from cluster.local_tokenizer import LocalTokenizer
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
+from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
 from ranvier_py.node.node import GARBAGE_THRESHOLDS, Node
+from ranvier_py.node.parts import tokenizer_process
 
 HISTORIES = 64
 MESSAGE_BYTES = 300
@@ -65,12 +68,11 @@ CASES = {
 }
 
 
+FACTS = TokenizerFacts("bytes", keeps_turns=True, incremental=True, chars_per_token=float(BYTES_PER_TOKEN))
+
+
 class ByteTokenizer:
     """Four bytes are a token, and messages follow each other without markers."""
-
-    identity = "bytes"
-    chars_per_token = float(BYTES_PER_TOKEN)
-    keeps_turns = True
 
     def tokenize(self, chat: Chat) -> TokenizedChat:
         pieces = [self.tokenize_text(str(message["content"])) for message in chat.messages]
@@ -188,7 +190,9 @@ async def run_node(urls: Sequence[str]) -> None:
 
 def make_node(urls: Sequence[str]) -> Node:
     config = config_of(backend=list(urls), log_level="warning")
-    return Node(config, ByteTokenizer(), Random(SEED))  # type: ignore[arg-type]
+    key = bytes(32)
+    tokenizer = LocalTokenizer(tokenizer_process(config, key).setup, ByteTokenizer(), FACTS)
+    return Node(config, tokenizer, Random(SEED), key)
 
 
 # --- what is asked of both ------------------------------------------------------------------------------------------

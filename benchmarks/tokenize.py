@@ -98,13 +98,13 @@ def history(tokenizer: ChatTokenizer, texts: Texts, tokens: int) -> list[Message
     messages: list[Message] = [{"role": "system", "content": texts.of(2_000)}, {"role": "user", "content": "Hello."}]
     while len(tokenizer.tokenize(Chat(messages)).ids) < tokens:
         for _ in range(max(1, tokens // 2_000)):
-            messages.extend(texts.turn(tokenizer.chars_per_token))
+            messages.extend(texts.turn(tokenizer.facts.chars_per_token))
     return messages
 
 
 def measure_turn(tokenizer: ChatTokenizer, bare: Tokenizer, texts: Texts, tokens: int, rounds: int) -> dict[str, Any]:
     known = history(tokenizer, texts, tokens)
-    tail = texts.turn(tokenizer.chars_per_token)
+    tail = texts.turn(tokenizer.facts.chars_per_token)
     whole = Chat([*known, *tail])
     contents = [str(message["content"]) for message in tail]
     encode(bare, [tokenizer.render(Chat(known), generation=False)])  # the library caches words: both have met the same
@@ -114,7 +114,7 @@ def measure_turn(tokenizer: ChatTokenizer, bare: Tokenizer, texts: Texts, tokens
     }
     times = median_s(rounds * TURN_ROUNDS, calls) | median_s(rounds, {"full": lambda: tokenizer.tokenize(whole)})
     found = tokenizer.tokenize_tail(tail, lambda: whole, len(known))
-    assert found is not None, tokenizer.probe_report
+    assert found is not None, tokenizer.facts.probe_report
     return {
         "history_tokens": len(tokenizer.tokenize(Chat(known)).ids),
         "history_messages": len(known),
@@ -243,7 +243,7 @@ def measure_path(through: Paths, tokenizer: ChatTokenizer, texts: Texts, tokens:
     for _ in range(TURNS):
         for chat in chats:
             chat.append({"role": "assistant", "content": "hello"})
-            chat.append({"role": "user", "content": texts.of(int(50 * tokenizer.chars_per_token))})
+            chat.append({"role": "user", "content": texts.of(int(50 * tokenizer.facts.chars_per_token))})
             data = request_of(chat)
             for name, sock in (("node", through.node), ("relay", through.relay)):
                 waited, answer = send(sock, data)
@@ -273,7 +273,12 @@ def measure(name: str, source: Path, rounds: int) -> dict[str, Any]:
     turns = [measure_turn(tokenizer, bare, texts, tokens, rounds) for tokens in HISTORY_TOKENS]
     with paths(source) as through:
         path = [measure_path(through, tokenizer, texts, tokens) for tokens in HISTORY_TOKENS]
-    return {"tokenizer": name, "chars_per_token": round(tokenizer.chars_per_token, 2), "turns": turns, "path": path}
+    return {
+        "tokenizer": name,
+        "chars_per_token": round(tokenizer.facts.chars_per_token, 2),
+        "turns": turns,
+        "path": path,
+    }
 
 
 def encode(bare: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

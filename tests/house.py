@@ -33,6 +33,7 @@ ALLOWED = {
     "core.answers": ("core", "core.prompts"),
     "core.routing": ("core", "core.prompts", "core.answers"),
     "core.engine_cache": ("core", "core.prompts", "core.answers", "core.routing"),
+    "core.tokenize": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
     "core.gossip": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
     "proxy": ("core",),
     "io": ("core", "proxy.transport"),

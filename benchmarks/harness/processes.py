@@ -86,7 +86,8 @@ def processor_s(pid: int | None) -> float:
         return 0.0
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        tasks = Path(f"/proc/{pid}/task").glob("*/children")  # of the thread that started them
+        children = [child for task in tasks for child in task.read_text().split()]
     except OSError:
         return 0.0
     own_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

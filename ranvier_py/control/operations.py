@@ -163,6 +163,7 @@ class Admin:
             samples("memory", router.reader.memory.counters),
             samples("speculation", router.speculation.counters),
             samples("tokenizer_worker", node.tokenizer_worker.counters),
+            samples("tokenizer_process", node.tokenizer.counters),
             samples("server", node.server.counters),
             samples("upstream", node.upstream.counters),
             samples("poll", node.poller.counters),

@@ -21,6 +21,7 @@
     │   ├── UpstreamClosed      502
     │   ├── UpstreamGarbled     502
     │   └── UpstreamTimeout     504
+    ├── TokenizerLost               ours: there is no tokenizer process just now; it costs matches
     ├── TemplateRefused             nobody's: this chat can't be rendered here; it is routed by load alone
     └── ClientGone                  nobody's: there is nobody left to answer
         └── ClientTooSlow           or one who hardly takes his answer
@@ -169,6 +170,12 @@ class UpstreamGarbled(UpstreamError):
 
 class UpstreamTimeout(UpstreamError):
     status, code = 504, "upstream_timeout"
+
+
+class TokenizerLost(RanvierError):
+    """The tokenizer's process ended, or was ended, before it answered; or there is none just now."""
+
+    code = "tokenizer_lost"
 
 
 class TemplateRefused(RanvierError):

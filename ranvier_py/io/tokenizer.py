@@ -45,6 +45,7 @@ from ranvier_py.core.prompts.templates import (
     stable_count,
     tail_pieces,
 )
+from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
 
 logger = logging.getLogger(__name__)
 
@@ -81,12 +82,7 @@ MEASURE = (
 class ChatTokenizer:
     """One tokenizer with one chat template.
 
-    Attributes:
-        identity: digest of the tokenizer, the template and their settings: fingerprints of different ones never match.
-        keeps_turns: earlier turns stay a prefix of later ones in the rendered text (not in Mistral's templates).
-        incremental: tokens of new messages alone are exact.
-        probe_report: one line for the log: what was found and why.
-        chars_per_token: characters of English and code per token.
+    `facts` is what a node has to know of it, `profile` what was found out of the template.
     """
 
     def __init__(self, tokenizer: Any, template: str | None, identity: str) -> None:
@@ -97,11 +93,13 @@ class ChatTokenizer:
         self._template = template
         self._variables: frozenset[str] = frozenset()
         self.profile = self._probed(template)
-        self.identity = identity
-        self.keeps_turns = self.profile.keeps_turns
-        self.incremental = self.profile.incremental
-        self.probe_report = self._report()
-        self.chars_per_token = len(MEASURE) / len(self._encode([MEASURE])[0])
+        self.facts = TokenizerFacts(
+            identity,
+            self.profile.keeps_turns,
+            self.profile.incremental,
+            chars_per_token=len(MEASURE) / len(self._encode([MEASURE])[0]),
+            probe_report=self._report(),
+        )
 
     @classmethod
     def load(cls, source: str, *, chat_template: str | None = None) -> ChatTokenizer:

@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,7 @@ from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
 from ranvier_py.core.routing.health import Circuit, Health
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import announce, log_counters, request_line
-from ranvier_py.io.tokenizer import ChatTokenizer
+from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.calibration_parts import looked_at_by
 from ranvier_py.node.cluster_parts import ClusterParts, load_keys, open_cluster
@@ -44,15 +44,16 @@ from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import (
     calibrating_of,
     control_settings,
+    fingerprint_key,
     indexing_of,
     key_inbox,
-    load_tokenizer,
     make_router,
     publishers_of,
     recorder_of,
     scheme_of,
     shadows_of,
     tls_context,
+    tokenizer_process,
 )
 from ranvier_py.node.push_parts import WorkerReports
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -63,8 +64,8 @@ from ranvier_py.proxy.upstream import Upstream
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.00005
-"""The event loop gives up the interpreter lock at each system call and gets it back from a tokenizing thread at the
-latest after this. CPython's default would be added to a request several times over."""
+"""The event loop gives up the interpreter lock at each system call and gets it back from another thread at the latest
+after this. CPython's default would be added to a request several times over."""
 
 GARBAGE_THRESHOLDS = (500, 2, 1_000_000)
 """Young cyclic garbage is collected in small steps, old garbage never while requests run: a full collection of a
@@ -86,17 +87,17 @@ SWEEP_ROWS_MAX = 2000
 class Node:
     """The parts of one node, wired. Nothing runs until `run`."""
 
-    def __init__(self, config: Config, tokenizer: ChatTokenizer, rng: Random, secret: bytes | None = None) -> None:
-        """`secret` is what peers make fingerprints with, None for a node without peers."""
+    def __init__(self, config: Config, tokenizer: TokenizerProcess, rng: Random, key: bytes) -> None:
+        """`tokenizer` has started; `key` is what fingerprints are made with, there as here."""
         self.config = config
         self.tokenizer = tokenizer
         self.clustering: ClusterParts | None = None
         self.drained = trio.Event()  # nobody is served any more, and the peers know it
         self.addresses: dict[str, BackendAddress] = {}
-        self.scheme = scheme_of(config, tokenizer, secret)
+        self.scheme = scheme_of(config, tokenizer.facts, key)
         self.registry = Registry(config.health)
         keys = key_inbox(config, self.scheme)
-        self.router = make_router(config, tokenizer, self.scheme, self.registry, rng, keys.hasher)
+        self.router = make_router(config, tokenizer.facts, self.scheme, self.registry, rng, keys.hasher)
         self.shadows = shadows_of(config, self.router, rng)
         if self.shadows is not None:
             self.router.observers += (self.shadows,)
@@ -104,7 +105,7 @@ class Node:
         self.recorder = recorder_of(config, self.scheme)
         if self.recorder is not None:
             self.router.observers += (self.recorder,)
-        self.tokenizer_worker = TokenizerWorker(tokenizer, keys.hasher, self.router, queue_max=config.learn_queue_max)
+        self.tokenizer_worker = TokenizerWorker(tokenizer, self.router, keys, queue_max=config.learn_queue_max)
         self.upstream = Upstream(config.upstream)
         self.engine_events = EngineEvents(self.router, rng, log_transitions)
         self.worker_reports = WorkerReports(self.router, self.engine_events.engine_caches, keys)
@@ -246,26 +247,36 @@ class Addresses:
         return f"{public} control {self.control}"
 
 
-async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.TASK_STATUS_IGNORED) -> None:
+async def run(
+    config: Config,
+    *,
+    tokenizer_of: Callable[[Config, bytes], TokenizerProcess] = tokenizer_process,
+    task_status: trio.TaskStatus[Addresses] = trio.TASK_STATUS_IGNORED,
+) -> None:
     """Run one node until a signal tells it to stop. Raises ConfigError or OSError at the start."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
-    tokenizer = await trio.to_thread.run_sync(load_tokenizer, config)
-    log.log(logging.INFO if tokenizer.incremental else logging.WARNING, "node.tokenizer %s", tokenizer.probe_report)
-    gc.collect()
-    gc.freeze()  # what was loaded stays: libraries, vocabulary
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
     keys, key_file = await load_keys(config) if config.gossip_endpoints is not None else (None, None)
-    secret = keys.fingerprint_secret if keys is not None else None
-    node = Node(config, tokenizer, Random(secrets.randbits(64)), secret)  # noqa: S311  # placement draws no secrets
-    if keys is not None:
-        node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme)
-        node.engine_events.share(node.clustering.peer.streams)
-        node.poller.owns = looked_at_by(node.clustering.peer)
+    key = fingerprint_key(config, keys.fingerprint_secret if keys is not None else None)
+    tokenizer = tokenizer_of(config, key)
+    await tokenizer.start()
     try:
-        await run_parts(node, task_status)
+        facts = tokenizer.facts
+        log.log(logging.INFO if facts.incremental else logging.WARNING, "node.tokenizer %s", facts.probe_report)
+        gc.collect()
+        gc.freeze()  # what was loaded stays
+        gc.set_threshold(*GARBAGE_THRESHOLDS)
+        node = Node(config, tokenizer, Random(secrets.randbits(64)), key)  # noqa: S311  # placement draws no secrets
+        if keys is not None:
+            node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme)
+            node.engine_events.share(node.clustering.peer.streams)
+            node.poller.owns = looked_at_by(node.clustering.peer)
+        try:
+            await run_parts(node, task_status)
+        finally:
+            node.upstream.close()
     finally:
-        node.upstream.close()
+        await tokenizer.close()
     log.info("node.stopped")
 
 
@@ -274,6 +285,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
     config = node.config
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.tokenizer.run)
         await nursery.start(node.tokenizer_worker.run)
         nursery.start_soon(node.sweep)
         if node.recorder is not None:

@@ -36,8 +36,10 @@ from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.shadow import Shadows, make_shadow
 from ranvier_py.core.routing.speculation import Speculation
+from ranvier_py.core.tokenize.tokenize_frames import Setup
+from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
 from ranvier_py.io.recorder import Recorder
-from ranvier_py.io.tokenizer import ChatTokenizer
+from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.node.calibration_parts import Calibrating
 from ranvier_py.node.cluster_parts import FingerprintScheme
 from ranvier_py.node.engine_event_parts import EngineEvents
@@ -45,22 +47,26 @@ from ranvier_py.node.index_parts import IndexedBackend, Indexing
 from ranvier_py.node.push_parts import KeyInbox
 
 
-def load_tokenizer(config: Config) -> ChatTokenizer:
-    """Raises ConfigError."""
-    return ChatTokenizer.load(config.tokenizer, chat_template=str(config.chat_template or "") or None)
-
-
-def scheme_of(config: Config, tokenizer: ChatTokenizer, shared: bytes | None) -> FingerprintScheme:
-    """How this node makes fingerprints: by the operator's secret, else by that of the peers, else by one of its own."""
+def fingerprint_key(config: Config, shared: bytes | None) -> bytes:
+    """What fingerprints are made with: the operator's secret, else that of the peers, else one of this node's own."""
     given = config.cluster_secret.get_secret_value().encode() if config.cluster_secret else None
     secret = given or shared or secrets.token_bytes(32)
-    key = blake2b(secret, digest_size=32, person=b"fingerprint").digest()  # any length in, one length out
-    return FingerprintScheme(f"{tokenizer.identity}/{config.block_size_tokens}", key, tokenizer.keeps_turns)
+    return blake2b(secret, digest_size=32, person=b"fingerprint").digest()  # any length in, one length out
+
+
+def tokenizer_process(config: Config, key: bytes) -> TokenizerProcess:
+    template = str(config.chat_template or "")
+    return TokenizerProcess(Setup(config.tokenizer, template, key, config.block_size_tokens, UNCOMPUTED_TOKENS))
+
+
+def scheme_of(config: Config, facts: TokenizerFacts, key: bytes) -> FingerprintScheme:
+    """How this node makes fingerprints."""
+    return FingerprintScheme(f"{facts.identity}/{config.block_size_tokens}", key, facts.keeps_turns)
 
 
 def make_router(
     config: Config,
-    tokenizer: ChatTokenizer,
+    facts: TokenizerFacts,
     scheme: FingerprintScheme,
     registry: Registry,
     rng: Random,
@@ -72,7 +78,7 @@ def make_router(
         prompt_hasher or hasher,
         PromptMemory(config.prompt_memory_entries),
         identity=scheme.identity,
-        bytes_per_token=tokenizer.chars_per_token,
+        bytes_per_token=facts.chars_per_token,
         digest_seed=secrets.randbits(64),
     )
     return Router(

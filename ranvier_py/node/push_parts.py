@@ -2,15 +2,15 @@
 
 A prefix hash stands for one depth, so a worker that reports such hashes alone stays ESTIMATED, and what it reports of a
 hash becomes a route, or a withdrawal, at the fingerprints that the hash is known to stand for (`Links`). A prompt that
-is new to this node is tokenized before it is placed; its hash is noted in the thread that does it, and reaches the
-event loop before the prompt is placed, so that a router that was restarted finds the holders that workers reported.
+is new to this node is tokenized before it is placed; its hash comes with its tokens, before the prompt is placed, so
+that a router that was restarted finds the holders that workers reported.
 
 Speculation is the router's own: requests in flight, then what was served, as any route that is learned. A worker that
 reports prefix hashes has to confirm such a route within a lease, else it is withdrawn: a snapshot may have been taken
 before the prompt was cached, so what it lacks proves nothing of what was served a moment ago. A silent worker's routes
 are left to age.
 
-Rules: all of it runs on the event loop; threads only append to a bounded deque, and may wait until it was emptied.
+Rules: all of it runs on the event loop.
 Bounds: those of PushMap and Links; INBOX_MAX keys of prompts; LEASES_MAX leases, the oldest dropped and counted: its
 route then ends by its time to live. A large sync gives way every few milliseconds.
 """
@@ -21,7 +21,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from threading import get_ident
 from typing import Any
 
 import trio
@@ -74,11 +73,11 @@ REASON = "prefix hashes stand for one depth each"
 
 
 class KeyInbox:
-    """Where threads that hash prompts leave the prefix hashes that they meet; `hasher` hashes the prompts.
+    """Where prefix hashes of prompts come in: from the tokenizer's process, and from `hasher` for ids in a request.
 
-    While somebody reports such hashes (`urgent`), a thread waits until the inbox was emptied: what workers reported of
-    a prompt has to be found for this very prompt. Hashes are noted from the start where the policy is the report's,
-    else from the first such worker on: prompts that were known before are not linked to theirs.
+    While somebody reports such hashes (`urgent`), they are taken in at once: what workers reported of a prompt has to
+    be found for this very prompt. Hashes are noted from the start where the policy is the report's, else from the first
+    such worker on: prompts that were known before are not linked to theirs.
     """
 
     def __init__(self, key: bytes, block_tokens: int, policy: str, prefix_tokens: int = PREFIX_TOKENS) -> None:
@@ -87,21 +86,17 @@ class KeyInbox:
         self.prefix_tokens = prefix_tokens
         self.waiting: deque[KeyedPrefix] = deque(maxlen=INBOX_MAX)
         self.urgent = False
-        self.loop = 0  # the thread of the event loop
         self.drain: Callable[[], object] = lambda: None
 
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Of the prefixes whose hashes are wanted, in tokens."""
+        return self.hasher.lengths
+
     def put(self, keyed: KeyedPrefix) -> None:
-        """Any thread. Returns after the keys were taken in where that matters and can be waited for."""
         self.waiting.append(keyed)
-        if not self.urgent:
-            return
-        if get_ident() == self.loop:
+        if self.urgent:
             self.drain()
-            return
-        try:
-            trio.from_thread.run_sync(self.drain)
-        except (RuntimeError, trio.Cancelled):  # a thread of somebody else's, or the node is going down
-            return
 
 
 class PrefixHolder:
@@ -205,7 +200,6 @@ class WorkerReports:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """End leases, notice who went silent, refresh routes, go on with event streams, until cancelled."""
-        self._inbox.loop = get_ident()
         task_status.started()
         tick_at = self._clock()
         while True:

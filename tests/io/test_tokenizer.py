@@ -213,8 +213,8 @@ def test_turn_by_turn_equals_the_whole(name: str, template: str) -> None:
         done += check_turn_by_turn(tokenizer, parts, tools)
 
     check()
-    assert tokenizer.incremental == ((name, template) in INCREMENTAL), tokenizer.probe_report
-    assert (done > 0) == tokenizer.incremental
+    assert tokenizer.facts.incremental == ((name, template) in INCREMENTAL), tokenizer.facts.probe_report
+    assert (done > 0) == tokenizer.facts.incremental
 
 
 @pytest.mark.parametrize(
@@ -229,13 +229,13 @@ def test_turn_by_turn_equals_the_whole_with_templates_of_strange_habits(template
         check_turn_by_turn(tokenizer, parts, tools)
 
     check()
-    assert tokenizer.incremental, tokenizer.probe_report
+    assert tokenizer.facts.incremental, tokenizer.facts.probe_report
 
 
 @pytest.mark.parametrize("template", [NUMBERS_MESSAGES, MARKS_THE_LAST])
 def test_a_template_whose_pieces_depend_on_their_place_is_not_incremental(template: str) -> None:
     tokenizer = loaded("embedded", template)
-    assert not tokenizer.incremental
+    assert not tokenizer.facts.incremental
     chat = Chat([plain("user", "a"), plain("assistant", "b"), plain("user", "c")])
     assert tokenizer.tokenize_tail(chat.messages[2:], lambda: chat, 2) is None
     assert tokenizer.tokenize(chat).ends[-1] > 0
@@ -310,8 +310,8 @@ def test_reasoning_of_the_last_answer_is_no_cut_where_later_turns_drop_it() -> N
 
 def test_a_template_that_moves_the_system_text_does_not_keep_turns() -> None:
     mistral = loaded("llama3", TEMPLATES[4])
-    assert not mistral.keeps_turns
-    assert "prefix" in mistral.probe_report
+    assert not mistral.facts.keeps_turns
+    assert "prefix" in mistral.facts.probe_report
     chat = Chat([plain("system", "s"), plain("user", "a"), plain("assistant", "b"), plain("user", "c")])
     found = mistral.tokenize(chat)
     assert [end >= 0 for end in found.ends] == [
@@ -382,8 +382,12 @@ def test_images_become_a_placeholder() -> None:
 
 def test_the_identity_keeps_tokenizers_and_templates_apart() -> None:
     own = ChatTokenizer.load("")
-    assert own.identity == ChatTokenizer.load("embedded").identity == ChatTokenizer.load(str(EMBEDDED)).identity
-    assert own.identity != loaded("embedded", ENDS_WITH_EOS).identity
+    assert (
+        own.facts.identity
+        == ChatTokenizer.load("embedded").facts.identity
+        == ChatTokenizer.load(str(EMBEDDED)).facts.identity
+    )
+    assert own.facts.identity != loaded("embedded", ENDS_WITH_EOS).facts.identity
 
 
 def test_plain_prompts_get_the_special_tokens_that_the_tokenizer_adds() -> None:
@@ -411,7 +415,7 @@ def test_what_cannot_be_loaded_is_a_problem_of_the_configuration(tmp_path: Path)
 
 
 def test_english_costs_about_four_characters_a_token() -> None:
-    assert 3 < loaded("embedded", "").chars_per_token < 6
+    assert 3 < loaded("embedded", "").facts.chars_per_token < 6
 
 
 def test_the_embedded_tokenizer_is_small_and_its_origin_is_written_beside_it() -> None:

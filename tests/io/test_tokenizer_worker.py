@@ -2,9 +2,10 @@
 
 import json
 import logging
-import threading
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 from zlib import crc32
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 import trio
 
-from ranvier_py.core.errors import TemplateRefused
+from cluster.local_tokenizer import LocalTokenizer
+from ranvier_py.core.errors import TemplateRefused, TokenizerLost
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, is_of_media
 from ranvier_py.core.prompts.prompt import PromptMemory
@@ -23,10 +25,15 @@ from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Router
 from ranvier_py.core.routing.speculation import Speculation
+from ranvier_py.core.tokenize.tokenize_frames import Reply, Setup
+from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, TokenizeJob, TokenizerFacts
+from ranvier_py.core.tokenize.tokenize_service import Tokenizer
 from ranvier_py.io.tokenizer import ChatTokenizer
-from ranvier_py.io.tokenizer_worker import TOKENS_MAX, TokenizeJob, Tokenizer, TokenizerWorker
+from ranvier_py.io.tokenizer_worker import TokenizerWorker
+from ranvier_py.node.push_parts import KeyInbox
 
 KEY = b"k" * 32
+CALL = {"name": "f", "arguments": "{}"}
 SECRET_WORDS = "my account number is 4711"
 DEADLINE_S = 10
 
@@ -37,12 +44,9 @@ class WordTokenizer:
     def __init__(self) -> None:
         self.full = 0
         self.tails = 0
-        self.gate: threading.Event | None = None
 
     def tokenize(self, chat: Chat) -> TokenizedChat:
         self.full += 1
-        if self.gate is not None:
-            self.gate.wait(DEADLINE_S)
         return tokens_of(chat.messages)
 
     def tokenize_tails(self, jobs: Sequence[TailJob]) -> Sequence[TokenizedChat | None]:
@@ -74,7 +78,37 @@ def shown(content: Any) -> str:
     return str(content)
 
 
+class Gate(LocalTokenizer):
+    """Lets nothing pass while it is shut."""
+
+    def __init__(self, tokenizer: Tokenizer, facts: TokenizerFacts) -> None:
+        super().__init__(Setup("", "", KEY, 16, 0), tokenizer, facts)
+        self.opened = trio.Event()
+        self.opened.set()
+        self.lost = False
+        self.with_body: list[bool] = []
+
+    async def ready(self) -> None:
+        await self.opened.wait()
+
+    async def ask(self, jobs: Sequence[TokenizeJob], lengths: Sequence[int] = (), *, first: bool) -> Reply:
+        if self.lost:
+            raise TokenizerLost
+        await self.opened.wait()
+        self.with_body += [bool(job.body) for job in jobs]
+        return await super().ask(jobs, lengths, first=first)
+
+
+FACTS = TokenizerFacts("words", keeps_turns=True, incremental=True, chars_per_token=4.0)
+
+
 def make(tokenizer: Tokenizer, *, texts_match: bool = True, **limits: int) -> tuple[Router, TokenizerWorker]:
+    return make_gated(tokenizer, texts_match=texts_match, **limits)[:2]
+
+
+def make_gated(
+    tokenizer: Tokenizer, *, texts_match: bool = True, incremental: bool = True, **limits: int
+) -> tuple[Router, TokenizerWorker, Gate]:
     registry = Registry(BackendLimits())
     for number in range(4):
         registry.add(f"http://10.0.0.{number + 1}:8000")
@@ -89,7 +123,9 @@ def make(tokenizer: Tokenizer, *, texts_match: bool = True, **limits: int) -> tu
         rng=Random(1),
         texts_match=texts_match,
     )
-    return router, TokenizerWorker(tokenizer, hasher, router, **{"queue_max": 1024, **limits})
+    gate = Gate(tokenizer, replace(FACTS, incremental=incremental))
+    inbox = KeyInbox(KEY, 16, "affinity")
+    return router, TokenizerWorker(gate, router, inbox, **{"queue_max": 1024, **limits}), gate
 
 
 @asynccontextmanager
@@ -245,16 +281,67 @@ async def test_an_answer_whose_job_was_dropped_gets_a_new_one() -> None:
 async def test_tokens_that_come_after_the_deadline_are_counted_late_and_kept_for_the_next_turn(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    tokenizer = WordTokenizer()
-    tokenizer.gate = threading.Event()
-    router, worker = make(tokenizer)
+    router, worker, gate = make_gated(WordTokenizer())
+    gate.opened = trio.Event()
     prompt = router.read(CHAT_PATH, body(("user", words("a"))))
     async with running(worker):
         assert not await worker.tokenize_first(prompt, 0.15)
         assert prompt.end.state is None
         assert worker.counters.deadlines_missed == 1
-        tokenizer.gate.set()
+        gate.opened.set()
         await until(lambda: prompt.end.state)
+
+
+async def test_without_a_tokenizer_prompts_are_placed_at_once_and_what_it_had_is_counted_as_lost() -> None:
+    router, worker, gate = make_gated(WordTokenizer())
+    gate.lost = True
+    attempt = start_attempt(router)
+    async with running(worker):
+        assert not await worker.tokenize_first(router.read(CHAT_PATH, body(("user", words("b")))), math.inf)
+        assert (worker.counters.lost, worker.counters.deadlines_missed) == (1, 0)
+        worker.submit(attempt)
+        await until(lambda: worker.counters.lost == 2)
+        gate.lost = False
+        worker.finish(attempt, whole("yes"), chunked=False)
+        await until(lambda: worker.counters.learned)
+    assert attempt.prompt.end.state is not None, "with its answer it was asked again"
+
+
+async def test_what_is_to_be_learned_waits_for_the_next_tokenizer() -> None:
+    router, worker, gate = make_gated(WordTokenizer(), queue_max=2)
+    gate.opened = trio.Event()
+    attempts = [start_attempt(router, f"a{number}") for number in range(3)]
+    async with running(worker):
+        for attempt in attempts:
+            worker.submit(attempt)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert (worker.counters.queued, worker.counters.dropped) == (2, 1)
+        gate.opened.set()
+        await until(lambda: worker.counters.learned == 2)
+
+
+TOOL_TURN = (
+    {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": CALL}]},
+    {"role": "tool", "tool_call_id": "1", "content": words("found")},
+    {"role": "user", "content": words("next")},
+)
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+async def test_a_turn_that_needs_the_whole_chat_is_learned_like_the_chat_at_once(
+    incremental: bool, embedded: ChatTokenizer
+) -> None:
+    start = [{"role": "system", "content": words("s")}, {"role": "user", "content": words("a")}]
+    ends = []
+    for turns in ((start, [*start, *TOOL_TURN]), ([*start, *TOOL_TURN],)):
+        router, worker, gate = make_gated(embedded, incremental=incremental)
+        for messages in turns:
+            prompt = router.read(CHAT_PATH, json.dumps({"model": "m", "messages": messages}).encode())
+            assert await tokenized_first(worker, prompt, 5)
+        ends.append(prompt.end.own_chain)
+        assert gate.with_body == ([True, False, True] if incremental else [True, True])[: len(gate.with_body)]
+    assert ends[0] == ends[1]
+    assert ends[0][0][1]
 
 
 async def test_a_template_that_refuses_is_counted_as_that_and_not_as_late() -> None:
@@ -339,14 +426,12 @@ async def test_no_answer_ends_the_worker(answer: bytes, embedded: ChatTokenizer)
         await until(lambda: good.prompt.end.state is not None)
 
 
-def test_a_prompt_too_long_to_tokenize_is_left_to_its_text() -> None:
+async def test_a_prompt_too_long_to_tokenize_is_left_to_its_text() -> None:
     tokenizer = WordTokenizer()
     router, worker = make(tokenizer)
-    attempt = start_attempt(router, body(("user", "x" * (4 * TOKENS_MAX + 100))))
-    job = TokenizeJob(attempt.prompt)
-    worker.tokenize([job])
-    assert job.failed
-    assert tokenizer.full == 0
+    prompt = router.read(CHAT_PATH, body(("user", "x" * (4 * TOKENS_MAX + 100))))
+    assert not await tokenized_first(worker, prompt, 5)
+    assert (worker.counters.failed, tokenizer.full) == (1, 0)
 
 
 def test_long_prompts_are_not_tokenized_all_at_once() -> None:

@@ -19,6 +19,7 @@ from cluster.engine.engine_process import serve as serve_engine
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
 from cluster.engine.kv_publisher import KvEndpoints
+from cluster.local_tokenizer import local_tokenizer
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.node.node import Addresses, run
 from ranvier_py.replay.engine.engine_values import EngineLimits
@@ -121,7 +122,7 @@ class Lab:
 
         async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
             with scope:
-                await run(config_of(**values), task_status=task_status)
+                await run(config_of(**values), tokenizer_of=local_tokenizer, task_status=task_status)
 
         return Node(self, await self.nursery.start(serve), scope)
 

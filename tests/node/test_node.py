@@ -2,6 +2,8 @@
 
 import errno
 import io
+import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import trio
 
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.errors import ConfigError, leaves
+from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node.node import keep_freed_memory, run
 from tests.node.node_lab import MODEL, PLACES, SYSTEM, lab, start_engine, turn
 
@@ -239,6 +242,27 @@ async def test_policies_in_the_shadow_are_in_status_and_metrics_and_route_nothin
         metrics = (await one.http.get(f"{one.control}/metrics")).text
         assert 'ranvier_shadow_placed_total{policy="ttft"} 6.0' in metrics
         assert 'ranvier_shadow_saved_seconds{policy="round_robin"}' in metrics
+
+
+def children() -> list[int]:
+    """Of this process, whichever of its threads has started them."""
+    return [int(pid) for one in Path("/proc/self/task").glob("*/children") for pid in one.read_text().split()]
+
+
+async def test_a_node_serves_on_when_its_tokenizer_is_killed_and_gets_another_one() -> None:
+    async with lab(engines=2, tokenizer=str(EMBEDDED)) as node:
+        assert (await node.chat(turn("hello"))).status_code == 200
+        await node.until_routes(lambda s: s["tokenizer_worker"]["learned"] > 0)
+        (pid,) = children()
+        os.kill(pid, signal.SIGKILL)
+        for number in range(8):
+            assert (await node.chat(turn(f"question {number}"))).status_code == 200
+        page = "ranvier_tokenizer_process_restarts_total 1.0"
+        while page not in (await node.http.get(f"{node.control}/metrics")).text:
+            assert (await node.chat(turn("hello", "hi", "and now?"))).status_code == 200
+        learned = (await node.ask("/admin/routes"))["tokenizer_worker"]["learned"]
+        assert (await node.chat(turn("something new " * 40))).status_code == 200
+        await node.until_routes(lambda s: s["tokenizer_worker"]["learned"] > learned)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")

@@ -26,7 +26,7 @@ import xxhash
 
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.prompts.boundaries import Chat, Message, TokenIds
+from ranvier_py.core.prompts.boundaries import Message, TokenIds
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, canonical_message
 from ranvier_py.core.prompts.namespaces import TokenNamespaces, opening_key
 from ranvier_py.core.prompts.prompt import Boundary, KnownPrefix, PromptMemory
@@ -104,19 +104,6 @@ class Prompt:
             return b""
         body = orjson.loads(self.body)
         return opening_key(self.model, body["messages"], body.get("system"))
-
-    def messages_after(self, boundary: Boundary) -> Sequence[Message]:
-        """The messages between `boundary`, which is on this prompt's chain, and its end."""
-        missing = self.end.messages - boundary.messages
-        if missing <= len(self.tail):
-            return self.tail[len(self.tail) - missing :]
-        return self.chat().messages[boundary.messages :]
-
-    def chat(self) -> Chat:
-        """The whole conversation. Parses the body again: for the rare case, and off the event loop."""
-        body = orjson.loads(self.body)
-        template = {name: body[name] for name in TEMPLATE_FIELDS if body.get(name)}
-        return Chat(body["messages"], body.get("tools") or None, template)
 
 
 class PromptReader:

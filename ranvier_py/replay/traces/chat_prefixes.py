@@ -1,6 +1,6 @@
 """Chats -> tokens, blocks and chains, each message read once.
 
-Where the tokenizer cuts cleanly (`ChatTokenizer.incremental`) a dialogue is tokenized once for all its turns, and a
+Where the tokenizer cuts cleanly (`TokenizerFacts.incremental`) a dialogue is tokenized once for all its turns, and a
 logged request only from where an earlier one ended; elsewhere each request is tokenized in full. An engine sees one
 thing more than a node: the words that ask for an answer («assistant:»), rendered once for each role of a last message.
 
@@ -71,12 +71,14 @@ class Prefixes:
 
     def conversation(self, model: str, chat: Chat) -> Conversation:
         """A chat to cut requests from. All its messages are tokenized at once, where that is exact."""
-        namespace = self._texts.namespace({"model": model, "tools": chat.tools, "tokenizer": self._tokenizer.identity})
+        namespace = self._texts.namespace(
+            {"model": model, "tools": chat.tools, "tokenizer": self._tokenizer.facts.identity}
+        )
         names = [namespace]
         for message in chat.messages:
             names.append(self._texts.extend(names[-1], canonical_message(message)))
         conversation = Conversation(chat, model.encode(), Prefix(self._hasher.start(namespace)), names)
-        if self._tokenizer.incremental:
+        if self._tokenizer.facts.incremental:
             self._prefix(conversation, len(chat.messages))
         return conversation
 
@@ -127,7 +129,7 @@ class Prefixes:
         """The prefix at the end of `tokenized`, which follows `base`; those on the way are remembered."""
         clean = [(known + index + 1, end) for index, end in enumerate(tokenized.ends) if end >= 0]
         segments = self._hasher.extend(base.state, tokenized.ids, [end for _, end in clean])
-        keeps = self._tokenizer.incremental and tokenized.how == "rendered"
+        keeps = self._tokenizer.facts.incremental and tokenized.how == "rendered"
         prefix, start = base, 0
         for (count, end), segment in zip(clean, segments, strict=True):
             own = tokenized.ids[start:end]
@@ -148,7 +150,7 @@ class Prefixes:
     def _cue(self, conversation: Conversation, turn: int) -> TokenIds | None:
         """What the template puts behind the messages to ask for an answer; None where it changes them for that."""
         place = (str(conversation.chat.messages[turn - 1].get("role")), bool(conversation.chat.tools))
-        if place not in self._cues or not self._tokenizer.incremental:
+        if place not in self._cues or not self._tokenizer.facts.incremental:
             chat = part(conversation.chat, turn)
             history = self._tokenizer.render(chat, generation=False).removesuffix(self._tokenizer.profile.trailer)
             answered = self._tokenizer.render(chat, generation=True)

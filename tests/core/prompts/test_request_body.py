@@ -93,7 +93,7 @@ def test_a_chat_read_turn_by_turn_has_the_chain_of_the_chat_read_at_once(
         assert texts(prompt) == texts(fresh)
         assert (prompt.model, prompt.stream) == (fresh.model, fresh.stream)
         assert prompt.end.first.text == fresh.end.first.text
-        assert list(prompt.messages_after(prompt.base)) == messages[prompt.base.messages : end]
+        assert list(prompt.tail) == messages[prompt.base.messages : end]
 
 
 def test_turn_n_plus_1_reads_only_its_new_messages() -> None:

@@ -1,0 +1,76 @@
+"""A tokenizer in the node's own process, for tests and benchmarks: what is asked and answered are the same bytes.
+
+A process of its own takes a second to start. Whoever starts many nodes, or measures one without its tokenizer, hands
+this one to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import trio
+
+from ranvier_py.config.config_model import Config
+from ranvier_py.core.engine_cache.sources.push_keys import KeyedPrefix, KeyHasher
+from ranvier_py.core.tokenize.tokenize_frames import (
+    FRAME_HEAD,
+    Reply,
+    Setup,
+    decode_jobs,
+    decode_results,
+    encode_jobs,
+    encode_results,
+)
+from ranvier_py.core.tokenize.tokenize_job import TokenizeJob, TokenizerFacts
+from ranvier_py.core.tokenize.tokenize_service import Tokenizer, TokenizeService
+from ranvier_py.io.tokenizer import ChatTokenizer
+from ranvier_py.io.tokenizer_process import TokenizerProcess
+from ranvier_py.node.parts import tokenizer_process
+
+
+class LocalTokenizer(TokenizerProcess):
+    """Answers at once, in the caller's thread."""
+
+    def __init__(self, setup: Setup, tokenizer: Tokenizer, facts: TokenizerFacts) -> None:
+        super().__init__(setup)
+        self.facts = facts
+        self._keyed: list[KeyedPrefix] = []
+        self._hasher = KeyHasher(
+            setup.key, setup.block_tokens, notify=self._keyed.append, lengths=(), short=setup.short
+        )
+        self._service = TokenizeService(tokenizer, self._hasher)
+
+    async def start(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
+
+    async def close(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def ready(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def ask(self, jobs: Sequence[TokenizeJob], lengths: Sequence[int] = (), *, first: bool) -> Reply:  # noqa: ARG002
+        await trio.lowlevel.checkpoint()
+        asked, lengths = decode_jobs(encode_jobs(jobs, lengths)[FRAME_HEAD.size :])
+        self._hasher.keep(lengths)
+        self._keyed.clear()
+        results = self._service.results(asked)
+        return decode_results(encode_results(results, self._keyed, 0.0)[FRAME_HEAD.size :], len(jobs))
+
+
+@cache
+def embedded() -> ChatTokenizer:
+    """Loaded once: it takes a while."""
+    return ChatTokenizer.load("embedded")
+
+
+def local_tokenizer(config: Config, key: bytes) -> TokenizerProcess:
+    """What a node asks: the embedded tokenizer without a process, a configured one in its own."""
+    made = tokenizer_process(config, key)
+    if config.tokenizer != "embedded" or config.chat_template:
+        return made
+    return LocalTokenizer(made.setup, embedded(), embedded().facts)

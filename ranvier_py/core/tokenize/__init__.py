@@ -1,0 +1,1 @@
+"""What the tokenizer process is asked, and what it answers: values, their bytes, and the work itself."""

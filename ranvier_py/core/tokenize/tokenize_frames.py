@@ -1,0 +1,195 @@
+"""Jobs and results as bytes, for the sockets between a node and its tokenizer process.
+
+    frame     4 length of the rest | msgpack
+    jobs      [lengths of prefix hashes to note, [job, …]]
+    results   [seconds of processor time, [keyed prefix, …], [result, …]]
+
+States and segments are columns of 64-bit numbers in one byte string each. What comes back is read without trust, though
+the process is our own: one that is broken ends in BadResults, and in a new process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct, error, pack, unpack
+from typing import Any, NamedTuple
+
+import msgpack  # type: ignore[import-untyped]
+import orjson
+
+from ranvier_py.core.answers.answer_stream import NOTHING, Answer
+from ranvier_py.core.engine_cache.sources.push_keys import KeyedPrefix
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.fingerprint import MediaState, Segment, TokenState
+from ranvier_py.core.tokenize.tokenize_job import Status, TokenizeJob, TokenizeResult, TokenizerFacts
+
+FRAME_HEAD = Struct("<I")
+FRAME_BYTES_MAX = 64 << 20  # a batch of jobs, or of results, is far below it
+
+KEY_BYTES = 32  # SHA-256
+KEYED = Struct("<QQQ32s")
+
+
+class BadResults(ValueError):
+    """What the tokenizer process sent is no answer to what it was asked."""
+
+
+class Reply(NamedTuple):
+    """What came of a batch."""
+
+    results: Sequence[TokenizeResult]
+    keyed: Sequence[KeyedPrefix]
+    busy_s: float  # processor time
+
+
+def framed(payload: bytes) -> bytes:
+    return FRAME_HEAD.pack(len(payload)) + payload
+
+
+def frame_length(head: bytes | bytearray) -> int:
+    """Bytes that follow. Raises BadResults."""
+    length: int = FRAME_HEAD.unpack(head)[0]
+    if length > FRAME_BYTES_MAX:
+        raise BadResults(f"a frame of {length} bytes")
+    return length
+
+
+# --- the start --------------------------------------------------------------------------------------------------------
+
+
+class Setup(NamedTuple):
+    """What a tokenizer process is to be. `key` and the two after it are those of a TokenHasher."""
+
+    source: str
+    chat_template: str
+    key: bytes
+    block_tokens: int
+    short: int
+
+
+def encode_setup(setup: Setup) -> bytes:
+    return framed(msgpack.packb(setup))
+
+
+def decode_setup(payload: bytes) -> Setup:
+    return Setup(*msgpack.unpackb(payload))
+
+
+def encode_facts(facts: TokenizerFacts, warnings: Sequence[str]) -> bytes:
+    fields = facts.identity, facts.keeps_turns, facts.incremental, facts.chars_per_token, facts.probe_report
+    return framed(msgpack.packb([[], [*warnings], [*fields]]))
+
+
+def encode_problems(problems: Sequence[str], warnings: Sequence[str]) -> bytes:
+    """There is no tokenizer, and why."""
+    return framed(msgpack.packb([[*problems], [*warnings], []]))
+
+
+def decode_facts(payload: bytes) -> tuple[Sequence[str], Sequence[str], TokenizerFacts | None]:
+    """(problems, warnings, facts): facts if there are no problems. Raises BadResults."""
+    try:
+        problems, warnings, fields = msgpack.unpackb(payload)
+        facts = None if problems else TokenizerFacts(*fields)
+    except (ValueError, TypeError, msgpack.UnpackException) as failure:
+        raise BadResults("no facts") from failure
+    return problems, warnings, facts
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def encode_jobs(jobs: Sequence[TokenizeJob], lengths: Sequence[int] = ()) -> bytes:
+    """`lengths` of prefix hashes that are to be noted."""
+    packed = [(job[0], job[1], job[2], state_bytes(job.state), *job[4:]) for job in jobs]
+    return framed(msgpack.packb((tuple(lengths), packed)))
+
+
+def decode_jobs(payload: bytes) -> tuple[list[TokenizeJob], tuple[int, ...]]:
+    lengths, packed = msgpack.unpackb(payload)
+    return [TokenizeJob._make((*job[:3], read_state(job[3]), *job[4:])) for job in packed], tuple(lengths)
+
+
+def state_bytes(state: TokenState) -> bytes:
+    fields = (type(state) is MediaState, state.tokens, state.total, state.veil, *state.rest)
+    return pack(f"<{len(fields)}Q", *fields)
+
+
+def read_state(data: bytes) -> TokenState:
+    has_media, tokens, total, veil, *rest = numbers(data)
+    return (MediaState if has_media else TokenState)(tokens, total, tuple(rest), veil)
+
+
+def numbers(data: bytes) -> tuple[int, ...]:
+    return unpack(f"<{len(data) // 8}Q", data)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def encode_results(results: Sequence[TokenizeResult], keyed: Sequence[KeyedPrefix], busy_s: float) -> bytes:
+    packed = [
+        (
+            int(result.status),
+            result.is_whole,
+            [segment and segment_bytes(segment) for segment in result.segments],
+            None if result.answer is NOTHING else answer_fields(result.answer),
+        )
+        for result in results
+    ]
+    prefixes = [KEYED.pack(each.root, each.fingerprint, each.tokens, each.key.to_bytes(KEY_BYTES)) for each in keyed]
+    return framed(msgpack.packb((busy_s, prefixes, packed)))
+
+
+def decode_results(payload: bytes, count: int) -> Reply:
+    """The results of `count` jobs. Raises BadResults."""
+    try:
+        busy_s, prefixes, packed = msgpack.unpackb(payload)
+        results = [
+            TokenizeResult(Status(status), is_whole, [read_segment(each) for each in segments], read_fields(answer))
+            for status, is_whole, segments, answer in packed
+        ]
+        keyed = [read_keyed(each) for each in prefixes]
+        if len(results) != count:
+            raise BadResults(f"{len(results)} results of {count} jobs")
+        return Reply(results, keyed, float(busy_s))
+    except (ValueError, TypeError, error, msgpack.UnpackException) as failure:
+        raise BadResults("no results") from failure
+
+
+def segment_bytes(segment: Segment) -> bytes:
+    state = segment.state
+    fields = [type(state) is MediaState, state.tokens, state.total, state.veil, len(state.rest), *state.rest]
+    fields += segment.end
+    for anchor in segment.anchors:
+        fields += anchor
+    return pack(f"<{len(fields)}Q", *fields)
+
+
+def read_segment(data: bytes | None) -> Segment | None:
+    if data is None:
+        return None
+    has_media, tokens, total, veil, count, *more = numbers(data)
+    state = (MediaState if has_media else TokenState)(tokens, total, tuple(more[:count]), veil)
+    depths, fingerprints = more[count::2], more[count + 1 :: 2]
+    end, *anchors = zip(depths, map(Fingerprint, fingerprints), strict=True)
+    return Segment(tuple(anchors), end, state)
+
+
+def read_keyed(data: bytes) -> KeyedPrefix:
+    root, fingerprint, tokens, key = KEYED.unpack(data)
+    return KeyedPrefix(root, int.from_bytes(key), Fingerprint(fingerprint), tokens)
+
+
+def answer_fields(answer: Answer) -> tuple[Any, ...]:
+    message = None if answer.message is None else orjson.dumps(answer.message)
+    return message, answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens
+
+
+def read_fields(fields: Sequence[Any] | None) -> Answer:
+    if fields is None:
+        return NOTHING
+    message, *counts = fields
+    read = None if message is None else orjson.loads(message)
+    if not isinstance(read, dict | None) or not all(isinstance(count, int | None) for count in counts):
+        raise BadResults("no answer")
+    return Answer(read, "", *counts)

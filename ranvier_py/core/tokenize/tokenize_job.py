@@ -1,0 +1,122 @@
+"""Tokenize jobs and their results: all that passes between a node and its tokenizer process.
+
+A node keeps prompts as chains of boundaries, the process knows no chain. So a job carries where token hashing stands
+before its messages, and those messages; a result has the segments of the messages, and what the answer says. The whole
+body goes along only where the messages alone do not do: at first contact, for templates that are not incremental, and
+where the process has answered NEEDS_BODY.
+
+Bounds: TOKENS_MAX and BODY_BYTES_MAX; of what is longer only the answer is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import orjson
+
+from ranvier_py.core.answers.answer_stream import NOTHING, Answer
+from ranvier_py.core.prompts.fingerprint import Segment, TokenState
+from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.prompts.request_body import Prompt
+
+TOKENS_MAX = 1 << 19
+"""Tokens, as estimated, of one prompt and of one batch: the tokenizer takes about 200 bytes for each while it works. A
+prompt that is longer is placed by its text alone."""
+
+BODY_BYTES_MAX = 8 * TOKENS_MAX  # JSON of many escapes, or with tools as long as the chat
+
+
+class Status(IntEnum):
+    """What came of a job."""
+
+    DONE = 0
+    FAILED = 1  # the template refuses it, or nothing was to be tokenized
+    NEEDS_BODY = 2  # the new messages can't be cut off the chat
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What a node has to know of a tokenizer with its template.
+
+    Attributes:
+        identity: digest of the tokenizer, the template and their settings: fingerprints of different ones never match.
+        keeps_turns: earlier turns stay a prefix of later ones in the rendered text (not in Mistral's templates).
+        incremental: tokens of new messages alone are exact.
+        chars_per_token: characters of English and code per token.
+        probe_report: one line for the log: what was found and why.
+    """
+
+    identity: str
+    keeps_turns: bool
+    incremental: bool
+    chars_per_token: float
+    probe_report: str = ""
+
+
+class TokenizeJob(NamedTuple):
+    """One prompt to be tokenized, with its answer if there is one.
+
+    `state` is where token hashing stands behind the first `known` messages, `root` the running sum of the empty prefix.
+    `content` is JSON of the messages after those, or the text of a completion; None where there is only the answer to
+    read. `body` is the whole body, or empty. `length`: tokens of the whole prompt, as estimated.
+    """
+
+    kind: str  # "chat" or "completion"
+    length: int
+    known: int
+    state: TokenState
+    root: int
+    content: bytes | None
+    body: bytes = b""
+    answer: bytes | None = None  # as it was relayed
+    streamed: bool = False
+    chunked: bool = False
+
+
+class TokenizeResult(NamedTuple):
+    """What came of a job. `segments`: one for each message after the known ones, or after none where `is_whole`, then
+    of the answer where it could be tokenized; None where an end is no clean cut, and the next one covers it."""
+
+    status: Status
+    is_whole: bool = False
+    segments: Sequence[Segment | None] = ()
+    answer: Answer = NOTHING
+
+
+def job_of(
+    prompt: Prompt, answer: bytes | None = None, *, chunked: bool = False, with_body: bool = False
+) -> tuple[Boundary, TokenizeJob]:
+    """What is to be asked of a prompt that is not opaque, and the boundary that its segments continue from."""
+    end = prompt.end
+    ancestor = end.tokenized_ancestor()
+    content, body = contents(prompt, ancestor, with_body=with_body)
+    state, root = ancestor.state, end.root().state if body else ancestor.state
+    assert state is not None
+    assert root is not None
+    return ancestor, TokenizeJob(
+        prompt.kind, end.length, ancestor.messages, state, root.total, content, body, answer, prompt.stream, chunked
+    )
+
+
+def contents(prompt: Prompt, ancestor: Boundary, *, with_body: bool) -> tuple[bytes | None, bytes]:
+    """(content, body) of a job: as little as will do."""
+    end = prompt.end
+    if prompt.kind == "completion":
+        too_long = end.length > TOKENS_MAX and end.state is None
+        return (None if too_long else prompt.text.encode() if end.state is None else b""), b""
+    missing = end.messages - ancestor.messages
+    if missing == 0 and not with_body:
+        return b"[]", b""
+    if ancestor.messages and missing <= len(prompt.tail) and not with_body:
+        if end.length - ancestor.length > TOKENS_MAX:
+            return None, b""
+        try:
+            return orjson.dumps(prompt.tail[len(prompt.tail) - missing :]), b""
+        except TypeError:  # values that only other JSON libraries accept
+            pass
+    if end.length > TOKENS_MAX or len(prompt.body) > BODY_BYTES_MAX:
+        return None, b""
+    return b"", prompt.body

@@ -1,0 +1,182 @@
+"""The work of the tokenizer process: answers are read, messages tokenized, tokens hashed.
+
+Tails share one call of the tokenizer, all jobs one of the hasher. Whatever a client sent, and whatever a template makes
+of it, costs its own job at most: that one has FAILED, and the others of its batch are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import orjson
+
+from ranvier_py.core.answers.answer_stream import NOTHING, Answer, read_answer
+from ranvier_py.core.errors import TemplateRefused
+from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
+from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, media_of
+from ranvier_py.core.prompts.request_body import TEMPLATE_FIELDS
+from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, Status, TokenizeJob, TokenizeResult
+
+
+class Tokenizer(Protocol):
+    """What the service needs; io/tokenizer.py has the real one."""
+
+    def tokenize(self, chat: Chat) -> TokenizedChat: ...
+    def tokenize_tails(self, jobs: Sequence[TailJob]) -> Sequence[TokenizedChat | None]: ...
+    def tokenize_text(self, text: str) -> TokenIds: ...
+
+
+class TokenizeWork:
+    """One job, and what has come of it so far."""
+
+    __slots__ = ("answer", "is_whole", "job", "messages", "segments", "tokenized")
+
+    def __init__(self, job: TokenizeJob) -> None:
+        self.job = job
+        self.answer: Answer = NOTHING
+        self.messages: Sequence[Message] = ()  # to be tokenized: after the known ones, or all where `is_whole`
+        self.is_whole = False
+        self.tokenized: TokenizedChat | None = None
+        self.segments: Sequence[Segment | None] = ()  # one for each message
+
+    def read(self) -> None:
+        """Find out what there is to tokenize."""
+        job = self.job
+        if job.answer is not None:
+            self.answer = read_answer(job.answer, chunked=job.chunked, streamed=job.streamed, kind=job.kind)
+        if job.kind == "chat" and job.content is not None:
+            new = self.chat().messages[job.known :] if job.body else [*orjson.loads(job.content), *self.answered]
+            self.messages = new
+
+    @property
+    def answered(self) -> Sequence[Message]:
+        return (self.answer.message,) if self.answer.message else ()
+
+    @property
+    def is_tail(self) -> bool:
+        """Whether only new messages of a tokenized chat are to be tokenized."""
+        return self.job.known > 0 and bool(self.messages) and self.job.length - self.job.state.tokens <= TOKENS_MAX
+
+    @property
+    def is_to_tokenize(self) -> bool:
+        return bool(self.messages) if self.job.kind == "chat" else bool(self.job.content)
+
+    @property
+    def has_media(self) -> bool:
+        return any(type(message.get("content")) is list and media_of(message) for message in self.messages)
+
+    def chat(self) -> Chat:
+        """The whole conversation, with the answer. Raises BodyNeeded."""
+        if not self.job.body:
+            raise BodyNeeded
+        chat = chat_of(self.job.body)
+        return Chat([*chat.messages, *self.answered], chat.tools, chat.template)
+
+    def tokenize_whole(self, tokenizer: Tokenizer) -> None:
+        """Whatever is more than a tail: first contacts, completions, and tails that can't be cut off.
+
+        Raises TemplateRefused, and BodyNeeded.
+        """
+        self.is_whole = True
+        if self.job.length > TOKENS_MAX:
+            raise TemplateRefused("the prompt is too long")
+        if self.job.kind == "completion":
+            ids = tokenizer.tokenize_text((self.job.content or b"").decode())
+            self.tokenized = TokenizedChat(ids, [len(ids)], "rendered")
+        else:
+            chat = self.chat()
+            self.messages = chat.messages
+            self.tokenized = tokenizer.tokenize(chat)
+
+    def stretch(self) -> tuple[TokenState, TokenIds, Sequence[int]]:
+        """What is to be hashed: the state before, the tokens, and where messages end in them."""
+        assert self.tokenized is not None
+        state = TokenState(0, self.job.root, ()) if self.is_whole else self.job.state
+        return state, self.tokenized.ids, [end for end in self.tokenized.ends if end >= 0]
+
+    def take(self, segments: Sequence[Segment]) -> None:
+        """One segment for each end that is a clean cut."""
+        assert self.tokenized is not None
+        found = iter(segments)
+        self.segments = [next(found) if end >= 0 else None for end in self.tokenized.ends]
+
+    def result(self, status: Status = Status.DONE) -> TokenizeResult:
+        return TokenizeResult(status, self.is_whole, self.segments, self.answer)
+
+
+class BodyNeeded(TemplateRefused):
+    """The new messages alone do not do, and the others are not here."""
+
+
+class TokenizeService:
+    """Does jobs, batch by batch. Safe to call from several threads if the tokenizer and the hasher are."""
+
+    def __init__(self, tokenizer: Tokenizer, hasher: TokenHasher) -> None:
+        self._tokenizer = tokenizer
+        self._hasher = hasher
+
+    def results(self, jobs: Sequence[TokenizeJob]) -> list[TokenizeResult]:
+        """What comes of each job. Does not raise, whatever is in them."""
+        try:
+            return self._results([TokenizeWork(job) for job in jobs])
+        except Exception:
+            if len(jobs) > 1:  # one of them spoils it: each alone
+                return [result for job in jobs for result in self.results([job])]
+            return [TokenizeResult(Status.FAILED)]
+
+    def _results(self, works: Sequence[TokenizeWork]) -> list[TokenizeResult]:
+        for work in works:
+            work.read()
+        tails = [work for work in works if work.is_tail]
+        asked = [TailJob(work.messages, work.chat, work.job.known) for work in tails]
+        for work, tail in zip(tails, self._tokenizer.tokenize_tails(asked), strict=True):
+            work.tokenized = tail
+        unfinished = {id(work): self._rest(work) for work in works if work.tokenized is None}
+        self._hash([work for work in works if work.tokenized is not None])
+        return [work.result(unfinished.get(id(work), Status.DONE)) for work in works]
+
+    def _rest(self, work: TokenizeWork) -> Status:
+        """A job that is no tail."""
+        if work.job.content is None:
+            return Status.FAILED
+        if not work.is_to_tokenize:
+            return Status.DONE
+        try:
+            work.tokenize_whole(self._tokenizer)
+        except BodyNeeded:
+            return Status.NEEDS_BODY
+        except TemplateRefused:  # the engine will say so itself
+            return Status.FAILED
+        return Status.DONE
+
+    def _hash(self, works: Sequence[TokenizeWork]) -> None:
+        plain = [work for work in works if not work.has_media]
+        stretches = [work.stretch() for work in plain]
+        for work, segments in zip(plain, self._hasher.extend_many(stretches), strict=True):
+            work.take(segments)
+        for work in works:
+            if work.has_media:
+                work.take(self._hashed_with_media(work))
+
+    def _hashed_with_media(self, work: TokenizeWork) -> list[Segment]:
+        """Message by message, each salted with its media: equal placeholders must not make two images equal."""
+        state, ids, _ = work.stretch()
+        assert work.tokenized is not None
+        segments: list[Segment] = []
+        start = 0
+        for message, end in zip(work.messages, work.tokenized.ends, strict=True):
+            media = media_of(message)
+            if media:
+                state = self._hasher.salted(state, media)
+            if end >= 0:
+                segments += self._hasher.extend(state, ids[start:end], [end - start])
+                state, start = segments[-1].state, end
+        return segments
+
+
+def chat_of(body: bytes) -> Chat:
+    """The whole conversation of a body."""
+    fields = orjson.loads(body)
+    template = {name: fields[name] for name in TEMPLATE_FIELDS if fields.get(name)}
+    return Chat(fields["messages"], fields.get("tools") or None, template)

@@ -1,0 +1,265 @@
+"""The tokenizer's process: a child of the node, asked over sockets, and another one when it ends.
+
+Tokenizing runs for long stretches and fills memory; neither its interpreter lock nor its memory is to be the event
+loop's. The child has a thread for each socket: FIRST_SOCKETS for prompts that wait to be placed, one for learning, so
+that those who wait are never behind those who do not. A batch is sent and answered before the next one goes over the
+same socket. What the child may do to its node is `node/tokenizer_child.py`'s to say.
+
+Rules: a batch that is not answered within its time limit, or with anything but its results, ends the child: it is
+killed, those who asked get TokenizerLost, and a new child is started after a pause that doubles from RESTART_DELAY_S to
+RESTART_DELAY_S_MAX, and starts over once a child has lived for STABLE_S. The first start raises what is wrong; later
+ones log it. A child whose tokenizer is another one than before is not used: fingerprints would not match.
+The child ends when the node does, however that ends: its sockets are closed then. Signals for the node's process group
+do not reach it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL
+
+import trio
+
+from ranvier_py.core.errors import ConfigError, RanvierError, TokenizerLost
+from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.core.tokenize.tokenize_frames import (
+    FRAME_HEAD,
+    BadResults,
+    Reply,
+    Setup,
+    decode_facts,
+    decode_results,
+    encode_jobs,
+    encode_setup,
+    frame_length,
+)
+from ranvier_py.core.tokenize.tokenize_job import TokenizeJob, TokenizerFacts
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-P", "-m", "ranvier_py.node.tokenizer_child")
+FIRST_SOCKETS = 2  # prompts tokenized before placement at one time; more would take the event loop's core
+OWN_VARIABLES = "RANVIER_"  # the configuration's own variables, keys among them, are none of the child's business
+
+BATCH_LIMIT_S = 5.0
+TOKEN_LIMIT_S = 0.00004
+"""Time limit of a batch, and for each of its tokens as estimated: twenty times what one takes on an idle machine, for a
+machine may be busy and the child gives way."""
+
+END_S = 1.0
+START_LIMIT_S = 120.0  # of a restart: the files are on this machine by then
+RESTART_DELAY_S, RESTART_DELAY_S_MAX = 0.5, 30.0
+STABLE_S = 60.0
+RECEIVE_BYTES = 1 << 16
+LOSSES = (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, BadResults)
+"""How a batch may end without its results."""
+
+
+@dataclass(slots=True)
+class ProcessCounters:
+    """The tokenizer's process as its node sees it."""
+
+    up: int = gauge("Whether there is a tokenizer process that can be asked.")
+    restarts: int = counter("Tokenizer processes that were started because the one before had ended.")
+    killed: int = counter("Tokenizer processes that were killed: too late with an answer, or with a wrong one.")
+    busy_seconds: float = counter("Processor time that the tokenizer processes took for jobs.")
+
+
+class Child:
+    """One process, and its sockets that nobody waits at."""
+
+    def __init__(self, process: trio.Process, streams: Sequence[trio.SocketStream]) -> None:
+        self.process = process
+        self.streams = streams
+        self.free = {True: list(streams[:FIRST_SOCKETS]), False: list(streams[FIRST_SOCKETS:])}
+        self.started_at = time.monotonic()
+
+    async def end(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self.process.kill()
+        with trio.CancelScope(shield=True):
+            for stream in self.streams:
+                await trio.aclose_forcefully(stream)
+            await self.process.wait()
+
+
+class TokenizerProcess:
+    """Answers batches of jobs by a child process. `start` before anything else, then `run` for as long as it is used.
+
+    `facts` are there from `start` on, and stay as they are.
+    """
+
+    facts: TokenizerFacts
+
+    def __init__(
+        self, setup: Setup, command: Sequence[str] = COMMAND, *, restart_delay_s: float = RESTART_DELAY_S
+    ) -> None:
+        self.counters = ProcessCounters()
+        self.setup = setup
+        self._command = command
+        self._restart_delay_s = restart_delay_s
+        self._child: Child | None = None
+        self._up = trio.Event()
+        self._limiters = {True: trio.CapacityLimiter(FIRST_SOCKETS), False: trio.CapacityLimiter(1)}
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child, if there is one."""
+        return self._child.process.pid if self._child else None
+
+    async def start(self) -> None:
+        """Raises ConfigError, TokenizerLost."""
+        child, self.facts = await self._open()
+        self._take(child)
+
+    async def run(self) -> None:
+        """Replace a child that ended, for ever."""
+        delay_s = self._restart_delay_s
+        while True:
+            if self._child is not None:
+                code = await self._child.process.wait()
+                self._lose()
+                await self._child.end()
+                if time.monotonic() - self._child.started_at >= STABLE_S:
+                    delay_s = self._restart_delay_s
+                self._child = None
+                log.warning("tokenizer.ended with code %d; the next one starts in %.1f s", code, delay_s)
+            await trio.sleep(delay_s)
+            delay_s = min(2 * delay_s, RESTART_DELAY_S_MAX)
+            await self._restart()
+
+    async def close(self) -> None:
+        """End the child; nobody asks any more."""
+        self._lose()
+        if self._child is not None:
+            await self._child.end()
+
+    async def ready(self) -> None:
+        """Wait until there is somebody to ask."""
+        await self._up.wait()
+
+    async def ask(self, jobs: Sequence[TokenizeJob], lengths: Sequence[int] = (), *, first: bool) -> Reply:
+        """What comes of a batch. `first`: prompts wait for it. Raises TokenizerLost."""
+        async with self._limiters[first]:
+            child = self._child
+            if child is None or not self.counters.up:
+                raise TokenizerLost("there is no tokenizer process just now")
+            stream = child.free[first].pop()
+            tokens = sum(job.length - job.state.tokens for job in jobs)
+            try:
+                with trio.fail_after(BATCH_LIMIT_S + TOKEN_LIMIT_S * tokens):
+                    await stream.send_all(encode_jobs(jobs, lengths))
+                    reply = decode_results(await receive_frame(stream), len(jobs))
+            except BaseException as error:
+                self._kill(child, error)
+                if isinstance(error, LOSSES):
+                    raise TokenizerLost("it ended before it had answered") from error
+                raise
+            child.free[first].append(stream)
+        self.counters.busy_seconds += reply.busy_s
+        return reply
+
+    # --- one child after the other ------------------------------------------------------------------------------------
+
+    def _take(self, child: Child) -> None:
+        self._child = child
+        self.counters.up = 1
+        self._up.set()
+
+    def _lose(self) -> None:
+        if self.counters.up:
+            self.counters.up = 0
+            self._up = trio.Event()
+
+    def _kill(self, child: Child, why: BaseException) -> None:
+        """It does not do what it should, or what it does is not wanted any more."""
+        if child is not self._child or not self.counters.up:
+            return
+        self._lose()
+        if not isinstance(why, trio.BrokenResourceError):  # that one has ended by itself
+            self.counters.killed += 1
+            log.warning("tokenizer.killed %s", type(why).__name__)
+        child.process.kill()
+
+    async def _restart(self) -> None:
+        """Raises nothing: without a child, the next try is the caller's."""
+        try:
+            with trio.fail_after(START_LIMIT_S):
+                child, facts = await self._open()
+        except (RanvierError, OSError, trio.TooSlowError) as error:
+            log.error("tokenizer.not_restarted %s: %s", type(error).__name__, error)
+            return
+        if facts != self.facts:
+            log.error("tokenizer.changed since this node started, so it is not used: restart the node")
+            await child.end()
+            return
+        self.counters.restarts += 1
+        self._take(child)
+
+    async def _open(self) -> tuple[Child, TokenizerFacts]:
+        """A child that is ready. Raises ConfigError, TokenizerLost, OSError."""
+        child = await self._spawn()
+        try:
+            await child.streams[0].send_all(encode_setup(self.setup))
+            problems, warnings, facts = decode_facts(await receive_frame(child.streams[0]))
+        except (trio.BrokenResourceError, BadResults) as error:
+            with trio.move_on_after(END_S):  # its sockets are closed a moment before it has ended
+                await child.process.wait()
+            await child.end()
+            raise TokenizerLost(f"it ended at its start, with code {child.process.returncode}") from error
+        except BaseException:
+            await child.end()
+            raise
+        for warning in warnings:
+            log.warning("%s", warning)
+        if facts is None:
+            await child.end()
+            raise ConfigError(list(problems))
+        return child, facts
+
+    async def _spawn(self) -> Child:
+        with ExitStack() as mine, ExitStack() as theirs:
+            pairs = []
+            for _ in range(FIRST_SOCKETS + 1):
+                pair = socket.socketpair()
+                pairs.append((mine.enter_context(pair[0]), theirs.enter_context(pair[1])))
+            numbers = [other.fileno() for _, other in pairs]
+            process = await trio.lowlevel.open_process(
+                [*self._command, *map(str, numbers)],
+                pass_fds=numbers,
+                stdin=DEVNULL,
+                stdout=DEVNULL,
+                start_new_session=True,
+                env=environment(),
+            )
+            mine.pop_all()  # they stay open
+        return Child(process, [trio.SocketStream(trio.socket.from_stdlib_socket(own)) for own, _ in pairs])
+
+
+def environment() -> dict[str, str]:
+    """The node's own, without what configures it; modules are found where the node finds them."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OWN_VARIABLES)}
+    return {**kept, "PYTHONPATH": os.pathsep.join(str(Path(place).absolute()) for place in sys.path)}
+
+
+async def receive_frame(stream: trio.SocketStream) -> bytes:
+    """Raises BadResults, trio.BrokenResourceError where the other side is gone."""
+    data, length = bytearray(), FRAME_HEAD.size
+    while len(data) < length:
+        more = await stream.receive_some(RECEIVE_BYTES)
+        if not more:
+            raise trio.BrokenResourceError
+        data += more
+        if length == FRAME_HEAD.size <= len(data):
+            length += frame_length(data[: FRAME_HEAD.size])
+    if len(data) > length:
+        raise BadResults("more than one frame")
+    return bytes(data[FRAME_HEAD.size :])

@@ -1,0 +1,292 @@
+"""A real tokenizer process that is killed, stopped, talks nonsense, and starts anew; and the node beside it."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from ranvier_py.core.errors import ConfigError, TokenizerLost
+from ranvier_py.core.prompts.fingerprint import TokenHasher
+from ranvier_py.core.tokenize.tokenize_frames import Setup
+from ranvier_py.core.tokenize.tokenize_job import Status, TokenizeJob
+from ranvier_py.core.tokenize.tokenize_service import TokenizeService
+from ranvier_py.io import tokenizer_process
+from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer
+from ranvier_py.io.tokenizer_process import COMMAND, TokenizerProcess
+
+KEY = b"k" * 32
+SETUP = Setup(str(EMBEDDED), "", KEY, 16, 3)
+DEADLINE_S = 60.0
+"""A process that loads transformers on a busy machine takes a while; each test ends long before."""
+
+
+def job(text: str, known: int = 0) -> TokenizeJob:
+    root = TokenHasher(KEY).start(7)  # type: ignore[arg-type]
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    return TokenizeJob("chat", len(text) // 4, known, root, root.total, b"", body)
+
+
+def script(path: Path, *lines: str) -> list[str]:
+    """A process that does something else than it should."""
+    sockets = "socks = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]"
+    path.write_text("\n".join(("import os, socket, sys, time", sockets, *lines)))
+    return [sys.executable, str(path)]
+
+
+GOOD_FACTS = (
+    "from ranvier_py.core.tokenize.tokenize_frames import encode_facts",
+    "from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts",
+    "socks[0].recv(65536)",
+    "socks[0].sendall(encode_facts(TokenizerFacts('same', True, True, 4.0), []))",
+)
+
+
+@asynccontextmanager
+async def running(setup: Setup = SETUP, command: Sequence[str] = COMMAND) -> AsyncIterator[TokenizerProcess]:
+    process = TokenizerProcess(setup, command, restart_delay_s=0.01)
+    with trio.fail_after(DEADLINE_S):
+        await process.start()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(process.run)
+                yield process
+                nursery.cancel_scope.cancel()
+        finally:
+            await process.close()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():
+        await trio.lowlevel.checkpoint()
+
+
+def is_gone(pid: int) -> bool:
+    """Also a process that nobody has waited for is."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_process, "BATCH_LIMIT_S", 0.05)
+
+
+async def test_what_the_process_answers_is_what_the_tokenizer_makes_of_it_here() -> None:
+    jobs = [job("hello there " * 40), job("{{ 7 }} " * 9)]
+    own = ChatTokenizer.load("embedded")
+    async with running() as process:
+        found = await process.ask(jobs, first=False)
+        assert process.facts == own.facts
+    assert found.results == TokenizeService(own, TokenHasher(KEY, short=3)).results(jobs)
+    assert found.results[0].status is Status.DONE
+    assert found.busy_s > 0
+
+
+async def test_prefix_hashes_are_noted_where_they_are_wanted() -> None:
+    async with running() as process:
+        assert (await process.ask([job("hello there " * 40)], first=True)).keyed == []
+        (keyed,) = (await process.ask([job("hello there " * 40)], [64], first=True)).keyed
+        assert (keyed.tokens, keyed.root) == (64, job("").root)
+
+
+async def test_a_prompt_that_waits_is_not_behind_what_is_learned() -> None:
+    async with running() as process, trio.open_nursery() as nursery:
+        long = job("all of Shakespeare, and more of it. " * 20_000)
+        learned = trio.Event()
+
+        async def learn() -> None:
+            await process.ask([long] * 4, first=False)
+            learned.set()
+
+        nursery.start_soon(learn)
+        for _ in range(3):
+            await process.ask([job("short")], first=True)
+        assert not learned.is_set()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_process_that_is_killed_in_the_middle_costs_its_jobs_and_is_replaced() -> None:
+    async with running() as process, trio.open_nursery() as nursery:
+        pid, refused = process.pid, []
+
+        async def ask(first: bool) -> None:
+            try:
+                await process.ask([job("all of Shakespeare, and more of it. " * 20_000)] * 4, first=first)
+            except TokenizerLost as error:
+                refused.append(error)
+
+        for first in (True, True, False):
+            nursery.start_soon(ask, first)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: len(refused) == 3)
+        await process.ready()
+        assert process.pid != pid
+        for first in (True, False):
+            assert (await process.ask([job("hello")], first=first)).results[0].status is Status.DONE
+        assert (process.counters.restarts, process.counters.killed) == (1, 0)
+
+
+@pytest.mark.usefixtures("short_limits")
+async def test_a_process_that_hangs_is_killed_and_replaced() -> None:
+    async with running() as process:
+        pid = process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(TokenizerLost):
+            await process.ask([job("hello")], first=True)
+        with pytest.raises(TokenizerLost):
+            await process.ask([job("hello")], first=True)  # at once: there is none just now
+        await process.ready()
+        assert is_gone(pid)
+        assert process.counters.killed == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "b'\\xff' * 4",
+        "b'\\xff' * 4096",
+        "b'\\x04\\0\\0\\0junk'",
+        "b'\\x01\\0\\0\\0\\xc0'",
+        "b'\\x05\\0\\0\\0\\x93\\xcb\\0\\0\\0'",
+        "b'\\x04\\0\\0\\0\\x93\\x01\\x90\\x90'",
+        "b'\\x04\\0\\0\\0\\x93\\x01\\x90\\x90more'",
+        "b''",
+    ],
+)
+async def test_a_process_that_answers_with_anything_but_results_is_killed_and_replaced(
+    answer: str, tmp_path: Path
+) -> None:
+    lines = ("socks[1].recv(65536)", f"socks[1].sendall({answer})", "socks[1].close()", "time.sleep(60)")
+    command = script(tmp_path / "odd.py", *GOOD_FACTS, *lines)
+    async with running(command=command) as process:
+        pid = process.pid
+        with pytest.raises(TokenizerLost):
+            await process.ask([job("hello")], first=True)
+        await process.ready()
+        assert process.pid != pid
+        assert process.counters.restarts == 1
+
+
+async def test_a_process_with_another_tokenizer_than_before_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = tmp_path / "seen"
+    other = [line.replace("'same'", "'other' if os.path.exists(seen) else 'same'") for line in GOOD_FACTS]
+    command = script(tmp_path / "odd.py", f"seen = {str(seen)!r}", *other, "open(seen, 'w')", "socks[0].recv(1)")
+    async with running(command=command) as process:
+        assert process.pid is not None
+        await until(seen.exists)
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: "tokenizer.changed" in caplog.text)
+        with pytest.raises(TokenizerLost):
+            await process.ask([job("hello")], first=True)
+        assert process.counters.up == 0
+
+
+async def test_tries_to_start_it_anew_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    count = (
+        f"starts = {str(tmp_path / 'starts')!r}",
+        "open(starts, 'a').write('x')",
+        "number = os.path.getsize(starts)",
+    )
+    command = script(tmp_path / "odd.py", *count, "number in (2, 3) and sys.exit(3)", *GOOD_FACTS, "socks[0].recv(1)")
+    async with running(command=command) as process:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: process.counters.restarts)
+    assert caplog.text.count("tokenizer.not_restarted") == 2
+
+
+@pytest.mark.parametrize(
+    ("setup", "problem"),
+    [
+        (SETUP._replace(source="/nowhere/at/all"), "tokenizer: '/nowhere/at/all' can't be loaded"),
+        (SETUP._replace(chat_template="{% for %}"), "chat_template"),
+    ],
+)
+async def test_what_is_wrong_at_the_start_is_the_configurations_problem(
+    setup: Setup, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    process = TokenizerProcess(setup)
+    with trio.fail_after(DEADLINE_S), pytest.raises(ConfigError, match=problem):
+        await process.start()
+
+
+async def test_a_process_that_ends_at_its_start_is_an_error_with_its_code(tmp_path: Path) -> None:
+    with trio.fail_after(DEADLINE_S), pytest.raises(TokenizerLost, match="code 7"):
+        await TokenizerProcess(SETUP, script(tmp_path / "odd.py", "sys.exit(7)")).start()
+
+
+async def test_the_process_knows_no_secret_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", "open sesame")
+    monkeypatch.setenv("HF_TOKEN", "of the hub")
+    out = tmp_path / "environment"
+    command = script(tmp_path / "odd.py", f"open({str(out)!r}, 'w').write(str(os.environ))", *GOOD_FACTS)
+    async with running(command=command):
+        assert "open sesame" not in out.read_text()
+        assert "of the hub" in out.read_text()
+
+
+async def test_signals_that_stop_a_node_leave_its_tokenizer_to_the_drain() -> None:
+    async with running() as process:
+        assert process.pid is not None
+        assert os.getpgid(process.pid) != os.getpgid(0)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(process.pid, number)
+        assert (await process.ask([job("hello")], first=True)).results[0].status is Status.DONE
+
+
+OWNER = f"""
+import trio
+from ranvier_py.io.tokenizer_process import TokenizerProcess
+from ranvier_py.core.tokenize.tokenize_frames import Setup
+async def main():
+    process = TokenizerProcess(Setup({str(EMBEDDED)!r}, "", bytes(32), 16, 3))
+    await process.start()
+    print(process.pid, flush=True)
+    await trio.sleep_forever()
+trio.run(main)
+"""
+
+
+async def test_the_process_ends_when_its_node_is_killed() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            start = partial(trio.run_process, [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, check=False)
+            owner: trio.Process = await nursery.start(start)
+            assert owner.stdout is not None
+            pid = int(await owner.stdout.receive_some())
+            assert not is_gone(pid)
+            owner.kill()
+            await until(lambda: is_gone(pid))
+
+
+async def test_memory_that_jobs_ask_for_is_bounded() -> None:
+    async with running() as process:
+        assert process.pid is not None
+        most, _ = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+        assert 0 < most < 3 << 30
+
+
+def test_a_node_imports_no_tokenizer() -> None:
+    code = "import sys; from ranvier_py.node import node; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"transformers", "tokenizers", "huggingface_hub", "ranvier_py.io.tokenizer"}.isdisjoint(found)
+    assert "ranvier_py.io.tokenizer_process" in found
