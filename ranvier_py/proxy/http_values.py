@@ -36,6 +36,12 @@ HOP_BY_HOP = frozenset(
 )
 """RFC 9110 7.6.1: fields of one connection, never passed on. Fields that `Connection` names join them."""
 
+OF_THE_MESSAGE = frozenset(
+    (b"content-length", b"transfer-encoding", b"host", b"content-encoding", b"content-type", b"content-range")
+)
+"""Fields that say where a message ends, to whom it goes and how its content is to be read: no `Connection` may name
+them, for without them it is another message."""
+
 WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect"))
 """Fields of a request that the backend gets from us, besides the hop-by-hop ones. An expectation was ours to meet."""
 
@@ -142,6 +148,11 @@ class ResponseFields(NamedTuple):
             elif key == b"content-encoding":
                 readable = False
         return cls(b"".join(lines), names_request, readable)
+
+
+def names_the_message(connection: bytes) -> bool:
+    """Whether a Connection field would have fields dropped that the message needs."""
+    return not OF_THE_MESSAGE.isdisjoint(option.strip() for option in connection.lower().split(b","))
 
 
 def dropped_fields(headers: Headers) -> frozenset[bytes]:

@@ -8,7 +8,7 @@ import httptools
 
 from ranvier_py.core.errors import BadRequest, BodyTooLarge, ExpectationFailed, HeaderTooLarge, MethodNotAllowed
 from ranvier_py.core.options import Options, option, seconds
-from ranvier_py.proxy.http_values import Headers, HeadShape, HttpRequest
+from ranvier_py.proxy.http_values import Headers, HeadShape, HttpRequest, names_the_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,8 @@ class RequestHead:
         self.length = -1
 
     def _read_connection(self, value: bytes) -> None:
+        if names_the_message(value):
+            raise BadRequest("connection names a field that is not the connection's")
         if b"close" in [option.strip() for option in value.lower().split(b",")]:
             self.request.keep_alive = False
 

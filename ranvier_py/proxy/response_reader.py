@@ -9,14 +9,18 @@ Invariant: a remembered head reads as a parser would read it; tests/proxy/test_r
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import httptools
 
 from ranvier_py.core.errors import UpstreamGarbled
-from ranvier_py.proxy.http_values import Headers, HeadShape, HttpResponseHead, ResponseFields
+from ranvier_py.proxy.http_values import Headers, HeadShape, HttpResponseHead, ResponseFields, names_the_message
 
 EMPTY_LINE = b"\r\n\r\n"
+
+FIRST_LINE = re.compile(rb"HTTP/1\.[01] [1-5][0-9][0-9](?: [\t -~\x80-\xff]*)?\r\n")
+"""RFC 9112 4; llhttp takes other protocols, statuses that mean nothing and control characters for it, too."""
 
 CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 """Brings a new parser to where the chunks of any answer begin."""
@@ -148,7 +152,7 @@ class ResponseParser:
             raise UpstreamGarbled("the backend wants another protocol") from error
         except httptools.HttpParserError as error:
             raise UpstreamGarbled(f"the backend's answer is not HTTP: {error}") from error
-        if not self._complete or b"\r\n " in data or b"\r\n\t" in data:
+        if not self._complete or b"\r\n " in data or b"\r\n\t" in data or FIRST_LINE.match(data) is None:
             raise UpstreamGarbled("the backend's answer has a malformed head")
         self.done = False  # that was said of the head alone
         status = self._parser.get_status_code()
@@ -157,18 +161,21 @@ class ResponseParser:
         return HeadReading(head, length, self._reusable, self if framing == "chunked" else None)
 
     def _framing(self, status: int, method: bytes) -> tuple[str, int]:
-        if status < 200 or status in (204, 304) or method == b"HEAD":
-            return "none", 0
         framing, length = "close", 0
         for name, value in self._headers:
             key = name.lower()
             if key == b"transfer-encoding":
-                if value.lower() != b"chunked":  # we did not offer to take another
+                # one line and one coding, as we did not offer to take another; HTTP/1.0 has none (RFC 9112 6.1)
+                if framing != "close" or value.lower() != b"chunked" or self._parser.get_http_version() != "1.1":
                     raise UpstreamGarbled("the backend uses an unknown transfer coding")
-                return "chunked", 0
-            if key == b"content-length":
+                framing = "chunked"
+            elif key == b"content-length":
                 framing, length = "length", int(value)
-        return ("none" if framing == "length" and length == 0 else framing), length
+            elif key == b"connection" and names_the_message(value):
+                raise UpstreamGarbled("the backend's connection names a field that is not the connection's")
+        if status < 200 or status in (204, 304) or method == b"HEAD" or (framing == "length" and length == 0):
+            return "none", 0
+        return framing, length
 
 
 class MarkingParser(ResponseParser):

@@ -14,7 +14,7 @@ HEADS = (
     b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nServer: x\r\nContent-Length:%d\r\ncontent-encoding: gzip\r\nX-Request-Id: 7\r\n\r\n",
     b"HTTP/1.1 500 Oh no\r\nconnection: close\r\ncontent-length: %d\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\nconnection: content-length\r\ncontent-length: %d\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nconnection: server\r\nserver: x\r\ncontent-length: %d\r\n\r\n",
     b"HTTP/1.0 200 OK\r\ncontent-length: %d\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nx-%d: y\r\ntransfer-encoding: chunked\r\n\r\n",
     b"HTTP/1.1 204 No %d\r\n\r\n",

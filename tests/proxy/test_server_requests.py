@@ -18,7 +18,7 @@ from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.request_reader import ServerLimits
 from tests.proxy.wire import GET, Wire, chunk, echo, post, serving
 
-SMALL = ServerLimits(tick_s=0.01, header_bytes_max=2000, headers_max=20, body_bytes_max=1024, header_s=0.5)
+SMALL = ServerLimits(tick_s=0.01, header_bytes_max=2000, headers_max=20, body_bytes_max=1024)
 
 HOST = b"host: h\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -67,6 +67,27 @@ MALFORMED = {
     "chunked twice": (CHUNKED[:-2] + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     "a hidden coding": (b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n", 400),
     "chunks in HTTP/1.0": (b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "a length that belongs to the connection": (
+        b"POST / HTTP/1.1\r\n" + HOST + b"connection: close, Content-Length\r\ncontent-length: 1\r\n\r\na",
+        400,
+    ),
+    "a coding that belongs to the connection": (CHUNKED[:-2] + b"connection: transfer-encoding\r\n\r\n0\r\n\r\n", 400),
+    "a host that belongs to the connection": (b"GET / HTTP/1.1\r\n" + HOST + b"Connection: Host\r\n\r\n", 400),
+    "a list of codings with nothing behind its comma": (
+        CHUNKED.replace(b"chunked", b"chunked,") + b"0\r\n\r\n",
+        400,
+    ),
+    "a coding with a parameter": (CHUNKED.replace(b"chunked", b"chunked;q=1") + b"0\r\n\r\n", 400),
+    "a list of lengths with nothing behind its comma": (
+        b"POST / HTTP/1.1\r\n" + HOST + b"content-length: 1,\r\n\r\na",
+        400,
+    ),
+    "a length on a folded line": (b"POST / HTTP/1.1\r\n" + HOST + b"content-length:\r\n 1\r\n\r\na", 400),
+    "lengths of two spellings": (
+        b"POST / HTTP/1.1\r\n" + HOST + b"content-length: 1\r\nContent-Length: 1\r\n\r\na",
+        400,
+    ),
+    "codings of two spellings": (CHUNKED[:-2] + b"Transfer-Encoding: gzip\r\n\r\n0\r\n\r\n", 400),
     "a chunk size that is none": (CHUNKED + b"zz\r\nabc\r\n0\r\n\r\n", 400),
     "a signed chunk size": (CHUNKED + b"+3\r\nabc\r\n0\r\n\r\n", 400),
     "a prefixed chunk size": (CHUNKED + b"0x3\r\nabc\r\n0\r\n\r\n", 400),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf
 
+import orjson
 import pytest
 
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
@@ -120,6 +122,30 @@ def test_the_ranks_of_an_engine_add_up_and_its_page_states_the_rest() -> None:
 def test_odd_model_lists_are_read_as_far_as_they_make_sense(body: bytes, names: tuple[str, ...] | None) -> None:
     assert read_models(Page(200, body, is_cut=False))[0] == names
     assert read_models(Page(500, body, is_cut=False)) == read_models(Page(200, body, is_cut=True)) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("odd", "kept"),
+    [
+        (b"18446744073709551616", 2.0**64),
+        (b"-9223372036854775809", -(2.0**63)),
+        (b"1" * 5000, inf),
+        (b"1e999", inf),
+        (b"NaN", None),
+        (b'"\\ud800"', "left out"),
+        (b'{"\\ud800": 1}', "left out"),
+        (b"[" * 400 + b"]" * 400, "left out"),
+        (b'[{"a": null}]', [{"a": None}]),
+    ],
+)
+def test_whatever_else_an_entry_has_it_can_be_listed_again_by_its_name(odd: bytes, kept: object) -> None:
+    body = b'{"data": [{"id": "a", "odd": ' + odd + b', "even": 2}, {"id": "b"}, {"id": "\\udfff"}]}'
+    names, cards = read_models(Page(200, body, is_cut=False))
+    assert names == ("a", "b")
+    assert cards[0]["even"] == 2
+    if kept is not None:  # NaN is not even itself
+        assert cards[0].get("odd", "left out") == kept
+    orjson.dumps(cards)
 
 
 def test_a_model_list_is_bounded() -> None:

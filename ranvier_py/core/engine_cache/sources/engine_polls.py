@@ -19,6 +19,8 @@ from math import inf, isfinite
 from random import Random
 from typing import Any, NamedTuple
 
+import orjson
+
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX
@@ -191,18 +193,38 @@ def is_alive(page: Page) -> bool:
 
 
 def read_models(page: Page) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]]:
-    """Names and entries of a /v1/models page; (None, ()) where it has none. Odd entries are skipped."""
+    """Names and entries of a /v1/models page; (None, ()) where it has none.
+
+    Entries without a name are skipped, and of the others what no JSON can say again, for they join those of all engines
+    in one list.
+    """
     if page.status != 200 or page.is_cut:
         return None, ()
     try:
-        listed = json.loads(page.body)
+        listed = json.loads(page.body, parse_int=number_of)
     except (ValueError, RecursionError):
         return None, ()
     data = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(data, list):
         return None, ()
-    cards = tuple(card for card in data[:MODELS_MAX] if isinstance(card, dict) and isinstance(card.get("id"), str))
+    found = [card for card in data[:MODELS_MAX] if isinstance(card, dict) and isinstance(card.get("id"), str)]
+    cards = tuple({name: value for name, value in card.items() if is_json(name, value)} for card in found)
+    cards = tuple(card for card in cards if "id" in card)
     return (tuple(card["id"] for card in cards), cards) if cards else (None, ())
+
+
+def number_of(digits: str) -> float:
+    """A whole number, beyond 64 bits as JavaScript has it."""
+    return int(digits) if len(digits) < 20 else float(digits)
+
+
+def is_json(name: str, value: object) -> bool:
+    """Whether a member can be written again: not with half of a character, or without a bottom."""
+    try:
+        orjson.dumps({name: value})
+    except (TypeError, RecursionError):  # orjson's own error is the former
+        return False
+    return True
 
 
 def read_start_time(metrics: bytes) -> float | None:
