@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -51,6 +51,7 @@ from ranvier_py.core.engine_cache.sources.publishers import (
     read_event_sources,
     read_server_info,
 )
+from ranvier_py.core.errors import NodeExhausted, causes, is_exhaustion, words_of
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backends import ProbeResult
@@ -59,6 +60,7 @@ log = logging.getLogger(__name__)
 
 PUBLISHERS_BYTES_MAX = 512 * 1024  # SGLang lists its whole configuration, some 30 kB
 ADDRESSES_MAX = 64  # of a backend's name
+DETAIL_CHARACTERS_MAX = 300  # of what went wrong: the longest of OpenSSL's words, and a host
 CLOSE_S = 1.0  # for the farewell of a TLS connection, while being cancelled
 LIMITS = httpx.Limits(max_connections=1, max_keepalive_connections=1)
 
@@ -74,6 +76,7 @@ class PollCounters:
     """What was asked since the start."""
 
     probes: int = counter("Health probes of engines.")
+    probes_not_made: int = counter("Health probes for which this node had no descriptor, port or memory.")
     metrics_pages: int = counter("Looks at the metrics pages of engines.")
     metrics_failed: int = counter("Looks that got no page, too long a page, or no answer in time.")
     metrics_unknown: int = counter("Metrics pages that say nothing we know.")
@@ -282,10 +285,15 @@ class EnginePoller:
     # --- health -----------------------------------------------------------------------------------------------------
 
     async def _probe(self, engine: Engine) -> None:
+        result = None
         async with self._probe_limit, engine.connection() as transport:
-            result = await self._probe_result(engine, transport)
-        engine.health.judged(result.ok)
-        if self._is_watched(engine):
+            with suppress(NodeExhausted):  # no verdict: the engine knows nothing of it
+                result = await self._probe_result(engine, transport)
+        if result is None:
+            self.counters.probes_not_made += 1
+        else:
+            engine.health.judged(result.ok)
+        if result is not None and self._is_watched(engine):
             assert self._probed is not None
             self.counters.probes += 1
             self._probed(engine.id, result)
@@ -301,7 +309,10 @@ class EnginePoller:
         except trio.TooSlowError:
             return ProbeResult(False, detail=f"no answer within {timeout_s:g} s")
         except httpx.RequestError as exc:
-            return ProbeResult(False, refused=is_refused(exc), detail=f"{type(exc).__name__}: {exc}"[:200])
+            if is_exhaustion(exc):
+                raise NodeExhausted(words_of(exc)) from exc
+            detail = f"{type(exc).__name__}: {words_of(exc)} ({engine.host})"[:DETAIL_CHARACTERS_MAX]
+            return ProbeResult(False, refused=is_refused(exc), detail=detail)
         latency_s = trio.current_time() - began
         if not is_alive(page):
             return ProbeResult(False, status=page.status, latency_s=latency_s, detail=f"status {page.status}")
@@ -431,10 +442,6 @@ class EnginePoller:
             self._found(engine.id, found.publishers)
 
 
-def is_refused(error: BaseException | None) -> bool:
+def is_refused(error: BaseException) -> bool:
     """Whether a connection was refused, somewhere down the chain of causes."""
-    if error is None or isinstance(error, ConnectionRefusedError):
-        return error is not None
-    if isinstance(error, BaseExceptionGroup):
-        return any(is_refused(part) for part in error.exceptions)
-    return is_refused(error.__cause__ or error.__context__)
+    return any(isinstance(each, ConnectionRefusedError) for each in causes(error))

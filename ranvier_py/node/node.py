@@ -33,6 +33,7 @@ from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
 from ranvier_py.core.routing.health import Circuit, Health
+from ranvier_py.io.descriptors import raise_descriptor_limit
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import announce, log_counters, request_line
 from ranvier_py.io.tokenizer_process import TokenizerProcess
@@ -54,6 +55,7 @@ from ranvier_py.node.parts import (
     shadows_of,
     tls_context,
     tokenizer_process,
+    within_descriptors,
 )
 from ranvier_py.node.push_parts import WorkerReports
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -256,6 +258,7 @@ async def run(
     """Run one node until a signal tells it to stop. Raises ConfigError or OSError at the start."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
+    config = within_descriptors(config, raise_descriptor_limit())
     keys, key_file = await load_keys(config) if config.gossip_endpoints is not None else (None, None)
     key = fingerprint_key(config, keys.fingerprint_secret if keys is not None else None)
     tokenizer = tokenizer_of(config, key)

@@ -6,6 +6,7 @@ place here; whoever adds one adds a line. node.py wires what these return.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import ssl
 import time
@@ -45,6 +46,37 @@ from ranvier_py.node.cluster_parts import FingerprintScheme
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import IndexedBackend, Indexing
 from ranvier_py.node.push_parts import KeyInbox
+
+log = logging.getLogger(__name__)
+
+
+RESERVED_DESCRIPTORS = 512
+"""For all but clients and what is asked for them: 256 of the control port, 64 probes at once, 64 refusals under way,
+the streams of peers, sockets of the node itself, files."""
+
+RESERVED_PER_BACKEND = 8
+"""Sockets of its events and replays, with those that ZeroMQ needs for them, and looks at its pages."""
+
+
+def within_descriptors(config: Config, descriptors: int) -> Config:
+    """The configuration with so many clients at most that each may have one descriptor, and each request one more.
+
+    Half of few descriptors stay in reserve; of many, what the rest of a node may need.
+    """
+    server = config.server
+    reserved = RESERVED_DESCRIPTORS + RESERVED_PER_BACKEND * len(config.backend)
+    free = descriptors - min(reserved, descriptors // 2)
+    clients = max(free - server.in_flight_max, free // 2, 1)
+    if clients < server.connections_max:
+        log.warning(
+            "node.connections_cut connections_max %d -> %d: this process may have %d files open",
+            server.connections_max,
+            clients,
+            descriptors,
+        )
+        server = replace(server, connections_max=clients)
+    upstream = replace(config.upstream, open_max=min(server.in_flight_max, server.connections_max))
+    return replace(config, server=server, upstream=upstream)
 
 
 def fingerprint_key(config: Config, shared: bytes | None) -> bytes:

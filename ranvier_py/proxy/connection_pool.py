@@ -60,6 +60,7 @@ class UpstreamLimits(Options):
     )
     idle_s: float = seconds(60.0)  # longer unused: closed. Engines close earlier (uvicorn after 5 s), seen at once
     pooled_max: int = option(512, least=1)  # unused connections kept per backend; the oldest go first
+    open_max: int = option(1 << 20, least=1)  # of all backends, used or not: beyond it none is kept unused
     header_bytes_max: int = option(65_536, least=1)  # of an answer
 
 
@@ -76,7 +77,7 @@ class UpstreamCounters:
     stale: int = counter("Pooled connections found dead before their next use, or as soon as it was sent.")
     replaced: int = counter("Requests sent again on a fresh connection because the pooled one had died.")
     surplus: int = counter("Answers followed by bytes that belong to nothing.")
-    dropped: int = counter("Good connections closed because the pool was full.")
+    dropped: int = counter("Good connections closed because the pool was full, or too many were open.")
 
 
 class Connection:
@@ -157,6 +158,10 @@ class ConnectionPool:
     def put(self, connection: Connection) -> None:
         """Keep a connection whose answer was complete, unless there are too many."""
         if self.forgotten:
+            connection.close()
+            return
+        if self.counters.open > self.limits.open_max:
+            self.counters.dropped += 1
             connection.close()
             return
         connection.idle_since = self.clock()

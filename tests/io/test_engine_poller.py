@@ -25,7 +25,7 @@ from ranvier_py.io.engine_poller import PUBLISHERS_BYTES_MAX, EnginePoller
 from tests.core.engine_cache.test_engine_metrics import TRTLLM
 from tests.core.engine_cache.test_engine_metrics import VLLM as VLLM_METRICS
 from tests.io.engine_events.kv_fakes import until
-from tests.proxy.wire import Wire, answer, tls_contexts
+from tests.proxy.wire import Wire, answer, no_more_descriptors, tls_contexts
 
 RARE = PollOptions(probe_interval_s=1000, unsettled_interval_s=900, probe_gap_s=0.005)
 FAST = PollOptions(probe_interval_s=0.02, probe_gap_s=0.005, probe_timeout_s=5.0, probes_per_s_max=1000)
@@ -214,6 +214,16 @@ async def test_an_engine_that_hangs_up_or_talks_nonsense_has_failed_but_was_not_
     assert result.detail
 
 
+async def test_a_probe_that_this_node_has_no_descriptor_for_is_no_verdict() -> None:
+    engine = healthy("m")
+    async with probing(engine, options=FAST) as (poller, reports):
+        assert (await reports.next()).ok
+        with no_more_descriptors():
+            await until(lambda: poller.counters.probes_not_made >= 3)
+        while poller.counters.probes < 4:
+            assert (await reports.next()).ok
+
+
 async def test_an_engine_that_does_not_answer_is_given_up_at_the_deadline() -> None:
     result = await probed(FakeEngine({"/health": None}), PollOptions(probe_timeout_s=0.05))
     assert result.detail == "no answer within 0.05 s"
@@ -300,6 +310,8 @@ async def test_an_https_engine_is_probed_over_tls_and_its_certificate_is_checked
             poller.watch(A, f"https://127.0.0.1:{port}")
             result = await reports.next()
             assert (result.ok, result.refused) == (ok, False), result
+        assert "certificate verify failed" in result.detail
+        assert "(127.0.0.1)" in result.detail
         nursery.cancel_scope.cancel()
 
 

@@ -1,9 +1,5 @@
 """How often an engine gets a request, and what its answers do to its circuit: a whole node, and scripted engines."""
 
-import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain, repeat
 
@@ -13,7 +9,7 @@ import trio
 from ranvier_py.core.routing.summary import RequestSummary
 from tests.node.node_lab import Node, chat, lab
 from tests.proxy.test_pipeline import asked, at_rest
-from tests.proxy.wire import CLOSE, GOOD, HANG, RESET, Scripted, Step, answer, post, tls_contexts
+from tests.proxy.wire import CLOSE, GOOD, HANG, RESET, Scripted, Step, answer, no_more_descriptors, post, tls_contexts
 
 ONCE = {
     "a file": post(b"data", target=b"/v1/files"),
@@ -146,19 +142,6 @@ async def test_an_engine_whose_certificate_is_not_trusted_is_logged_as_just_that
 
 
 # --- what this node lacks ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def no_more_descriptors() -> Iterator[None]:
-    """Every new one of this process fails with EMFILE."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_a_node_out_of_descriptors_has_its_clients_come_back_and_blames_nobody() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import socket
 import ssl
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from itertools import repeat
 from typing import Any, Self
@@ -254,6 +256,19 @@ async def run(steps: Steps[Result]) -> Result:
 async def echo(request: HttpRequest, client: Client) -> None:
     """A handler that answers with what it understood."""
     client.respond(200, request.method + b" " + request.target + b" " + request.body, (), b"text/plain")
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """Every new one of this process fails with EMFILE."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 # --- backends that follow a script ------------------------------------------------------------------------------------
