@@ -137,6 +137,8 @@ class ResponseFields(NamedTuple):
         dropped = dropped_fields(head.headers)
         if head.framing == "chunked":  # the body goes on in its chunks
             dropped -= {b"transfer-encoding"}
+        elif head.status == 204:  # has none by its status; who believes a length instead would wait for it
+            dropped |= {b"content-length"}
         names_request, readable = False, True
         lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
         for name, value in head.headers:

@@ -221,6 +221,18 @@ async def test_a_body_without_a_length_ends_with_the_connection_on_both_sides() 
         assert await wire.rest() == b"abc"
 
 
+async def test_an_answer_that_has_no_body_by_its_status_brings_no_length_of_one() -> None:
+    """Who believes the length would take the next answer for this one's body."""
+    async with proxying(answering(answer(b"hello", status=b"204 No Content"), answer(b"next"))) as (_, found, port):
+        async with await Wire.connect(port) as wire:
+            await wire.send(GET)
+            status, headers, _ = await wire.response(bodiless=True)
+            assert (status, headers) == (204, {"x-ranvier-backend": "b0"})
+            await wire.send(GET)
+            await wire.until(b"\r\n\r\n")
+        assert found.connections == 2
+
+
 async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
     reply = CHUNKED_HEAD + chunk(b"ab") + chunk(b"c") + b"0\r\n\r\n"
     async with proxying(answering(reply)) as (_, _, port), await Wire.connect(port) as wire:

@@ -107,8 +107,8 @@ TRANSITIONS: Mapping[tuple[Circuit, Event], tuple[Circuit, Action]] = {
 
 ILL_STATUSES = frozenset((500, 502, 503, 504))
 """Answers by which an engine, or what stands before it, says that it cannot serve. Every other 5xx is an opinion on the
-request: 501 and 505 about its method and version, 507 and 508 about what it names. SMG retries on just these of the 5xx
-and found 4xx in the count to cause outages (research/sgl.md, sglang #25811)."""
+request: 501 and 505 about its method and version, 507 and 508 about what it names. SMG tries again on just these
+of the 5xx, and 4xx in the count of its breakers have caused outages (sglang's issue 25811)."""
 
 FAULTS = frozenset((Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.TIMEOUT, Outcome.BROKEN))
 NEVER_S = float("inf")
