@@ -127,7 +127,7 @@ class ClusterParts:
         self._outbound = OutboundStreams(sockets.listener.family, host, port, rng)
         port.send_stream = self._outbound.send
         self.rates = TrafficRates()
-        self._given_up = 0
+        self._given_up = self._untimely = 0
         peer.woken = port.poke
         join = config.gossip_endpoints.join if config.gossip_endpoints else ()
         self.discovery = Discovery(join, port.contact, lambda: peer.alone, rng, own, sockets.family)
@@ -148,7 +148,8 @@ class ClusterParts:
 
     def look(self) -> None:
         """Measure the traffic, and log what peers do not report and only the operator can mend. Call it often."""
-        traffic = self.port.counters
+        traffic, commands = self.port.counters, self.peer.signed_commands
+        commands.set_wall_clock(wall_ms(), time.monotonic())
         if not self.rates.look(time.monotonic(), traffic.bytes_sent, traffic.bytes_received):
             return
         stranger, self.peer.wrong_key_source = self.peer.wrong_key_source, None
@@ -160,6 +161,10 @@ class ClusterParts:
             text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"
             self.port.complain("datagrams", text)
         self._given_up = given_up
+        if commands.refused["time"] > self._untimely:
+            text = "gossip.command_time peers sent commands signed long ago or in the future: do the clocks agree?"
+            self.port.complain("command_time", text)
+        self._untimely = commands.refused["time"]
 
     def _log_changes(self, changes: Sequence[MemberChange]) -> None:
         for change in changes:
@@ -173,7 +178,7 @@ class ClusterParts:
 
     def order(self, verb: str, url: str, weight: float, name: str) -> None:
         """The operator gave an order here: tell the peers, where they may follow it."""
-        if self.peer.signed_commands.give(verb, url, weight, name):
+        if self.peer.signed_commands.give(verb, url, weight, name, time.monotonic()):
             self.port.poke()
 
     @property
@@ -215,8 +220,9 @@ class ClusterParts:
         yield from samples("gossip", peer.counters)
         yield from samples("gossip_members", peer.members.statistics())
         yield from samples("gossip_sessions", peer.sessions.statistics())
-        refused = peer.signed_commands.refused
-        yield Sample("gossip_commands_refused", "counter", "Commands of peers not followed.", refused)
+        for reason, refused in peer.signed_commands.refused.items():
+            help_text = "Commands of peers not followed, by reason."
+            yield Sample("gossip_commands_refused", "counter", help_text, refused, {"reason": reason})
         yield from samples("gossip_routes", peer.routes.counters)
         yield from samples("gossip_route_sync", peer.route_sync.counters)
         yield from samples("gossip_facts", peer.facts.counters)
@@ -243,6 +249,10 @@ def public_address(listen: str, own: str) -> str:
     return spelled((own if is_wildcard(host) else host, port))
 
 
+def wall_ms() -> int:
+    return int(time.time() * 1000)
+
+
 def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, state: bytes) -> GossipSettings:
     host, port = own
     admin = config.gossip_admin_key
@@ -258,7 +268,7 @@ def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, stat
         session=secrets.randbits(64) or 1,
         label=config.cluster_name,
         public=public_address(config.listen, host),
-        wall_ms=int(time.time() * 1000),
+        wall_ms=wall_ms(),
         state=state,
         datagrams=config.gossip_udp,
         profile=PROFILES[config.gossip_profile],

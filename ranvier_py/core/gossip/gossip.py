@@ -17,7 +17,7 @@ never tried again: what is sent late or not at all costs cache hits, never a req
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from struct import Struct
@@ -28,6 +28,7 @@ from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.contact.sessions import Sessions
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Outgoing, Peer, Plane, Send
+from ranvier_py.core.gossip.membership.identity import first_epoch
 from ranvier_py.core.gossip.membership.live_members import LiveMembers
 from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
@@ -53,8 +54,9 @@ FLUSH_INTERVAL_S = 0.05
 
 IDLE_INTERVAL_S = 0.25  # with no request in flight the registry is looked at so often; it tells when something comes
 
-STATE_HEAD = Struct("<4sQ")  # magic, epoch
-STATE_MAGIC = b"RGS1"
+STATE_HEAD = Struct("<4sQH")  # magic, epoch, number of floors
+STATE_FLOOR = Struct("<QQ")  # of signed commands: digest of a URL, clock
+STATE_MAGIC = b"RGS2"
 
 STRANGERS_MAX = 8
 """Of MESH_MEMBERS_MAX addresses or more that are named at one time so many are greeted: one that answers is enough, and
@@ -136,16 +138,18 @@ class RouterPeer:
         *,
         subkeys: Subkeys | None = None,
     ) -> None:
-        epoch, remembered = read_state(settings.state)
+        epoch, floors, remembered = read_state(settings.state)
         place, schema = (settings.host, settings.port), settings.routes.schema
-        epoch = max(epoch + 1, settings.wall_ms)
+        epoch = first_epoch(epoch, settings.wall_ms)
         me = Record(settings.name, settings.session, epoch, 0, State.ALIVE, *place, schema, settings.public)
         session, room_bytes = settings.session, DATAGRAM_BYTES_MAX - OVERHEAD_BYTES
         outbox: list[Outgoing] = []
         self.router = router
         self.settings = settings
         self.facts = BackendFacts(session, outbox, rng, now, datagrams=settings.datagrams)
-        self.signed_commands = SignedCommands(settings.admin_key, outbox, rng, now)
+        self.signed_commands = SignedCommands(
+            settings.admin_key, outbox, rng, now, wall_ms=settings.wall_ms, floors=floors
+        )
         self.backends = RegistrySync(router.registry, self.facts, settings.fingerprint_key)
         self.route_sync = RouteSync(router.routes, self.backends)
         self.streams = SharedStreams(session, self.backends, router.hasher, outbox, rng, now)
@@ -260,9 +264,10 @@ class RouterPeer:
         return self.routes.synced
 
     def state(self) -> bytes:
-        """To be kept across a restart, at most 64 KiB: the epoch, and where peers were."""
+        """To be kept across a restart, at most 80 KiB: the epoch, the clocks of commands, and where peers were."""
         _, body = encode(MemberList(tuple(self.members.export()), False))
-        return STATE_HEAD.pack(STATE_MAGIC, self.me.epoch) + body
+        floors = b"".join([STATE_FLOOR.pack(*floor) for floor in self.signed_commands.floors.items()])
+        return STATE_HEAD.pack(STATE_MAGIC, self.me.epoch, len(floors) // STATE_FLOOR.size) + floors + body
 
     def changes(self) -> list[MemberChange]:
         """What happened to members since the last call."""
@@ -337,7 +342,7 @@ class RouterPeer:
         if isinstance(message, Loads | Facts):
             self.facts.receive(peer, message, now)
         elif isinstance(message, Commands):
-            self.signed_commands.receive(message)
+            self.signed_commands.receive(message, now)
         elif isinstance(message, STREAM_MESSAGES):
             self.streams.receive(peer, message, now)
         elif message is not None:
@@ -403,16 +408,18 @@ class RouterPeer:
         sends.clear()
 
 
-def read_state(data: bytes) -> tuple[int, Sequence[Record]]:
-    """(epoch, records) of what `RouterPeer.state` gave. Nothing of bytes that are something else."""
+def read_state(data: bytes) -> tuple[int, Mapping[int, int], Sequence[Record]]:
+    """(epoch, floors of commands, records) of what `RouterPeer.state` gave; nothing of other bytes."""
     if len(data) < STATE_HEAD.size:
-        return 0, ()
-    magic, epoch = STATE_HEAD.unpack_from(data)
-    if magic != STATE_MAGIC:
-        return 0, ()
+        return 0, {}, ()
+    magic, epoch, floors = STATE_HEAD.unpack_from(data)
+    body_at = STATE_HEAD.size + floors * STATE_FLOOR.size
+    if magic != STATE_MAGIC or len(data) < body_at:
+        return 0, {}, ()
+    clocks = dict(STATE_FLOOR.iter_unpack(data[STATE_HEAD.size : body_at]))
     try:
-        message = decode(Kind.MEMBERS, data[STATE_HEAD.size :])
+        message = decode(Kind.MEMBERS, data[body_at:])
     except BadFrame:
-        return epoch, ()
+        return epoch, clocks, ()
     assert isinstance(message, MemberList)
-    return epoch, message.records
+    return epoch, clocks, message.records

@@ -23,7 +23,7 @@ from ranvier_py.core.metrics import counter
 
 log = logging.getLogger(__name__)
 
-STATE_BYTES_MAX = 64 * 1024  # some 600 peers; whatever is larger is another file by mistake
+STATE_BYTES_MAX = 96 * 1024  # 256 peers and the clocks of 1024 commands; whatever is larger is no such file
 MARK = b"ranvier peers 1\n"
 DIGEST_BYTES = 16  # tells a cut or damaged file; not meant against forgers, who need the cluster's key anyway
 

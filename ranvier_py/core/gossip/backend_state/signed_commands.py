@@ -7,40 +7,75 @@ nothing is followed, and what peers send is not even passed on.
 Rules: one command for each URL, the one with the greatest clock; a removal is kept like an addition, or an old addition
 would return. Commands go to all peers when they are new here, to a newcomer, and all of them to somebody now and then.
 At most COMMANDS_MAX URLs; a command for one more is refused and counted.
+
+Time: whoever has recorded a command must not bring it back when all who knew a later one are gone. So each says when it
+was signed, and is taken for VALID_S only. Nodes that follow one sign it anew before, with its old clock: it lives as
+long as one of them does, and expires with the last. Here, and nowhere else in gossip, the time of day decides: nothing
+else outlives all nodes, and what a wrong clock costs is that commands of others are refused, and counted, until it is
+set right; a command that was taken is kept by the monotonic clock. The clock of a new command is the time of day, too,
+or one more than the last: so it beats those of before a restart. Within VALID_S a node refuses what is older than what
+it knew before its restart by `floors`, which its state file keeps.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
-from hashlib import sha256
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b, sha256
 from math import inf
 from random import Random
 from struct import pack
+from typing import NamedTuple
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.wire.columns import COMMANDS_MAX as COMMANDS_PER_MESSAGE
 from ranvier_py.core.gossip.wire.messages import Command, Commands
+from ranvier_py.core.metrics import increment
 
 COMMANDS_MAX = 4096  # URLs: as many as there can be backends
-COMMANDS_PER_MESSAGE = 256  # of at most 700 bytes: below a frame
+FLOORS_MAX = 1024  # kept across a restart: 16 KiB
 REPAIR_INTERVAL_S = 30.0
-CLOCK_STEP_MAX = 1 << 32  # a clock further ahead than this is refused: nobody may end the count for good
+VALID_S = 3600.0  # as long an old command may still be brought back
+RENEW_S = 1200.0  # two renewals may fail
+SKEW_S = 300.0  # clocks of nodes may be so far apart
+CLOCK_AHEAD_MS = 86_400_000  # of a clock that was wrong when the operator gave a command: nobody may end the count
 VERBS = ("add", "remove")
 
 
-class SignedCommands:
-    """The commands one node knows. `admin_key` empty: none are given or taken."""
+class HeldCommand(NamedTuple):
+    """`signed_at`: on our monotonic clock, in seconds."""
 
-    def __init__(self, admin_key: bytes, outbox: list[Outgoing], rng: Random, now: float) -> None:
+    command: Command
+    signed_at: float
+
+
+class SignedCommands:
+    """The commands one node knows. `admin_key` empty: none are given or taken.
+
+    `wall_ms` is the time of day at `now`; say it again by `set_wall_clock`, as it may be put right.
+    """
+
+    def __init__(
+        self,
+        admin_key: bytes,
+        outbox: list[Outgoing],
+        rng: Random,
+        now: float,
+        *,
+        wall_ms: int = 0,
+        floors: Mapping[int, int] = {},
+    ) -> None:
         self.new: list[Command] = []  # to be followed; drained by the owner after every call
-        self.refused = 0
+        self.refused: dict[str, int] = dict.fromkeys(("signature", "time", "old", "full"), 0)
         self._key = admin_key
         self._outbox = outbox
         self._rng = rng
-        self._known: dict[str, Command] = {}
+        self._floors = dict(floors)
+        self._known: dict[str, HeldCommand] = {}
         self._fresh: list[Command] = []
         self._peers: Sequence[Peer] = ()
         self._repair_at = now + rng.uniform(0, REPAIR_INTERVAL_S)
+        self.set_wall_clock(wall_ms, now)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -49,25 +84,39 @@ class SignedCommands:
     def wake_at(self) -> float:
         if self._fresh and self._peers:
             return 0.0
-        return self._repair_at if self._known and self._peers else inf
+        return self._repair_at if self._known else inf
 
-    def give(self, verb: str, url: str, weight: float, name: str) -> bool:
+    @property
+    def floors(self) -> dict[int, int]:
+        """By the digest of each URL the clock of the last command about it: for the state file."""
+        known = {digest_of(url): held.command.clock for url, held in self._known.items()}
+        latest = sorted((self._floors | known).items(), key=lambda item: item[1], reverse=True)
+        return dict(latest[:FLOORS_MAX])
+
+    def set_wall_clock(self, wall_ms: int, now: float) -> None:
+        """The time of day is this now."""
+        self._wall_ms_before = wall_ms - 1000 * now
+
+    def _wall_ms(self, now: float) -> int:
+        return max(0, round(self._wall_ms_before + 1000 * now))
+
+    def give(self, verb: str, url: str, weight: float, name: str, now: float) -> bool:
         """The operator gave it here. False: commands are not shared on this node."""
-        known = self._known.get(url)
-        if not self._key or (known is None and len(self._known) >= COMMANDS_MAX):
+        held = self._known.get(url)
+        if not self._key or (held is None and len(self._known) >= COMMANDS_MAX):
             return False
-        clock = known.clock + 1 if known else 1
-        signature = signature_of(self._key, clock, verb, url, weight, name)
-        self._known[url] = command = Command(clock, verb, url, weight, name, signature)
-        self._fresh.append(command)
+        last = held.command.clock if held is not None else self._floors.get(digest_of(url), 0)
+        clock = max(last + 1, self._wall_ms(now))
+        self._fresh.append(self._signed(Command(clock, 0, verb, url, weight, name, b""), now))
         return True
 
-    def peers(self, live: Sequence[Peer]) -> None:
+    def peers(self, live: Sequence[Peer], now: float) -> None:
         before = {peer.session for peer in self._peers}
         self._peers = live
-        for peer in live:
-            if peer.session not in before:
-                self._send([peer], list(self._known.values()))
+        newcomers = [peer for peer in live if peer.session not in before]
+        if newcomers:
+            self._renew(now)
+            self._send(newcomers, self._commands())
 
     def tick(self, now: float) -> None:
         if self._fresh and self._peers:
@@ -75,35 +124,60 @@ class SignedCommands:
             self._fresh = []
         if now >= self._repair_at:
             self._repair_at = now + REPAIR_INTERVAL_S * self._rng.uniform(0.8, 1.2)
+            self._send(self._peers, self._renew(now))
             if self._peers:
-                self._send([self._rng.choice(self._peers)], list(self._known.values()))
+                self._send([self._rng.choice(self._peers)], self._commands())
 
-    def receive(self, message: Commands) -> None:
+    def receive(self, message: Commands, now: float) -> None:
         for command in message.commands:
-            if not self._is_good(command):
-                self.refused += 1
-            elif self._is_later(command):
-                self._known[command.url] = command
-                self._fresh.append(command)
-                self.new.append(command)
+            reason = self._refusal(command, now)
+            if reason:
+                increment(self.refused, reason)
+            else:
+                self._take(command, now)
 
-    def _is_good(self, command: Command) -> bool:
+    def _refusal(self, command: Command, now: float) -> str:
+        """Why a command is not taken; empty where it may be."""
+        wall_ms = self._wall_ms(now)
         if not self._key or command.verb not in VERBS:
-            return False
-        expected = signature_of(self._key, command.clock, command.verb, command.url, command.weight, command.name)
-        return hmac.compare_digest(expected, command.signature)
+            return "signature"
+        if not hmac.compare_digest(signature_of(self._key, command), command.signature):
+            return "signature"
+        if not -1000 * SKEW_S <= wall_ms - command.signed_ms <= 1000 * (VALID_S + SKEW_S):
+            return "time"
+        if command.clock > wall_ms + CLOCK_AHEAD_MS:
+            return "time"
+        if command.url not in self._known and command.clock < self._floors.get(digest_of(command.url), 0):
+            return "old"
+        return "full" if command.url not in self._known and len(self._known) >= COMMANDS_MAX else ""
 
-    def _is_later(self, command: Command) -> bool:
-        known = self._known.get(command.url)
-        if known is None:
-            if len(self._known) < COMMANDS_MAX:
-                return True
-            self.refused += 1
-            return False
-        if command.clock > known.clock + CLOCK_STEP_MAX:
-            self.refused += 1
-            return False
-        return (command.clock, command.verb, command.signature) > (known.clock, known.verb, known.signature)
+    def _take(self, command: Command, now: float) -> None:
+        held = self._known.get(command.url)
+        is_later = held is None or by_clock(command) > by_clock(held.command)
+        if held is not None and (*by_clock(command), command.signed_ms) <= (
+            *by_clock(held.command),
+            held.command.signed_ms,
+        ):
+            return
+        age_s = (self._wall_ms(now) - command.signed_ms) / 1000
+        self._known[command.url] = HeldCommand(command, now - max(0.0, age_s))
+        if is_later:
+            self._fresh.append(command)
+            self.new.append(command)
+
+    def _renew(self, now: float) -> list[Command]:
+        """Sign again what would expire, whoever gave it."""
+        old = [held.command for held in self._known.values() if now - held.signed_at > RENEW_S]
+        return [self._signed(command, now) for command in old]
+
+    def _signed(self, command: Command, now: float) -> Command:
+        command = command._replace(signed_ms=self._wall_ms(now))
+        command = command._replace(signature=signature_of(self._key, command))
+        self._known[command.url] = HeldCommand(command, now)
+        return command
+
+    def _commands(self) -> list[Command]:
+        return [held.command for held in self._known.values()]
 
     def _send(self, targets: Sequence[Peer], commands: Sequence[Command]) -> None:
         for start in range(0, len(commands), COMMANDS_PER_MESSAGE):
@@ -112,7 +186,17 @@ class SignedCommands:
                 self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
 
 
-def signature_of(key: bytes, clock: int, verb: str, url: str, weight: float, name: str) -> bytes:
+def by_clock(command: Command) -> tuple[int, str, float, str]:
+    """Of two commands about one URL the greater holds; when they were signed does not matter."""
+    return command.clock, command.verb, command.weight, command.name
+
+
+def digest_of(url: str) -> int:
+    return int.from_bytes(blake2b(url.encode(), digest_size=8, person=b"command url").digest(), "little")
+
+
+def signature_of(key: bytes, command: Command) -> bytes:
     """HMAC-SHA256 over all that a command says, each part with its length."""
-    parts = [pack("<Qd", clock, weight), verb.encode(), url.encode(), name.encode()]
+    numbers = pack("<QQd", command.clock, command.signed_ms, command.weight)
+    parts = [numbers, command.verb.encode(), command.url.encode(), command.name.encode()]
     return hmac.new(key, b"".join(pack("<I", len(part)) + part for part in parts), sha256).digest()

@@ -11,7 +11,8 @@ Rules:
 - Answers go to the address in the sender's record, never to where the packet came from, which NAT would change: so a
   proof also shows that the advertised address leads back, and whoever replays a Hello makes us write to its author.
 - Whatever else a stranger sends is dropped; a datagram is answered with a Challenge to where it came from. Answers to
-  strangers are never longer than what came, and limited per address and in all.
+  strangers are never longer than what came, and limited per address and in all. No packet is answered twice, nor one
+  that is older than one that was: whoever replays what it recorded uses up no more of that limit than one answer each.
 - A Challenge from a stranger is heeded only from an address that we wrote to within RESEND_S. The proof then takes the
   message along that was dropped. A stream has nowhere to send a Challenge to, so whoever writes to a peer over one
   greets it until the peer has shown that it knows the writer.
@@ -20,7 +21,8 @@ Rules:
 - A proved session changes its address only by another proof. Of two with one name only one with a higher epoch
   displaces the other at once; who is right is for membership to say.
 Bounds: SESSIONS_MAX sessions, longest silent out first; RESEND_MAX messages; RETIRED_MAX counters of forgotten
-sessions. Invariant: no packet is taken twice, even if its session is forgotten and proved again.
+sessions, ANSWERED_MAX of strangers, the oldest goes first. Invariant: no packet is taken twice, even if its session is
+forgotten and proved again.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from ranvier_py.core.metrics import counter, gauge
 
 SESSIONS_MAX = 4096  # four times the largest cluster: room for the runs before a storm of restarts
 RETIRED_MAX = 1024
+ANSWERED_MAX = 8192  # who has the packets of more sessions gets them answered again, as slowly as any
 RESEND_S = 2.0
 RESEND_MAX = 1024  # one message for each address, at most a datagram each: 1.2 MiB
 GREET_INTERVAL_S = 0.5  # how soon the same address is greeted again: a lost Hello costs half a second
@@ -158,6 +161,7 @@ class Sessions:
         self._by_address: dict[Address, int] = {}
         self._by_name: dict[str, int] = {}
         self._retired: BoundedDict[int, int] = BoundedDict(RETIRED_MAX)
+        self._answered: BoundedDict[tuple[int, Plane], int] = BoundedDict(ANSWERED_MAX)  # the last counter
         self._resend: BoundedDict[Address, tuple[Outgoing, float]] = BoundedDict(RESEND_MAX)
         self._greetings = RateLimit(GREET_INTERVAL_S, GREETINGS_PER_INTERVAL)
         self._answers = RateLimit(ANSWER_INTERVAL_S, ANSWERS_PER_INTERVAL)
@@ -285,11 +289,21 @@ class Sessions:
             return
         if len(opened.body) < BODY_BYTES_MIN:
             self._counters.short += 1
-        elif not self._answers.may(source, now):
-            self._counters.limited += 1
-        else:
+        elif self._may_answer(opened, source, now):
             question = Challenge(self._challenges.ask(opened.session, now))
             self._send(source, opened.session, opened.plane, question)
+
+    def _may_answer(self, opened: Opened, to: Address, now: float) -> bool:
+        """Whether a stranger is to be answered: not for a packet that was, nor when there were too many."""
+        key = opened.session, opened.plane
+        if opened.counter <= max(self._answered.get(key, 0), self._retired.get(opened.session, 0)):
+            self._counters.replay += 1
+            return False
+        self._answered[key] = opened.counter
+        if not self._answers.may(to, now):
+            self._counters.limited += 1
+            return False
+        return True
 
     def _hello(self, opened: Opened, hello: Hello, known: KnownSession | None, now: float) -> Incoming | None:
         """Prove ourselves, and ask for a proof unless there is one for this address."""
@@ -305,9 +319,7 @@ class Sessions:
         echo = Echo(self.me, hello.challenge, self._challenges.ask(record.session, now))
         if len(encode(echo)[1]) > len(opened.body):
             self._counters.short += 1
-        elif not self._answers.may(address, now):
-            self._counters.limited += 1
-        else:
+        elif self._may_answer(opened, address, now):
             self._send(address, record.session, opened.plane, echo)
         return None if known is None else Incoming(Peer(record.session, known.address))
 

@@ -8,6 +8,8 @@
     namesake        a session that overtakes us, and answers our next epoch with the one after it, is alive: we take the
                     name `name-xxxx`. (Several epochs of one earlier run are no answer.)
     leaving         is said at the incarnation we have, and raised like a refutation when accused
+    the last epoch  can't be overtaken: a namesake with it gets the name. Nor could an accusation in it be answered, so
+                    nobody believes one (`merge_rules`). The next run begins with the time of day again (`first_epoch`)
 
 Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT for good.
 """
@@ -18,12 +20,19 @@ from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.wire.messages import Record, State
 
 EPOCH_MAX = 2**63 - 1  # 292 million years of milliseconds: higher ones in records are dropped
+EPOCH_AHEAD_MAX = 2**42  # 139 years of milliseconds: no two clocks are further apart, however wrong
 INCARNATION_MAX = 2**32 - 1  # what the wire holds
 INCARNATION_STEP_MAX = 2**16  # most that one message may raise ours: an honest accuser repeats what we said
 NAME_BYTES_MAX = 64
 
 OVERTAKEN_MAX = 2  # an earlier run of ours is overtaken once and stays silent; whoever comes back is alive
 NAMESAKES_MAX = 16  # sessions with our name that are remembered; the oldest is forgotten first
+
+
+def first_epoch(remembered: int, wall_ms: int) -> int:
+    """What a run begins with: more than the last run had, which is `remembered`, unless that is beyond belief."""
+    wall_ms = min(max(0, wall_ms), EPOCH_AHEAD_MAX)
+    return max(remembered + 1, wall_ms) if remembered <= wall_ms + EPOCH_AHEAD_MAX else wall_ms
 
 
 class Identity:

@@ -87,7 +87,7 @@ class LiveMembers:
         self._list(members.alive())
         self._routes.peers(sharing, now, self._everybody)
         self._facts.peers(peers, met)
-        self._orders.peers(peers)
+        self._orders.peers(peers, now)
         self._streams.peers(sharing, met, self._able)
 
     def _list(self, alive: Sequence[Member]) -> None:

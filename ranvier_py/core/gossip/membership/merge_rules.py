@@ -10,6 +10,7 @@ Of two records about one session the greater (epoch, incarnation, state) holds. 
     lists            a death read in a whole list is a suspicion: it may be as old as a cut (memberlist's mergeState)
     one name         of two sessions with one name the later epoch holds, at once; the other is sent that
     me               accusations are outbid; a namesake is overtaken, or gets the name
+    the last epoch   an accusation in it is the member's own goodbye or nonsense: nobody could refute it
     too much         what one peer changes beyond its allowance is ignored
 
 Allowance: whoever has the cluster's key could else rewrite everybody's list. Each peer has a bucket of changes, which
@@ -106,13 +107,17 @@ class MergeRules:
             if not listed:
                 self._table.broadcasts.echoed(record.session)
             return None  # most of what goes about in a large cluster; one row is one object (`records`)
+        mine = self._identity.record
         if record.epoch > EPOCH_MAX:
             self._counters.absurd += 1
             return None
-        if record.session == self._identity.record.session:
-            return self._about_me(record, sender, now)
-        if record.name == self._identity.record.name:
+        if record.name == mine.name and record.session != mine.session:
             return self._about_my_name(record, sender, now)
+        if record.epoch == EPOCH_MAX and record.state is not State.ALIVE and sender != record.session:
+            self._counters.absurd += 1
+            return None
+        if record.session == mine.session:
+            return self._about_me(record, sender, now)
         if member is not None and (record.name == member.record.name or self._may_take_name(member, record)):
             return self._about_member(member, update, sender, now, listed)
         if member is not None:

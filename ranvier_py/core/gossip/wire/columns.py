@@ -30,7 +30,7 @@ GROUP_BYTES = SUM_BYTES * BUCKETS // GROUPS
 COMMANDS_MAX = 64
 
 ROW_BYTES = 34  # what a claim takes in `TableRows`, over all columns
-COMMAND = Struct("<QdBHB32s")
+COMMAND = Struct("<QQdBHB32s")
 VERDICT_MAX = 3
 READER_STATE_MAX = 5
 READER_CLAIMS_MAX = 8192  # of one message: every engine's reader, and those that can't
@@ -114,7 +114,7 @@ def unpack_entries(field: object) -> tuple[Entry, ...]:
 
 
 def pack_commands(commands: tuple[Command, ...]) -> bytes:
-    """Each: 8 clock | 8 weight | 1 length of verb | 2 of url | 1 of name | 32 signature | verb | url | name."""
+    """Each: 8 clock | 8 time | 8 weight | 1 length of verb | 2 of url | 1 of name | 32 signature | the three."""
     if len(commands) > COMMANDS_MAX:
         raise ValueError("too many commands")
     return b"".join(map(_pack_command, commands))
@@ -125,7 +125,7 @@ def _pack_command(command: Command) -> bytes:
     name = encoded(command.name, COMMAND_NAME_BYTES_MAX)
     if len(command.signature) != SIGNATURE_BYTES:
         raise ValueError("a signature has 32 bytes")
-    head = COMMAND.pack(command.clock, command.weight, len(verb), len(url), len(name), command.signature)
+    head = COMMAND.pack(*command[:2], command.weight, len(verb), len(url), len(name), command.signature)
     return head + verb + url + name
 
 
@@ -138,7 +138,7 @@ def unpack_commands(field: object) -> tuple[Command, ...]:
         if len(commands) == COMMANDS_MAX:
             bad("too many commands")
         try:
-            clock, weight, verb_bytes, url_bytes, name_bytes, signature = COMMAND.unpack_from(field, at)
+            clock, signed_ms, weight, verb_bytes, url_bytes, name_bytes, signature = COMMAND.unpack_from(field, at)
         except error:
             bad("command cut off")
         url_at = at + COMMAND.size + verb_bytes
@@ -149,7 +149,7 @@ def unpack_commands(field: object) -> tuple[Command, ...]:
         verb = text(field[at + COMMAND.size : url_at], VERB_BYTES_MAX)
         url = text(field[url_at:name_at], URL_BYTES_MAX)
         name = text(field[name_at:end], COMMAND_NAME_BYTES_MAX)
-        commands.append(Command(clock, verb, url, amount(weight), name, signature))
+        commands.append(Command(clock, signed_ms, verb, url, amount(weight), name, signature))
         at = end
     return tuple(commands)
 

@@ -230,6 +230,7 @@ class Command(NamedTuple):
     """An operator's order, signed with the admin key: taken only where the configuration allows it."""
 
     clock: int  # u64: per url the greatest decides
+    signed_ms: int  # u64: the time of day when it was signed, perhaps again
     verb: str  # add, remove
     url: str  # at most 512 bytes
     weight: float

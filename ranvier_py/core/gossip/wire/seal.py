@@ -1,14 +1,18 @@
-"""Sealed packets: AES-256-GCM under a key of the sender's session, made from the cluster's key.
+"""Sealed packets: AES-256-GCM-SIV under a key of the sender's session, made from the cluster's key.
 
     subkey  HKDF-SHA256(cluster key, salt = session, info = label | protocol version)
     nonce   4 plane | 8 counter         a sealer never uses a counter twice, and a session is never used twice
     AAD     header | label
 
 Rules: a session is a fresh random number in each run, so a restart can't repeat a nonce, and nothing about counters is
-stored. One counter serves all planes: whatever has a higher one than a proof was sealed after it (`sessions` builds on
-that). A packet of another cluster, version or key fails like a forged one. `open` says who sealed it, not whether that
-was just now: replays are the business of `sessions`. Subkeys are kept once a packet has proved them, so strangers
-without the key can't fill the table.
+stored. But a copy of a machine, or of a process, goes on where the other does, and its randomness may be a copy, too:
+then a nonce is used twice, which in GCM would give away both texts and the key of authentication. In GCM-SIV (RFC 8452)
+it shows whether two packets are equal, and nothing else.
+
+One counter serves all planes: whatever has a higher one than a proof was sealed after it (`sessions` builds on that). A
+packet of another cluster, version or key fails like a forged one. `open` says who sealed it, not whether that was just
+now: replays are the business of `sessions`. Subkeys are kept once a packet has proved them, so strangers without the
+key can't fill the table.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -47,22 +51,22 @@ class Opened(NamedTuple):
     key_id: int
 
 
-class Subkeys(BoundedDict[tuple[bytes, bytes, int], AESGCM]):
+class Subkeys(BoundedDict[tuple[bytes, bytes, int], AESGCMSIV]):
     """Ciphers by cluster key, label and session. Several sealers of one process may share one (the simulator does)."""
 
-    def __init__(self, make: Callable[[bytes], AESGCM] = AESGCM, entries_max: int = SUBKEYS_MAX) -> None:
+    def __init__(self, make: Callable[[bytes], AESGCMSIV] = AESGCMSIV, entries_max: int = SUBKEYS_MAX) -> None:
         super().__init__(entries_max)
         self._make = make
         self.derived = 0
 
-    def known(self, key: bytes, label: bytes, session: int) -> AESGCM | None:
+    def known(self, key: bytes, label: bytes, session: int) -> AESGCMSIV | None:
         """The one that was kept; it is then the last to go."""
         cipher = self.get((key, label, session))
         if cipher is not None:
             self[key, label, session] = cipher
         return cipher
 
-    def derive(self, key: bytes, label: bytes, session: int) -> AESGCM:
+    def derive(self, key: bytes, label: bytes, session: int) -> AESGCMSIV:
         self.derived += 1
         info = label + bytes((PROTOCOL_VERSION,))
         hkdf = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=session.to_bytes(8, "little"), info=info)

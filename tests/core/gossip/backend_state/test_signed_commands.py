@@ -1,68 +1,97 @@
-"""Signed orders of the operator."""
+"""Signed commands of the operator."""
 
 from random import Random
 
 import pytest
 
-from ranvier_py.core.gossip.backend_state.signed_commands import CLOCK_STEP_MAX, SignedCommands, signature_of
+from ranvier_py.core.gossip.backend_state.signed_commands import (
+    CLOCK_AHEAD_MS,
+    FLOORS_MAX,
+    RENEW_S,
+    REPAIR_INTERVAL_S,
+    SKEW_S,
+    VALID_S,
+    SignedCommands,
+    signature_of,
+)
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
+from ranvier_py.core.gossip.wire.codec import encode
 from ranvier_py.core.gossip.wire.messages import Command, Commands
 
 KEY = b"k" * 32
 URL = "http://10.0.0.1:8000"
 PEER = Peer(7, ("127.0.0.1", 7946))
+NOON_MS = 1_795_262_400_000
 
 
-def node(key: bytes = KEY) -> tuple[SignedCommands, list[Outgoing]]:
+def node(key: bytes = KEY, wall_ms: int = NOON_MS, **more: dict[int, int]) -> tuple[SignedCommands, list[Outgoing]]:
     outbox: list[Outgoing] = []
-    return SignedCommands(key, outbox, Random(1), 0.0), outbox
+    return SignedCommands(key, outbox, Random(1), 0.0, wall_ms=wall_ms, **more), outbox
 
 
-def command(clock: int, verb: str = "add", key: bytes = KEY, url: str = URL) -> Command:
-    return Command(clock, verb, url, 1.0, "e", signature_of(key, clock, verb, url, 1.0, "e"))
+def command(
+    clock: int, verb: str = "add", *, key: bytes = KEY, url: str = URL, signed_ms: int = NOON_MS, weight: float = 1.0
+) -> Command:
+    unsigned = Command(clock, signed_ms, verb, url, weight, "e", b"")
+    return unsigned._replace(signature=signature_of(key, unsigned))
 
 
-def test_an_order_given_on_one_node_is_followed_by_another() -> None:
+def commands(outbox: list[Outgoing]) -> list[Command]:
+    """All that was sent, each message short enough for the wire."""
+    messages = [outgoing.message for outgoing in outbox if isinstance(outgoing.message, Commands)]
+    for message in messages:
+        encode(message)
+    outbox.clear()
+    return [each for message in messages for each in message.commands]
+
+
+def verbs(taker: SignedCommands) -> list[str]:
+    return [new.verb for new in taker.new]
+
+
+def test_a_command_given_on_one_node_is_followed_by_another() -> None:
     giver, outbox = node()
     taker, _ = node()
-    giver.peers([PEER])
-    assert giver.give("add", URL, 2.0, "engine-1")
+    giver.peers([PEER], 0.0)
+    assert giver.give("add", URL, 2.0, "engine-1", 0.0)
     giver.tick(0.0)
     message = outbox[-1].message
     assert isinstance(message, Commands)
-    taker.receive(message)
+    taker.receive(message, 0.0)
     assert [(new.verb, new.url, new.weight, new.name) for new in taker.new] == [("add", URL, 2.0, "engine-1")]
 
 
-@pytest.mark.parametrize("change", [{"url": "http://evil:1"}, {"verb": "remove"}, {"weight": 9.0}, {"clock": 5}])
-def test_an_order_changed_on_its_path_is_refused(change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"url": "http://evil:1"}, {"verb": "remove"}, {"weight": 9.0}, {"clock": 5}, {"signed_ms": NOON_MS + 1}]
+)
+def test_a_command_changed_on_its_path_is_refused(change: dict[str, object]) -> None:
     taker, _ = node()
-    taker.receive(Commands((command(1)._replace(**change),)))  # type: ignore[arg-type]
+    taker.receive(Commands((command(1)._replace(**change),)), 0.0)  # type: ignore[arg-type]
     assert not taker.new
-    assert taker.refused == 1
+    assert taker.refused["signature"] == 1
 
 
 def test_without_the_admin_key_nothing_is_given_taken_or_passed_on() -> None:
     taker, outbox = node(b"")
-    taker.peers([PEER])
-    taker.receive(Commands((command(1, key=b""),)))
+    taker.peers([PEER], 0.0)
+    taker.receive(Commands((command(1, key=b""),)), 0.0)
     taker.tick(100.0)
-    assert not taker.give("add", URL, 1.0, "")
+    assert not taker.give("add", URL, 1.0, "", 0.0)
     assert not taker.new
     assert not outbox
 
 
 def test_an_old_addition_does_not_undo_a_removal() -> None:
     taker, _ = node()
-    taker.receive(Commands((command(2, "remove"), command(1, "add"))))
-    assert [new.verb for new in taker.new] == ["remove"]
+    taker.receive(Commands((command(2, "remove"), command(1, "add"))), 0.0)
+    assert verbs(taker) == ["remove"]
 
 
-def test_the_same_order_twice_is_followed_and_passed_on_once() -> None:
+def test_the_same_command_twice_is_followed_and_passed_on_once() -> None:
     taker, outbox = node()
-    taker.peers([PEER])
+    taker.peers([PEER], 0.0)
     for _ in range(2):
-        taker.receive(Commands((command(1),)))
+        taker.receive(Commands((command(1),)), 0.0)
         taker.tick(0.0)
     assert len(taker.new) == 1
     assert len(outbox) == 1
@@ -70,16 +99,128 @@ def test_the_same_order_twice_is_followed_and_passed_on_once() -> None:
 
 def test_a_clock_near_its_end_can_not_be_forced_on_us() -> None:
     taker, _ = node()
-    taker.receive(Commands((command(1),)))
-    taker.receive(Commands((command(2 + CLOCK_STEP_MAX, "remove"),)))
-    assert [new.verb for new in taker.new] == ["add"]
-    assert taker.refused == 1
+    taker.receive(Commands((command(1), command(NOON_MS + CLOCK_AHEAD_MS + 1, "remove"))), 0.0)
+    assert verbs(taker) == ["add"]
+    assert taker.refused["time"] == 1
 
 
-def test_a_newcomer_is_sent_all_commands() -> None:
+def test_a_newcomer_is_sent_all_commands_in_messages_that_the_wire_takes() -> None:
     giver, outbox = node()
     for port in range(300):
-        giver.give("add", f"http://10.0.0.1:{port + 1}", 1.0, "")
-    giver.peers([PEER])
-    reported = [outgoing.message for outgoing in outbox if isinstance(outgoing.message, Commands)]
-    assert sum(len(message.commands) for message in reported) == 300
+        giver.give("add", f"http://10.0.0.1:{port + 1}", 1.0, "", 0.0)
+    giver.peers([PEER], 0.0)
+    assert len(commands(outbox)) == 300
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("age_s", "is_taken"),
+    [(0, True), (VALID_S, True), (VALID_S + SKEW_S + 1, False), (-SKEW_S, True), (-SKEW_S - 1, False)],
+)
+def test_a_command_is_taken_for_an_hour_from_its_signature(age_s: float, is_taken: bool) -> None:
+    taker, _ = node()
+    taker.receive(Commands((command(1, signed_ms=NOON_MS - round(1000 * age_s)),)), 0.0)
+    assert (len(taker.new), taker.refused["time"]) == ((1, 0) if is_taken else (0, 1))
+
+
+def test_a_recorded_addition_can_not_be_brought_back_when_all_nodes_have_forgotten_it() -> None:
+    """All restarted, without state files: nobody knows of the removal that followed."""
+    giver, outbox = node()
+    giver.peers([PEER], 0.0)
+    giver.give("add", URL, 1.0, "", 0.0)
+    giver.tick(0.0)
+    (recorded,) = commands(outbox)
+    giver.give("remove", URL, 1.0, "", 60.0)
+    later, _ = node(wall_ms=NOON_MS + round(1000 * (VALID_S + SKEW_S + 1)))
+    later.receive(Commands((recorded,)), 0.0)
+    assert not later.new
+
+
+def test_a_recorded_addition_can_not_be_brought_back_even_at_once_where_there_is_a_state_file() -> None:
+    before, _ = node()
+    added = command(1)
+    before.receive(Commands((added, command(2, "remove"))), 0.0)
+    after, _ = node(floors=before.floors)
+    after.receive(Commands((added,)), 0.0)
+    assert not after.new
+    assert after.refused["old"] == 1
+    after.receive(Commands((command(2, "remove"),)), 0.0)
+    assert verbs(after) == ["remove"]
+
+
+def test_what_the_operator_commands_after_a_restart_beats_what_he_did_before() -> None:
+    """Also on nodes that remember where the giver does not."""
+    before, outbox = node()
+    before.peers([PEER], 0.0)
+    for verb in ("add", "remove", "add", "remove"):
+        before.give(verb, URL, 1.0, "", 0.0)
+    after, outbox = node(wall_ms=NOON_MS + 1000)
+    after.peers([PEER], 0.0)
+    after.give("add", URL, 1.0, "", 0.0)
+    after.tick(0.0)
+    other, _ = node(wall_ms=NOON_MS + 1000, floors=before.floors)
+    other.receive(Commands(tuple(commands(outbox))), 0.0)
+    assert verbs(other) == ["add"]
+
+
+def test_a_command_is_signed_again_for_as_long_as_a_node_follows_it() -> None:
+    """Hours after the operator gave it on a node that is gone, one more node joins."""
+    follower, outbox = node()
+    follower.receive(Commands((command(1),)), 0.0)
+    now = 0.0
+    while now < 3 * VALID_S:
+        now = follower.wake_at
+        follower.tick(now)
+    follower.peers([PEER], now)
+    newcomer, _ = node(wall_ms=NOON_MS + round(1000 * now))
+    newcomer.receive(Commands(tuple(commands(outbox))), 0.0)
+    assert verbs(newcomer) == ["add"]
+    assert len(follower.new) == 1
+
+
+def test_a_command_that_was_signed_again_is_not_followed_again_and_not_passed_on() -> None:
+    taker, outbox = node()
+    taker.peers([PEER], 0.0)
+    taker.receive(Commands((command(1),)), 0.0)
+    taker.tick(0.0)
+    outbox.clear()
+    taker.receive(Commands((command(1, signed_ms=NOON_MS + 60_000),)), 60.0)
+    assert len(taker.new) == 1
+    assert taker.wake_at > 0.0
+
+
+def test_who_signs_first_spares_the_others() -> None:
+    nodes = [node() for _ in range(4)]
+    for each, outbox in nodes:
+        each.peers([PEER], 0.0)
+        each.receive(Commands((command(1),)), 0.0)
+        each.tick(0.0)
+        outbox.clear()
+    now, signed = 0.0, set[int]()
+    while now < RENEW_S + 5 * REPAIR_INTERVAL_S:
+        each, outbox = min(nodes, key=lambda each: each[0].wake_at)
+        now = each.wake_at
+        each.tick(now)
+        sent = commands(outbox)
+        signed.update(new.signed_ms for new in sent)
+        for other, _ in nodes:
+            other.receive(Commands(tuple(sent)), now)
+    assert len(signed - {NOON_MS}) == 1
+
+
+def test_a_wrong_clock_costs_only_as_long_as_it_is_wrong() -> None:
+    taker, _ = node(wall_ms=0)
+    taker.receive(Commands((command(1),)), 0.0)
+    assert (len(taker.new), taker.refused["time"]) == (0, 1)
+    taker.set_wall_clock(NOON_MS, 1.0)
+    taker.receive(Commands((command(1),)), 1.0)
+    assert len(taker.new) == 1
+
+
+def test_what_is_kept_across_a_restart_is_bounded_and_the_latest() -> None:
+    taker, _ = node()
+    many = [command(clock + 1, url=f"http://10.0.0.1:{clock + 1}") for clock in range(FLOORS_MAX + 100)]
+    taker.receive(Commands(tuple(many)), 0.0)
+    assert sorted(taker.floors.values()) == list(range(101, FLOORS_MAX + 101))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ranvier_py.core.gossip.contact.sessions import RESEND_S, Incoming
+from random import Random
+
+import pytest
+
+from ranvier_py.core.gossip.contact.sessions import ANSWER_INTERVAL_S, ANSWERS_PER_INTERVAL, RESEND_S, Incoming
 from ranvier_py.core.gossip.gossip_values import Peer, Plane
 from ranvier_py.core.gossip.wire.codec import Kind, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
@@ -10,12 +14,13 @@ from ranvier_py.core.gossip.wire.messages import (
     Challenge,
     Echo,
     Hello,
+    Message,
     Nack,
     Ping,
     Push,
     RouteUpdates,
 )
-from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, acquainted, kinds, pair
+from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, World, acquainted, kinds, pair
 from tests.core.gossip.wire.wire_samples import EXAMPLES, LONGEST
 
 # --- what strangers are answered ------------------------------------------------------------------------------------
@@ -69,7 +74,8 @@ def test_answers_to_strangers_are_paced() -> None:
     one.sessions.greet(two.address, world.now)
     (hello,) = one.drain(world.now)
     for _ in range(50):
-        two.receive(hello.data, one.address, Plane.DATAGRAM, world.now)
+        packet = one.sealer.seal(Plane.DATAGRAM, 0, *encode(hello.out.message))
+        two.receive(packet, one.address, Plane.DATAGRAM, world.now)
         world.now += 0.01
     assert len(two.drain(world.now)) == 3  # in half a second
     assert two.count("limited") == 47
@@ -79,6 +85,45 @@ def test_answers_to_strangers_are_paced() -> None:
         packet = stranger.sealer.seal(Plane.DATAGRAM, two.session, kind, body)
         two.receive(packet, stranger.address, Plane.DATAGRAM, world.now)
     assert 250 < len(two.drain(world.now)) <= 256
+
+
+@pytest.mark.parametrize("kind", [Ping, Hello])
+def test_recorded_packets_do_not_use_up_the_answers_to_strangers(kind: type[Message]) -> None:
+    """Who has no key replays what strangers sealed for whoever came by, from as many forged sources as he likes."""
+    two, world = Node("two", 0xB2, ("10.0.0.2", 7946)), World()
+    strangers = [Node("x", 0x1000 + number, ("10.2.0.1", 1 + number)) for number in range(100)]
+    recorded = []
+    for stranger in strangers:
+        message = Ping(1) if kind is Ping else Hello(stranger.record, 5)
+        for _ in range(3):
+            to = two.session if kind is Ping else 0
+            recorded.append(stranger.sealer.seal(Plane.DATAGRAM, to, *encode(message)))
+    rng = Random(1)
+    for _ in range(10 * ANSWERS_PER_INTERVAL):
+        forged = (f"10.3.{rng.randrange(256)}.{rng.randrange(256)}", 7946)
+        two.receive(rng.choice(recorded), forged, Plane.DATAGRAM, world.now)
+    world.now += ANSWER_INTERVAL_S  # what each of them was worth once is behind us
+    two.drain(world.now)
+    for number in range(10 * ANSWERS_PER_INTERVAL):
+        two.receive(recorded[number % 300], ("10.4.0.1", 1 + number), Plane.DATAGRAM, world.now)
+    assert two.drain(world.now) == []
+    one = Node("one", 0xA1, ("10.0.0.1", 7946))
+    one.ping(two)
+    (ping,) = [delivery for delivery in one.drain(world.now) if isinstance(delivery.out.message, Ping)]
+    two.receive(ping.data, one.address, Plane.DATAGRAM, world.now)
+    assert kinds(two.drain(world.now)) == ["Challenge"]
+
+
+def test_a_packet_of_a_session_that_is_past_is_not_answered() -> None:
+    one, two, world = acquainted()
+    one.ping(two)
+    (ping,) = world.run()[:1]
+    two.sessions.forget(one.session)
+    two.receive(ping.data, ELSEWHERE, Plane.DATAGRAM, world.now)
+    assert two.drain(world.now) == []
+    one.ping(two)
+    world.run()
+    assert two.knows(one)
 
 
 def test_a_stranger_on_a_stream_is_not_answered() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.membership.identity import (
+    EPOCH_AHEAD_MAX,
     EPOCH_MAX,
     INCARNATION_MAX,
     INCARNATION_STEP_MAX,
     NAME_BYTES_MAX,
     NAMESAKES_MAX,
     Identity,
+    first_epoch,
 )
 from ranvier_py.core.gossip.wire.messages import Record, State
 from tests.core.gossip.membership.small_cluster import record_of
@@ -93,6 +96,23 @@ def test_an_epoch_that_cannot_be_overtaken_costs_the_name_at_once() -> None:
     assert me.overtake(other(EPOCH_MAX))
     assert me.record.name == "me-abcd"
     assert me.record.epoch == 10
+
+
+@pytest.mark.parametrize(
+    ("remembered", "wall_ms", "expected"),
+    [
+        (0, 1_795_000_000_000, 1_795_000_000_000),
+        (1_795_000_000_000, 0, 1_795_000_000_001),  # a clock that begins in 1970
+        (1_795_000_000_500, 1_795_000_000_000, 1_795_000_000_501),
+        (EPOCH_MAX, 1_795_000_000_000, 1_795_000_000_000),  # what a peer made of it
+        (2**64 - 1, 0, 0),
+        (0, 2**70, EPOCH_AHEAD_MAX),  # a clock beyond its end
+    ],
+)
+def test_a_run_begins_above_the_last_one_unless_that_is_beyond_belief(
+    remembered: int, wall_ms: int, expected: int
+) -> None:
+    assert first_epoch(remembered, wall_ms) == expected
 
 
 def test_only_so_many_namesakes_are_remembered() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
-from ranvier_py.core.gossip.gossip_values import Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.membership.identity import EPOCH_MAX, INCARNATION_MAX, first_epoch
 from ranvier_py.core.gossip.wire.messages import Push, State, Update
 from tests.core.gossip.membership.small_cluster import Cluster, Host, grown
 
@@ -281,6 +283,31 @@ def test_two_nodes_at_one_address_poison_nobody() -> None:
 
 
 # --- quiet ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epoch", [EPOCH_MAX, EPOCH_MAX - 1, 2**62])
+@pytest.mark.parametrize("state", [State.ALIVE, State.SUSPECT, State.DEAD])
+@pytest.mark.parametrize("about", ["session", "name"])
+def test_no_record_whatever_its_epoch_keeps_a_node_out(epoch: int, state: State, about: str) -> None:
+    """Not while it runs, and not when it comes back with the epoch that its state file has, whoever was last to say."""
+    cluster, hosts = grown(4)
+    victim, liar, *others = hosts
+    claim = victim.members.me._replace(epoch=epoch, incarnation=INCARNATION_MAX, state=state)
+    if about == "name":
+        claim = claim._replace(session=2**64 - 1, host="10.9.9.9")
+    for host in hosts:
+        for plane in (Plane.DATAGRAM, Plane.BULK):
+            cluster.carry(liar, Outgoing(host.address, host.session, plane, Push((Update(claim, liar.session),))))
+    cluster.run(20.0)
+    cluster.until(lambda: alive_everywhere(hosts, victim), 60.0)
+    for _ in range(2):
+        victim = cluster.restart(victim, epoch=first_epoch(victim.members.me.epoch, 1000), join=others, name="n0")
+        hosts = [victim, liar, *others]
+        cluster.until(partial(alive_everywhere, hosts, victim), 60.0)
+
+
+def alive_everywhere(hosts: Sequence[Host], who: Host) -> bool:
+    return all(host is who or host.state_of(who) is State.ALIVE for host in hosts) and who.members.size() >= len(hosts)
 
 
 def test_an_idle_cluster_sends_little() -> None:

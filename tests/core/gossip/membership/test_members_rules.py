@@ -92,6 +92,19 @@ def test_an_absurd_epoch_is_dropped_and_counted() -> None:
     assert node.members.statistics().absurd == 1
 
 
+@pytest.mark.parametrize("state", [State.SUSPECT, State.DEAD, State.LEFT])
+def test_nobody_is_accused_in_the_last_epoch_but_by_itself(state: State) -> None:
+    """There is nothing higher for it to refute that with."""
+    node = Node(X, A)
+    node.gets_updates(A, claimed(X, epoch=EPOCH_MAX))
+    node.gets_updates(A, claimed(X, state, INCARNATION_MAX, epoch=EPOCH_MAX))
+    assert node.holds(X) == (State.ALIVE, EPOCH_MAX, 0)
+    assert node.members.statistics().absurd == 1
+    if state is State.LEFT:
+        node.gets_updates(X, claimed(X, state, epoch=EPOCH_MAX))
+        assert node.holds(X) == (State.LEFT, EPOCH_MAX, 0)
+
+
 # --- death and return -------------------------------------------------------------------------------------------------
 
 

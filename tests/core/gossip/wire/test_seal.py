@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ Nonce = tuple[bytes, bytes]
 
 
 class Recording:
-    """AES-GCM that writes down under which key which nonce was used."""
+    """AES-GCM-SIV that writes down under which key which nonce was used."""
 
     def __init__(self) -> None:
         self.used: list[Nonce] = []
@@ -32,7 +32,7 @@ class Recording:
 
 class Recorded:
     def __init__(self, key: bytes, used: list[Nonce]) -> None:
-        self._key, self._used, self._cipher = key, used, AESGCM(key)
+        self._key, self._used, self._cipher = key, used, AESGCMSIV(key)
 
     def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes:
         self._used.append((self._key, nonce))
@@ -111,7 +111,7 @@ def test_reasons_of_refusal_are_reported_apart() -> None:
     packet = sealer().seal(Plane.PROBE, 9, 16, b"body")
     assert refusal(reader, packet[:-1], Plane.PROBE) is Reason.TAG
     assert refusal(reader, b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") is Reason.MAGIC
-    assert refusal(reader, packet[:2] + b"\x02" + packet[3:], Plane.PROBE) is Reason.VERSION
+    assert refusal(reader, packet[:2] + b"\x01" + packet[3:], Plane.PROBE) is Reason.VERSION
     assert refusal(sealer(2, KeyRing({6: OLD}, 6)), packet, Plane.PROBE) is Reason.KEY
     assert refusal(sealer(2, KeyRing({5: NEW}, 5)), packet, Plane.PROBE) is Reason.TAG
     nobody = HEADER.pack(MAGIC, PROTOCOL_VERSION, 5, 0, Plane.PROBE, 1)
@@ -223,6 +223,18 @@ def test_no_key_ever_sees_a_nonce_twice(actions: list[str], seed: int) -> None:
             node.seal(Plane[action.upper()], rng.choice((0, 5)), 20, b"body")
     assert len(set(recording.used)) == len(recording.used)
     assert len(recording.used) == sum(action not in ("restart", "rekey") for action in actions)
+
+
+def test_a_copy_of_a_machine_that_goes_on_beside_it_gives_nothing_away() -> None:
+    """Both have the session, the key and the counter. In GCM the ciphertexts differ where, and as, the texts do."""
+    one, copy = sealer(1), sealer(1)
+    texts = b"what the machine sends   ", b"what its copy sends later"
+    packets = [node.seal(Plane.DATAGRAM, 7, 20, text) for node, text in zip((one, copy), texts, strict=True)]
+    assert packets[0][: HEADER.size] == packets[1][: HEADER.size]
+    sealed = [packet[HEADER.size :] for packet in packets]
+    difference = bytes(a ^ b for a, b in zip(*sealed, strict=True))
+    assert bytes(a ^ b for a, b in zip(*texts, strict=True)) not in difference
+    assert [sealer(2).open(packet, Plane.DATAGRAM).body for packet in packets] == list(texts)
 
 
 def test_each_session_has_a_key_of_its_own() -> None:

@@ -288,11 +288,11 @@ BEYOND: list[tuple[m.Message, str]] = [
     (m.Facts(1, 1, (m.Fact(1, 1, 1.0, 1, True, 1),) * (BACKENDS_MAX + 1)), "many facts"),
     (m.ReaderClaims((m.ReaderClaim(1, 1, 1, 5),) * (READER_CLAIMS_MAX + 1)), "many reader claims"),
     (m.ReaderClaims((m.ReaderClaim(1, 1, 2**32, 5),)), "a clock of 33 bits"),
-    (m.Commands((m.Command(1, "add", "u" * 513, 1.0, "", bytes(32)),)), "a long URL"),
-    (m.Commands((m.Command(1, "a" * 17, "u", 1.0, "", bytes(32)),)), "a long verb"),
-    (m.Commands((m.Command(1, "add", "u", 1.0, "n" * 65, bytes(32)),)), "a long name of a backend"),
-    (m.Commands((m.Command(1, "add", "u", 1.0, "", bytes(31)),)), "a short signature"),
-    (m.Commands((m.Command(1, "add", "u", 1.0, "", bytes(32)),) * (COMMANDS_MAX + 1)), "many commands"),
+    (m.Commands((m.Command(1, 1, "add", "u" * 513, 1.0, "", bytes(32)),)), "a long URL"),
+    (m.Commands((m.Command(1, 1, "a" * 17, "u", 1.0, "", bytes(32)),)), "a long verb"),
+    (m.Commands((m.Command(1, 1, "add", "u", 1.0, "n" * 65, bytes(32)),)), "a long name of a backend"),
+    (m.Commands((m.Command(1, 1, "add", "u", 1.0, "", bytes(31)),)), "a short signature"),
+    (m.Commands((m.Command(1, 1, "add", "u", 1.0, "", bytes(32)),) * (COMMANDS_MAX + 1)), "many commands"),
 ]  # fmt: skip
 
 
@@ -407,7 +407,7 @@ def test_the_largest_of_everything_fits_in_its_frame() -> None:
         m.Vector(((2**64 - 1, 2**64 - 1),) * VECTOR_ENTRIES_MAX, True),
         m.Facts(1, 1, (m.Fact(1, 1, 1.0, 1, True, 1),) * BACKENDS_MAX),
         m.Loads(1, ((1, 1),) * BACKENDS_MAX, ((1, 1),) * BACKENDS_MAX),
-        m.Commands((m.Command(1, "a" * 16, "u" * 512, 1.0, "n" * 64, bytes(32)),) * COMMANDS_MAX),
+        m.Commands((m.Command(1, 1, "a" * 16, "u" * 512, 1.0, "n" * 64, bytes(32)),) * COMMANDS_MAX),
         m.RouteUpdates(1, 2, (m.Entry(0, bytes(50)),) * ENTRIES_MAX),
         m.Members((LONGEST,) * 1000, True),
         rows_of(6000, backends=BACKENDS_MAX),

@@ -50,7 +50,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.PartSums(b"\x00\x07\x3f", bytes(range(256)) * 6, True, 8),
     m.Loads(4, ((11, 0), (12, 65535)), ((0, 0), (65535, 2**32 - 1))),
     m.Facts(SESSION, 5, (m.Fact(11, 2, 1.5, 1, False, 0), m.Fact(12, 0, 0.0, 3, True, 2**32 - 1))),
-    m.Commands((m.Command(3, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),)),
+    m.Commands((m.Command(3, 1_795_000_000_000, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),)),
     m.ReaderClaims((m.ReaderClaim(11, SESSION, 7, 5), m.ReaderClaim(12, 1, 2**32 - 1, 0))),
     m.SnapshotWanted(6, 11, 1, 32),
     m.SnapshotChunk(6, 3, False, bytes(range(24)), b"\0abcdefgh", b"\1", b"\0" * 4, b"\x10\0", b"totals!!", b"\1", b""),
@@ -110,7 +110,7 @@ amounts = st.floats(0, allow_infinity=False, allow_nan=False)
 entries = st.builds(m.Entry, u16, st.binary(max_size=100))
 facts = st.builds(m.Fact, u64, u32, amounts, st.integers(0, 3), st.booleans(), u32)
 commands = st.builds(
-    m.Command, u64, texts(16), texts(512), amounts, texts(64), st.binary(min_size=32, max_size=32)
+    m.Command, u64, u64, texts(16), texts(512), amounts, texts(64), st.binary(min_size=32, max_size=32)
 )  # fmt: skip
 standings = st.builds(m.ReaderClaim, u64, identities, u32, st.integers(0, 5))
 columns = (st.binary(max_size=60),) * 7
