@@ -44,9 +44,9 @@ from ranvier_py.proxy.transport import PlainTransport, TlsTransport, received
 BODILESS = (b"GET", b"HEAD", b"OPTIONS", b"DELETE")
 """Methods whose requests carry no content-length when their body is empty (RFC 9110 8.6)."""
 
-DEAD_WITHIN_S = 0.25
-"""A connection that the backend had closed before answers what is sent to it by a reset, one round trip later: this is
-the longest between two regions. A backend that took longer may have begun."""
+DEAD_WITHIN_S = 1.0
+"""A connection that the backend had closed before answers what is sent to it by a reset, one round trip later: a third
+of a second around the world, the rest is for an event loop that was busy. A backend that took longer may have begun."""
 
 INTERIM_MAX = 16
 """Interim (1xx) answers read before the final one; a backend that sends more is not going to answer."""
