@@ -7,14 +7,15 @@ touches the disk: a slow disk costs lines, a broken one all of them, and neither
 
 Files: FILE grows to `bytes_max`, then becomes FILE.1, FILE.1 becomes FILE.2 and so on; at most `files_max` of them are
 kept. A new process begins a new file, because its clock and perhaps its secret are others. A file that is no recording
-is never touched. Only their owner may read them: they show who sent how much, though not what.
+is never touched: while one stands where ours is to go nothing is recorded, and the log has its name. Only their owner
+may read them: they show who sent how much, though not what.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
+import stat
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -205,16 +206,25 @@ class RecordFiles:
         return ""
 
     def _begin(self) -> None:
-        """Move the files on by one and start a new one. Raises OSError."""
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
-            if stream.read(len(MARK_BYTES)) not in (MARK_BYTES, b""):
-                raise OSError(None, "is there and no recording")
-        if self._files_max > 1 and self.path.exists():
-            for number in range(self._files_max - 1, 0, -1):
-                older = self._numbered(number - 1)
-                if older.exists():
-                    older.replace(self._numbered(number))
+        """Move the files on by one and start a new one. Raises OSError, with nothing moved, if one is not ours."""
+        ours = [self._is_ours(self._numbered(number)) for number in range(self._files_max)]
+        if ours[0]:
+            last = ours.index(False) if False in ours else self._files_max - 1
+            for number in range(last, 0, -1):
+                self._numbered(number - 1).replace(self._numbered(number))
         self._put(self._header, os.O_CREAT | os.O_TRUNC, 0)
+
+    def _is_ours(self, path: Path) -> bool:
+        """Whether a recording is there; False: nothing is. Raises OSError for anything else."""
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise OSError(None, f"{path.name} is there and no file")
+            with path.open("rb") as stream:
+                if stream.read(len(MARK_BYTES)) not in (MARK_BYTES, b""):
+                    raise OSError(None, f"{path.name} is there and no recording")
+        except FileNotFoundError:
+            return False
+        return True
 
     def _append(self, lines: Sequence[bytes]) -> int:
         """Write as many of these lines as the file may hold, at least one. Returns how many. Raises OSError."""

@@ -30,6 +30,7 @@ EVENTS_PATH = "/internal/events"
 
 BATCH_S = 0.1  # as the Purdue report batches evictions
 BEAT_S = 5.0  # as it syncs
+ASK_MAX = (1 << 63) - 1  # what JSON holds for everybody
 CHUNK_BYTES = 1 << 18
 CHUNK_MESSAGES = MESSAGES_MAX // 2
 
@@ -155,7 +156,8 @@ class EventRelay:
         question = reply.get("replay")
         if isinstance(question, dict):
             ask, first = question.get("ask"), question.get("first")
-            if type(ask) is int and type(first) is int and ask != self._ask:
+            if type(ask) is int and type(first) is int and 0 < ask <= ASK_MAX and ask != self._ask:
+                first = min(max(0, first), self._log.next)  # there is nothing before or beyond
                 self._ask, self._first, self._answer_at = ask, first, self._batch_at
 
 

@@ -178,7 +178,7 @@ async def test_a_file_that_is_no_recording_is_never_touched(tmp_path: Path, capl
     assert path.read_bytes() == b"my thesis"
     assert os.listdir(tmp_path) == ["precious"]
     assert [entry.getMessage() for entry in caplog.records] == [
-        f"recorder.not_written {path}: is there and no recording; going on without"
+        f"recorder.not_written {path}: precious is there and no recording; going on without"
     ]
     assert (target.counters.lines, target.counters.lost) == (0, 1)
 
@@ -195,6 +195,27 @@ class FullDisk:
         if self.takes == 0:
             raise OSError(errno.ENOSPC, "No space left on device")
         return self.real(file, data[: self.takes], at)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_older_file_that_is_no_recording_is_never_overwritten(tmp_path: Path, number: int) -> None:
+    """Somebody may call a backup of his own FILE.1."""
+    for _ in range(number):
+        RecordFiles(tmp_path / "a", HEADER.line(), 1 << 20, 3).write([RECORD])
+    foreign = tmp_path / f"a.{number}"
+    foreign.write_bytes(b"my own notes")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    files = RecordFiles(tmp_path / "a", HEADER.line(), 1 << 20, 3)
+    assert files.write([RECORD]) == f"a.{number} is there and no recording"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert (files.counters.failures, files.counters.lost) == (1, 1)
+    foreign.unlink()
+    assert files.write([RECORD]) == ""
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    assert RecordFiles(tmp_path / "a", HEADER.line(), 1 << 20, 3).write([RECORD]) == "a is there and no file"
 
 
 @pytest.mark.parametrize("takes", [0, 50])

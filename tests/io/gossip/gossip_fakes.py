@@ -13,7 +13,7 @@ import trio
 from ranvier_py.core.addresses import is_wildcard
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
 from ranvier_py.core.gossip.port_traffic import PortOptions
-from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, STREAM_HEAD
+from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, PROTOCOL_VERSION, STREAM_HEAD
 from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_sockets
 from ranvier_py.io.gossip.gossip_streams import InboundStreams, OutboundStreams
 
@@ -23,7 +23,7 @@ DEADLINE_S = 15.0
 def packet(plane: Plane = Plane.DATAGRAM, size: int = 100, number: int = 0) -> bytes:
     """Looks like a packet from outside, and tells its number."""
     assert size >= OVERHEAD_BYTES
-    return HEADER.pack(MAGIC, 1, 1, 7, plane, number).ljust(size, b"x")
+    return HEADER.pack(MAGIC, PROTOCOL_VERSION, 1, 7, plane, number).ljust(size, b"x")
 
 
 def number_of(data: bytes) -> int:

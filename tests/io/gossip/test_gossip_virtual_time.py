@@ -300,12 +300,12 @@ async def test_packets_of_another_version_are_refused_counted_and_logged_once(
         nodes = await all_.met(3)
         for _ in range(100):
             await trio.sleep(0.2)
-            nodes[0].shell.receive(b"RG\x02" + b"2" * 100, ("127.0.7.9", 7946), Plane.DATAGRAM)
+            nodes[0].shell.receive(b"RG\x01" + b"2" * 100, ("127.0.7.9", 7946), Plane.DATAGRAM)
         assert agree(nodes)
         assert nodes[0].peer.counters.refused["version"] == 100
         lines = [record.getMessage() for record in caplog.records if "gossip.version" in record.getMessage()]
         assert len(lines) == 1, "within half a minute"
-        assert "packets of protocol 2 from 127.0.7.9:7946" in lines[0]
+        assert "packets of protocol 1 from 127.0.7.9:7946" in lines[0]
 
 
 async def test_timers_neither_drift_nor_spin(autojump_clock: Clock) -> None:
