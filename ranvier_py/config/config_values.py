@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -22,8 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from ranvier_py.core.addresses import OFF, host_port, is_address, parse_host_port
-from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, parse_endpoint
+from ranvier_py.core.addresses import OFF, checked_url, host_port, is_address, parse_host_port
+from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, endpoint_of
 from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.options import option
 from ranvier_py.core.routing.backend import normal_url
@@ -73,7 +72,7 @@ def backend_url(text: str) -> str:
     try:
         return normal_url(text)
     except BadRequest as error:
-        raise ValueError("must be a URL like http://10.0.0.1:8000, without path, query or credentials") from error
+        raise ValueError(str(error)) from error
 
 
 def empty_is_none(value: object) -> object:
@@ -117,15 +116,14 @@ def backend_fields(value: object) -> object:
 
 
 def kv_endpoint(text: str) -> str:
-    if text and parse_endpoint(text) is None:
-        raise ValueError("must be tcp://HOST:PORT, or tcp://*:PORT on the backend's own host")
+    if text:
+        endpoint_of(text)
     return text
 
 
 def index_endpoint(text: str) -> str:
-    place = urlsplit(text)
-    if text and (place.scheme not in INDEX_SCHEMES or not place.hostname):
-        raise ValueError("must be a URL that begins with http://, https://, ws:// or wss://")
+    if text:
+        checked_url(text, INDEX_SCHEMES)
     return text
 
 

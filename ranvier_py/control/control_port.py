@@ -40,6 +40,7 @@ from ranvier_py.control.operations import Admin
 from ranvier_py.control.worker_reports import ReportHandlers, admitted
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.errors import BadRequest, Forbidden, NotFound, RanvierError, Unauthorized
+from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +59,14 @@ async def serve(
     settings: ControlSettings,
     *,
     shutdown: trio.Event,
+    faults: Faults | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `shutdown` is set or the task cancelled, then end within `close_grace_s`, whatever clients do.
 
     Reports the URL it listens on through `task_status`. Raises OSError when the address can't be bound.
     """
-    await serve_app(make_app(port, settings), settings, shutdown=shutdown, task_status=task_status)
+    await serve_app(make_app(port, settings), settings, shutdown=shutdown, faults=faults, task_status=task_status)
 
 
 def make_app(port: Admin, settings: ControlSettings) -> QuartTrio:
@@ -96,7 +98,7 @@ class Guard:
         self._open = (*OPEN_PATHS, "/metrics") if settings.metrics_public else OPEN_PATHS
 
     async def check(self) -> None:
-        """Raises Unauthorized, Forbidden or BadRequest."""
+        """Raises Unauthorized or Forbidden."""
         if request.path in self._open:
             return
         if self._key:
@@ -105,8 +107,7 @@ class Guard:
             if not is_key and not admitted(request.path, given, self._key):
                 raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
             return
-        with input_errors():  # urlsplit refuses some brackets
-            self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
+        self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
 
     def _check_browser(self, host_field: str, origin: str | None) -> None:
         """Without a key, a page from elsewhere may not use the browser of someone on this machine.

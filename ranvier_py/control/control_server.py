@@ -17,6 +17,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -31,11 +32,14 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
 from ranvier_py.core.addresses import spelled
+from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 256
 """Scrapers, probes and people. One more, and the oldest is cut: nobody who holds on shall keep others from asking."""
+
+ACCEPT_PAUSE_S = 0.1  # after accept failed, mostly for want of descriptors; trio.serve_listeners waits as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ async def serve_app(
     settings: ControlSettings,
     *,
     shutdown: trio.Event,
+    faults: Faults | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `shutdown` is set or the task cancelled, then end within `close_grace_s`, whatever clients do.
@@ -64,15 +69,18 @@ async def serve_app(
     Reports the URL it listens on through `task_status`. Raises OSError when the address can't be bound.
     """
     listeners = await trio.open_tcp_listeners(settings.port, host=settings.host)
-    connections = Connections(app, settings)
+    connections = Connections(app, settings, faults or Faults())
     async with trio.open_nursery() as handlers:
         try:
-            async with trio.open_nursery() as accepting:
-                accept = partial(trio.serve_listeners, connections.handle, listeners, handler_nursery=handlers)
-                await accepting.start(accept)
-                task_status.started(f"http://{spelled(listeners[0].socket.getsockname()[:2])}")
-                await shutdown.wait()
-                accepting.cancel_scope.cancel()
+            with ExitStack() as open_listeners:
+                async with trio.open_nursery() as accepting:
+                    for each in listeners:
+                        open_listeners.callback(each.socket.close)
+                        accept = partial(connections.accept, each, handlers)
+                        accepting.start_soon(connections.faults.keep, "control_accept", accept)
+                    task_status.started(f"http://{spelled(listeners[0].socket.getsockname()[:2])}")
+                    await shutdown.wait()
+                    accepting.cancel_scope.cancel()
             await connections.wait_closed()
         finally:
             connections.abort()
@@ -82,7 +90,8 @@ async def serve_app(
 class Connections:
     """The open connections of one control port. hypercorn's own `serve` offers no way to close those it shields."""
 
-    def __init__(self, app: Any, limits: ControlSettings) -> None:
+    def __init__(self, app: Any, limits: ControlSettings, faults: Faults) -> None:
+        self.faults = faults
         self._config = hypercorn.Config()
         self._config.accesslog = None
         self._config.errorlog = log
@@ -95,6 +104,17 @@ class Connections:
         self._open: dict[DeadlineStream, None] = {}
         self._all_closed = trio.Event()
 
+    async def accept(self, listener: trio.SocketListener, handlers: trio.Nursery) -> None:
+        """Take connections, until cancelled."""
+        while True:
+            try:
+                accepted = await listener.accept()
+            except OSError as error:
+                log.warning("control.accept_failed %s", error)
+                await trio.sleep(ACCEPT_PAUSE_S)
+            else:
+                handlers.start_soon(self.faults.once, "control_connection", self.handle, accepted)
+
     async def handle(self, accepted: trio.SocketStream) -> None:
         """One connection, accept to close. What hypercorn has closed is over, whatever its tasks still wait for."""
         scope = trio.CancelScope()
@@ -104,8 +124,6 @@ class Connections:
         try:
             with scope:
                 await PlainServer(self._app, self._config, self._context, ConnectionState({}), cast("Any", stream))
-        except Exception:  # hypercorn's: what goes wrong in a handler of ours was answered inside
-            log.exception("control.connection_failed")
         finally:
             self._open.pop(stream, None)
             accepted.socket.close()  # the kernel still delivers what was sent

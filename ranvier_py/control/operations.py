@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +46,15 @@ class Admin:
         spec = read_backend(fields)
         if spec.kv_index:
             raise ConfigError(["kv_index: is read when a node starts, and can't be set here"])
-        backend = self._node.registry[self._node.add_backend(spec.url, spec.weight, spec.name, spec)]
-        if self._node.clustering is not None:
-            self._node.clustering.order("add", backend.url, spec.weight, spec.name)
-        events = {name: value for name, value in spec.model_dump().items() if name.startswith("kv_")}
-        return {**self._view(backend.name), **events}
+        with ExitStack() as undo:
+            backend = self._node.registry[self._node.add_backend(spec.url, spec.weight, spec.name, spec)]
+            undo.callback(self._node.remove_backend, backend.name)
+            events = {name: value for name, value in spec.model_dump().items() if name.startswith("kv_")}
+            view = {**self._view(backend.name), **events}
+            if self._node.clustering is not None:
+                self._node.clustering.order("add", backend.url, spec.weight, spec.name)
+            undo.pop_all()
+        return view
 
     def remove_backend(self, url: str) -> Mapping[str, Any]:
         view = self._view(url)
@@ -105,7 +110,7 @@ class Admin:
     async def explain(self, body: bytes) -> Mapping[str, Any]:
         """A dry run of a chat or a completion. Tokenizes it as placing would; places, learns and counts nothing."""
         router = self._node.router
-        prompt = router.read(path_of(body), body, dry=True)
+        prompt = router.read(path_of(body), body)
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
             await self._node.tokenizer_worker.tokenize_first(prompt, self._node.config.pipeline.tokenize_deadline_s)
         chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)
@@ -158,6 +163,7 @@ class Admin:
         found = [
             samples("", router.counters),
             samples("", node.registry.counters),
+            samples("", node.faults.counters),
             *(backend_samples(backend) for backend in node.registry),
             samples("routes", router.routes.counters),
             samples("memory", router.reader.memory.counters),

@@ -22,6 +22,7 @@
     │   ├── UpstreamGarbled     502
     │   └── UpstreamTimeout     504
     ├── TokenizerLost               ours: there is no tokenizer process just now; it costs matches
+    ├── AddressError                nobody's: a name stands for no address just now; an OSError as of any connection
     ├── TemplateRefused             nobody's: this chat can't be rendered here; it is routed by load alone
     └── ClientGone                  nobody's: there is nobody left to answer
         └── ClientTooSlow           or one who hardly takes his answer
@@ -176,6 +177,12 @@ class TokenizerLost(RanvierError):
     """The tokenizer's process ended, or was ended, before it answered; or there is none just now."""
 
     code = "tokenizer_lost"
+
+
+class AddressError(RanvierError, OSError):
+    """A name has no address, or nobody could tell it in time."""
+
+    status, code = 502, "no_address"
 
 
 class TemplateRefused(RanvierError):

@@ -27,6 +27,7 @@ import trio
 from ranvier_py.core.addresses import HostPort, is_address, is_loopback, is_wildcard, spelled
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,9 @@ class Discovery:
         rng: Random,
         own: HostPort,
         family: int,
+        faults: Faults | None = None,
     ) -> None:
+        self._faults = faults or Faults()
         self.contact = contact
         self.alone = alone
         self.rng = rng
@@ -115,16 +118,19 @@ class Discovery:
         """Until cancelled. Never raises for the sake of a resolver."""
         async with trio.open_nursery() as nursery:
             task_status.started()
-            while True:
-                self._try(self.literals)
-                for name in self.names:
-                    if name.asking:
-                        self.counters.slow += 1
-                        self._try(name.known)
-                    else:
-                        name.asking = True
-                        nursery.start_soon(self._look_up, name)
-                await self._pause()
+            await self._faults.keep("discovery", self._ask, nursery)
+
+    async def _ask(self, nursery: trio.Nursery) -> None:
+        while True:
+            self._try(self.literals)
+            for name in self.names:
+                if name.asking:
+                    self.counters.slow += 1
+                    self._try(name.known)
+                else:
+                    name.asking = True
+                    nursery.start_soon(self._faults.once, "discovery", self._look_up, name)
+            await self._pause()
 
     async def _pause(self) -> None:
         """Until the next round. Whoever becomes alone does not wait for the end of it."""

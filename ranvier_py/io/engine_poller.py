@@ -55,6 +55,7 @@ from ranvier_py.core.errors import NodeExhausted, causes, is_exhaustion, words_o
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backends import ProbeResult
+from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
@@ -159,9 +160,10 @@ class EnginePoller:
         probed, measured, found: who gets what; a kind without one is not asked for.
         owns: whether this node looks at the metrics of a backend, or a peer does.
         context: for https backends; by default the system's authorities are trusted.
+        faults: where what nobody expected is noted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one for each kind of answer, and what tests replace
         self,
         options: PollOptions,
         rng: Random,
@@ -171,8 +173,10 @@ class EnginePoller:
         found: Callable[[BackendId, tuple[Publisher, ...]], object] | None = None,
         owns: Callable[[BackendId], bool] = lambda _: True,
         context: ssl.SSLContext | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self.owns = owns
+        self._faults = faults or Faults()
         self.counters = PollCounters()
         self._options = options
         self._rng = rng
@@ -265,11 +269,11 @@ class EnginePoller:
         with engine.scope:
             async with trio.open_nursery() as nursery:
                 if self._probed is not None:
-                    nursery.start_soon(self._repeat, self._probe, engine)
+                    nursery.start_soon(self._faults.keep, "probe", self._repeat, self._probe, engine)
                 if self._measured is not None:
-                    nursery.start_soon(self._repeat, self._measure, engine)
+                    nursery.start_soon(self._faults.keep, "engine_metrics", self._repeat, self._measure, engine)
                 if self._found is not None and engine.events and not engine.fixed:
-                    nursery.start_soon(self._repeat, self._discover, engine)
+                    nursery.start_soon(self._faults.keep, "publishers", self._repeat, self._discover, engine)
 
     async def _repeat(self, ask: Callable[[Engine], Awaitable[None]], engine: Engine) -> None:
         while True:
@@ -421,11 +425,8 @@ class EnginePoller:
 
     async def _addresses(self, host: str) -> Sequence[str]:
         """What a backend's host stands for now; nothing where that can't be found out."""
-        with trio.move_on_after(self._options.publishers_timeout_s):
-            try:
-                infos = await trio.socket.getaddrinfo(host, None)
-            except OSError:
-                return ()
+        with trio.move_on_after(self._options.publishers_timeout_s), suppress(OSError):
+            infos = await trio.socket.getaddrinfo(host, None)
             return list(dict.fromkeys(str(info[4][0]) for info in infos))[:ADDRESSES_MAX]
         return ()
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import trio
 
+from ranvier_py.core.addresses import checked_host, without_secrets
 from ranvier_py.core.engine_cache.prefix_index.shared_index import RedisJob, SharedIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.histogram import Histogram
@@ -80,7 +81,7 @@ class RedisLink:
         self._one = trio.CapacityLimiter(1)  # thread, even when one was abandoned
         self._due, self._answered = trio.Event(), trio.Event()
         shared.poke = self.poke
-        self.place = shown(url)
+        self.place = without_secrets(url)
 
     async def run(self) -> None:
         """For ever."""
@@ -139,9 +140,9 @@ class RedisLink:
         shared, limits = self.shared, self._options
         deadline_s = limits.timeout_s + (limits.connect_s if job.is_hello else 0.0)
         began, kind, why = time.monotonic(), "", ""
-        if self._client is None:
-            self._client = self._connect()
         try:
+            if self._client is None:
+                self._client = self._connect()
             with trio.fail_after(deadline_s):
                 replies = await trio.to_thread.run_sync(
                     work, self._client, job, abandon_on_cancel=True, limiter=self._one
@@ -163,6 +164,9 @@ class RedisLink:
     def _connect(self) -> Any:
         limits = self._options
         try:
+            place = urlsplit(self._url)
+            if place.scheme != "unix":
+                checked_host(place.hostname or "localhost")
             return redis.Redis.from_url(
                 self._url,
                 socket_connect_timeout=limits.connect_s,
@@ -204,11 +208,3 @@ def reason_of(error: Exception) -> str:
     cause = error.__cause__ or error.__context__
     reason = next((each.strerror for each in (error, cause) if isinstance(each, OSError) and each.strerror), "")
     return f"{type(error).__name__}{f': {reason}' if reason else ''}"
-
-
-def shown(url: str) -> str:
-    """Without what may be secret."""
-    place = urlsplit(url)
-    return f"{place.scheme}://{place.hostname or ''}{f':{place.port}' if place.port else ''}" + (
-        place.path if place.scheme == "unix" else ""
-    )

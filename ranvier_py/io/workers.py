@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from ranvier_py.core.pauses import doubled
+
 log = logging.getLogger(__name__)
 
 RESTART_DELAY_S = 1.0
@@ -121,7 +123,7 @@ class Supervisor:
             return
         now = time.monotonic()
         worker.deaths = 1 if now - worker.started_at >= STABLE_S else worker.deaths + 1
-        delay_s = min(self.restart_delay_s * 2 ** (worker.deaths - 1), RESTART_DELAY_S_MAX)
+        delay_s = doubled(self.restart_delay_s, worker.deaths - 1, RESTART_DELAY_S_MAX)
         worker.restart_at = now + delay_s
         self.restarts += 1
         log.error("worker.ended %d (process %d) with code %d; next in %.1f s", worker.index, pid, code, delay_s)

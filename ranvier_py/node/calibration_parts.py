@@ -83,9 +83,8 @@ class Calibrating:
         self._looks.pop(backend, None)
         self.calibration.forget(backend)
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self) -> None:
         """Until cancelled."""
-        task_status.started()
         while True:
             await trio.sleep(TICK_S)
             self.tick(self._clock())

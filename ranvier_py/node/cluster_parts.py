@@ -35,6 +35,7 @@ from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_soc
 from ranvier_py.io.gossip.gossip_streams import InboundStreams, OutboundStreams
 from ranvier_py.io.gossip.state_file import StateFile
 from ranvier_py.io.keys import KeyFile, Keys, insecure_keys, keys_of
+from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class FingerprintScheme:
 
 
 async def open_cluster(
-    config: Config, keys: Keys, key_file: KeyFile | None, router: Router, scheme: FingerprintScheme
+    config: Config, keys: Keys, key_file: KeyFile | None, router: Router, scheme: FingerprintScheme, faults: Faults
 ) -> ClusterParts:
     """Bind the port and make the peer. Raises OSError, ConfigError."""
     endpoints = config.gossip_endpoints
@@ -90,7 +91,7 @@ async def open_cluster(
         peer = RouterPeer(
             router, peer_settings(config, scheme, own, state), keys.ring, SystemRandom(), time.monotonic()
         )
-        return ClusterParts(config, peer, sockets, own, key_file, state_file)
+        return ClusterParts(config, peer, sockets, own, key_file, state_file, faults)
     except BaseException:
         sockets.close()
         raise
@@ -113,14 +114,16 @@ class ClusterParts:
         own: HostPort,
         key_file: KeyFile | None,
         state_file: StateFile | None,
+        faults: Faults,
     ) -> None:
+        self._faults = faults
         self.peer, self.own, self.state_file = peer, own, state_file
         self.label = config.cluster_name
         self._started_at = time.monotonic()
         self._key_file = key_file
         if key_file is not None:
             key_file.changed = peer.rekey
-        self.port = port = GossipPort(peer, sockets, changed=self._log_changes)
+        self.port = port = GossipPort(peer, sockets, changed=self._log_changes, faults=faults)
         self._inbound = InboundStreams(sockets.listener, port)
         host = "" if is_wildcard(sockets.host) else sockets.host
         rng = SystemRandom()
@@ -130,7 +133,7 @@ class ClusterParts:
         self._given_up = self._untimely = 0
         peer.woken = port.poke
         join = config.gossip_endpoints.join if config.gossip_endpoints else ()
-        self.discovery = Discovery(join, port.contact, lambda: peer.alone, rng, own, sockets.family)
+        self.discovery = Discovery(join, port.contact, lambda: peer.alone, rng, own, sockets.family, faults)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
@@ -139,9 +142,9 @@ class ClusterParts:
             nursery.start_soon(self._inbound.run)
             await nursery.start(self.port.run)
             if self._key_file is not None:
-                await nursery.start(self._key_file.run)
+                nursery.start_soon(self._faults.keep, "key_file", self._key_file.run)
             if self.state_file is not None:
-                await nursery.start(self.state_file.run, self.peer.state)
+                nursery.start_soon(self._faults.keep, "state_file", self.state_file.run, self.peer.state)
             await nursery.start(self.discovery.run)
             log.info("gossip.started as %s at %s in %s", self.peer.me.name, spelled(self.own), self.label)
             task_status.started()

@@ -28,7 +28,7 @@ from ranvier_py.core.engine_cache.block_namespaces import Names, base_models, na
 from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineCaches, Source, SourceState
 from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.gap_values import AskPeer, GapSettings, Level, LevelChanged
-from ranvier_py.core.engine_cache.peer_access import StreamSharing
+from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharing
 from ranvier_py.core.engine_cache.quota import Quota
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
@@ -38,11 +38,13 @@ from ranvier_py.core.errors import NoZmq
 from ranvier_py.core.gossip.readers.shared_streams import SharedStreams
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.pauses import doubled
 from ranvier_py.core.routing.backends import Backend, Transition
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber, LoadReceived
 from ranvier_py.node.event_reader import SubscribedStream
+from ranvier_py.supervision import PAUSE_S, PAUSE_S_MAX, Faults
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,6 @@ IDLE_INTERVAL_S = 1.0  # while no engine publishes anything; whoever finds one w
 SWEEP_ROWS_MAX = 2000  # a second, as many as the table's own sweep (node.py), which follows
 AGAIN_S = 30.0  # after an engine could not be reached: this node would try again, if nobody has it
 CHANNEL = "zmq"
-FAULTS_LOGGED_MAX = 10  # with a traceback; the counter goes on
 
 RESTARTS_MAX, RESTART_S = 10, 6.0
 """Restarts of one engine that its events may show, at once and each so often. More are not believed: then they cost no
@@ -66,6 +67,7 @@ class EngineEvents:
 
     Args:
         log_transitions: what the registry makes of restarts that streams notice.
+        faults: where bugs are noted; one costs hits, and nobody else's.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class EngineEvents:
         rng: Random,
         log_transitions: Callable[[Sequence[Transition]], None],
         *,
+        faults: Faults | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine_caches = EngineCaches(
@@ -84,12 +87,12 @@ class EngineEvents:
         )
         self.sharing = StreamSharing()
         self.shared = False
-        self.faults = 0  # exceptions of ours
         self.restarts_unbelieved = 0
         self._restarts: dict[BackendId, Quota] = {}
         self._levels: dict[BackendId, Quota] = {}
         self.load_reported: Callable[[BackendId, EngineLoad], object] = lambda *_: None  # whoever counts loads sets it
         self.discover_soon: Callable[[BackendId], object] = lambda _: None  # whoever looks for publishers sets it
+        self._faults = faults or Faults()
         self._hasher = router.hasher.plain()
         self._namespace_of = router.reader.namespace_of
         self._registry = router.registry
@@ -100,6 +103,7 @@ class EngineEvents:
         self.streams: dict[BackendId, dict[int, SubscribedStream]] = {}  # by rank
         self._unnamed: dict[BackendId, tuple[tuple[str, ...], ...]] = {}  # whose events can't be read, and their models
         self._lost: dict[BackendId, float] = {}  # not to be tried before then: somebody else may reach it
+        self._failed: dict[BackendId, tuple[int, float]] = {}  # faults in a row, and not to be looked at before then
         self._sockets: KvSockets | None = None
         self._trouble = ""
         self._nursery: trio.Nursery | None = None
@@ -114,7 +118,7 @@ class EngineEvents:
 
     def forget(self, backend: BackendId) -> None:
         """It was removed."""
-        for table in (self._found, self._unnamed, self._lost, self._restarts, self._levels):
+        for table in (self._found, self._unnamed, self._lost, self._failed, self._restarts, self._levels):
             table.pop(backend, None)
         self._end(backend)
 
@@ -140,46 +144,58 @@ class EngineEvents:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 task_status.started()
-                while True:
-                    busy = self.streams or any(self._found.values())
-                    with trio.move_on_after(LOOK_INTERVAL_S if busy else IDLE_INTERVAL_S):
-                        await self._woken.wait()
-                    self._woken = trio.Event()
-                    self._guarded(self.look)
+                await self._faults.keep("engine_events", self._keep_looking)
         finally:
             self._nursery = None
             if self._sockets is not None:
                 self._sockets.close()
 
+    async def _keep_looking(self) -> None:
+        while True:
+            busy = self.streams or any(self._found.values())
+            with trio.move_on_after(LOOK_INTERVAL_S if busy else IDLE_INTERVAL_S):
+                await self._woken.wait()
+            self._woken = trio.Event()
+            self.look(self._clock())
+
     def look(self, now: float) -> None:
-        """Begin and end what this node is to receive; hand on what peers have brought."""
-        publishing = {id_: self._names(id_) for id_, publishers in self._found.items() if publishers}
+        """Begin and end what this node is to receive; hand on what peers have brought.
+
+        A fault costs the engine that it met: it is left as it is for a while, which doubles while it faults again.
+        """
+        publishing = [id_ for id_, publishers in self._found.items() if publishers]
         self.sharing.streams({id_: [each.rank for each in self._found[id_]] for id_ in publishing}, now)
-        for id_ in [one for one in self.streams if one not in publishing]:
-            self._end(id_)
-        for id_, names in publishing.items():
-            self.sharing.unable(id_, not self._can() or now < self._lost.get(id_, now), now)
-            wanted = dict(zip(self._found[id_], names, strict=True)) if names and self.sharing.subscribes(id_) else {}
-            self._follow(id_, wanted, now)
+        for id_ in [*(one for one in self.streams if one not in publishing), *publishing]:
+            failures, until = self._failed.get(id_, (0, now))
+            if now < until:
+                continue
+            self._failed[id_] = failures + 1, now + doubled(PAUSE_S, failures, PAUSE_S_MAX)
+            with self._faults.caught("engine_events"):
+                self._look_at(id_, now)
+                del self._failed[id_]
         for answer in self.sharing.snapshots():
-            one = self.streams.get(answer.backend, {}).get(answer.rank)
-            if one is not None:
-                one.subscriber.carry(one.stream.snapshot_offered(answer.ask, answer.snapshot, now))
-                what = "missing" if answer.snapshot is None else "received"
-                log.info("engine_events.snapshot_%s %s", what, self._label(one.stream.source))
+            with self._faults.caught("engine_events"):
+                self._offer(answer, now)
+
+    def _look_at(self, id_: BackendId, now: float) -> None:
+        found = self._found.get(id_, ())
+        wanted: dict[Publisher, tuple[str, ...]] = {}
+        if found:
+            names = self._names(id_)
+            self.sharing.unable(id_, not self._can() or now < self._lost.get(id_, now), now)
+            wanted = dict(zip(found, names, strict=True)) if names and self.sharing.subscribes(id_) else {}
+        self._follow(id_, wanted, now)
+
+    def _offer(self, answer: SnapshotAnswer, now: float) -> None:
+        one = self.streams.get(answer.backend, {}).get(answer.rank)
+        if one is not None:
+            one.subscriber.carry(one.stream.snapshot_offered(answer.ask, answer.snapshot, now))
+            what = "missing" if answer.snapshot is None else "received"
+            log.info("engine_events.snapshot_%s %s", what, self._label(one.stream.source))
 
     def sweep(self, now: float) -> None:
         """Put the route table right, a little at a time. To be called each second."""
-        self._guarded(lambda _: self.engine_caches.sweep(now, SWEEP_ROWS_MAX))
-
-    def _guarded(self, call: Callable[[float], object]) -> None:
-        """A bug of ours here costs hits, not the node."""
-        try:
-            call(self._clock())
-        except Exception:
-            self.faults += 1
-            if self.faults <= FAULTS_LOGGED_MAX:
-                log.error("engine_events.failed %d so far", self.faults, exc_info=True)
+        self.engine_caches.sweep(now, SWEEP_ROWS_MAX)
 
     # Inside
 
@@ -214,7 +230,7 @@ class EngineEvents:
 
     def _follow(self, id_: BackendId, publishers: Mapping[Publisher, tuple[str, ...]], now: float) -> None:
         """Subscribe to these publishers of one engine, each under its names, and to no others."""
-        streams = self.streams.pop(id_, {})
+        streams = self.streams.setdefault(id_, {})  # always all that runs, whatever is raised on the way
         for rank, one in list(streams.items()):
             if publishers.get(one.publisher) != one.stream.names.base:
                 self._stop(streams.pop(rank), now)
@@ -222,8 +238,8 @@ class EngineEvents:
             if publisher.rank not in streams and self._sockets is not None:
                 streams[publisher.rank] = self._begin(id_, names, publisher, now)
         if not streams:
+            del self.streams[id_]
             return
-        self.streams[id_] = streams
         reads, backend = self.sharing.reads(id_), self._registry.current(id_)
         for one in streams.values():
             one.subscriber.carry(one.stream.measured(now, is_hybrid=backend is not None and backend.hybrid))
@@ -253,14 +269,17 @@ class EngineEvents:
         settings = GapSettings(replay=publisher.replay is not None, peers=self.shared)
         stream = EventStream(source, self.engine_caches, self._hasher, names, settings=settings)
         carry = partial(self._carry, stream)
-        subscriber = KvSubscriber(self._sockets, publisher, stream, self._rng, carry, clock=self._clock)
+        subscriber = KvSubscriber(
+            self._sockets, publisher, stream, self._rng, carry, faults=self._faults, clock=self._clock
+        )
         one = SubscribedStream(publisher, stream, subscriber, trio.CancelScope(), now)
-        self._nursery.start_soon(one.run)
+        self._nursery.start_soon(one.run, self._faults)
         log.info("engine_events.started %s at %s", self._label(source), publisher.events.endpoint)
         return one
 
     def _stop(self, one: SubscribedStream, now: float) -> None:
-        one.stop(now)
+        with self._faults.caught("engine_events"):
+            one.stop(now)
         log.info("engine_events.stopped %s", self._label(one.stream.source))
 
     def _end(self, id_: BackendId) -> None:
@@ -312,7 +331,6 @@ class EngineEvents:
         standby = [one for ranks in self.streams.values() for one in ranks.values() if not one.stream.is_open]
         return {
             "trouble": self._trouble,
-            "faults": self.faults,
             "counts": asdict(self.engine_caches.counters),
             "engines": [self._line(backend) for backend in self._registry],
             "sources": [self._source_view(state, now) for state in self.engine_caches.sources()],
@@ -377,9 +395,6 @@ class EngineEvents:
         yield from samples("engine_cache", self.engine_caches.counters, {})
         help_text = "Engines whose events do not say of which base model they are."
         yield Sample("engine_events_ambiguous", "gauge", help_text, len(self._unnamed))
-        yield Sample(
-            "engine_events_faults", "counter", "Exceptions while events were followed, each a bug.", self.faults
-        )
         help_text = "Restarts that events showed more often than engines can restart."
         yield Sample("engine_events_restarts_unbelieved", "counter", help_text, self.restarts_unbelieved)
         for backend in self._registry:

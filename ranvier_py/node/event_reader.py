@@ -12,6 +12,7 @@ from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber
+from ranvier_py.supervision import Faults
 
 LOST_S = 10.0
 """Without a connection for so long, perhaps a peer can reach the publisher. An engine that starts anew takes longer."""
@@ -35,15 +36,15 @@ class SubscribedStream:
     scope: trio.CancelScope
     up_at: float  # when it was last connected, or begun
 
-    async def run(self) -> None:
+    async def run(self, faults: Faults) -> None:
         """Until `stop`."""
         with self.scope:
-            await self.subscriber.run()
+            await faults.keep("event_subscriber", self.subscriber.run)
 
     def stop(self, now: float) -> None:
         """Nothing more comes of it; its connection is closed by and by."""
-        self.stream.close(now)
         self.scope.cancel()
+        self.stream.close(now)
 
     def is_lost(self, now: float) -> bool:
         """Whether there has been no connection for long."""

@@ -36,6 +36,7 @@ from ranvier_py.core.routing.placement.kv_score import IndexedPrefix, KvScore, K
 from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink, RedisOptions
 from ranvier_py.proxy.pipeline import PromptTokenizer
+from ranvier_py.supervision import Faults
 
 FINGERPRINT_DIGITS = 16
 CHANGED, STATUS = "Events that changed the index.", "State of an event source."
@@ -119,7 +120,9 @@ class Indexing:
         *,
         engine_caches: EngineCaches | None = None,
         api_key: str = "",
+        faults: Faults | None = None,
     ) -> None:
+        self._faults = faults or Faults()
         self.index = KvIndex(settings, time.perf_counter)
         self._scoring: KvScoreOptions | None = None  # of the policy that asks
         self._sources: list[tuple[IndexedBackend, EventSource]] = []
@@ -163,12 +166,16 @@ class Indexing:
         """Listen for ever."""
         async with trio.open_nursery() as nursery:
             for _, source in self._sources:
-                nursery.start_soon(source.run)
+                nursery.start_soon(self._faults.keep, "kv_index_source", source.run)
             if self._link is not None:
-                nursery.start_soon(self._link.run)
-            while self.enabled:
-                self.index.expire(time.monotonic())
-                await trio.sleep(TICK_S)
+                nursery.start_soon(self._faults.keep, "kv_index_redis", self._link.run)
+            if self.enabled:
+                nursery.start_soon(self._faults.keep, "kv_index", self._expire)
+
+    async def _expire(self) -> None:
+        while True:
+            self.index.expire(time.monotonic())
+            await trio.sleep(TICK_S)
 
     # --- the control port -------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -62,6 +62,7 @@ from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.server import DataServer
 from ranvier_py.proxy.upstream import Upstream
+from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class Node:
         """`tokenizer` has started; `key` is what fingerprints are made with, there as here."""
         self.config = config
         self.tokenizer = tokenizer
+        self.faults = Faults()
         self.clustering: ClusterParts | None = None
         self.drained = trio.Event()  # nobody is served any more, and the peers know it
         self.addresses: dict[str, BackendAddress] = {}
@@ -109,8 +111,8 @@ class Node:
             self.router.observers += (self.recorder,)
         self.tokenizer_worker = TokenizerWorker(tokenizer, self.router, keys, queue_max=config.learn_queue_max)
         self.upstream = Upstream(config.upstream)
-        self.engine_events = EngineEvents(self.router, rng, log_transitions)
-        self.worker_reports = WorkerReports(self.router, self.engine_events.engine_caches, keys)
+        self.engine_events = EngineEvents(self.router, rng, log_transitions, faults=self.faults)
+        self.worker_reports = WorkerReports(self.router, self.engine_events.engine_caches, keys, faults=self.faults)
         self.asking = UsageAsking(enabled=config.ask_usage)
         self.calibrating = calibrating_of(config, self.router, self.asking, self.engine_events)
         self.poller = EnginePoller(
@@ -119,6 +121,7 @@ class Node:
             probed=self._probed,
             measured=self.calibrating.looked,
             found=self.engine_events.found if config.kv_events == "auto" else None,
+            faults=self.faults,
         )
         self.engine_events.discover_soon = self.poller.discover_soon
         self.engine_events.load_reported = self.poller.load_reported
@@ -137,30 +140,37 @@ class Node:
             authorization=f"Bearer {config.api_key}".encode() if config.api_key else b"",
             ids=(b"%b-%x" % (name, number) for number in count(1)),
         )
-        self.server = DataServer(self.pipeline.handle, config.server, tls=tls_context(config), report=report)
+        self.server = DataServer(
+            self.pipeline.handle, config.server, tls=tls_context(config), report=report, faults=self.faults
+        )
         self.upstream.readiness = self.server.readiness  # runs as long as there are requests
         self.admin = Admin(self)
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
-        self.indexing: Indexing = indexing_of(config, self.registry, self.engine_events.engine_caches, rng)
+        self.indexing: Indexing = indexing_of(config, self.registry, self.engine_events.engine_caches, rng, self.faults)
         self.indexing.join(self.router.policy)
 
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
-        """`spec` is what else was configured. Raises BadRequest with nothing changed."""
-        backend = self.registry.add(url, weight=weight, name=name)
-        self.addresses[backend.url] = BackendAddress.parse(backend.url)
-        events = spec is None or spec.kv_events != OFF
-        publishers = publishers_of(spec) if spec is not None and events else ()
-        self.poller.watch(backend.id, backend.url, self.config.api_key, publishers=publishers, events=events)
+        """`spec` is what else was configured. Raises BadRequest; whatever is raised, nothing was added."""
+        with ExitStack() as undo:
+            backend = self.registry.add(url, weight=weight, name=name)
+            undo.callback(self.remove_backend, backend.name)
+            self.addresses[backend.url] = BackendAddress.parse(backend.url)
+            events = spec is None or spec.kv_events != OFF
+            publishers = publishers_of(spec) if spec is not None and events else ()
+            self.poller.watch(backend.id, backend.url, self.config.api_key, publishers=publishers, events=events)
+            undo.pop_all()
         log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)
         return backend.id
 
     def remove_backend(self, name_or_url: str) -> None:
+        """Raises NotFound. Each part forgets it, whatever is raised by another."""
         backend = self.registry.remove(name_or_url)
-        self.poller.forget(backend.id)
-        self.engine_events.forget(backend.id)
-        self.calibrating.forget(backend.id)
-        self.upstream.forget(self.addresses.pop(backend.url))
+        with ExitStack() as steps:
+            if address := self.addresses.pop(backend.url, None):
+                steps.callback(self.upstream.forget, address)
+            for part in (self.calibrating, self.engine_events, self.poller):
+                steps.callback(part.forget, backend.id)
         log.info("backend.removed %s", backend.name)
 
     async def follow(self, clustering: ClusterParts) -> None:
@@ -172,7 +182,8 @@ class Node:
             for backend in peer.doubted():
                 self.poller.probe_soon(backend)
             for command in peer.commands():
-                self._follow(command)
+                with self.faults.caught("commands"):
+                    self._follow(command)
             clustering.look()
 
     def _follow(self, command: Command) -> None:
@@ -204,10 +215,12 @@ class Node:
             generations = [
                 slot.generation if slot is not None and not slot.removed else -1 for slot in self.registry.slots
             ]
-            self.engine_events.sweep(time.monotonic())
-            self.router.routes.sweep(time.monotonic(), generations, SWEEP_ROWS_MAX)
-            for shadow in self.shadows.shadows if self.shadows is not None else ():
-                shadow.router.routes.sweep(time.monotonic(), generations, SWEEP_ROWS_MAX)
+            with self.faults.caught("sweep"):
+                self.engine_events.sweep(time.monotonic())
+            shadows = self.shadows.shadows if self.shadows is not None else ()
+            for router in (self.router, *(shadow.router for shadow in shadows)):
+                with self.faults.caught("sweep"):
+                    router.routes.sweep(time.monotonic(), generations, SWEEP_ROWS_MAX)
             self.upstream.prune()
 
     async def stop_on_signal(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -270,40 +283,41 @@ async def run(
         gc.freeze()  # what was loaded stays
         gc.set_threshold(*GARBAGE_THRESHOLDS)
         node = Node(config, tokenizer, Random(secrets.randbits(64)), key)  # noqa: S311  # placement draws no secrets
-        if keys is not None:
-            node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme)
-            node.engine_events.share(node.clustering.peer.streams)
-            node.poller.owns = looked_at_by(node.clustering.peer)
-        try:
+        with closing(node.upstream):
+            if keys is not None:
+                node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme, node.faults)
+                node.engine_events.share(node.clustering.peer.streams)
+                node.poller.owns = looked_at_by(node.clustering.peer)
             await run_parts(node, task_status)
-        finally:
-            node.upstream.close()
     finally:
         await tokenizer.close()
     log.info("node.stopped")
 
 
 async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None:
-    """Start the parts in order, serve until drained, stop them in reverse."""
-    config = node.config
+    """Start the parts in order, serve until drained, stop them in reverse.
+
+    No fault of a part ends the others: it is kept here, or keeps its own loops where it has several.
+    """
+    config, faults = node.config, node.faults
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(node.tokenizer.run)
-        await nursery.start(node.tokenizer_worker.run)
-        nursery.start_soon(node.sweep)
+        nursery.start_soon(faults.keep, "tokenizer", node.tokenizer.run)
+        nursery.start_soon(faults.keep, "tokenizer_worker", node.tokenizer_worker.run)
+        nursery.start_soon(faults.keep, "sweep", node.sweep)
         if node.recorder is not None:
-            await nursery.start(node.recorder.run)
+            nursery.start_soon(faults.keep, "recorder", node.recorder.run)
         if node.clustering is not None:
             await nursery.start(node.clustering.run)
-            nursery.start_soon(node.follow, node.clustering)
+            nursery.start_soon(faults.keep, "follow", node.follow, node.clustering)
         nursery.start_soon(node.indexing.run)
         await nursery.start(node.poller.run)
         await nursery.start(node.engine_events.run)
-        await nursery.start(node.calibrating.run)
+        nursery.start_soon(faults.keep, "calibration", node.calibrating.run)
         await nursery.start(node.worker_reports.run)
         settings = control_settings(config)
         with listening_on(config.control):
-            url = await nursery.start(partial(control.serve, node.admin, settings, shutdown=shutdown))
+            url = await nursery.start(partial(control.serve, node.admin, settings, shutdown=shutdown, faults=faults))
         await nursery.start(node.stop_on_signal)
         with trio.move_on_after(config.polls.probe_timeout_s):  # who serves which model, before the first request asks
             await node.poller.wait_first_round()

@@ -46,6 +46,7 @@ from ranvier_py.node.cluster_parts import FingerprintScheme
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import IndexedBackend, Indexing
 from ranvier_py.node.push_parts import KeyInbox
+from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
@@ -160,13 +161,17 @@ def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
     return Shadows(made, router.registry)
 
 
-def indexing_of(config: Config, registry: Registry, engine_caches: EngineCaches, rng: Random) -> Indexing:
+def indexing_of(
+    config: Config, registry: Registry, engine_caches: EngineCaches, rng: Random, faults: Faults
+) -> Indexing:
     """The index that event streams of Continuum's shape fill; empty without any."""
     found = [(registry.find(spec.url), spec.kv_index) for spec in config.backend if spec.kv_index]
     backends = [IndexedBackend(one.id, one.name, url, one.url) for one, url in found if one is not None]
     options = replace(config.events, idle_s=config.index.ttl_s)
     own_rng = Random(rng.getrandbits(64))  # noqa: S311
-    indexing = Indexing(config.index, backends, options, own_rng, engine_caches=engine_caches, api_key=config.api_key)
+    indexing = Indexing(
+        config.index, backends, options, own_rng, engine_caches=engine_caches, api_key=config.api_key, faults=faults
+    )
     if config.kv_index_backend == "redis" and config.kv_redis_url is not None:
         indexing.share(config.kv_redis_url.get_secret_value(), config.redis, partial(backend_at, registry))
     return indexing

@@ -17,7 +17,6 @@ route then ends by its time to live. A large sync gives way every few millisecon
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,12 +51,10 @@ from ranvier_py.core.routing.backends import Backend, Outcome
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, prefix_len_of
 from ranvier_py.core.routing.router import Router
 from ranvier_py.node.pushed_events import PushedEvents
-
-log = logging.getLogger(__name__)
+from ranvier_py.supervision import Faults
 
 TICK_S = 0.5
 PAUSE_S = 0.001  # between two ticks of event streams that are due at once
-FAULTS_LOGGED_MAX = 10  # with a traceback; the counter goes on
 LINKS_PER_TICK = 100
 """Routes of what workers hold by prefix hash are refreshed so many at a time, each well within its time to live."""
 
@@ -120,11 +117,13 @@ class WorkerReports:
         engine_caches: EngineCaches,
         inbox: KeyInbox,
         *,
+        faults: Faults | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._faults = faults or Faults()
         self.map = PushMap()
         self.links = Links()
-        self.events = PushedEvents(router, engine_caches, clock)
+        self.events = PushedEvents(router, engine_caches, clock, self._faults)
         self._registry = router.registry
         self._router = router
         self._engine_caches = engine_caches
@@ -134,7 +133,6 @@ class WorkerReports:
         self._models_version = -1
         self._leases: BoundedDict[tuple[BackendId, Fingerprint], float] = BoundedDict(LEASES_MAX)  # first to end first
         self._refreshed = 0
-        self.faults = 0
         inbox.drain = self.drain
 
     # --- what control/worker_reports.py asks -------------------------------------------------------------------------
@@ -201,18 +199,18 @@ class WorkerReports:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """End leases, notice who went silent, refresh routes, go on with event streams, until cancelled."""
         task_status.started()
-        tick_at = self._clock()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._faults.keep, "worker_reports", self._keep_ticking)
+            nursery.start_soon(self._faults.keep, "pushed_events", self._follow_events)
+
+    async def _keep_ticking(self) -> None:
         while True:
-            now, wait_s = self._clock(), TICK_S
-            try:
-                if now >= tick_at:
-                    tick_at = now + TICK_S
-                    self.tick(now)
-                wait_s = self.events.tick(now)
-            except Exception:  # a bug of ours here costs hits, not the node
-                self.faults += 1
-                if self.faults <= FAULTS_LOGGED_MAX:
-                    log.exception("worker_reports.failed %d so far", self.faults)
+            self.tick(self._clock())
+            await trio.sleep(TICK_S)
+
+    async def _follow_events(self) -> None:
+        while True:
+            wait_s = self.events.tick(self._clock())
             with trio.move_on_after(max(PAUSE_S, wait_s)):
                 await self.events.due.wait()
             self.events.due = trio.Event()
@@ -257,7 +255,6 @@ class WorkerReports:
             ("streams", "Event streams that reporters push.", len(self.events)),
         ):
             yield Sample(f"push_{name}", "gauge", help_text, value)
-        yield Sample("push_faults", "counter", "Exceptions while reports were followed, each a bug.", self.faults)
         yield Sample("push_links_forgotten", "counter", "Links for which there was no room.", self.links.forgotten)
 
     # --- inside -------------------------------------------------------------------------------------------------------

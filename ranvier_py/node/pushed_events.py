@@ -31,6 +31,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backends import Backend
 from ranvier_py.core.routing.router import Router
+from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ class PushedStream:
 class PushedEvents:
     """The streams of all workers whose events are pushed."""
 
-    def __init__(self, router: Router, engine_caches: EngineCaches, clock: Callable[[], float]) -> None:
+    def __init__(self, router: Router, engine_caches: EngineCaches, clock: Callable[[], float], faults: Faults) -> None:
+        self._faults = faults
         self.counters = PushedEventCounters()
         self._registry = router.registry
         self._hasher = router.hasher.plain()
@@ -109,18 +111,23 @@ class PushedEvents:
         """What is due by the time. Returns seconds until the next tick, which `due` wants sooner."""
         next_at = now + LOOK_S
         for key, pushed in list(self._streams.items()):
-            backend = self._registry.current(key[0])
-            if backend is None or pushed.stream.names.base != names_of(backend, pushed.model):
-                self._close(key, now)
-                continue
-            if pushed.connected and now >= pushed.reported_at + SILENT_S:
-                self.counters.silenced += 1
-                self._carry(pushed, pushed.connect(False, now))
-            if (wake_at := pushed.stream.wake_at()) is not None and wake_at <= now:
-                self._carry(pushed, pushed.stream.tick(now))
-                wake_at = pushed.stream.wake_at()
-            next_at = min(next_at, wake_at or next_at)
+            with self._faults.caught("pushed_events"):  # a fault costs the stream that it met
+                next_at = min(next_at, self._tick_one(key, pushed, now) or next_at)
         return next_at - now
+
+    def _tick_one(self, key: tuple[BackendId, int], pushed: PushedStream, now: float) -> float | None:
+        """When it wants the next tick."""
+        backend = self._registry.current(key[0])
+        if backend is None or pushed.stream.names.base != names_of(backend, pushed.model):
+            self._close(key, now)
+            return None
+        if pushed.connected and now >= pushed.reported_at + SILENT_S:
+            self.counters.silenced += 1
+            self._carry(pushed, pushed.connect(False, now))
+        if (wake_at := pushed.stream.wake_at()) is not None and wake_at <= now:
+            self._carry(pushed, pushed.stream.tick(now))
+            wake_at = pushed.stream.wake_at()
+        return wake_at
 
     def views(self) -> list[dict[str, Any]]:
         """Each rank of each worker, for the control port."""

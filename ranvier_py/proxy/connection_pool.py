@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
+from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.proxy.response_reader import HeadReading, KnownHead, ResponseParser
@@ -31,15 +31,11 @@ class BackendAddress(NamedTuple):
     @classmethod
     def parse(cls, url: str) -> BackendAddress:
         """`http://host:port/prefix` as an address. Raises ValueError with a sentence for the operator."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https"):
-            raise ValueError(f"{url!r}: a backend's URL begins with http:// or https://")
-        if not parts.hostname:
-            raise ValueError(f"{url!r}: a backend's URL names a host")
+        parts = checked_url(url, ("http", "https"))
         if parts.query or parts.fragment or parts.username:
-            raise ValueError(f"{url!r}: a backend's URL has no query, fragment or user")
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        return cls(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
+            raise ValueError("a backend's URL has no query, fragment or user")
+        port = parts.port or DEFAULT_PORTS[parts.scheme]
+        return cls(parts.scheme, parts.hostname or "", port, parts.path.rstrip("/"))
 
     @property
     def authority(self) -> str:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import trio
 from trio.lowlevel import wait_readable
 
+from ranvier_py.supervision import Faults
+
 READABLE = select.EPOLLIN
 HUNG_UP = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
@@ -57,7 +59,8 @@ class Watch:
 class Readiness:
     """The set. Nobody is called unless `run` runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Faults | None = None) -> None:
+        self._faults = faults or Faults()
         self._epoll = select.epoll()
         self._watches: dict[int, Watch] = {}
 
@@ -81,7 +84,10 @@ class Readiness:
             for fd, events in epoll.poll(0, EVENTS_MAX):
                 watch = watches.get(fd)
                 if watch is not None:
-                    watch.happened(events)
+                    try:
+                        watch.happened(events)
+                    except Exception as error:  # else the events after it are lost, and never come again
+                        self._faults.note("readiness", error)
 
     def close(self) -> None:
         """Nobody is called any more."""

@@ -29,6 +29,7 @@ from ranvier_py.proxy.http_values import WaitPhase
 from ranvier_py.proxy.readiness import Readiness
 from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport, listen
+from ranvier_py.supervision import Faults
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,9 @@ class DataServer:
         tls: ssl.SSLContext | None = None,
         report: Callable[[RequestSummary], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        faults: Faults | None = None,
     ) -> None:
+        self._faults = faults or Faults()
         self._limits = limits
         self._tls = tls
         self.counters = ServerCounters()
@@ -82,7 +85,7 @@ class DataServer:
         self.watchdog = Watchdog(limits.tick_s, clock)
         self._warn_at = -math.inf
         self._unreported = 0
-        self.readiness = Readiness()
+        self.readiness = Readiness(self._faults)
 
     async def serve(
         self,
@@ -96,13 +99,13 @@ class DataServer:
         self._listeners = listeners = await listen(host, port, reuse_port=reuse_port)
         try:
             async with trio.open_nursery() as watchers:
-                watchers.start_soon(self.watchdog.tick)
-                watchers.start_soon(self.readiness.run)
+                watchers.start_soon(self._faults.keep, "watchdog", self.watchdog.tick)
+                watchers.start_soon(self._faults.keep, "readiness", self.readiness.run)
                 async with trio.open_nursery() as connections:
                     with self._accepting:
                         async with trio.open_nursery() as acceptors:
                             for listener in listeners:
-                                acceptors.start_soon(self._accept, listener, connections)
+                                acceptors.start_soon(self._faults.keep, "accept", self._accept, listener, connections)
                             task_status.started([listener.getsockname()[:2] for listener in listeners])
                 watchers.cancel_scope.cancel()
         finally:
@@ -156,14 +159,14 @@ class DataServer:
             self._clients[client.fd] = client
             self.counters.connections += 1
             self.watchdog.watch(client)
-            connections.start_soon(self._run, client, client.driver)
+            connections.start_soon(self._faults.once, "connection", self._run, client, client.driver)
             return
         self._not_let_in("connections", f"{self._limits.connections_max} are open")
         if self._tls or self._refusing >= REFUSALS_MAX:
             sock.close()
             return
         self._refusing += 1
-        connections.start_soon(self._refuse, self._client(PlainTransport(sock), ""))
+        connections.start_soon(self._faults.once, "refusal", self._refuse, self._client(PlainTransport(sock), ""))
 
     def _not_let_in(self, kind: str, why: str) -> None:
         """Count a client, and warn of those since the last warning."""
@@ -195,8 +198,6 @@ class DataServer:
             self.counters.client_gone += 1
         except RanvierError as error:  # after the first byte; the request's own log line has it
             increment(self.counters.errors, error.code)
-        except Exception:
-            logger.exception("connection.failed peer=%s", client.peer)
         finally:
             self._forget(client, whole)
 

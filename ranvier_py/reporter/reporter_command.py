@@ -20,10 +20,11 @@ from urllib.parse import urlsplit
 
 import trio
 
+from ranvier_py.core.addresses import checked_url
 from ranvier_py.core.engine_cache.gap_values import GapSettings, Level, LevelChanged
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
-from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, Publisher, of_operator, parse_endpoint
+from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, Publisher, endpoint_of, of_operator
 from ranvier_py.core.engine_cache.sources.push_credentials import credential
 from ranvier_py.core.errors import ConfigError, NoZmq
 from ranvier_py.core.ids import BackendId
@@ -68,10 +69,13 @@ def problems_of(options: argparse.Namespace) -> list[str]:
         problems.append("--worker-id: which backend of the routers is it?")
     if not options.router:
         problems.append("--router: at least one control port")
-    for name in ("events", "replay"):
-        value = getattr(options, name)
-        if value and parse_endpoint(value) is None:
-            problems.append(f"--{name}: must be like tcp://127.0.0.1:5557")
+    places = [("engine", options.engine), *(("router", url) for url in options.router or ())]
+    for name, value in (*places, ("events", options.events), ("replay", options.replay)):
+        try:
+            if value:
+                endpoint_of(value) if name in ("events", "replay") else checked_url(value, ("http", "https"))
+        except ValueError as error:
+            problems.append(f"--{name}: {error}")
     if not options.engine and not options.events:
         problems.append("--engine or --events: where are the engine's KV events?")
     if not 1 <= options.ranks <= RANKS_MAX:

@@ -43,7 +43,7 @@ def test_a_place_may_leave_out_its_port(text: str, expected: tuple[str, int]) ->
 
 @pytest.mark.parametrize("text", ["", "a:", "a:x", "a:70000", ":80", "a b", "http://a", "a@b", "x:1:2"])
 def test_what_is_no_place_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must be"):
+    with pytest.raises(ValueError, match="must"):
         parse_host_port(text)
 
 

@@ -206,7 +206,7 @@ async def test_no_secret_is_logged_or_shown(caplog: pytest.LogCaptureFixture) ->
             assert "kv_index.alone unix://" in caplog.text
 
 
-@pytest.mark.parametrize("url", ["http://h:6379", "hunter2", "redis://h:no-port", ""])
+@pytest.mark.parametrize("url", ["http://h:6379", "hunter2", "redis://h:no-port", "redis://:hunter2@a..b", ""])
 def test_a_bad_url_is_refused_without_being_shown(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Side(url)

@@ -14,10 +14,13 @@ import pytest
 
 DEADLINE_S = 20.0
 PROGRAM = """
-import os, signal, sys
+import functools, os, signal, sys
+from ranvier_py.io import workers
 from ranvier_py.io.logs import set_up_logs
 from ranvier_py.io.workers import Supervisor
 
+workers.RESTART_DELAY_S_MAX = 0.01
+workers.Worker = functools.partial(workers.Worker, deaths={deaths})
 set_up_logs("info", "text")
 
 def say(*words):
@@ -56,8 +59,10 @@ class Run:
 
 
 @contextmanager
-def running(body: str, count: int = 2, stop_timeout_s: float = 30.0, stderr: int = subprocess.DEVNULL) -> Iterator[Run]:
-    program = PROGRAM.format(body=body, count=count, stop_timeout_s=stop_timeout_s)
+def running(
+    body: str, count: int = 2, stop_timeout_s: float = 30.0, stderr: int = subprocess.DEVNULL, deaths: int = 0
+) -> Iterator[Run]:
+    program = PROGRAM.format(body=body, count=count, stop_timeout_s=stop_timeout_s, deaths=deaths)
     root = Path(__file__).parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=root
@@ -86,6 +91,12 @@ def test_a_worker_that_dies_is_started_again_and_the_others_are_left_alone() -> 
         run.process.terminate()
         assert [words[0] for words in run.lines(2)] == ["reported", "reported"]
         assert run.process.wait(DEADLINE_S) == 0
+
+
+def test_a_worker_that_died_a_thousand_times_is_started_again() -> None:
+    with running("return 1", count=1, deaths=1023) as run:
+        assert [run.line()[:2] for _ in range(5)] == [["worker", "0"]] * 5
+        assert run.process.poll() is None
 
 
 def test_a_worker_that_can_not_be_helped_ends_all_with_its_code() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -72,6 +73,17 @@ class Node:
             answer = await self.ask(path)
             if holds(answer):
                 return answer
+
+    async def faults(self) -> dict[str, int]:
+        """How many exceptions nobody expected, by place."""
+        page = (await self.http.get(f"{self.control}/metrics")).text
+        found = re.findall(r'ranvier_unexpected_errors_total\{place="(\w+)"\} (\S+)', page)
+        return {place: int(float(number)) for place, number in found}
+
+    async def until_faults(self, *places: str) -> None:
+        """Until each of these places, and no other, went wrong twice: whatever it is, it goes on."""
+        while sorted(found := await self.faults()) != sorted(places) or min(found.values()) < 2:
+            pass
 
     async def until_routes(self, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """The node's statistics as soon as they are as expected."""

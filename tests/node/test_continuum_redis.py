@@ -24,6 +24,7 @@ from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import indexing_of
+from ranvier_py.supervision import Faults
 from tests.io.redis_server import needs_redis, redis_server
 from tests.node.node_lab import DEADLINE_S, Node, turn
 from tests.node.test_continuum_tier4 import OPENING, listening, stats
@@ -172,7 +173,7 @@ def test_cr31_without_the_client_of_redis_the_node_names_what_to_install(monkeyp
     engine_caches = EngineCaches(RouteTable(capacity=100), lambda _: 0)
     config = config_of(backend=["http://127.0.0.1:9"], kv_index_backend="redis", kv_redis_url=URL)
     with pytest.raises(ConfigError, match=r"ranvier-py\[redis\]"):
-        indexing_of(config, Registry(BackendLimits()), engine_caches, Random(1))
+        indexing_of(config, Registry(BackendLimits()), engine_caches, Random(1), Faults())
 
 
 def test_cr34_the_recipe_of_tier_four_with_redis_loads_and_hides_its_password(tmp_path: Path) -> None:

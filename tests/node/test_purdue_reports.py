@@ -22,7 +22,8 @@ from ranvier_py.core.routing.placement.policies import PlacementOptions, make_po
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import COMPLETION_PATH, Attempt, Router
 from ranvier_py.core.routing.speculation import Speculation
-from ranvier_py.node.push_parts import FAULTS_LOGGED_MAX, LEASE_S, KeyInbox, WorkerReports
+from ranvier_py.node.push_parts import LEASE_S, KeyInbox, WorkerReports
+from ranvier_py.supervision import Faults
 
 KEY = b"k" * 32
 
@@ -49,7 +50,8 @@ class World:
             rng=Random(1),
         )
         self.engine_caches = EngineCaches(self.router.routes, lambda backend: registry[backend].generation)
-        self.reports = WorkerReports(self.router, self.engine_caches, inbox, clock=lambda: self.now)
+        self.faults = Faults()
+        self.reports = WorkerReports(self.router, self.engine_caches, inbox, faults=self.faults, clock=lambda: self.now)
 
     def restart(self) -> None:
         """The router's process ends and begins again."""
@@ -285,4 +287,4 @@ async def test_a_bug_in_what_follows_reports_does_not_end_the_node(
     monkeypatch.setattr(world.reports.events, "tick", fail)
     with trio.move_on_after(10):
         await world.reports.run()
-    assert world.reports.faults > FAULTS_LOGGED_MAX
+    assert world.faults.counters.unexpected_errors == {"pushed_events": 7}

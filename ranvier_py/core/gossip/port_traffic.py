@@ -1,7 +1,6 @@
-"""What passes the gossip port and what does not: bounds, counters, rates, and how often a kind of trouble is logged.
+"""What passes the gossip port and what does not: bounds, counters and rates.
 
-Every drop has a reason and a counter; every error of the kernel is counted by its name (ENOBUFS). A kind of trouble is
-logged once in LOG_INTERVAL_S, with the number of times that were not (consul#19965: a line every 3 s for years).
+Every drop has a reason and a counter; every error of the kernel is counted by its name (ENOBUFS).
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from ipaddress import ip_address
 
 from ranvier_py.core.gossip.gossip_values import Address, Plane
 from ranvier_py.core.metrics import counter, gauge
-
-LOG_INTERVAL_S = 30.0
 
 OUR_FAULTS = frozenset(
     (errno.ENOBUFS, errno.ENOMEM, errno.EMSGSIZE, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EADDRNOTAVAIL)
@@ -91,7 +88,6 @@ class PortCounters:
     accepted: int = counter("Streams accepted.")
     closed: dict[str, int] = counter("Streams of peers closed.", label="why")
     ticks: int = counter("Ticks of the gossip timer.")
-    faults: int = counter("Exceptions in the gossip core, of which there should be none.")
 
     def __post_init__(self) -> None:
         for by_plane in (self.packets_sent, self.packets_received, self.bytes_sent, self.bytes_received):
@@ -117,22 +113,6 @@ class PortCounters:
         name = errno.errorcode.get(error.errno or 0, type(error).__name__)
         self.errors[name] = self.errors.get(name, 0) + 1
         return name
-
-
-class LogLimit:
-    """Which kinds of trouble were logged lately. Kinds are few: parts of the program and errors."""
-
-    def __init__(self) -> None:
-        self._logged: dict[str, tuple[float, int]] = {}  # kind -> (logged at, not logged since)
-
-    def suffix(self, kind: str, now: float) -> str | None:
-        """What to add to the line to be logged now; None when one of the kind was logged a moment ago."""
-        logged_at, more = self._logged.get(kind, (-LOG_INTERVAL_S, 0))
-        if now - logged_at < LOG_INTERVAL_S:
-            self._logged[kind] = (logged_at, more + 1)
-            return None
-        self._logged[kind] = (now, 0)
-        return f" ({more} more since the last line)" if more else ""
 
 
 class TrafficRates:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.boundaries import Message, TokenIds
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, canonical_message
 from ranvier_py.core.prompts.namespaces import TokenNamespaces, opening_key
-from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, PromptMemory, detached
+from ranvier_py.core.prompts.prompt import Boundary, KnownPrefix, PromptMemory
 
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
 NAMESPACE_FIELDS = ("model", "cache_salt", "lora_path", "tools", *TEMPLATE_FIELDS)
@@ -96,11 +95,6 @@ class Prompt:
         """Length in tokens, exact or estimated."""
         return self.end.tokens
 
-    def detach(self) -> None:
-        """Give it a chain of its own: what is found out about it is found out for it alone."""
-        chain = detached(self.end)
-        self.end, self.base, self.note = chain[-1], chain[self.base.messages], None
-
     def opening(self) -> bytes:
         """What names the conversation's opening (`placement.chwbl`), for policies that ask; empty where there is none.
 
@@ -139,12 +133,6 @@ class PromptReader:
         self._namespaces: dict[str, Fingerprint] = {}
         self._token_namespaces = TokenNamespaces(texts, identity)
         self.namespace_of = self._token_namespaces.of  # of tokens, whatever tools and templates a prompt has
-
-    def forgetful(self, tokens: TokenHasher) -> PromptReader:
-        """One that reads the same and remembers nothing. `tokens` hashes as ours does, and does no more."""
-        twin = copy(self)
-        twin.memory, twin._tokens, twin._namespaces = ForgetfulMemory(self.memory), tokens, dict(self._namespaces)
-        return twin
 
     def chat(self, body: bytes) -> Prompt:
         """A body of /v1/chat/completions. Raises BadRequest when it is not JSON."""

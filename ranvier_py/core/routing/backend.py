@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
+from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url, spelled
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
@@ -175,18 +175,13 @@ class Backend(Work):
 def normal_url(url: str) -> str:
     """scheme://host:port of an http or https origin. Raises BadRequest on anything else."""
     try:
-        parts = urlsplit(url.strip())
-        host, port = parts.hostname, parts.port
-    except ValueError as exc:
-        raise BadRequest(f"not a URL: {url!r} ({exc})") from exc
-    if parts.scheme not in ("http", "https") or not host:
-        raise BadRequest(f"backend must be http://host:port or https://host:port, not {url!r}")
+        parts = checked_url(url.strip(), ("http", "https"))
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
-        raise BadRequest(f"backend must be an origin, without path, query or credentials: {url!r}")
-    if port == 0 or not all("!" <= char <= "~" for char in host):
-        raise BadRequest(f"not a host and port: {url!r}")
-    port = port or (443 if parts.scheme == "https" else 80)
-    return f"{parts.scheme}://[{host}]:{port}" if ":" in host else f"{parts.scheme}://{host}:{port}"
+        raise BadRequest("must be a URL without path, query or credentials, like http://10.0.0.1:8000")
+    assert parts.hostname is not None
+    return f"{parts.scheme}://{spelled((parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]))}"
 
 
 class Pool:

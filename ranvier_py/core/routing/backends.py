@@ -119,6 +119,7 @@ class Registry:
             raise BadRequest(f"backend weight must be above 0 and at most 1000, not {weight}")
         if url in self.by_url or name in self.by_name:
             raise BadRequest(f"backend {name!r} at {url} is there already")
+        vitals = Vitals(self.limits)
         id_ = self.take_id()
         self.generations_used[id_] += 1
         backend = Backend(
@@ -127,7 +128,7 @@ class Registry:
             name=name,
             weight=weight,
             generation=self.generations_used[id_],
-            vitals=Vitals(self.limits),
+            vitals=vitals,
         )
         self.slots[id_] = backend
         self.by_name[name] = self.by_url[url] = backend
@@ -193,17 +194,9 @@ class Registry:
             pool = self.pools[key] = self.make_pool(model, key, ())
         return pool
 
-    def pool_then(self, model: str, now: float) -> Pool:
-        """What `pool` would return then, with nothing noted: for a dry run."""
-        before = self.counters.last_resorts
-        pool = self.make_pool(model, model if not model or model in self.listed else None, (), now)
-        self.counters.last_resorts = before
-        return pool
-
-    def make_pool(self, model: str, key: str | None, exclude: Collection[BackendId], then: float | None = None) -> Pool:
-        """`then`: when it is to be, if not now."""
+    def make_pool(self, model: str, key: str | None, exclude: Collection[BackendId]) -> Pool:
         serving = [b for b in self if not b.draining and b.id not in exclude and b.serves(model)]
-        eligible = [b for b in serving if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
+        eligible = [b for b in serving if b.vitals.admits]
         last_resort = False
         if not eligible:
             eligible = [b for b in serving if b.health is not Health.UNHEALTHY]

@@ -28,6 +28,7 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, RejectConnection, Request, TextMessage
 from wsproto.utilities import ProtocolError
 
+from ranvier_py.core.addresses import without_secrets
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent
 from ranvier_py.core.engine_cache.quota import Quota
 from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX, EventReader, TooLong, event_of
@@ -111,13 +112,19 @@ class EventSource:
         }
 
     async def run(self) -> None:
-        """For ever."""
+        """Until cancelled."""
+        try:
+            await self._listen()
+        finally:
+            self.state.connected = False
+
+    async def _listen(self) -> None:
         wait_s, state = self._options.reconnect_s, self.state
         while True:
             before = state.received
             reason = await self._listen_once()
             if state.connected or reason != state.last_error:
-                self._log("kv_index.stream_lost %s: %s", shown(self.url), reason)
+                self._log("kv_index.stream_lost %s: %s", without_secrets(self.url), reason)
             state.connected, state.last_error = False, reason
             if state.received > before:
                 wait_s = self._options.reconnect_s
@@ -131,15 +138,15 @@ class EventSource:
             await (self._websocket() if self.url.startswith("ws") else self._server_sent())
         except (StreamFailed, TooLong) as error:
             return str(error)
-        except (httpx.HTTPError, OSError, ProtocolError, ssl.CertificateError, trio.BrokenResourceError) as error:
-            return f"{type(error).__name__}: {error}"
+        except (httpx.HTTPError, OSError, ProtocolError, UnicodeError, trio.BrokenResourceError) as error:
+            return f"{type(error).__name__}: {error}"  # UnicodeError: httpx decodes a name that begins with xn--
         except (trio.TooSlowError, trio.ClosedResourceError):
             return "nothing came in time"
         return "the stream ended"
 
     def _start(self) -> None:
         self.state.connected = True
-        self._log("kv_index.stream_begun %s", shown(self.url))
+        self._log("kv_index.stream_begun %s", without_secrets(self.url))
         self._started()
 
     def _log(self, line: str, *words: object) -> None:
@@ -256,9 +263,3 @@ class Frames:
             elif isinstance(event, CloseConnection):
                 raise StreamFailed(f"closed with {int(event.code)}")
         return messages, reply
-
-
-def shown(url: str) -> str:
-    """Without what may be secret."""
-    place = urlsplit(url)
-    return f"{place.scheme}://{place.hostname}{f':{place.port}' if place.port else ''}{place.path}"

@@ -162,7 +162,7 @@ class KvSockets:
         except zmq.ZMQError as error:
             return f"{error.strerror} (ZeroMQ)"
         except OSError as error:
-            return error.strerror or "not to be connected to"
+            return error.strerror or str(error) or "not to be connected to"
 
 
 class Wire:

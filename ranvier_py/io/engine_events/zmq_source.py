@@ -33,6 +33,7 @@ import trio
 from ranvier_py.core.engine_cache.gap_values import AskReplay
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, SocketOptions
 from ranvier_py.core.metrics import counter
+from ranvier_py.supervision import Faults
 
 if TYPE_CHECKING:  # passed in: without pyzmq there are none
     from ranvier_py.io.engine_events.zmq_sockets import KvSockets
@@ -43,7 +44,6 @@ SEQ_BYTES = 8
 SEQ_MAX = (1 << 63) - 1
 END = b"\xff" * SEQ_BYTES  # -1
 LOAD_MARK = b"\xa8LoadStat"  # as msgpack has it, behind one byte for the array
-FAULT_PAUSE_S = 60.0  # between two tracebacks of a stream that raises: it is a bug, and every message may meet it
 LOOK_S = 1.0  # `wake_at` is looked at that often at least
 PAUSE_S = 0.001  # between two ticks that are due at once
 
@@ -58,7 +58,6 @@ class SubscriberCounters:
     replays: int = counter("Questions to replay sockets.")
     replay_messages: int = counter("Messages replayed.")
     replays_failed: int = counter("Questions to replay sockets without an answer.")
-    faults: int = counter("Exceptions of streams, each a bug.")
     malformed: dict[str, int] = counter("Messages that were none.", label="reason")  # as a field
 
     def note_malformed(self, reason: str) -> None:
@@ -88,7 +87,7 @@ class LoadReceived(NamedTuple):
 class KvSubscriber:
     """Subscribes to one publisher for one stream. `carried` gets LoadReceived, and every effect but AskReplay."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the last three are for tests and for the node
         self,
         sockets: KvSockets,
         publisher: Publisher,
@@ -97,9 +96,11 @@ class KvSubscriber:
         carried: Callable[[object], object] = lambda _: None,
         *,
         options: SocketOptions | None = None,
+        faults: Faults | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`publisher` must say its hosts (`publishers.at_home`). `clock` is the one that the stream's others use."""
+        self._faults = faults or Faults()
         self.publisher = publisher
         self.stream = stream
         self.options = options or SocketOptions()
@@ -111,7 +112,6 @@ class KvSubscriber:
         self.is_connected = False
         self.received_at: float | None = None
         self.why = ""
-        self._faulted_at = -inf
         self._nursery: trio.Nursery | None = None
         self._asking: trio.CancelScope | None = None
         self._poked = trio.Event()
@@ -228,30 +228,17 @@ class KvSubscriber:
             self.counters.note_malformed("load")
             return
         self.counters.loads += 1
-        try:
+        with self._faults.caught("event_stream"):
             self._carried(LoadReceived(frames[2]))
-        except Exception as error:
-            self._fault(error)
 
-    def hand(self, call: Callable[..., Sequence[object]], *arguments: object) -> None:
-        """Call the stream, and carry out what it returns."""
+    def hand(self, call: Callable[..., Sequence[object]], *arguments: object) -> bool:
+        """Call the stream, and carry out what it returns. False: it raised, a bug that costs the message it met."""
         try:
             self.carry(call(*arguments, self._clock()))
         except Exception as error:
-            self._fault(error)
-
-    def _fault(self, error: Exception) -> None:
-        """The stream raised. That is a bug, and costs the message that it met."""
-        self.counters.faults += 1
-        now = self._clock()
-        if now >= self._faulted_at + FAULT_PAUSE_S:
-            self._faulted_at = now
-            log.error(
-                "event_stream.failed %s, %d so far",
-                self.publisher.events.endpoint,
-                self.counters.faults,
-                exc_info=error,
-            )
+            self._faults.note("event_stream", error)
+            return False
+        return True
 
     # --- replay -----------------------------------------------------------------------------------------------------
 
@@ -319,10 +306,9 @@ class KvSubscriber:
         while True:
             wake_at, now = self.stream.wake_at(), self._clock()
             if wake_at is not None and wake_at <= now:
-                faults = self.counters.faults
                 async with self._sockets.turn:
-                    self.hand(self.stream.tick)
-                await trio.sleep(PAUSE_S if faults == self.counters.faults else LOOK_S)
+                    is_well = self.hand(self.stream.tick)
+                await trio.sleep(PAUSE_S if is_well else LOOK_S)
                 continue
             self._asleep_until = min(now + LOOK_S, inf if wake_at is None else wake_at)
             with trio.move_on_after(self._asleep_until - now):

@@ -33,7 +33,6 @@ from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, Me
 from ranvier_py.core.gossip.port_traffic import (
     OUR_FAULTS,
     Drop,
-    LogLimit,
     PortCounters,
     PortOptions,
     SocketAddress,
@@ -42,6 +41,8 @@ from ranvier_py.core.gossip.port_traffic import (
 )
 from ranvier_py.core.gossip.wire.frame import MAGIC, PROTOCOL_VERSION
 from ranvier_py.core.histogram import Histogram
+from ranvier_py.core.log_limit import LogLimit
+from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
@@ -129,9 +130,11 @@ class GossipPort:
         *,
         options: PortOptions | None = None,
         changed: Callable[[Sequence[MemberChange]], object] = lambda _: None,
+        faults: Faults | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock` must be the one that the core's other callers use."""
+        self.faults = faults or Faults()
         self.peer = peer
         self.sockets = sockets
         self.options = options or PortOptions()
@@ -161,8 +164,10 @@ class GossipPort:
         try:
             async with trio.open_nursery() as nursery:
                 if self.sockets.datagrams is not None:
-                    nursery.start_soon(self.receive_datagrams, self.sockets.datagrams)
-                nursery.start_soon(self.keep_time)
+                    nursery.start_soon(
+                        self.faults.keep, "gossip_datagrams", self.receive_datagrams, self.sockets.datagrams
+                    )
+                nursery.start_soon(self.faults.keep, "gossip_timer", self.keep_time)
                 task_status.started((self.sockets.host, self.sockets.port))
         finally:
             self.sockets.close()
@@ -191,23 +196,23 @@ class GossipPort:
     def tick(self) -> bool:
         """Whether that went well."""
         self.counters.ticks += 1
-        faults = self.counters.faults
-        self._call("tick", self.peer.tick)
-        return self.counters.faults == faults
+        return self._call("tick", self.peer.tick)
 
-    def _call(self, what: str, call: Callable[..., None], *arguments: object) -> None:
-        """Call the core with the time, and carry out what follows."""
-        now = self.clock()
+    def _call(self, what: str, call: Callable[..., None], *arguments: object) -> bool:
+        """Call the core with the time, and carry out what follows. Whether that went well."""
+        now, went_well = self.clock(), True
         try:
             call(*arguments, now)
-        except Exception:
-            self.fault(what)
-        self.carry(now)
+        except Exception as error:
+            self.faults.note(f"gossip_{what}", error)
+            went_well = False
+        return self.carry(now) and went_well
 
     # --- out of the core --------------------------------------------------------------------------------------------
 
-    def carry(self, now: float) -> None:
-        """Carry out the core's effects, and those that follow from what can't be sent."""
+    def carry(self, now: float) -> bool:
+        """Carry out the core's effects, and those that follow from what can't be sent. Whether that went well."""
+        went_well = True
         try:
             for _ in range(ROUNDS_MAX):
                 lost: dict[tuple[Address, Plane], None] = {}
@@ -221,9 +226,11 @@ class GossipPort:
                     self.peer.unreachable(address, plane, now)
             if changes := self.peer.changes():
                 self.changed(changes)
-        except Exception:
-            self.fault("effects")
+        except Exception as error:
+            self.faults.note("gossip_effects", error)
+            went_well = False
         self.poke()
+        return went_well
 
     def _send_datagram(self, to: Address, plane: Plane, data: bytes) -> bool:
         """False when that address can't be reached."""
@@ -335,16 +342,11 @@ class GossipPort:
         kind = f"{doing} {self.counters.error(error)}"
         self.complain(kind, f"gossip.{doing}_failed{where} {error.strerror or error}", level)
 
-    def fault(self, where: str) -> None:
-        """The exception of just now is a bug. It costs what was under way, and nobody else's task."""
-        self.counters.faults += 1
-        self.complain(f"fault {where}", f"gossip.fault in {where}", logging.ERROR, traceback=True)
-
-    def complain(self, kind: str, text: str, level: int = logging.WARNING, *, traceback: bool = False) -> None:
+    def complain(self, kind: str, text: str, level: int = logging.WARNING) -> None:
         """Log it, unless one of the kind was logged a moment ago."""
         suffix = self._log_limit.suffix(kind, self.clock())
         if suffix is not None:
-            log.log(level, "%s%s", text, suffix, exc_info=traceback)
+            log.log(level, "%s%s", text, suffix)
 
     def _log_other_version(self, data: bytes, source: Address) -> None:
         """Such a packet is refused and counted where it is opened. Anybody may have sent it, so it is logged seldom."""

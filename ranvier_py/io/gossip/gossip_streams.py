@@ -35,6 +35,8 @@ from trio.lowlevel import ParkingLot, wait_readable, wait_writable
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Address, Plane
 from ranvier_py.core.gossip.port_traffic import Drop, PortCounters, PortOptions, plain_address, socket_address
 from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, STREAM_HEAD
+from ranvier_py.core.pauses import doubled
+from ranvier_py.supervision import Faults
 
 BATCH_BYTES = 64 * 1024  # leave together: one system call, and one copy that is cheap
 RECEIVE_BYTES = 64 * 1024
@@ -52,11 +54,11 @@ class Port(Protocol):
 
     counters: PortCounters
     options: PortOptions
+    faults: Faults
 
     def receive(self, data: bytes, source: Address, plane: Plane) -> None: ...
     def broke(self, address: Address, plane: Plane, error: OSError) -> None: ...
     def failed(self, doing: str, error: OSError) -> None: ...
-    def fault(self, where: str) -> None: ...
     def clock(self) -> float: ...
 
 
@@ -156,6 +158,13 @@ class OutboundStreams:
         return stream
 
     async def _keep(self, stream: PeerStream) -> None:
+        try:
+            await self.port.faults.keep("gossip_stream", self._serve, stream)
+        finally:
+            del self.streams[stream.address, stream.plane]
+            self.counters.streams_out = len(self.streams)
+
+    async def _serve(self, stream: PeerStream) -> None:
         """Connect, send, try again, until there is nothing to send any more."""
         options = self.options
         try:
@@ -170,14 +179,10 @@ class OutboundStreams:
                     self.port.broke(stream.address, stream.plane, error)
                 if trio.current_time() - began > options.settled_s:
                     stream.attempts = 0
-                pause_s = min(options.retry_s * 2**stream.attempts, options.retry_s_max)
+                pause_s = doubled(options.retry_s, stream.attempts, options.retry_s_max)
                 stream.attempts += 1
                 await trio.sleep(pause_s * self.rng.uniform(0.5, 1.0))
-        except Exception:
-            self.port.fault("stream")
         finally:
-            del self.streams[stream.address, stream.plane]
-            self.counters.streams_out = len(self.streams)
             self._discard(stream)
 
     def _discard(self, stream: PeerStream) -> None:
@@ -328,18 +333,21 @@ class InboundStreams:
     async def run(self) -> None:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
-            while True:
-                await wait_readable(self.listener)
-                try:
-                    for _ in range(ACCEPT_BATCH):
-                        sock, source = self.listener.accept()
-                        self._admit(Inbound(sock, plain_address(source)), nursery)
-                except BlockingIOError:
-                    pass
-                except OSError as error:
-                    self.port.failed("accept", error)
-                    if error.errno != errno.ECONNABORTED:  # that one is gone already
-                        await trio.sleep(ACCEPT_PAUSE_S)
+            await self.port.faults.keep("gossip_accept", self._accept, nursery)
+
+    async def _accept(self, nursery: trio.Nursery) -> None:
+        while True:
+            await wait_readable(self.listener)
+            try:
+                for _ in range(ACCEPT_BATCH):
+                    sock, source = self.listener.accept()
+                    self._admit(Inbound(sock, plain_address(source)), nursery)
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                self.port.failed("accept", error)
+                if error.errno != errno.ECONNABORTED:  # that one is gone already
+                    await trio.sleep(ACCEPT_PAUSE_S)
 
     def _admit(self, inbound: Inbound, nursery: trio.Nursery) -> None:
         self.counters.accepted += 1
@@ -365,9 +373,9 @@ class InboundStreams:
                 inbound.why = "slow" if inbound.buffer or not inbound.frames else "idle"
         except OSError:
             inbound.why = "error"
-        except Exception:
+        except Exception as error:
             inbound.why = "error"
-            self.port.fault("reading a stream")
+            self.port.faults.note("gossip_inbound", error)
         finally:
             self.inbound.pop(id(inbound), None)
             self.counters.streams_in = len(self.inbound)

@@ -87,6 +87,16 @@ def test_a_page_is_looked_at_less_often_where_it_is_slow_fails_or_states_nothing
     assert schedule.interval_s() == interval_s
 
 
+@pytest.mark.parametrize(("metrics", "interval_s"), [(PAGE, 300.0), (None, 300.0), (EngineMetrics(), 600.0)])
+def test_an_interval_that_the_operator_made_long_is_kept(metrics: EngineMetrics | None, interval_s: float) -> None:
+    schedule = MetricsSchedule(PollOptions(metrics_interval_s=300.0))
+    schedule.looked(metrics, 0.001, 0.0)
+    assert schedule.interval_s() == interval_s
+    seldom = MetricsSchedule(PollOptions(metrics_interval_s=3600.0))
+    seldom.looked(metrics, 0.001, 0.0)
+    assert seldom.interval_s() == 3600.0
+
+
 def test_an_engine_that_reports_its_queue_in_its_events_needs_no_page() -> None:
     """SGLang has a page only if it is started so; its LoadStat comes many times a second, and counts like a look."""
     schedule = MetricsSchedule(PollOptions())

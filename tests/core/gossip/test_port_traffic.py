@@ -1,10 +1,8 @@
 """What passes the gossip port, and what is logged of it."""
 
 from ranvier_py.core.gossip.port_traffic import (
-    LOG_INTERVAL_S,
     LOOK_INTERVAL_S,
     WINDOW_S,
-    LogLimit,
     TrafficRates,
     plain_address,
     socket_address,
@@ -36,15 +34,6 @@ def test_before_the_first_second_is_over_nothing_is_made_of_it() -> None:
     rates.look(5.0, {"bulk": 9}, {"bulk": 9})
     assert not rates.look(5.0 + LOOK_INTERVAL_S / 2, {"bulk": 9}, {"bulk": 9})
     assert rates.per_s(5.001, {"bulk": 19}, {"bulk": 9})["bulk"]["sent"] == 10.0
-
-
-def test_a_kind_of_trouble_is_logged_once_in_its_interval_with_how_often_it_was_not() -> None:
-    limit = LogLimit()
-    assert limit.suffix("send", 0.0) == ""
-    assert [limit.suffix("send", second) for second in (1.0, 2.0)] == [None, None]
-    assert limit.suffix("receive", 2.0) == ""
-    assert limit.suffix("send", LOG_INTERVAL_S) == " (2 more since the last line)"
-    assert limit.suffix("send", 2 * LOG_INTERVAL_S) == ""
 
 
 def test_addresses_are_spelled_for_the_socket_and_back() -> None:

@@ -16,6 +16,7 @@ from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, SocketOptions, parse_endpoint
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber, LoadReceived
+from ranvier_py.supervision import Faults
 
 QUICK = SocketOptions(retry_s=0.02, retry_s_max=0.1, steady_s=0.05)
 DEADLINE_S = 20.0
@@ -35,8 +36,11 @@ class Received:
         self.applied: list[tuple[int, bytes]] = []
         self.levels: list[Level] = []
         self.loads: list[bytes] = []
-        self.subscriber = KvSubscriber(sockets, publisher, self.machine, Random(1), self.carry, options=options)
-        self.counters = self.subscriber.counters
+        noted = Faults()
+        self.subscriber = KvSubscriber(
+            sockets, publisher, self.machine, Random(1), self.carry, options=options, faults=noted
+        )
+        self.counters, self.faults = self.subscriber.counters, noted.counters.unexpected_errors
 
     def carry(self, effect: object) -> None:
         if isinstance(effect, Apply):

@@ -19,7 +19,7 @@ from wsproto.events import AcceptConnection, Message, Ping, Request, TextMessage
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, Verb
 from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX
 from ranvier_py.io.engine_events import sse_source as kv_sse
-from ranvier_py.io.engine_events.sse_source import LOG_LINES_MAX, REST, SLICE_BYTES, EventSource, SourceOptions, shown
+from ranvier_py.io.engine_events.sse_source import LOG_LINES_MAX, REST, SLICE_BYTES, EventSource, SourceOptions
 from tests.io.engine_events.kv_fakes import until
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -229,10 +229,6 @@ async def test_a_websocket_that_is_refused_is_tried_again(answer: bytes) -> None
     async with listening(serve, "ws") as received:
         await until(lambda: received.source.state.dropped == 1)
         assert received.source.state.reconnects >= 2
-
-
-def test_no_credentials_of_an_address_are_shown() -> None:
-    assert shown("http://user:password@host:81/path?key=secret") == "http://host:81/path"
 
 
 @pytest.mark.parametrize("media_type", ["text/html", "application/json; charset=utf-8", ""])

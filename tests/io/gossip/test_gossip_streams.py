@@ -347,7 +347,7 @@ async def test_a_bug_in_one_stream_ends_no_other(monkeypatch: pytest.MonkeyPatch
         send(net, address_of(peer), BULK, bulk())
         await other.until("receive")
         await checkpoints(lambda: net.counters.streams_out == 1)
-        assert net.counters.faults == 1
+        assert net.faults.counters.unexpected_errors == {"gossip_stream": 1}
         assert net.counters.queued_bytes == 0
 
 
@@ -511,7 +511,7 @@ async def test_an_exception_in_the_core_does_not_end_the_stream(dial: Dial, capl
         stream = await dial(net)
         await stream.send_all(frame(bulk(number=0)) + frame(bulk(number=1)))
         await gossip.until("receive", 2)
-        assert net.counters.faults == 1
+        assert net.faults.counters.unexpected_errors == {"gossip_receive": 1}
         assert net.counters.closed == {}
 
 

@@ -25,6 +25,7 @@ from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX
 from ranvier_py.core.options import SECONDS_MAX, Options, option, seconds
+from ranvier_py.core.pauses import doubled
 
 HEALTH_BYTES_MAX = 64 * 1024  # engines answer with nothing or a line
 MODELS_BYTES_MAX = 2 * 1024 * 1024  # about 10,000 adapters
@@ -37,8 +38,6 @@ METRICS_PATHS = ("/metrics", "/prometheus/metrics")
 
 START_TIME = re.compile(rb"^process_start_time_seconds(?:\{[^\n]{0,400}\})?[ \t]+(\S{1,40})[^\n]{0,40}\n", re.MULTILINE)
 """It has no more than a few labels."""
-
-BACKOFF_DOUBLINGS_MAX = 10
 
 
 class Page(NamedTuple):
@@ -75,7 +74,7 @@ class PollOptions(Options):
     probes_at_once_max: int = option(64, least=1)  # bounds file descriptors
     models_interval_s: float = seconds(60.0)  # adapters are loaded at run time
     start_time_interval_s: float = seconds(30.0)
-    metrics_interval_max_s: float = seconds(60.0)  # after failures
+    metrics_interval_max_s: float = seconds(60.0)  # after failures, unless metrics_interval_s is longer
     metrics_unknown_interval_s: float = seconds(600.0)  # without a page: the engine may be replaced by one that has it
     metrics_share_max: float = option(0.02, above=0, most=1.0)  # of an engine's time that may go into its page
     metrics_timeout_s: float = seconds(3.0)  # an engine in trouble is not to be asked more
@@ -160,11 +159,11 @@ class MetricsSchedule:
 
     def interval_s(self) -> float:
         """To the next look."""
-        options = self._options
+        options, wanted_s = self._options, self._options.metrics_interval_s
         if self._unknown:
-            return options.metrics_unknown_interval_s
-        patient = options.metrics_interval_s * 2.0 ** min(self._failures, BACKOFF_DOUBLINGS_MAX)
-        return max(min(patient, options.metrics_interval_max_s), self._took_s / options.metrics_share_max)
+            return max(wanted_s, options.metrics_unknown_interval_s)
+        patient_s = doubled(wanted_s, self._failures, max(wanted_s, options.metrics_interval_max_s))
+        return max(patient_s, self._took_s / options.metrics_share_max)
 
     def load_reported(self, load: EngineLoad, now: float) -> EngineMetrics | None:
         """An engine's own count of its queue (SGLang's LoadStat): as good as a look, and as often at most.

@@ -12,26 +12,22 @@ Bounds: RANKS_MAX publishers, names and topics of limited length.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-from ranvier_py.core.addresses import is_address
+from ranvier_py.core.addresses import PORT, PORT_MAX, beside_port, is_address
 
 RANKS_MAX = 64
 """Data-parallel ranks of one engine: each is a connection."""
 
-ENDPOINT_CHARACTERS_MAX = 300  # a host name has at most 253
 TOPIC_CHARACTERS_MAX = 256  # llm-d's are kv@HOST:PORT@MODEL
-PORT_MAX = 65_535
 
 OWN = ""
 """The host by which we reach the engine."""
 
 WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104  # read, not bound
-HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\Z")
 
 
 class Endpoint(NamedTuple):
@@ -74,25 +70,32 @@ class FoundPublishers(NamedTuple):
 NOTHING = FoundPublishers()
 
 
-def parse_endpoint(text: object) -> Endpoint | None:
-    """ "tcp://*:5557" -> where that is; None for everything else."""
-    if not isinstance(text, str) or len(text) > ENDPOINT_CHARACTERS_MAX or not text.startswith("tcp://"):
-        return None
+def endpoint_of(text: str) -> Endpoint:
+    """ "tcp://*:5557" -> where that is. Raises ValueError that says what is wrong."""
     host, colon, port = text.removeprefix("tcp://").rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit() and len(port) <= 5):
+    if not text.startswith("tcp://") or not colon or not PORT.fullmatch(port):
+        raise ValueError("must be tcp://HOST:PORT, or tcp://*:PORT on the backend's own host")
+    number = int(port)
+    if not 0 < number <= PORT_MAX:
+        raise ValueError(f"the port must be 1 to {PORT_MAX}")
+    if host.strip("[]") in WILDCARDS:
+        return Endpoint(OWN, number)
+    plain = beside_port(host)
+    return Endpoint(str(ip_address(plain)) if is_address(plain) else plain.lower(), number)
+
+
+def parse_endpoint(text: object) -> Endpoint | None:
+    """The same of what an engine answers; None where it is none."""
+    try:
+        return endpoint_of(text) if isinstance(text, str) else None
+    except ValueError:
         return None
-    return _endpoint(host, int(port))
 
 
 def _endpoint(host: object, port: object) -> Endpoint | None:
-    if not isinstance(host, str) or type(port) is not int or not 0 < port <= PORT_MAX:
+    if not isinstance(host, str) or type(port) is not int:
         return None
-    plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if plain in WILDCARDS:
-        return Endpoint(OWN, port)
-    if is_address(plain):
-        return Endpoint(str(ip_address(plain)), port) if "%" not in plain else None
-    return Endpoint(plain.lower(), port) if plain == host and HOST_NAME.match(plain) else None
+    return parse_endpoint(f"tcp://[{host}]:{port}" if ":" in host and "[" not in host else f"tcp://{host}:{port}")
 
 
 def of_operator(events: str, replay: str, ranks: int, host: str) -> tuple[Publisher, ...]:

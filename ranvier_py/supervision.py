@@ -1,0 +1,84 @@
+"""Keeps a fault of ours in its place: whatever serves one backend, peer, engine, subscriber or socket runs under it.
+
+Rules: an exception that nobody expected is a bug. It is counted by place and logged with its traceback, one in
+`LOG_INTERVAL_S` of each place, and costs what was under way: a loop begins anew after a pause, which doubles from
+PAUSE_S to PAUSE_S_MAX and starts over once the loop has run for STEADY_S. A cancellation passes, also where it comes in
+one group with a fault; so does what is no Exception, such as KeyboardInterrupt. A place is the name of a part, never of
+a backend or a peer: each is a time series.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import trio
+
+from ranvier_py.core.log_limit import LogLimit
+from ranvier_py.core.metrics import counter, increment
+
+log = logging.getLogger(__name__)
+
+PAUSE_S, PAUSE_S_MAX = 0.1, 30.0
+STEADY_S = 60.0
+"""A loop that ran for so long was fine: its next fault is a new story."""
+
+
+@dataclass(slots=True)
+class FaultCounters:
+    unexpected_errors: dict[str, int] = counter(
+        "Exceptions that nobody expected, each a bug; the log has them.", label="place"
+    )
+
+
+class Faults:
+    """All that went wrong unexpectedly in one node."""
+
+    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
+        self.counters = FaultCounters()
+        self._clock = clock
+        self._log_limit = LogLimit()
+
+    def note(self, place: str, error: BaseException) -> None:
+        """Count it, and log it unless another one of the place was logged a moment ago."""
+        increment(self.counters.unexpected_errors, place)
+        suffix = self._log_limit.suffix(place, self._clock())
+        if suffix is not None:
+            log.error("unexpected.error in %s%s", place, suffix, exc_info=error)
+
+    @contextmanager
+    def caught(self, place: str) -> Iterator[None]:
+        """What is done inside ends with its fault; what follows goes on."""
+        try:
+            yield
+        except* Exception as group:
+            self.note(place, inner(group))
+
+    async def once(self, place: str, run: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Run it; a fault ends it and nobody else."""
+        with self.caught(place):
+            await run(*arguments)
+
+    async def keep(self, place: str, run: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Run it, and again after each fault, until it returns or is cancelled."""
+        pause_s = PAUSE_S
+        while True:
+            began, has_failed = trio.current_time(), False
+            try:
+                await run(*arguments)
+            except* Exception as group:
+                self.note(place, inner(group))
+                has_failed = True
+            if not has_failed:
+                return
+            if trio.current_time() - began >= STEADY_S:
+                pause_s = PAUSE_S
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+def inner(group: ExceptionGroup[Exception]) -> Exception:
+    """The exception itself, where `except*` made a group of one."""
+    return group.exceptions[0] if len(group.exceptions) == 1 and not group.message else group

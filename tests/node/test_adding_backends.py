@@ -1,0 +1,128 @@
+"""Backends that are added at run time: all of one, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from cluster.local_tokenizer import local_tokenizer
+from ranvier_py.config.config_loader import config_of
+from ranvier_py.control import operations
+from ranvier_py.control.operations import Admin
+from ranvier_py.core.gossip.wire.messages import Command
+from ranvier_py.core.routing import backends as registry
+from ranvier_py.io import engine_poller
+from ranvier_py.io.engine_poller import EnginePoller
+from ranvier_py.node import parts
+from ranvier_py.node.engine_event_parts import EngineEvents
+from ranvier_py.node.node import Node
+from ranvier_py.proxy.connection_pool import BackendAddress
+from tests.node.node_lab import PLACES
+
+KEY = bytes(32)
+FIRST = "http://127.0.0.1:9"
+FIELDS = {"url": "http://127.0.0.1:10", "name": "second", "kv_events": "tcp://*:11"}
+
+
+class Bug(Exception):
+    """What nobody expected."""
+
+
+def fail(*_: object, **__: object) -> Any:
+    raise Bug
+
+
+class Clustering:
+    """Peers, as far as commands go."""
+
+    def __init__(self, *commands: Command | None) -> None:
+        self.ordered: list[object] = []
+        self.peer = SimpleNamespace(transitions=list, doubted=list, commands=self._take)
+        self._commands = commands
+
+    def _take(self) -> tuple[Command | None, ...]:
+        commands, self._commands = self._commands, ()
+        return commands
+
+    def order(self, verb: str, url: str, weight: float, name: str) -> None:
+        self.ordered.append((verb, url))
+
+    def look(self) -> None: ...
+
+
+@asynccontextmanager
+async def built(clustering: Clustering) -> AsyncIterator[Node]:
+    """A node whose poller runs, and nothing else."""
+    config = config_of(**PLACES, backend=[FIRST])
+    node = Node(config, local_tokenizer(config, KEY), Random(1), KEY)
+    node.clustering = clustering  # type: ignore[assignment]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.poller.run)
+        yield node
+        nursery.cancel_scope.cancel()
+
+
+def known(node: Node) -> tuple[list[str], list[str], int]:
+    return [backend.url for backend in node.registry], list(node.addresses), node.registry.leaving
+
+
+STEPS = [
+    (registry, "Vitals"),
+    (BackendAddress, "parse"),
+    (parts, "of_operator"),
+    (engine_poller, "Engine"),
+    (EngineEvents, "found"),
+    (EnginePoller, "watch"),
+    (operations, "backend_view"),
+    (Clustering, "order"),
+]
+
+
+@pytest.mark.parametrize(("owner", "step"), STEPS, ids=[step for _, step in STEPS])
+async def test_a_step_that_fails_leaves_nothing_of_a_backend(
+    owner: Any, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as planted:
+        is_bound_at_the_start = owner is EngineEvents
+        if is_bound_at_the_start:
+            planted.setattr(owner, step, fail)
+        async with built(clustering := Clustering()) as node:
+            probes = node.poller.counters.probes
+            planted.setattr(owner, step, fail)
+            with pytest.raises(Bug):
+                Admin(node).add_backend(FIELDS)
+            assert known(node) == ([FIRST], [FIRST], 0)
+            assert clustering.ordered == []
+            assert node.registry.find("second") is None
+            assert probes == 0
+            if not is_bound_at_the_start:
+                planted.undo()
+                assert Admin(node).add_backend(FIELDS)["name"] == "second"
+                assert known(node) == ([FIRST, FIELDS["url"]], [FIRST, FIELDS["url"]], 0)
+                assert clustering.ordered == [("add", FIELDS["url"])]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.0.0..1:8000", "http://10.0.0.256:8000", "http://[fe80::1%25eth0]", "ftp://a"]
+)
+async def test_a_command_of_a_peer_is_checked_like_any_other_input(
+    url: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    commands = (
+        Command(1, 1, "add", url, 1.0, "", b""),
+        None,
+        Command(1, 1, "add", "http://127.0.0.1:10", 1.0, "", b""),
+    )
+    async with built(Clustering(*commands)) as node:
+        with trio.move_on_after(1):
+            await node.follow(node.clustering)  # type: ignore[arg-type]
+        assert known(node)[0] == [FIRST, "http://127.0.0.1:10"]
+        assert f"backend.command_refused add {url}: " in caplog.text
+        assert node.faults.counters.unexpected_errors == {"commands": 1}, "of the one that is none, and cost itself"
