@@ -54,6 +54,11 @@ class RedisServer:
             assert process.stdout is not None
             process.stdout.close()
 
+    def pause(self) -> None:
+        """It takes what is sent and answers nothing, until it is killed."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
     def client(self) -> Any:
         """For looking and for spoiling."""
         return redis.Redis.from_url(self.url, socket_timeout=5)

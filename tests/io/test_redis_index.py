@@ -122,6 +122,18 @@ async def test_cr20_two_routers_share_one_index(server: RedisServer) -> None:
         assert len(two.index) == 0
 
 
+async def test_cr29_a_request_waits_for_a_silent_redis_no_longer_than_the_documents_bound(mortal: RedisServer) -> None:
+    """The bound is 5 ms, so forty of them take 0.2 s. Ten times that is the scheduler's."""
+    one = Side(mortal.url, timeout_s=DEADLINE_S)
+    async with running(one):
+        await all_share(one)
+        mortal.pause()
+        began = time.monotonic()
+        for number in range(40):
+            await one.link.prepare(f"{number:x}")
+        assert time.monotonic() - began < 2.0
+
+
 async def test_cx21_events_and_questions_go_on_while_redis_is_killed_in_the_middle_of_them(mortal: RedisServer) -> None:
     one = Side(mortal.url)
     async with running(one):

@@ -188,6 +188,21 @@ def test_an_engine_that_restarted_has_lost_its_claims_and_late_route_updates_of_
     assert not router.find(router.read(CHAT_PATH, chat("one")), 0.0).holders
 
 
+def test_what_an_engine_served_before_it_restarted_is_not_even_written_down() -> None:
+    router = make_router(backends=1)
+    attempt = start_attempt(router, chat("one"))
+    router.registry.restart(router.registry[attempt.backend], "test", 0.0)
+    router.first_token(attempt, 0.0)
+    assert len(router.routes) == 0
+
+
+def test_an_answer_without_a_generated_token_proves_no_prefill() -> None:
+    router = make_router(backends=1)
+    attempt = start_attempt(router, chat("one"))
+    router.learn_tokens(attempt, attempt.prompt.end, (), Answer({"role": "assistant", "content": "x" * 500}), 0.0)
+    assert len(router.routes) == 0
+
+
 def test_a_removed_backend_is_never_chosen_again_and_its_late_route_update_is_ignored() -> None:
     router = make_router(backends=2)
     attempt = serve(router, chat("one"))
