@@ -124,10 +124,13 @@ async def test_cr20_two_routers_share_one_index(server: RedisServer) -> None:
 
 async def test_cr29_a_request_waits_for_a_silent_redis_no_longer_than_the_documents_bound(mortal: RedisServer) -> None:
     """The bound is 5 ms, so forty of them take 0.2 s. Ten times that is the scheduler's."""
-    one = Side(mortal.url, timeout_s=DEADLINE_S)
-    async with running(one):
-        await all_share(one)
+    one, two = Side(mortal.url, reads=(), timeout_s=DEADLINE_S), Side(mortal.url)
+    async with running(one, two):
+        await all_share(one, two)
+        two.receive(Verb.CREATED, "ab")
+        await one.until_holders("ab", {X: 64})
         mortal.pause()
+        assert one.shared.prepare("cd", time.monotonic()), "it would be worth a wait"
         began = time.monotonic()
         for number in range(40):
             await one.link.prepare(f"{number:x}")
