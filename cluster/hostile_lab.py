@@ -1,0 +1,263 @@
+"""A real node, an engine that takes nothing that is not strict HTTP, and a peer that is no friend: what cases run in.
+
+The engine answers what `x-hostile: NAME` of a request asks for, byte for byte, and whatever else it gets as vLLM would.
+What it gets is read by h11, which refuses what RFC 9112 forbids; each refusal is kept in `violations`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import h11
+import orjson
+import trio
+import trio.lowlevel
+
+from cluster.dns.addresses import free_port
+from cluster.hostile_peer import HostilePeer
+from cluster.processes.children import environment
+from cluster.processes.commands import serve_argv
+from ranvier_py.core.gossip.wire.keyring import parse_key_ring
+
+MODEL = "lab-model"
+KEY = "an operator's control key"
+START_S = 60.0
+READ_S = 20.0
+"""Longest wait for an answer to end. Time limits of the node are shorter, so who waits that long has found a fault."""
+HEALTH_S = 10.0
+END_S = 15.0
+FLAGS = (
+    *("--header-timeout-s", "2", "--body-timeout-s", "2", "--idle-timeout-s", "2", "--send-timeout-s", "2"),
+    *("--first-byte-timeout-s", "2", "--stall-timeout-s", "2", "--probe-interval-s", "0.2", "--probe-timeout-s", "1"),
+    *("--circuit-failures", "1000000", "--probe-failures", "1000000", "--engine-metrics-interval-s", "0.2"),
+    *("--log-level", "warning"),
+)
+
+COMPLETION = {
+    "id": "c",
+    "object": "chat.completion",
+    "model": MODEL,
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+}
+PAGES: Mapping[str, Any] = {
+    "/health": {},
+    "/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "lab"}]},
+}
+FORBIDDEN_FIELDS = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"x-ranvier-control-key")
+)
+
+
+class StrictEngine:
+    """Listens on loopback. `answers`: what a request may ask for, by name; `pages`: what paths have instead."""
+
+    def __init__(self, answers: Mapping[str, tuple[bytes, ...]], pages: Mapping[str, bytes]) -> None:
+        self.answers = answers
+        self.pages = pages
+        self.polled = {path: trio.Event() for path in pages}
+        self.violations: list[str] = []
+        self.url = ""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        self.url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        task_status.started()
+        await trio.serve_listeners(self.serve, listeners)
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        connection = h11.Connection(h11.SERVER)
+        async with stream:
+            try:
+                while await self._exchange(stream, connection):
+                    connection.start_next_cycle()
+            except h11.RemoteProtocolError as error:
+                self.violations.append(str(error))
+            except (trio.BrokenResourceError, trio.ClosedResourceError, h11.LocalProtocolError):
+                pass  # the node went away, or the next request of a connection that we end
+
+    async def _exchange(self, stream: trio.SocketStream, connection: h11.Connection) -> bool:
+        """One request and its answer. False: the connection is over."""
+        body = bytearray()
+        request: h11.Request | None = None
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                connection.receive_data(await stream.receive_some(1 << 18))
+            elif isinstance(event, h11.Request):
+                request = event
+            elif isinstance(event, h11.Data):
+                body += event.data
+            else:
+                break
+        if not isinstance(event, h11.EndOfMessage) or request is None:
+            return False
+        self._look(request)
+        path = request.target.decode("latin-1").partition("?")[0]
+        asked = dict(request.headers).get(b"x-hostile", b"").decode("latin-1")
+        pieces = self.answers[asked] if asked else (self.pages[path],) if path in self.pages else ()
+        if path in self.polled:
+            self.polled[path].set()
+        for piece in pieces:
+            await stream.send_all(piece)
+            await trio.lowlevel.checkpoint()
+        if pieces:
+            return False
+        for made in answer_of(path, request.method, bytes(body)):
+            data = connection.send(made)
+            if data:
+                await stream.send_all(data)
+        return connection.our_state is h11.DONE and connection.their_state is h11.DONE
+
+    def _look(self, request: h11.Request) -> None:
+        """What h11 lets pass, and an engine behind a router should not have to see."""
+        names = [name for name, _ in request.headers]
+        found = FORBIDDEN_FIELDS.intersection(names)
+        if found or (len(names) != len(frozenset(names)) and names.count(b"content-length") > 1):
+            self.violations.append(f"fields {sorted(found)}")
+        lowered = request.target.lower()
+        if not lowered.startswith(b"/") or any(
+            each in lowered for each in (b"..", b"%2e%2e", b"%2f..", b"%5c", b"\\", b"%00")
+        ):
+            self.violations.append(f"target {request.target!r}")
+
+
+def answer_of(path: str, method: bytes, body: bytes) -> list[h11.Event]:
+    """As vLLM answers: 200 with a page, a completion or a stream, else 404."""
+    kind, status, data = b"application/json", 200, b""
+    if path in PAGES:
+        data = orjson.dumps(PAGES[path])
+    elif path == "/metrics":
+        kind, data = b"text/plain; version=0.0.4", b"vllm:num_requests_running 0\n"
+    elif method == b"POST" and path.startswith("/v1/"):
+        if b'"stream":true' in body:
+            kind, data = b"text/event-stream", b'data: {"choices":[{"delta":{"content":"yes"}}]}\n\n' * 3
+            data += b"data: [DONE]\n\n"
+        else:
+            data = orjson.dumps(COMPLETION)
+    else:
+        status, data = 404, b'{"detail":"Not Found"}'
+    fields = [(b"content-type", kind), (b"content-length", b"%d" % len(data))]
+    sent = b"" if method == b"HEAD" else data
+    return [h11.Response(status_code=status, headers=fields), h11.Data(data=sent), h11.EndOfMessage()]
+
+
+@dataclass
+class HostileLab:
+    """A node that runs, and where it can be reached."""
+
+    engine: StrictEngine
+    peer: HostilePeer
+    process: subprocess.Popen[bytes]
+    log: Path
+    public: tuple[str, int]
+    control: tuple[str, int]
+    gossip: tuple[str, int]
+
+    async def talk(self, to: tuple[str, int], pieces: tuple[bytes, ...], *, half_close: bool = False) -> bytes:
+        """Send the pieces, and read until the node ends the connection, or READ_S have passed."""
+        reply = bytearray()
+        with trio.move_on_after(READ_S) as waited:
+            try:
+                stream = await trio.open_tcp_stream(*to)
+            except OSError as error:
+                return f"({error})".encode()
+            async with stream, trio.open_nursery() as nursery:
+                nursery.start_soon(send_all, stream, pieces, half_close)
+                try:
+                    while data := await stream.receive_some(1 << 18):
+                        reply += data
+                except trio.BrokenResourceError:
+                    pass
+                nursery.cancel_scope.cancel()
+        if waited.cancelled_caught:
+            return b"(no end) " + bytes(reply[:200])
+        return bytes(reply)
+
+    async def alive(self) -> str:
+        """Why the node does not serve as before; empty where it does."""
+        if self.process.poll() is not None:
+            return f"the node ended with code {self.process.returncode}"
+        with trio.move_on_after(HEALTH_S):
+            health = await self.talk(self.control, (b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",))
+            if not health.startswith(b"HTTP/1.1 200"):
+                return f"/healthz answers {health[:80]!r}"
+            chat = await self.talk(self.public, (chat_bytes(),))
+            return "" if chat.startswith(b"HTTP/1.1 200") else f"a plain chat is answered with {chat[:200]!r}"
+        return f"the node took more than {HEALTH_S:g} s for its health and a chat"
+
+
+async def send_all(stream: trio.SocketStream, pieces: tuple[bytes, ...], half_close: bool) -> None:
+    try:
+        for piece in pieces:
+            await stream.send_all(piece)
+        if half_close:
+            await stream.send_eof()
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        pass  # the node has refused what was sent so far
+
+
+def chat_bytes() -> bytes:
+    body = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Are you there?"}]})
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+@asynccontextmanager
+async def hostile_lab(answers: Mapping[str, tuple[bytes, ...]], folder: Path, rng: Random) -> AsyncIterator[HostileLab]:
+    """The node, its engine and its only peer, until the block ends; then the node is told to end."""
+    key, taken = rng.randbytes(32), [free_port(["127.0.0.1"], rng) for _ in range(2)]
+    gossip, joined = (("127.0.0.1", port) for port in taken)
+    ring = parse_key_ring(key.hex())
+    engine, peer = StrictEngine(answers, {}), HostilePeer(joined, ring, rng)
+    secrets = {"cluster-key": key.hex(), "control-key": KEY}
+    flags = ["--gossip", address_text(gossip), "--join", address_text(joined), *FLAGS]
+    for name, secret in secrets.items():
+        file = folder / name
+        file.write_text(secret)
+        file.chmod(0o600)
+        flags += [f"--{name}-file", str(file)]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        await nursery.start(peer.run)
+        log = folder / "node.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(  # noqa: ASYNC220  # it returns at once
+                serve_argv("127.0.0.1:0", "127.0.0.1:0", [engine.url], flags),
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=out,
+            )
+        try:
+            assert process.stdout is not None
+            with trio.fail_after(START_S):
+                line = await trio.to_thread.run_sync(process.stdout.readline, abandon_on_cancel=True)
+            public, control = re.findall(rb"[\d.]+:\d+", line) or 2 * [b""]
+            assert public, log.read_text()
+            yield HostileLab(engine, peer, process, log, place(public), place(control), gossip)
+        finally:
+            process.terminate()
+            with trio.CancelScope(shield=True):
+                try:
+                    await trio.to_thread.run_sync(lambda: process.wait(END_S))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()  # it has been killed
+            nursery.cancel_scope.cancel()
+
+
+def place(text: bytes) -> tuple[str, int]:
+    host, _, port = text.decode().rpartition(":")
+    return host, int(port)
+
+
+def address_text(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
