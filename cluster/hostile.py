@@ -217,7 +217,7 @@ async def run(seed: int, seconds: float, sides: Sequence[str] = SIDES) -> Hostil
             report.found.append(f"the node ended with code {lab.process.returncode}")
         log = lab.log.read_text(errors="replace")
         if "Traceback" in log:
-            report.found.append("the log has a traceback: " + log[log.index("Traceback") :][:3000])
+            report.found.append("the log has a traceback: " + log[max(0, log.index("Traceback") - 500) :][:6000])
     return report
 
 

@@ -209,6 +209,8 @@ class DeadlineStream:
         except trio.TooSlowError as error:
             self.abort()
             raise trio.BrokenResourceError("the client does not read") from error
+        except trio.BusyResourceError as error:  # hypercorn is ending it, for what the client has sent meanwhile
+            raise trio.BrokenResourceError("the connection ends") from error
 
     async def receive_some(self, bytes_max: int) -> bytes | bytearray:
         return await self.stream.receive_some(bytes_max)

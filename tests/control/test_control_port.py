@@ -426,6 +426,20 @@ async def test_a_send_that_nobody_takes_is_given_up(autojump_clock: trio.testing
             await read_all(client)
 
 
+async def test_a_send_while_another_task_sends_breaks_and_is_no_bug() -> None:
+    """hypercorn answers garbage behind a request at once, and ends the connection, while the request is answered."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener, await trio.testing.open_stream_to_socket_listener(listener):
+        stream = DeadlineStream(await listener.accept(), send_timeout_s=30.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.stream.send_all, b"x" * HUGE_CHARACTERS)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(trio.BrokenResourceError, match="the connection ends"):
+                await stream.send_all(b"y")
+            nursery.cancel_scope.cancel()
+        await stream.aclose()
+
+
 async def test_a_client_that_never_finishes_its_header_is_cut_off(nursery: trio.Nursery) -> None:
     served = await start(nursery, idle_timeout_s=0.05)
     with trio.fail_after(DEADLINE_S):
