@@ -34,7 +34,7 @@ READ_S = 20.0
 HEALTH_S = 10.0
 END_S = 15.0
 FLAGS = (
-    *("--header-timeout-s", "2", "--body-timeout-s", "2", "--idle-timeout-s", "2", "--send-timeout-s", "2"),
+    *("--header-timeout-s", "2", "--body-window-s", "2", "--idle-timeout-s", "2", "--send-window-s", "2"),
     *("--first-byte-timeout-s", "2", "--stall-timeout-s", "2", "--probe-interval-s", "0.2", "--probe-timeout-s", "1"),
     *("--circuit-failures", "1000000", "--probe-failures", "1000000", "--engine-metrics-interval-s", "0.2"),
     *("--log-level", "warning"),
