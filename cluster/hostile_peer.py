@@ -139,8 +139,8 @@ def lies(peer: HostilePeer) -> Iterator[tuple[str, m.Message]]:
     own = peer.record
     node = own._replace(name="node", session=peer.node, host=peer.node_address[0], port=peer.node_address[1])
     for state in m.State:
-        said = node._replace(state=state, incarnation=U32, epoch=1)
-        yield f"the node is {state.name} at the greatest incarnation", m.Push((m.Update(said, own.session),))
+        untrue = node._replace(state=state, incarnation=U32, epoch=1)
+        yield f"the node is {state.name} at the greatest incarnation", m.Push((m.Update(untrue, own.session),))
     yield "a later session has the node's name", m.Push((m.Update(node._replace(session=77, epoch=U64)),))
     yield "the node has another address", m.Push((m.Update(node._replace(host="192.0.2.1", port=1)),))
     yield "the sender has the greatest epoch", m.Push((m.Update(own._replace(epoch=U64, incarnation=U32)),))
