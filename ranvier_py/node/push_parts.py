@@ -48,7 +48,7 @@ from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Backend, Outcome
-from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, prefix_len_of
+from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded
 from ranvier_py.core.routing.router import Router
 from ranvier_py.node.pushed_events import PushedEvents
 from ranvier_py.supervision import Faults
@@ -181,7 +181,7 @@ class WorkerReports:
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:  # noqa: ARG002
         """Requests may name another length of their prefix: its hashes are noted from then on."""
-        length, lengths = prefix_len_of(attempt.prompt.body), self._inbox.hasher.lengths
+        length, lengths = attempt.prompt.prefix_len, self._inbox.hasher.lengths
         if length and length not in lengths and len(lengths) < LENGTHS_MAX:
             self._inbox.hasher.keep((*lengths, length))
 

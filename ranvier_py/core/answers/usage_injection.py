@@ -2,11 +2,13 @@
 
 An engine counts in every whole answer, but in a stream only for `"stream_options":{"include_usage":true}` (OpenAI's API
 reference). A body that has no `stream_options` gets the member right after its first brace; one that has them without
-`include_usage` gets it in there. Nothing is parsed or written anew: all other bytes stay. What is put in comes first,
-so a member of the client's own that we overlooked would win where the last one wins, and is refused elsewhere.
+`include_usage` gets it in there, where they are near an end of the body, flat and free of escapes: the few bytes of the
+options are written anew, and all others stay. Whether it has any was seen when it was read; nothing but an end of the
+body is parsed again. What is put in comes first, so a member of the client's own that we overlooked would win where the
+last one wins, and is refused elsewhere.
 
 Rules: who asks himself is left alone, and so is who wants counts in every chunk (vLLM's `continuous_usage_stats`, which
-works only together with `include_usage`). An edit of `stream_options` is proved by parsing its result. A backend that
+works only together with `include_usage`). A body that can't be edited goes out as it came. A backend that
 refuses (400, 422) and takes the same body as it came does not take the question, until it is another process; one that
 took it once is believed when it refuses a body. One that sends counts in chunks with output does so by order of its
 operator (vLLM's `--enable-force-include-usage`) and is not asked.
@@ -18,25 +20,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import orjson
 
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
+from ranvier_py.core.prompts.body_json import members_at, object_of
+from ranvier_py.core.prompts.body_members import ABSENT, OWN
 from ranvier_py.core.prompts.request_body import Prompt
 
 MEMBER = b'"stream_options":{"include_usage":true},'
-OPTIONS = b'"stream_options"'
-OWN_OPTIONS = re.compile(rb'"stream_options"\s*:\s*(?:(null)|\{\s*(\})?)')
-OWN_REFUSAL = re.compile(rb'"include_usage"\s*:\s*(?:false|null)\s*(,?)')
+OWN_OPTIONS = re.compile(rb'"stream_options"\s*:\s*(null|\{[^{}\\]{0,512}\})')
 
 REFUSALS = frozenset((400, 422))
 """What servers answer to a member they do not know: vLLM and most others 400, FastAPI's own validation 422."""
 
-EDITS_MAX = 4
-"""Places in one body that are tried as its `stream_options`: others are in schemas of tools."""
+ASKING_BYTES_MAX = 4 * 1024 * 1024
+"""Larger bodies go out as they came: no client should cause a copy of all of it for 40 bytes more."""
 
 
 class Terms(Enum):
@@ -54,6 +55,7 @@ class UsageCounters:
 
     asked: int = counter("Streams whose engine was asked for token counts.")
     own: int = counter("Streams whose client asked himself, or wants what the question would change.")
+    unasked: int = counter("Streams whose body is too large or too tangled to put the question in.")
     refused: int = counter("Requests sent again as they came, because the engine refused the question.")
     removed: int = counter("Streams whose counts were taken out again.")
 
@@ -76,9 +78,12 @@ class UsageAsking:
             return None
         if self.terms(backend, generation) in (Terms.REFUSES, Terms.UNASKED):
             return None
-        asking = asking_body(prompt.body)
-        if asking is None:
+        if prompt.stream_options == OWN:
             self.counters.own += 1
+            return None
+        asking = asking_body(prompt.body, prompt.stream_options)
+        if asking is None:
+            self.counters.unasked += 1
             return None
         self.counters.asked += 1
         return asking
@@ -104,52 +109,20 @@ class UsageAsking:
             self._terms[backend] = (generation, Terms.UNASKED)
 
 
-def asking_body(body: bytes) -> bytes | None:
-    """The body of a stream, with the question for counts in it; None where it stays as it is."""
-    if OPTIONS not in body:
-        return with_member(body)
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
+def asking_body(body: bytes, options: str) -> bytes | None:
+    """The body of a stream, with the question for counts in it; None where that takes too much.
+
+    `options` is ABSENT or OPEN, as the body was read.
+    """
+    if len(body) > ASKING_BYTES_MAX:
         return None
-    if "stream_options" not in fields:  # somewhere else in it
-        return with_member(body)
-    options = fields["stream_options"]
-    if options is not None and type(options) is not dict:
-        return None
-    options = options or {}
-    if options.get("include_usage") or options.get("continuous_usage_stats"):
-        return None
-    return merged(body, {**fields, "stream_options": {**options, "include_usage": True}})
-
-
-def with_member(body: bytes) -> bytes | None:
-    place = body.find(b"{") + 1
-    return b"%b%b%b" % (body[:place], MEMBER, body[place:]) if place else None
-
-
-def merged(body: bytes, wanted: dict[str, Any]) -> bytes | None:
-    """The body with `include_usage` in its own `stream_options`; None if that can't be done by bytes alone."""
-    for tried, found in enumerate(OWN_OPTIONS.finditer(body)):
-        if tried >= EDITS_MAX:
-            break
-        if found[1] is not None:
-            edited = b'%b{"include_usage":true}%b' % (body[: found.start(1)], body[found.end(1) :])
-        else:
-            start = found.start(2) if found[2] is not None else found.end()
-            refusal = OWN_REFUSAL.search(body, start)
-            comma = b"" if found[2] is not None else b","
-            edited = b'%b"include_usage":true%b%b' % (body[:start], comma, body[start:])
-            if refusal is not None and not is_edit(edited, wanted):
-                after = refusal.end() - len(refusal[1])
-                edited = b'%b"include_usage":true%b' % (body[: refusal.start()], body[after:])
-        if is_edit(edited, wanted):
-            return edited
+    if options == ABSENT:
+        place = body.find(b"{") + 1
+        return b"%b%b%b" % (body[:place], MEMBER, body[place:]) if place else None
+    for place, _ in members_at(body, b'"stream_options"'):
+        own = OWN_OPTIONS.match(body, place)
+        found = object_of(b'{"own":%b}' % own[1]) if own is not None else None
+        if own is not None and found is not None:
+            asking = orjson.dumps({**(found["own"] or {}), "include_usage": True})
+            return b"%b%b%b" % (body[: own.start(1)], asking, body[own.end(1) :])
     return None
-
-
-def is_edit(edited: bytes, wanted: dict[str, Any]) -> bool:
-    try:
-        return bool(orjson.loads(edited) == wanted)
-    except orjson.JSONDecodeError:
-        return False

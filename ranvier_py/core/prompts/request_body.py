@@ -1,7 +1,8 @@
 """Request bodies -> Prompt. The schema is the engine's: only what is not JSON is refused here.
 
-A body that is JSON but not understood becomes an opaque Prompt, which is routed by load. A chat whose history was seen
-before is found by the digest of its raw bytes up to a message end, and only the bytes after that are parsed:
+A body that is JSON but not understood becomes an opaque Prompt, which is routed by load, and so does one that would
+take too long to understand (`body_json`). A chat whose history was seen before is found by the digest of its raw bytes
+up to a message end, and only the bytes after that are parsed:
 
     {"messages":[{…},{…},{"role":"user",…}],"stream":true}
                  known ──┘└── parsed as {"messages":[null,{"role":"user",…}],"stream":true}
@@ -9,25 +10,37 @@ before is found by the digest of its raw bytes up to a message end, and only the
 Why that is exact: the digest proves that the bytes before the cut once began a valid body and ended at a message end in
 its `messages`; the parse of the rest proves that it closes exactly that array and that object. Nothing is guessed: the
 search for `"role"` only proposes cuts.
+Bounds: one call reads as much as `body_json` allows, and no more messages than MESSAGES_MAX; what a Prompt keeps beside
+its body is smaller than that, but for a tail of TAIL_BYTES_MAX.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 import xxhash
 
-from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.prompts.boundaries import Message, TokenIds
+from ranvier_py.core.prompts.body_json import UNCOUNTED_BYTES_MAX, excess, load_object, members_at_ends, object_of
+from ranvier_py.core.prompts.body_members import (
+    ABSENT,
+    MESSAGES_MAX,
+    are_few,
+    are_objects,
+    first_prompt,
+    has_name,
+    is_short,
+    misfit,
+    prefix_len,
+    stream_options,
+    token_ids,
+)
+from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, canonical_message
+from ranvier_py.core.prompts.message_ends import is_cut, last_end, load_rest, message_cuts
 from ranvier_py.core.prompts.namespaces import TokenNamespaces, opening_key
 from ranvier_py.core.prompts.prompt import Boundary, KnownPrefix, PromptMemory
 
@@ -38,36 +51,34 @@ of tokens is `prompts.namespaces`."""
 
 NAMESPACE = frozenset(NAMESPACE_FIELDS)
 
-CUTS_MAX = 8
-"""Proposed cuts that are tried: a turn rarely brings more messages (one answer, its tool results, one question)."""
+REPARSED_BYTES_MAX = UNCOUNTED_BYTES_MAX
+"""Parsed once more, in all tries together, to find where the last messages end. A longer last message is not passed
+over: the next turn is then read from its end, or as if it were the first."""
 
-ENDS_MAX = 16
-"""Places tried for the end of the last message: text that looks like the end of an array is rare even in code."""
+KNOWN_BYTES_MAX = 16 * 1024 * 1024
+"""A chat with a known history may be longer than one that is parsed, for images that came turn by turn. To search it
+for message ends and to digest it takes 1 ms for each MiB, of texts that are made to be searched slowly."""
 
-MESSAGES_MAX = 10_000  # longer chats are routed by load: a body of `{}` could bring 20 M
+TAIL_BYTES_MAX = 8 * 1024
+"""A longer tail is not kept as objects, which may take 27 times its size; who needs them parses the body again."""
 
-NAME_CHARACTERS_MAX = 512
-"""Longer salts and templates are kept as a digest, and a longer model name not at all: no request decides our size."""
+OPENING_BYTES_MAX = 2 * UNCOUNTED_BYTES_MAX  # on the event loop, and beside the first parse
 
 MESSAGE_OVERHEAD_TOKENS = 5  # markers and role of one message in ChatML and Llama 3, for estimates alone
-TOKEN_IDS_MAX = 1 << 20  # longer prompts of token ids are routed by load: 0.2 s of the event loop and 200 MB
-TOKEN_ID_MAX = 2**32 - 1  # ids are hashed as 32-bit numbers
 NAMESPACES_MAX = 1024  # cached fingerprints of namespaces that are a model's name alone
-
-ARRAY_END = re.compile(rb"}[ \t\r\n]*]")
-KNOWN_HISTORY = b'{"messages":[null'
 
 
 class Note(NamedTuple):
     """What is to be remembered of a body, once it has been sent on.
 
-    `cut` is a message end that is known already, or 0; `last` where the last message but one seems to end, or 0;
-    `known` what the whole of the messages stands for; `after` the names of the members that follow `messages` in the
-    body.
+    `cut` is a message end that is known already, or 0; `last` where the last message but one seems to end, or 0; `new`
+    how many messages follow `cut`; `known` what the whole of the messages stands for; `after` the names of the members
+    that follow `messages` in the body.
     """
 
     cut: int
     last: int
+    new: int
     known: KnownPrefix
     after: Sequence[str]
 
@@ -76,8 +87,10 @@ class Note(NamedTuple):
 class Prompt:
     """What routing needs to know of one request.
 
-    `kind` is "chat", "completion" or "opaque"; an opaque prompt has a chain of no boundaries. `tail` are the messages
-    after `base`, the deepest boundary that was known when the body was read. `note` is what `remember` needs.
+    `kind` is "chat", "completion" or "opaque"; an opaque prompt has a chain of no boundaries, and a reason why it is
+    `unread` where it should have one. `tail` are the messages after `base`, the deepest boundary that was known when
+    the body was read; none where they would be too many objects to keep. `note` is what `remember` needs.
+    `stream_options` is one of ABSENT, OWN and OPEN; `prefix_len` what a request names so, 0 for nothing.
     """
 
     kind: str
@@ -87,7 +100,9 @@ class Prompt:
     base: Boundary
     tail: Sequence[Message]
     body: bytes
-    text: str = ""
+    unread: str = ""
+    stream_options: str = ABSENT
+    prefix_len: int = 0
     note: Note | None = None
 
     @property
@@ -98,12 +113,17 @@ class Prompt:
     def opening(self) -> bytes:
         """What names the conversation's opening (`placement.chwbl`), for policies that ask; empty where there is none.
 
-        Parses the body again.
+        Parses the body again, if it is not large: what has so much behind its opening is found by its routes.
         """
-        if self.kind != "chat":
+        if self.kind != "chat" or len(self.body) > OPENING_BYTES_MAX:
             return b""
-        body = orjson.loads(self.body)
+        body = load_object(self.body)
         return opening_key(self.model, body["messages"], body.get("system"))
+
+    @property
+    def text(self) -> str:
+        """The text of a completion. Parses the body again."""
+        return str(first_prompt(load_object(self.body)))
 
 
 class PromptReader:
@@ -136,56 +156,61 @@ class PromptReader:
 
     def chat(self, body: bytes) -> Prompt:
         """A body of /v1/chat/completions. Raises BadRequest when it is not JSON."""
-        prompt = self._continuing(body)
+        prompt = self._continuing(body) if len(body) <= KNOWN_BYTES_MAX else None
         if prompt is not None:
             self.memory.counters.found += 1
             return prompt
+        reason = excess(body)
+        if reason:
+            return self.opaque(members_at_ends(body), body, reason)
         fields = load_object(body)
-        messages = fields.get("messages")
-        model = fields.get("model")
-        too_long = isinstance(model, str) and len(model) > NAME_CHARACTERS_MAX
-        if messages is None or not is_conversation(messages) or too_long:
-            return self.opaque(fields, body)
+        reason = misfit(fields, len(body))
+        if reason:
+            return self.opaque(fields, body, reason)
         self.memory.counters.missed += 1
         try:
-            return self._first_contact(body, fields, messages)
+            return self._first_contact(body, fields, fields["messages"])
         except (TypeError, UnicodeError):  # values that only other JSON libraries accept, such as lone surrogates
-            return self.opaque(fields, body)
+            return self.opaque(fields, body, "values")
 
     def completion(self, body: bytes) -> Prompt:
         """A body of /v1/completions: `prompt` is text or token ids, or a list of either, of which the first counts."""
+        reason = excess(body)
+        if reason:
+            return self.opaque(members_at_ends(body), body, reason)
         fields = load_object(body)
-        text = fields.get("prompt")
-        if isinstance(text, list) and text and isinstance(text[0], (str, list)):
-            text = text[0]
+        text = first_prompt(fields)
         ids = token_ids(text)
         if ids is None and not (isinstance(text, str) and text):
-            return self.opaque(fields, body)
+            return self.opaque(fields, body, "schema")
+        if not has_name(fields):
+            return self.opaque(fields, body, "model")
         try:
             root = self._root(fields)
             data = ids.tobytes() if ids is not None else str(text).encode()
         except (TypeError, UnicodeError):
-            return self.opaque(fields, body)
+            return self.opaque(fields, body, "values")
         fingerprint = self._texts.extend_bytes(root.text, data)
         length = self._estimate(data) if ids is None else len(ids)
         end = self.memory.boundary(fingerprint) or Boundary(root, fingerprint, length, self._tokens.block_tokens)
         if ids is not None and end.state is None and root.state is not None:
             end.tokenized(self._tokens.extend(root.state, ids, [len(ids)])[0])
         self.memory.keep(end)
-        return self._prompt("completion", fields, body, end, root, (), "" if ids is not None else str(text))
+        return self._prompt("completion", fields, body, end, root, ())
 
     def other(self, body: bytes) -> Prompt:
         """A body of any other path: its model counts if it names one, and it need not be JSON at all."""
-        try:
-            fields = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            fields = None
-        return self.opaque(fields if isinstance(fields, dict) else {}, body)
+        reason = excess(body)
+        if reason:
+            return self.opaque(members_at_ends(body), body, reason)
+        return self.opaque(object_of(body) or {}, body)
 
-    def opaque(self, fields: Mapping[str, Any], body: bytes) -> Prompt:
+    def opaque(self, fields: Mapping[str, Any], body: bytes, reason: str = "") -> Prompt:
         """A prompt that says nothing about its prefix."""
         root = Boundary(None, Fingerprint(0), 0)
-        return self._prompt("opaque", fields, body, root, root, (), "")
+        prompt = self._prompt("opaque", fields if has_name(fields) else {}, body, root, root, ())
+        prompt.unread = reason
+        return prompt
 
     def _continuing(self, body: bytes) -> Prompt | None:
         """The prompt of a chat with a known history, or None."""
@@ -195,11 +220,15 @@ class PromptReader:
             known = self.memory.find(self._digest(body, cut))
             if known is None:
                 continue
-            rest = load_rest(body, cut)
-            if rest is None or not is_conversation(rest["messages"][1:] or [{}]):
+            size = len(body) - cut
+            rest = None if size > UNCOUNTED_BYTES_MAX and excess(body[cut:]) else load_rest(body, cut)
+            if rest is None:
                 return None
             messages = rest.pop("messages")[1:]
-            if known.end.messages + len(messages) > MESSAGES_MAX:
+            count = known.end.messages + len(messages)
+            if count > MESSAGES_MAX or not are_few(len(messages), size):
+                return None
+            if not are_objects(messages):
                 return None
             fields = {**known.fields, **rest} if rest else known.fields
             try:
@@ -209,8 +238,9 @@ class PromptReader:
                 end = self._extend(known.end, messages)
             except (TypeError, UnicodeError):
                 return None
-            prompt = self._prompt("chat", fields, body, end, known.end, messages, "")
-            prompt.note = Note(cut, last, KnownPrefix(end, known.namespace, known.fields, alone), list(rest))
+            prompt = self._prompt("chat", fields, body, end, known.end, messages if size <= TAIL_BYTES_MAX else ())
+            known = KnownPrefix(end, known.namespace, known.fields, alone)
+            prompt.note = Note(cut, last, len(messages), known, list(rest))
             return prompt
         return None
 
@@ -219,14 +249,23 @@ class PromptReader:
         end = self._extend(root, messages)
         names = list(fields)
         place = names.index("messages")
-        head = self._reduced({name: fields[name] for name in names[:place]})
-        if "stream" in names[:place]:
-            head["stream"] = fields["stream"] is True
+        head = self._kept({name: fields[name] for name in names[:place]})
         after = names[place + 1 :]
         known = KnownPrefix(end, root.text, head, NAMESPACE.isdisjoint(after))
-        prompt = self._prompt("chat", fields, body, end, root, messages, "")
-        prompt.note = Note(0, next(message_cuts(body), 0), known, after)
+        prompt = self._prompt("chat", fields, body, end, root, messages if len(body) <= TAIL_BYTES_MAX else ())
+        prompt.note = Note(0, next(message_cuts(body), 0), len(messages), known, after)
         return prompt
+
+    def _kept(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """What is remembered of members: no more than `_prompt` and `_namespace` read, and of no size of theirs."""
+        kept = self._reduced(fields)
+        if "stream" in fields:
+            kept["stream"] = fields["stream"] is True
+        if "stream_options" in fields:
+            kept["stream_options"] = stream_options(fields)
+        if "prefix_len" in fields:
+            kept["prefix_len"] = prefix_len(fields)
+        return kept
 
     def _extend(self, boundary: Boundary, messages: Sequence[Message]) -> Boundary:
         for message in messages:
@@ -255,23 +294,15 @@ class PromptReader:
         note, prompt.note = prompt.note, None
         if note is None:
             return
-        body, end, messages = prompt.body, note.known.end, prompt.tail
-        if note.last > note.cut and end.parent is not None and self._is_cut(body, note.last, messages[-1:], note.after):
-            self.memory.remember(self._digest(body, note.last), note.known._replace(end=end.parent))
-        if not messages:
-            return
-        if not note.after:  # then nothing but `]}` follows
-            self.memory.remember(self._digest(body, bare_end(body)), note.known)
-            return
-        for match in islice(ARRAY_END.finditer(body, max(note.last, note.cut)), ENDS_MAX):
-            if self._is_cut(body, match.start() + 1, (), note.after):
-                self.memory.remember(self._digest(body, match.start() + 1), note.known)
-                break
-
-    def _is_cut(self, body: bytes, cut: int, following: Sequence[Message], after: Sequence[str]) -> bool:
-        """Whether `cut` is the message end before exactly `following`, with the members `after` behind `messages`."""
-        found = load_rest(body, cut)
-        return found is not None and found.pop("messages") == [None, *following] and list(found) == list(after)
+        body, end = prompt.body, note.known.end
+        room = REPARSED_BYTES_MAX
+        if note.last > note.cut and end.parent is not None and len(body) - note.last <= room:
+            room -= len(body) - note.last
+            if is_cut(body, note.last, 1, note.after):
+                self.memory.remember(self._digest(body, note.last), note.known._replace(end=end.parent))
+        cut = last_end(body, max(note.last, note.cut), room, note.after) if note.new else 0
+        if cut:
+            self.memory.remember(self._digest(body, cut), note.known)
 
     def _digest(self, body: bytes, cut: int) -> int:
         return xxhash.xxh3_128_intdigest(memoryview(body)[:cut], self._seed)
@@ -318,82 +349,12 @@ class PromptReader:
         end: Boundary,
         base: Boundary,
         tail: Sequence[Message],
-        text: str,
     ) -> Prompt:
         model = fields.get("model")
         stream = fields.get("stream") is True
-        return Prompt(kind, model if type(model) is str else "", stream, end, base, tail, body, text)
-
-
-def load_object(body: bytes) -> dict[str, Any]:
-    """The body's members; none for JSON that is no object. Raises BadRequest for what no JSON library accepts."""
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as refused:
-        found = load_leniently(body, str(refused))
-    return found if isinstance(found, dict) else {}
-
-
-def load_leniently(body: bytes, reason: str) -> Any:
-    """What the standard library makes of it, as engines in Python do: NaN and lone surrogates pass."""
-    try:
-        return json.loads(body)
-    except RecursionError as error:
-        raise BadRequest("the JSON body is nested too deeply") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body is not valid JSON: {reason}") from error
-    except ValueError:  # a number of more digits than this library reads: an engine's may
-        return None
-
-
-def load_rest(body: bytes, cut: int) -> dict[str, Any] | None:
-    """The body parsed as if all messages before `cut` were one null, or None when that is no JSON object."""
-    try:
-        found = orjson.loads(KNOWN_HISTORY + body[cut:])
-    except orjson.JSONDecodeError:
-        return None
-    messages = found.get("messages")  # a second `messages` after the cut would have replaced ours
-    return found if isinstance(messages, list) and messages and messages[0] is None else None
-
-
-def bare_end(body: bytes) -> int:
-    """Where the last message ends in a valid body whose last member is `messages`: before the last `]` and `}`."""
-    return len(body.rstrip()[:-1].rstrip()[:-1].rstrip()) if body[-2:] != b"]}" else len(body) - 2
-
-
-def message_cuts(body: bytes) -> Iterator[int]:
-    """Offsets that look like message ends, last first: just after the `}` before a `,` and `{"role"`."""
-    stop = len(body)
-    for _ in range(CUTS_MAX):
-        role = body.rfind(b'"role"', 0, stop)
-        opening = body.rfind(b"{", 0, role) if role > 0 else -1
-        closing = body.rfind(b"}", 0, opening) if opening > 0 else -1
-        if closing < 0:
-            return
-        if body[closing + 1 : opening].strip() == b",":
-            yield closing + 1
-        stop = role
-
-
-def is_conversation(messages: object) -> bool:
-    if not isinstance(messages, list) or not 0 < len(messages) <= MESSAGES_MAX:
-        return False
-    return all(type(message) is dict for message in messages)
-
-
-def is_short(value: object) -> bool:
-    """Whether a member of a body is kept as it is: short text, and what is a digest already."""
-    return type(value) is bytes or (type(value) is str and len(value) <= NAME_CHARACTERS_MAX)
-
-
-def token_ids(value: object) -> TokenIds | None:
-    """Token ids of a completion prompt as an array, or None when `value` is not a list of them."""
-    if (
-        not isinstance(value, list)
-        or not 0 < len(value) <= TOKEN_IDS_MAX
-        or not all(type(item) is int for item in value)
-    ):
-        return None
-    if min(value) < 0 or max(value) > TOKEN_ID_MAX:
-        return None
-    return np.array(value, dtype=np.uint32)
+        prompt = Prompt(kind, model if type(model) is str else "", stream, end, base, tail, body)
+        if "stream_options" in fields:
+            prompt.stream_options = stream_options(fields)
+        if "prefix_len" in fields:
+            prompt.prefix_len = prefix_len(fields)
+        return prompt

@@ -91,6 +91,7 @@ class RouterCounters:
     Tokens predicted are the router's belief, tokens cached the engines' own count; the distance is the router's error.
     """
 
+    prompts_unread: dict[str, int] = counter("Bodies that were not understood, routed by load.", label="reason")
     decisions: dict[str, int] = counter("Placements by reason.", label="reason")
     matches: dict[str, int] = counter("Placements by the chain that matched.", label="source")
     outcomes: dict[str, int] = counter("Attempts by how they ended.", label="outcome")

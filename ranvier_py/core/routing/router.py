@@ -85,10 +85,14 @@ class Router:
     def read(self, path: bytes, body: bytes) -> Prompt:
         """The prompt of a request. Raises BadRequest when the body is not JSON."""
         if path == CHAT_PATH:
-            return self.reader.chat(body)
-        if path == COMPLETION_PATH:
-            return self.reader.completion(body)
-        return self.reader.other(body)
+            prompt = self.reader.chat(body)
+        elif path == COMPLETION_PATH:
+            prompt = self.reader.completion(body)
+        else:
+            prompt = self.reader.other(body)
+        if prompt.unread:
+            increment(self.counters.prompts_unread, prompt.unread)
+        return prompt
 
     # --- match and place --------------------------------------------------------------------------------------------
 
@@ -127,7 +131,7 @@ class Router:
         first, end = prompt.end.first, prompt.end
         opening = prompt.opening() if self.policy.wants_opening else b""
         wants_prefix = self.policy.wants_prefix
-        prefix_tokens = prefix_depth(prompt.body, self.hasher.block_tokens) if wants_prefix else 0
+        prefix_tokens = prefix_depth(prompt.prefix_len, self.hasher.block_tokens) if wants_prefix else 0
         deepest = UNKNOWN
         if holders and self.policy.depths_wanted > 1:
             deepest = self._fingerprint_at(end, holders[0].tokens)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ranvier_py.core.errors import ConfigError, TemplateRefused
+from ranvier_py.core.prompts.body_members import MESSAGES_MAX
 from ranvier_py.core.prompts.boundaries import Chat, Message
 from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.io.tokenizer import ChatTokenizer
@@ -30,7 +31,6 @@ from ranvier_py.replay.traces.trace import Trace, TraceError, TraceOptions, Trac
 from ranvier_py.replay.traces.trace_chains import own_names
 
 QUESTION_SYSTEM = "Answer the question about the meeting transcript."  # as QMSum's figures were measured
-MESSAGES_MAX = 10_000  # a node routes longer chats by load
 REFUSED = (TemplateRefused, TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError)
 """What messages may raise that no template was made for."""
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.usage_injection import MEMBER, Terms, UsageAsking, asking_body
+from ranvier_py.core.answers.usage_injection import MEMBER, Terms, UsageAsking
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.prompts.body_members import ABSENT, stream_options
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
 
@@ -17,8 +18,14 @@ ASKED = {"include_usage": True}
 
 
 def prompt(body: bytes, *, stream: bool = True, kind: str = "chat") -> Prompt:
-    root = Boundary(None, Fingerprint(0), 0)
-    return Prompt(kind, "m", stream, root, root, (), body)
+    root, fields = Boundary(None, Fingerprint(0), 0), json.loads(body)
+    options = stream_options(fields) if "stream_options" in fields else ABSENT
+    return Prompt(kind, "m", stream, root, root, (), body, stream_options=options)
+
+
+def asking_body(body: bytes) -> bytes | None:
+    """What an engine of which nothing is known gets."""
+    return UsageAsking().body(prompt(body), BackendId(3), 1)
 
 
 PLAIN = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}'
@@ -49,11 +56,15 @@ def test_who_asks_himself_or_asks_for_something_else_is_left_alone(own: bytes) -
     [
         (b'{"stream":true,"stream_options":{}}', b'{"stream":true,"stream_options":{"include_usage":true}}'),
         (b'{"stream_options" : null,"stream":true}', b'{"stream_options" : {"include_usage":true},"stream":true}'),
-        (b'{"stream_options":{"a":1}}', b'{"stream_options":{"include_usage":true,"a":1}}'),
+        (b'{"stream_options":{"a":1}}', b'{"stream_options":{"a":1,"include_usage":true}}'),
         (b'{"stream_options":{"include_usage":false}}', b'{"stream_options":{"include_usage":true}}'),
         (
             b'{"stream_options":{"a":1,"include_usage": null}}',
             b'{"stream_options":{"a":1,"include_usage":true}}',
+        ),
+        (
+            b'{"stream_options": {"include_usage":false},"tools":[{"p":{"stream_options":{"type":"object"}}}]}',
+            b'{"stream_options": {"include_usage":true},"tools":[{"p":{"stream_options":{"type":"object"}}}]}',
         ),
         (
             b'{"tools":[{"p":{"stream_options":{"type":"object"}}}],"stream_options":{}}',

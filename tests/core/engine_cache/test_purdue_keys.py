@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.engine_cache.sources.push_keys import KeyedPrefix, KeyHasher, Link, Links, key_of
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.prompts.fingerprint import TokenHasher
-from ranvier_py.core.routing.placement.sticky_least_loaded import anchor_at, prefix_len_of
+from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.prompts.prompt import PromptMemory
+from ranvier_py.core.prompts.request_body import PromptReader
+from ranvier_py.core.routing.placement.sticky_least_loaded import anchor_at
 
 KEY = b"k" * 32
 GOLDEN_64 = 0x5F3006CAB71F62DE6D308E4FCE785CAF2A1CB0739E863BA7812739A91C930E5A
@@ -85,17 +87,16 @@ def test_pu2_a_prompt_shorter_than_the_key_has_that_of_all_its_tokens() -> None:
 
 
 def test_pu2_the_length_is_that_of_the_request_and_64_where_it_has_none_or_0() -> None:
-    assert prefix_len_of(b'{"messages":[],"prefix_len":128}') == 128
-    for body in (
-        b'{"messages":[]}',
-        b'{"prefix_len":0}',
-        b'{"prefix_len":-4}',
-        b'{"prefix_len":"9"}',
-        b'{"prefix_len"',
-    ):
-        assert prefix_len_of(body) == 0
-    quoted = b'{"messages":[{"content":"{\\"prefix_len\\":9}","prefix_len":8}]}'
-    assert prefix_len_of(quoted) == 0, "a member of the request, not of a message"
+    texts, tokens = TextHasher(KEY), TokenHasher(KEY)
+    reader = PromptReader(texts, tokens, PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=1)
+    hello = b'"messages":[{"role":"user","content":"{\\"prefix_len\\":9}","prefix_len":8}]'
+    for own in (b'"prefix_len":128,%b', b'%b,"prefix_len":128', b'"prefix_len":128,%b,"stream":true'):
+        body = b"{%b}" % own % hello
+        first = reader.chat(body)
+        reader.remember(first)
+        assert first.prefix_len == reader.chat(body).prefix_len == 128, "read at once, and as what is known"
+    for other in (b"", b',"prefix_len":0', b',"prefix_len":-4', b',"prefix_len":"9"', b',"prefix_len":1000000'):
+        assert reader.chat(b"{%b%b}" % (hello, other)).prefix_len == 0, "a member of the request, not of a message"
 
 
 @given(st.lists(st.integers(0, 200_000), max_size=80), st.lists(st.integers(0, 200_000), max_size=80))

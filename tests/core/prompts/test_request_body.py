@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.body_json import MARKS_MAX
+from ranvier_py.core.prompts.body_members import MESSAGE_BYTES_MIN, MESSAGES_FREE, MESSAGES_MAX
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
-from ranvier_py.core.prompts.request_body import MESSAGES_MAX, TOKEN_IDS_MAX, Prompt, PromptReader
+from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 
 KEY = b"k" * 32
 SYSTEM = {"role": "system", "content": "You help with routing."}
@@ -260,12 +262,18 @@ def test_a_boundary_shows_what_it_is() -> None:
 
 def test_a_chat_of_countless_messages_is_routed_by_load_also_when_it_grew_to_that() -> None:
     texts = reader()
-    many: list[object] = [{}] * MESSAGES_MAX
+    many: list[object] = [{"role": "user", "content": "x" * MESSAGE_BYTES_MIN}] * MESSAGES_MAX
     assert texts.chat(chat_body(many)).kind == "chat"
-    assert texts.chat(chat_body([*many, SYSTEM])).kind == "opaque"
+    assert texts.chat(chat_body([*many, SYSTEM])).unread == "messages"
     texts.chat(chat_body([*many[:-1], SYSTEM]))
-    assert texts.chat(chat_body([*many[:-1], SYSTEM, SYSTEM])).kind == "opaque"
+    assert texts.chat(chat_body([*many[:-1], SYSTEM, SYSTEM])).unread == "messages"
     assert texts.memory.counters.found == 0
+
+
+def test_many_messages_are_read_if_they_are_not_all_tiny() -> None:
+    many: list[object] = [{"role": "user", "content": "yes"}] * (2 * MESSAGES_FREE)
+    assert reader().chat(chat_body(many)).unread == "messages"
+    assert reader().chat(chat_body([*many, {"role": "user", "content": "x" * 70_000}])).kind == "chat"
 
 
 @pytest.mark.parametrize("name", ["model", "cache_salt", "chat_template", "lora_path", "stream"])
@@ -297,5 +305,6 @@ def test_a_chat_that_was_read_and_not_served_is_not_remembered() -> None:
 
 
 def test_more_token_ids_than_any_engine_takes_are_routed_by_load() -> None:
-    body = b'{"prompt":[' + b"1," * TOKEN_IDS_MAX + b"1]}"
-    assert reader().completion(body).kind == "opaque"
+    body = b'{"prompt":[' + b"1," * MARKS_MAX + b"1]}"
+    prompt = reader().completion(body)
+    assert (prompt.kind, prompt.unread) == ("opaque", "structure")

@@ -239,7 +239,7 @@ def test_forgotten_prefixes_cost_time_only(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("line", "states"),
     [
-        ({"messages": []}, "found messages [], expected a list of 1 to 10000 messages"),
+        ({"messages": []}, "found messages [], expected a list of 1 to 2048 messages"),
         ({"messages": "hello"}, "found messages 'hello'"),
         ({"messages": ["hello"]}, "found a message 'hello'"),
         ({"messages": [{"content": "a"}]}, "found a message {'content': 'a'}"),

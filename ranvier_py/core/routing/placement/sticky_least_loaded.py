@@ -23,18 +23,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from random import Random
-from typing import Any
-
-import orjson
 
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.prompts.fingerprint import anchor_below, is_anchor
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match, Policy
 from ranvier_py.core.routing.placement.affinity import median_of, positions_of
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, relative_loads
-
-PREFIX_TOKENS_MAX = 1 << 16
-"""Longer ones are no beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +78,12 @@ def prefix_hash(token_ids: Sequence[int], length: int = 0) -> str:
     return sha256(str(kept).encode()).hexdigest()
 
 
-def prefix_len_of(body: bytes) -> int:
-    """The member `prefix_len` of a request, as the document has it; 0 where there is none that makes sense.
-
-    A search of the raw bytes for most requests; those that have it are parsed once more.
-    """
-    if b'"prefix_len"' not in body:
-        return 0
-    try:
-        found: Any = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return 0
-    length = found.get("prefix_len") if isinstance(found, dict) else None
-    return length if type(length) is int and 0 < length <= PREFIX_TOKENS_MAX else 0
-
-
 def anchor_at(tokens: int, block_tokens: int) -> int:
     """The deepest anchor that is no deeper, in tokens; 0 for less than a block."""
     blocks = tokens // block_tokens
     return block_tokens * (blocks if is_anchor(blocks) else anchor_below(blocks))
 
 
-def prefix_depth(body: bytes, block_tokens: int) -> int:
-    """At which depth the length that a request names stands, in tokens: one block at least; 0 where it names none."""
-    length = prefix_len_of(body)
+def prefix_depth(length: int, block_tokens: int) -> int:
+    """At which depth the `prefix_len` of a request stands, in tokens: one block at least; 0 where it names none."""
     return max(block_tokens, anchor_at(length, block_tokens)) if length else 0

@@ -225,11 +225,17 @@ class Tree:
         below, above = row, parents[row]
         while above > 0 and above not in self.pinned and self._is_deeper(above, upper):
             below, above = above, parents[above]
-        if above == upper or rows.is_above(upper, row):
-            return True
+        one, other = above, upper if above > 0 or rows.child[below] else 0  # who has no children closes no circle
+        while one > 0 or other > 0:  # both walk up at once: as a rule they are near, and the top is not
+            if one == upper:
+                return True
+            if other == below:
+                return False
+            if other == above:
+                self._hang(below, upper)
+                return True
+            one, other = parents[one] if one > 0 else 0, parents[other] if other > 0 else 0
         if above > 0 and above not in self.pinned and not self._is_deeper(upper, above):
-            return False
-        if rows.is_above(below, upper):
             return False
         if above > 0 and (parents[upper] <= 0 or rows.is_above(parents[upper], above)):
             self._hang(upper, above)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -341,3 +342,20 @@ def test_keys_without_a_fingerprint_or_without_tokens_are_no_prefix(table: Route
     assert table.learn([], ONE, 7, Trust.LOCAL, 0.0) == 0
     with pytest.raises(ValueError, match="positive"):
         RouteTable(capacity=0)
+
+
+def test_a_long_chat_that_was_known_by_its_text_is_learned_by_its_tokens_in_time_proportional_to_its_length() -> None:
+    """Anchors that come between its messages are hung there without a walk to the top for each."""
+
+    def seconds_for(messages: int) -> float:
+        table = RouteTable(capacity=100_000)
+        ends = [(48 * number, fp("tokens", number), fp("text", number)) for number in range(messages, 0, -1)]
+        anchors = [(tokens - 16, fp("anchor", tokens), 0) for tokens, _, _ in ends]
+        table.learn(text_only(ends), ONE, 7, Trust.LOCAL, 0.0)
+        began = time.thread_time()
+        table.learn([key for pair in zip(ends, anchors, strict=True) for key in pair], ONE, 7, Trust.LOCAL, 1.0)
+        took_s = time.thread_time() - began
+        assert table.counters.unlinked == 0
+        return took_s
+
+    assert min(seconds_for(4000) for _ in range(3)) < 24 * min(seconds_for(500) for _ in range(3))

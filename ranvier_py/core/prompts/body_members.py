@@ -1,0 +1,89 @@
+"""What the members of a body say, whatever their client made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX
+from ranvier_py.core.prompts.boundaries import TokenIds
+
+MESSAGES_MAX = 2048
+"""Longer chats are routed by load: of so many, 6 ms to chain, 4 ms to learn by text and 12 by tokens, and 27 ms where a
+peer learns of them."""
+
+MESSAGES_FREE = 512
+MESSAGE_BYTES_MIN = 128
+"""On the average, beyond the first MESSAGES_FREE. A chat of shorter messages is routed by load: each is remembered in
+350 bytes."""
+
+TOKEN_ID_MAX = 2**32 - 1  # ids are hashed as 32-bit numbers
+
+ABSENT, OWN, OPEN = "absent", "own", "open"
+"""What a body has of `stream_options`: none; some that are not to be touched, for they ask or are no options; some that
+leave open whether counts are wanted."""
+
+PREFIX_TOKENS_MAX = 1 << 16
+"""Longer ones are no beginning."""
+
+
+def misfit(fields: Mapping[str, Any], size: int) -> str:
+    """Why these members of a body of `size` bytes are no chat to us; empty where they are one."""
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages or not are_objects(messages):
+        return "schema"
+    if not has_name(fields):
+        return "model"
+    return "" if are_few(len(messages), size) else "messages"
+
+
+def are_objects(messages: Sequence[object]) -> bool:
+    return all(type(message) is dict for message in messages)
+
+
+def are_few(messages: int, size: int) -> bool:
+    """Whether so many messages in so many bytes are bearable."""
+    return messages <= min(MESSAGES_MAX, MESSAGES_FREE + size // MESSAGE_BYTES_MIN)
+
+
+def has_name(fields: Mapping[str, Any]) -> bool:
+    """Whether the model has a name that can be kept, or none."""
+    model = fields.get("model")
+    return type(model) is not str or len(model) <= NAME_CHARACTERS_MAX
+
+
+def first_prompt(fields: Mapping[str, Any]) -> object:
+    """`prompt` of a completion, or the first of several."""
+    found = fields.get("prompt")
+    return found[0] if isinstance(found, list) and found and isinstance(found[0], (str, list)) else found
+
+
+def stream_options(fields: Mapping[str, Any]) -> str:
+    """What these members say of counts in streams."""
+    options = fields["stream_options"]
+    if options in (OWN, OPEN):  # as kept
+        return str(options)
+    if options is not None and type(options) is not dict:
+        return OWN
+    asks = options and (options.get("include_usage") or options.get("continuous_usage_stats"))
+    return OWN if asks else OPEN
+
+
+def prefix_len(fields: Mapping[str, Any]) -> int:
+    """The length in tokens that the beginning of the prompt has by these members; 0 for none that makes sense."""
+    length = fields["prefix_len"]
+    return length if type(length) is int and 0 < length <= PREFIX_TOKENS_MAX else 0
+
+
+def is_short(value: object) -> bool:
+    """Whether a member of a body is kept as it is: short text, and what is a digest already."""
+    return type(value) is bytes or (type(value) is str and len(value) <= NAME_CHARACTERS_MAX)
+
+
+def token_ids(value: object) -> TokenIds | None:
+    """Token ids of a completion prompt as an array, or None when `value` is not a list of them."""
+    if not isinstance(value, list) or set(map(type, value)) != {int} or min(value) < 0 or max(value) > TOKEN_ID_MAX:
+        return None
+    return np.array(value, dtype=np.uint32)
