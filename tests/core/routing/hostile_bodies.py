@@ -240,12 +240,11 @@ def endless(seed: int) -> Iterator[Hostile]:
 def dearest() -> Iterator[Hostile]:
     """Every shape where it may cost most: below the limits of what is parsed, and at that of what is taken."""
     for _, shape in shapes():
-        yield shape(UNCOUNTED_BYTES_MAX)
-        yield shape(PARSED_BYTES_MAX)
         body = shape(PARSED_BYTES_MAX).body
         marks = sum(body.count(mark) for mark in b'[{,"')
         if marks > MARKS_MAX:
-            yield shape(int(len(body) * 0.97 * MARKS_MAX / marks))
+            yield shape(UNCOUNTED_BYTES_MAX)
+        yield shape(int(0.97 * PARSED_BYTES_MAX * min(1, MARKS_MAX / max(1, marks))))
     for shape in (content_of, text_of):
         yield shape("x", b"a" if shape is text_of else b"[],", KNOWN_BYTES_MAX)
         yield shape("x", b"a" if shape is text_of else b"[],", LIMIT)

@@ -20,12 +20,14 @@ import orjson
 import pytest
 
 from ranvier_py.core.answers.usage_injection import UsageAsking
-from ranvier_py.core.errors import BadRequest, TemplateRefused
-from ranvier_py.core.prompts.body_json import PARSED_BYTES_MAX, UNCOUNTED_BYTES_MAX, excess, marks_of
+from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.prompts.body_json import excess, marks_of
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.router import CHAT_PATH, Router
-from tests.core.routing.hostile_bodies import Hostile, dearest, endless, filled, mixture, shapes
+from ranvier_py.core.tokenize.tokenize_frames import encode_jobs
+from ranvier_py.core.tokenize.tokenize_job import job_of
+from tests.core.routing.hostile_bodies import Hostile, dearest, endless, filled, mixture
 from tests.core.routing.test_router import make_router
 
 OCCUPIED_S_MAX = 0.050
@@ -69,16 +71,8 @@ def served(router: Router, hostile: Hostile, clock: Clock) -> Prompt | None:
     clock("learned", lambda: router.first_token(attempt, 0.1))
     clock("finished", lambda: router.finish_attempt(attempt, Outcome.SUCCESS, 0.2))
     if prompt.kind != "opaque":
-        clock("read again", lambda: read_again(prompt))
+        clock("handed to the tokenizer", lambda: encode_jobs([job_of(prompt)[1]]))
     return prompt
-
-
-def read_again(prompt: Prompt) -> object:
-    """As the tokenizer does, in another thread, but with the interpreter's lock."""
-    try:
-        return prompt.chat() if prompt.kind == "chat" else prompt.text
-    except TemplateRefused:
-        return None
 
 
 def slowest(hostile: Hostile, policy: str) -> Mapping[str, float]:
@@ -115,9 +109,8 @@ def test_no_known_shape_of_a_body_holds_up_the_event_loop() -> None:
 
 
 def test_no_known_shape_of_a_body_takes_much_more_memory_than_its_size() -> None:
-    for hostile in (shape(size) for _, shape in shapes() for size in (UNCOUNTED_BYTES_MAX, PARSED_BYTES_MAX)):
+    for hostile in dearest():
         router, size = make_router(), len(hostile.body)
-        gc.collect()
         tracemalloc.start()
         try:
             prompt = router.read(hostile.path, hostile.body)
