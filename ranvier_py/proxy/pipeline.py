@@ -329,7 +329,7 @@ class Pipeline:
         client, head = served.client, exchange.head
         served.status = head.status
         is_learned = 200 <= head.status < 300 and attempt.prompt.kind != "opaque" and head.fields.readable
-        captured: list[bytes] | None = [] if is_learned else None
+        captured = bytearray() if is_learned else None  # not a list: an engine may send two bytes at a time
         data = exchange.take()
         kept = data if remover is None else remover.feed(data, exchange.complete)
         client.relay_head(head, self._own_fields(served, attempt, head), kept)
@@ -363,7 +363,7 @@ class Pipeline:
             fields.append((b"x-request-id", served.request_id))
         return fields
 
-    def _passed(self, served: ServedRequest, attempt: Attempt, captured: list[bytes] | None, data: bytes) -> None:
+    def _passed(self, served: ServedRequest, attempt: Attempt, captured: bytearray | None, data: bytes) -> None:
         """A piece of the answer is with the client. `captured` gets it where the answer is to be learned."""
         now = time.monotonic()
         if not served.first_byte_at:
@@ -372,12 +372,12 @@ class Pipeline:
             if attempt.first_at is None and (not attempt.prompt.stream or has_token(data)):
                 self.router.first_token(attempt, now)
             if served.sent_bytes <= CAPTURE_BYTES_MAX:
-                captured.append(data)
+                captured += data
         served.sent_bytes = attempt.sent_bytes = served.sent_bytes + len(data)
 
-    def _learn(self, attempt: Attempt, captured: Sequence[bytes], *, chunked: bool) -> None:
+    def _learn(self, attempt: Attempt, captured: bytearray, *, chunked: bool) -> None:
         """The answer is complete. One without output proves a prefill only if the engine says how it finished."""
-        raw = b"".join(captured)
+        raw = bytes(captured)
         if attempt.first_at is None and has_finished(raw):
             self.router.first_token(attempt, time.monotonic())
         if attempt.first_at is not None and attempt.sent_bytes <= CAPTURE_BYTES_MAX:

@@ -24,7 +24,7 @@ FIRST_TOKEN = re.compile(
 FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
 """In the last event of every choice; null before it."""
 
-STRING = rb'"((?:[^"\\]|\\.)*)"'
+STRING = rb'"((?:[^"\\]++|\\.)*+)"'  # possessive: nothing that is taken is tried in pieces
 DELTA_CONTENT = re.compile(rb'"delta"\s*:\s*\{[^{}]*?"content"\s*:\s*' + STRING)
 CHUNK_TEXT = re.compile(rb'"text"\s*:\s*' + STRING)
 NOT_PLAIN = (b'"tool_calls"', b'"reasoning', b'"function_call"', b'"index":1', b'"index": 1')

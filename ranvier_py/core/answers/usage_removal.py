@@ -163,10 +163,11 @@ class UsageRemover:
         return begun + events
 
     def _pass_on(self, data: bytes) -> bytes:
-        """Let go of an event that is not complete, but for line ends that may become its end."""
+        """Let go of an event that is not complete, but for a line end that may become its end."""
         self._passing = True
-        self._held = data[len(data.rstrip(b"\r\n")) :]
-        return data[: len(data) - len(self._held)]
+        kept = 1 if data.endswith(b"\n") else 2 if data.endswith(b"\n\r") else 0
+        self._held = data[len(data) - kept :]
+        return data[: len(data) - kept]
 
     def _sifted(self, events: bytes) -> bytes:
         """Whole events without that of the counts."""

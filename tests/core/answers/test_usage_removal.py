@@ -139,6 +139,17 @@ def test_an_endless_event_is_not_held() -> None:
     assert remover.feed(b"\n" + COUNTS + DONE, complete=True) == b"\n\n" + DONE
 
 
+@pytest.mark.parametrize("piece", [b"\r", b"\n\r", b"\r\n", b"x\r", b'"prompt_tokens"\r'])
+def test_an_event_of_nothing_but_line_ends_is_not_held_either(piece: bytes) -> None:
+    remover, sent, left = UsageRemover("close", None), b"data: ", b""
+    left += remover.feed(sent, complete=False)
+    for _ in range(4):
+        sent += piece * HELD_BYTES_MAX
+        left += remover.feed(piece * HELD_BYTES_MAX, complete=False)
+        assert len(sent) - len(left) <= HELD_BYTES_MAX
+    assert left + remover.feed(b"", complete=True) == sent
+
+
 def test_chunks_that_can_not_be_followed_end_the_stream() -> None:
     class Never:
         inside = True
