@@ -58,7 +58,7 @@ chaos: $(STAMP) ## real processes are killed, paused, cut off and starved under 
 	@$(BIN)/python -m cluster chaos $(foreach name,$(or $(SCENARIO),$(CHAOS)),--scenario $(name)) $(ARGS)
 
 soak: $(STAMP) ## hostile bodies for a minute, a thousand simulated nodes, then small clusters, seed after seed, until one fails or SOAK_S=600 seconds are over, then FUZZ_S=120 each of hostile requests and of bytes that nobody wrote
-	@RANVIER_SOAK=1 $(BIN)/python -m pytest -q -o faulthandler_timeout=300 tests/core/routing/test_hostile_bodies.py tests/node/test_hostile_bodies.py -k minute
+	@RANVIER_SOAK=1 $(BIN)/python -m pytest -q -o faulthandler_timeout=300 tests/core/routing/test_hostile_bodies.py tests/node/test_hostile_uploads.py -k minute
 	@RANVIER_SOAK=1 $(BIN)/python -m pytest -q tests/cluster/test_simulate.py -k thousand
 	@$(BIN)/python -m cluster sim --until-fail --jobs 2 --budget-s $(SOAK_S) $(ARGS)
 	@$(BIN)/python -m cluster hostile --seconds $(FUZZ_S)

@@ -50,8 +50,8 @@ TURN_BYTES_MAX = 1024 * 1024
 """Read of a body that comes faster than it is taken, before others have their turn."""
 
 JOINED_BYTES_MAX = 4 * 1024 * 1024
-"""A longer body grows in one buffer while it comes: to join 64 MiB at its end takes 70 ms, nearly all of it for pages
-that a kernel must clear."""
+# A longer body grows in one buffer while it comes: to join 64 MiB at its end takes 70 ms, nearly all of it for pages
+# that a kernel must clear.
 
 PIECES_MAX = 64  # that wait to be joined: a client may send two bytes at a time, which are 43 of ours
 

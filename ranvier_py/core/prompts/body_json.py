@@ -26,12 +26,12 @@ UNCOUNTED_BYTES_MAX = 128 * 1024
 """Parsed whatever is in it: 10 ms of `[],`, the dearest there is (tests/core/routing/test_hostile_bodies.py)."""
 
 PARSED_BYTES_MAX = 4 * 1024 * 1024
-"""1 M tokens of prose. To parse and to hash them takes 12 ms, and new memory of five times the size: 20 ms more where
-each page is cleared by a kernel in a virtual machine."""
+# 1 M tokens of prose. To parse and to hash them takes 12 ms, and new memory of five times the size: 20 ms more where
+# each page is cleared by a kernel in a virtual machine.
 
 MARKS_MAX = 200_000
-"""Brackets, commas and quotes of one parse, of 50 to 100 ns each. 2 MiB of dense code in 500 messages have 130,000: a
-quote within a text has a backslash beside it and does not count."""
+# Brackets, commas and quotes of one parse, of 50 to 100 ns each. 2 MiB of dense code in 500 messages have 130,000: a
+# quote within a text has a backslash beside it and does not count.
 
 COUNTED_BYTES = 128 * 1024  # at once, so that the counting needs no memory to speak of
 

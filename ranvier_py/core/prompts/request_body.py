@@ -56,8 +56,8 @@ REPARSED_BYTES_MAX = UNCOUNTED_BYTES_MAX
 over: the next turn is then read from its end, or as if it were the first."""
 
 KNOWN_BYTES_MAX = 16 * 1024 * 1024
-"""A chat with a known history may be longer than one that is parsed, for images that came turn by turn. To search it
-for message ends and to digest it takes 1 ms for each MiB, of texts that are made to be searched slowly."""
+# A chat with a known history may be longer than one that is parsed, for images that came turn by turn. To search it
+# for message ends and to digest it takes 1 ms for each MiB, of texts that are made to be searched slowly.
 
 TAIL_BYTES_MAX = 8 * 1024
 """A longer tail is not kept as objects, which may take 27 times its size; who needs them parses the body again."""
