@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from ranvier_py.core.log_limit import LOG_INTERVAL_S
-from ranvier_py.supervision import PAUSE_S, PAUSE_S_MAX, Faults
+from ranvier_py.supervision import PAUSE_S, PAUSE_S_MAX, STEADY_S, Faults
 
 Clock = trio.testing.MockClock
 
@@ -46,6 +46,13 @@ async def test_a_loop_that_fails_begins_anew_after_a_pause_that_doubles_up_to_a_
     assert counts(faults) == {"loop": 12}
 
 
+async def test_a_loop_that_ran_long_enough_begins_anew_at_once(autojump_clock: Clock) -> None:
+    failing = Failing(*[0.0] * 8, STEADY_S, 0.0)
+    await Faults().keep("loop", failing)
+    assert failing.began[9] - failing.began[8] == pytest.approx(STEADY_S + PAUSE_S)
+    assert failing.began[10] - failing.began[9] == pytest.approx(2 * PAUSE_S)
+
+
 async def test_a_fault_is_logged_with_its_traceback_once_in_an_interval_and_always_counted(
     autojump_clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -68,6 +75,18 @@ async def test_a_fault_is_logged_with_its_traceback_once_in_an_interval_and_alwa
         assert record.exc_info is not None
         assert record.exc_info[0] is Bug
         assert record.exc_info[2] is not None
+
+
+async def test_faults_of_several_tasks_are_one_fault(autojump_clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    async def both() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Failing(0.0))
+            nursery.start_soon(Failing(0.0))
+
+    faults = Faults()
+    await faults.once("loop", both)
+    assert counts(faults) == {"loop": 1}
+    assert "Bug" in caplog.text
 
 
 async def test_a_cancellation_passes_and_is_no_fault(autojump_clock: Clock) -> None:
@@ -95,3 +114,14 @@ async def test_a_cancellation_passes_though_a_fault_comes_with_it(autojump_clock
         await faults.keep("loop", work)
     assert scope.cancelled_caught
     assert counts(faults) == {"loop": 1}
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+async def test_what_is_meant_to_end_the_process_passes(kind: type[BaseException]) -> None:
+    async def end() -> None:
+        raise kind
+
+    faults = Faults()
+    with pytest.raises(kind):
+        await faults.keep("loop", end)
+    assert counts(faults) == {}

@@ -164,6 +164,7 @@ class Admin:
             samples("", router.counters),
             samples("", node.registry.counters),
             samples("", node.faults.counters),
+            samples("resolver", node.resolver.counters),
             *(backend_samples(backend) for backend in node.registry),
             samples("routes", router.routes.counters),
             samples("memory", router.reader.memory.counters),

@@ -4,12 +4,10 @@ Whoever resolves its peers once stays alone after the next change of addresses (
 So each entry of `join` is looked up every half minute for as long as the node lives, and every second at first while it
 is alone. What is found is only a hint to the core, which greets strangers and knows who is who.
 
-Rules: one lookup for each name at a time. One that hangs is abandoned after a minute, with its thread, and that only
-a few times in a life; others wait for none. A name that fails, is empty or tells only of ourselves keeps what it said
-last: stale addresses cost a greeting. At most ADDRESSES_MAX of a name are tried in one round, another choice each time.
+Rules: no name waits for another. One that fails, is empty or tells only of ourselves keeps what it said last: stale
+addresses cost a greeting. At most ADDRESSES_MAX of a name are tried in one round, another choice each time.
 Left out are addresses of a family that we do not speak, our own, and remote ones while we advertise a loopback address,
 which they could not answer. A node that asks and gets no answer for a while says once what may be wrong.
-Cost: a thread for each name during its lookup; literals cost nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from math import inf
 from random import Random
 
 import trio
@@ -35,8 +32,7 @@ ADDRESSES_MAX = 64
 """Tried of one name in one round. One that answers is enough: it knows the others."""
 
 KNOWN_MAX = 4096  # addresses kept of one name; more than a cluster has
-NAMES_MAX = 16  # names looked up, each with a thread of the 40 that trio gives to all; more entries are ignored
-ABANDONED_MAX = 4  # hanging lookups given up in the life of a node; each may hold its thread for ever
+NAMES_MAX = 16  # names looked up, each of which may stand for a whole cluster; more entries are ignored
 
 ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses for documentation (RFC 5737, RFC 3849): the way there is the default route, and nothing is ever sent."""
@@ -49,7 +45,6 @@ INTERVAL_ALONE_S = 1.0  # the first one while alone; doubles up to INTERVAL_S
 JITTER = 0.2  # share of the interval, either way: nodes that start together drift apart
 STEP_S = 1.0  # how soon it is noticed that the node has become alone
 LONELY_S = 10.0  # alone for so long with addresses to try: somebody should look
-GIVE_UP_S = 60.0  # glibc gives up by itself after 30 s with three servers and two tries
 
 
 @dataclass(slots=True)
@@ -57,20 +52,16 @@ class DiscoveryCounters:
     addresses: int = gauge("Addresses of peers known now.")
     lookups: int = counter("Lookups begun.")
     failures: int = counter("Lookups that failed: NXDOMAIN, SERVFAIL, no resolver.")
-    slow: int = counter("Rounds in which the lookup before was still running.")
-    abandoned: int = counter("Lookups that hung.")
     empty: int = counter("Answers without an address that is of use to us.")
     ignored: int = counter("Addresses left out: see the module's rules.")
 
 
 @dataclass(slots=True)
 class Name:
-    """One entry of `join`. `known` outlives failed lookups; `trouble` is what was logged last."""
+    """One entry of `join`. `known` outlives failed lookups."""
 
     endpoint: HostPort
     known: tuple[HostPort, ...] = ()
-    asking: bool = False
-    trouble: str = ""
 
 
 class Discovery:
@@ -124,12 +115,7 @@ class Discovery:
         while True:
             self._try(self.literals)
             for name in self.names:
-                if name.asking:
-                    self.counters.slow += 1
-                    self._try(name.known)
-                else:
-                    name.asking = True
-                    nursery.start_soon(self._faults.once, "discovery", self._look_up, name)
+                nursery.start_soon(self._faults.once, "discovery", self._look_up, name)
             await self._pause()
 
     async def _pause(self) -> None:
@@ -168,37 +154,14 @@ class Discovery:
     async def _look_up(self, name: Name) -> None:
         self.counters.lookups += 1
         try:
-            with trio.move_on_after(GIVE_UP_S if self.counters.abandoned < ABANDONED_MAX else inf) as patience:
-                found = await resolved(name.endpoint, self.family)
-            if patience.cancelled_caught:
-                self.counters.abandoned += 1
-                self._log_trouble(name, "no answer")
-            else:
-                self._answered(name, found)
-        except (OSError, ValueError) as error:  # ValueError: a name that no resolver can be asked for
+            useful = tuple(self._useful(await resolved(name.endpoint, self.family)))
+            if useful:
+                name.known = useful[:KNOWN_MAX]
+                self._count()
+            self.counters.empty += not useful
+        except OSError:  # the resolver logs it
             self.counters.failures += 1
-            self._log_trouble(name, str(error) or type(error).__name__)
-        finally:
-            name.asking = False
         self._try(name.known)
-
-    def _answered(self, name: Name, found: Sequence[HostPort]) -> None:
-        useful = tuple(self._useful(found))
-        if useful:
-            name.known = useful[:KNOWN_MAX]
-            self._count()
-            self._log_trouble(name, "")
-            return
-        self.counters.empty += 1
-        self._log_trouble(name, "no address but our own" if found else "no address")
-
-    def _log_trouble(self, name: Name, trouble: str) -> None:
-        """Log when it changes, not whenever it is so."""
-        if trouble and not name.trouble:
-            log.warning("gossip.name_failed %s: %s; asking on", spelled(name.endpoint), trouble)
-        elif name.trouble and not trouble:
-            log.info("gossip.name_found %s: %d addresses", spelled(name.endpoint), len(name.known))
-        name.trouble = trouble
 
     def _useful(self, addresses: Iterable[HostPort]) -> Iterator[HostPort]:
         """Without those that can't be a peer's, or not of a peer that could answer us."""
@@ -217,7 +180,7 @@ class Discovery:
 
 
 async def resolved(where: HostPort, family: int) -> list[HostPort]:
-    """Addresses of a name, each once. Raises OSError or ValueError."""
+    """Addresses of a name, each once. Raises OSError."""
     found = await trio.socket.getaddrinfo(*where, family=family, type=socket.SOCK_DGRAM)
     return list(dict.fromkeys((str(address[0]), where[1]) for *_, address in found if is_address(str(address[0]))))
 
@@ -255,7 +218,7 @@ async def own_host(join: Sequence[HostPort], family: int) -> str:
 async def resolved_or_nothing(where: HostPort, family: int) -> list[HostPort]:
     try:
         return await resolved(where, family)
-    except (OSError, ValueError):
+    except OSError:
         return []
 
 

@@ -36,6 +36,7 @@ from ranvier_py.core.routing.health import Circuit, Health
 from ranvier_py.io.descriptors import raise_descriptor_limit
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import announce, log_counters, request_line
+from ranvier_py.io.resolver import Resolver
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.calibration_parts import looked_at_by
@@ -95,6 +96,7 @@ class Node:
         self.config = config
         self.tokenizer = tokenizer
         self.faults = Faults()
+        self.resolver = Resolver(self.faults)
         self.clustering: ClusterParts | None = None
         self.drained = trio.Event()  # nobody is served any more, and the peers know it
         self.addresses: dict[str, BackendAddress] = {}
@@ -283,7 +285,7 @@ async def run(
         gc.freeze()  # what was loaded stays
         gc.set_threshold(*GARBAGE_THRESHOLDS)
         node = Node(config, tokenizer, Random(secrets.randbits(64)), key)  # noqa: S311  # placement draws no secrets
-        with closing(node.upstream):
+        with node.resolver.installed(), closing(node.upstream):
             if keys is not None:
                 node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme, node.faults)
                 node.engine_events.share(node.clustering.peer.streams)
@@ -302,6 +304,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
     config, faults = node.config, node.faults
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
+        await nursery.start(node.resolver.run)
         nursery.start_soon(faults.keep, "tokenizer", node.tokenizer.run)
         nursery.start_soon(faults.keep, "tokenizer_worker", node.tokenizer_worker.run)
         nursery.start_soon(faults.keep, "sweep", node.sweep)

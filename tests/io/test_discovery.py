@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -18,7 +17,7 @@ import trio.testing
 from ranvier_py.core.addresses import HostPort
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.io import discovery
-from ranvier_py.io.discovery import ABANDONED_MAX, ADDRESSES_MAX, Discovery, own_host
+from ranvier_py.io.discovery import ADDRESSES_MAX, Discovery, own_host
 
 Clock = trio.testing.MockClock
 
@@ -33,8 +32,6 @@ class FakeResolver(trio.abc.HostnameResolver):
     def __init__(self, answers: dict[str, Answer | Callable[[int], Answer]]) -> None:
         self.answers = answers
         self.asked: list[tuple[str, float]] = []
-        self.running: dict[str, int] = {}
-        self.most: dict[str, int] = {}
 
     def times(self, name: str) -> list[float]:
         return [at for asked, at in self.asked if asked == name]
@@ -52,19 +49,14 @@ class FakeResolver(trio.abc.HostnameResolver):
         name = host.decode()
         number = len(self.times(name))
         self.asked.append((name, trio.current_time()))
-        self.running[name] = self.running.get(name, 0) + 1
-        self.most[name] = max(self.most.get(name, 0), self.running[name])
-        try:
-            answer = self.answers[name]
-            answer = answer(number) if callable(answer) else answer
-            if isinstance(answer, float):
-                await trio.sleep(answer)
-                answer = ["10.9.9.9"]
-            if isinstance(answer, Exception):
-                raise answer
-            return [entry(text, port) for text in answer if family in (0, entry(text, port)[0])]
-        finally:
-            self.running[name] -= 1
+        answer = self.answers[name]
+        answer = answer(number) if callable(answer) else answer
+        if isinstance(answer, float):
+            await trio.sleep(answer)
+            answer = ["10.9.9.9"]
+        if isinstance(answer, Exception):
+            raise answer
+        return [entry(text, port) for text in answer if family in (0, entry(text, port)[0])]
 
     async def getnameinfo(self, sockaddr: Any, flags: int) -> Any:
         raise NotImplementedError
@@ -161,16 +153,14 @@ async def test_whoever_becomes_alone_looks_at_once_and_then_often(autojump_clock
     [
         (NXDOMAIN, "failures"),
         (SERVFAIL, "failures"),
-        (UnicodeError("label too long"), "failures"),
         ([], "empty"),
         (["10.0.0.1"], "empty"),  # ourselves alone
     ],
 )
 async def test_a_name_that_answers_badly_keeps_what_it_sent_before(
-    autojump_clock: Clock, trouble: Answer, counter: str, caplog: pytest.LogCaptureFixture
+    autojump_clock: Clock, trouble: Answer, counter: str
 ) -> None:
     good = ["10.0.0.1", "10.0.0.2"]
-    caplog.set_level("INFO")
     world = World({"peers": lambda number: good if number == 0 or number > 5 else trouble}, ["peers"])
     async with running(world):
         await trio.sleep(150)
@@ -179,7 +169,6 @@ async def test_a_name_that_answers_badly_keeps_what_it_sent_before(
         assert getattr(world.discovery.counters, counter) == len(world.contacts) - 1
         await trio.sleep(60)
     assert world.hosts == {"10.0.0.2"}
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert world.discovery.counters.addresses == 1
 
 
@@ -190,7 +179,7 @@ async def test_new_addresses_take_the_place_of_old_ones(autojump_clock: Clock) -
         assert world.contacts[-1][1] == (("10.0.0.3", PORT),)
 
 
-async def test_a_slow_name_holds_up_neither_others_nor_itself(autojump_clock: Clock) -> None:
+async def test_a_slow_name_holds_up_no_other(autojump_clock: Clock) -> None:
     world = World({"slow": 50.0, "quick": ["10.0.0.2"]}, ["slow", "quick", "10.0.0.3"])
     async with running(world):
         await trio.sleep(1)
@@ -199,18 +188,6 @@ async def test_a_slow_name_holds_up_neither_others_nor_itself(autojump_clock: Cl
         assert len(world.resolver.times("quick")) == 2
         await trio.sleep(3)
         assert "10.9.9.9" in world.hosts
-    assert world.resolver.most == {"slow": 1, "quick": 1}
-    assert world.discovery.counters.slow == 1
-
-
-async def test_a_lookup_that_hangs_is_given_up_a_few_times_in_a_life(autojump_clock: Clock) -> None:
-    """Each may hold its thread for ever, and there are 40 for everybody."""
-    world = World({"hangs": 1e9, "quick": ["10.0.0.2"]}, ["hangs", "quick"])
-    await run(world, 3600)
-    assert world.resolver.most["hangs"] == 1
-    assert len(world.resolver.times("hangs")) == ABANDONED_MAX + 1
-    assert world.discovery.counters.abandoned == ABANDONED_MAX
-    assert len(world.resolver.times("quick")) > 100
 
 
 async def test_literals_are_not_looked_up_and_entries_count_once(autojump_clock: Clock) -> None:
@@ -259,43 +236,6 @@ async def test_more_names_than_can_be_looked_up_are_reported(
     await run(world, 1)
     assert len(world.resolver.asked) == discovery.NAMES_MAX
     assert "at most 16" in caplog.text
-
-
-# --- threads --------------------------------------------------------------------------------------------------------
-
-
-async def test_a_real_lookup_runs_in_a_thread_of_its_own_and_one_at_a_time(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: Clock
-) -> None:
-    """A resolver that hangs must neither stop the event loop nor pile up threads."""
-    autojump_clock.autojump_threshold = float("inf")
-    release, threads = threading.Event(), []
-    asked, token = trio.Event(), trio.lowlevel.current_trio_token()
-
-    def getaddrinfo(host: bytes, *_: Any, **__: Any) -> list[Any]:
-        if threading.current_thread() is threading.main_thread():
-            raise socket.gaierror(socket.EAI_NONAME, "not numeric")
-        threads.append(threading.current_thread().name)
-        token.run_sync_soon(asked.set)
-        release.wait(20)
-        return [entry("10.0.0.2", PORT)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    found = trio.Event()
-    hunt = Discovery(
-        [("peers", PORT)], lambda _: found.set(), lambda: True, Random(1), ("10.0.0.1", PORT), socket.AF_UNSPEC
-    )
-    async with trio.open_nursery() as nursery:
-        await nursery.start(hunt.run)
-        await asked.wait()
-        for _ in range(20):
-            await trio.testing.wait_all_tasks_blocked()
-            autojump_clock.jump(1)
-        assert len(threads) == 1
-        assert hunt.counters.slow >= 3
-        release.set()
-        await found.wait()
-        nursery.cancel_scope.cancel()
 
 
 # --- our own address ------------------------------------------------------------------------------------------------

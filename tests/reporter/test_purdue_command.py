@@ -28,6 +28,27 @@ def test_every_problem_of_the_flags_is_listed(capsys: pytest.CaptureFixture[str]
         assert part in words
 
 
+def test_a_host_that_no_resolver_can_be_asked_for_is_refused_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "--worker-id",
+        "w0",
+        "--router",
+        "http://a..b:1",
+        "--engine",
+        "http://10.0.0.256",
+        "--replay",
+        "tcp://-a:1",
+    ]
+    assert main(["reporter", *flags]) == EXIT_CONFIG
+    words = capsys.readouterr().err
+    for part in (
+        "--router: the host must have no empty label",
+        "--engine: the host must be a name",
+        "--replay: a label",
+    ):
+        assert part in words
+
+
 def test_pu12_the_operator_makes_a_worker_its_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

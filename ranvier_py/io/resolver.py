@@ -1,0 +1,193 @@
+"""Looks names up for all that connects: probes, event streams, requests, discovery. Nobody calls it by name.
+
+`installed` makes it the one that trio asks for each host that is no numeric address, whoever connects through trio, and
+httpx does. What it asks itself is what trio would have asked: the system, in a thread.
+
+Rules: of one name one lookup runs at a time, which all share who want it, and which no cancellation of theirs ends.
+What it found counts as known for FRESH_S. The last good addresses are kept: they are the answer where a lookup fails,
+and where it has taken longer than PATIENCE_S. Only where the name does not exist any more they end after GONE_S: they
+may be another's by then. Who knows none waits until the lookup has taken DEADLINE_S.
+Lookups have threads of their own: those of trio's pool stay free for others. A name that was slow last time shares
+SLOW_THREADS_MAX with its like, so that names that hang hold up no others for long.
+Every failure is an AddressError, an OSError as of any connection.
+Bounds: NAMES_MAX names, the longest unasked going first; ADDRESSES_MAX addresses of each.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import trio
+
+from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.errors import AddressError
+from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.supervision import Faults
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 1.0  # a burst of connections asks once
+PATIENCE_S = 0.5  # for news of a name whose addresses are known: a part of any deadline behind it
+DEADLINE_S = 10.0  # glibc's two tries at one server; probes and requests give up earlier by themselves
+GONE_S = 30.0  # a restart of a name server, or of what fills it
+SLOW_S = 2.0
+THREADS_MAX, SLOW_THREADS_MAX = 24, 8
+NAMES_MAX = 8192  # twice as many as there can be backends
+ADDRESSES_MAX = 4096  # more than a cluster has nodes
+
+GONE = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
+"""The name server knows that there is no such name, or no address of it. All else may be its own trouble."""
+
+
+@dataclass(slots=True)
+class ResolverCounters:
+    names: int = gauge("Names looked up that are remembered.")
+    lookups: int = counter("Lookups begun.")
+    failures: int = counter("Lookups that failed.")
+    stale: int = counter("Answers with older addresses because a lookup failed or took too long.")
+
+
+@dataclass(slots=True)
+class Lookup:
+    """What is known of one name. Times in seconds of trio's clock."""
+
+    host: bytes
+    found: list[Any] = field(default_factory=list)  # entries of getaddrinfo's last good answer
+    found_at: float = -inf
+    ends_at: float = inf  # when they are not to be used any more
+    began_at: float = -inf  # the last lookup
+    tried_at: float = -inf  # when the last one ended, however it did
+    took_s: float = 0.0  # the last one in its thread
+    trouble: str = ""
+    running: trio.Event | None = None  # is set at its end
+
+
+class Resolver(trio.abc.HostnameResolver):
+    """See the module. Lookups end with their first caller unless `run` runs."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.counters = ResolverCounters()
+        self._faults = faults
+        self._names: BoundedDict[bytes, Lookup] = BoundedDict(NAMES_MAX)
+        self._threads = trio.CapacityLimiter(THREADS_MAX)
+        self._slow_threads = trio.CapacityLimiter(SLOW_THREADS_MAX)
+        self._before: trio.abc.HostnameResolver | None = None  # that trio asked until then
+        self._nursery: trio.Nursery | None = None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Meanwhile trio asks this one."""
+        self._before = trio.socket.set_custom_hostname_resolver(self)
+        try:
+            yield
+        finally:
+            current = trio.socket.set_custom_hostname_resolver(self._before)
+            if current is not self:  # another node of this process, which asks this one
+                trio.socket.set_custom_hostname_resolver(current)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+
+    async def getaddrinfo(
+        self,
+        host: bytes | None,
+        port: bytes | str | int | None,
+        family: int = 0,
+        type: int = 0,  # noqa: A002  # the name is trio's
+        proto: int = 0,
+        flags: int = 0,  # noqa: ARG002  # none of those that are used concerns names
+    ) -> list[Any]:
+        """Raises AddressError."""
+        name = await self._known(host or b"")
+        usable = name.found if trio.current_time() < name.ends_at else []
+        self.counters.stale += bool(name.trouble and usable)
+        kind = socket.SocketKind(type or socket.SOCK_STREAM)
+        found = [
+            (each, kind, proto, "", (address[0], int(port or 0), *address[2:]))
+            for each, _, _, _, address in usable
+            if family in (socket.AF_UNSPEC, each)
+        ]
+        if not found:
+            raise AddressError(f"{name.host.decode()}: {name.trouble or 'no address of that family'}")
+        return found
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
+        raise NotImplementedError
+
+    async def _known(self, host: bytes) -> Lookup:
+        """What can be known of the name without too long a wait."""
+        now, name = trio.current_time(), self._names.get(host) or Lookup(host)
+        self._names[host] = name  # the newest now
+        self.counters.names = len(self._names)
+        if name.running is None and now >= name.tried_at + FRESH_S:
+            name.running, name.began_at = trio.Event(), now
+            if self._nursery is None:
+                await self._look_up(name)
+            else:
+                self._nursery.start_soon(self._faults.once, "resolver", self._look_up, name)
+        if name.running is not None:
+            limit_s = PATIENCE_S if name.found and now < name.ends_at else DEADLINE_S
+            with trio.move_on_at(name.began_at + limit_s) as patience:
+                await name.running.wait()
+            if patience.cancelled_caught:
+                self._note(name, "no answer in time")
+        return name
+
+    async def _look_up(self, name: Lookup) -> None:
+        self.counters.lookups += 1
+        trouble, found, is_gone = "", [], True
+        try:
+            found = await self._ask(name)
+            trouble = "" if found else "no address"
+        except (OSError, UnicodeError) as error:
+            trouble = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            is_gone = getattr(error, "errno", None) in GONE
+        finally:  # also when it was cancelled, which says nothing of the name
+            assert name.running is not None
+            name.running.set()
+            name.running = None
+        name.tried_at = trio.current_time()
+        if found:
+            name.found, name.found_at, name.ends_at = found[:ADDRESSES_MAX], name.tried_at, inf
+        elif is_gone:
+            name.ends_at = name.found_at + GONE_S
+        self.counters.failures += bool(trouble)
+        self._note(name, trouble)
+
+    async def _ask(self, name: Lookup) -> list[Any]:
+        """Raises OSError, UnicodeError."""
+        if self._before is not None:
+            return list(await self._before.getaddrinfo(name.host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM))
+        threads = self._slow_threads if name.took_s > SLOW_S else self._threads
+        return await trio.to_thread.run_sync(ask_system, name, abandon_on_cancel=True, limiter=threads)
+
+    def _note(self, name: Lookup, trouble: str) -> None:
+        """Log it when it changes, not whenever it is so."""
+        if trouble and not name.trouble:
+            log.warning("name.failed %s: %s; %d addresses of before", name.host.decode(), trouble, len(name.found))
+        elif name.trouble and not trouble:
+            log.info("name.found %s: %d addresses", name.host.decode(), len(name.found))
+        name.trouble = trouble
+
+
+def ask_system(name: Lookup) -> list[Any]:
+    """In a thread. Notes how long it took, without the wait for the thread. Raises OSError, UnicodeError."""
+    began = time.monotonic()
+    try:
+        return socket.getaddrinfo(name.host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM)
+    finally:
+        name.took_s = time.monotonic() - began
