@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -16,11 +17,13 @@ from cluster.local_tokenizer import local_tokenizer
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.control import operations
 from ranvier_py.control.operations import Admin
+from ranvier_py.core.engine_cache.sources.publishers import of_operator
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.routing import backends as registry
+from ranvier_py.core.routing.backends import ProbeResult
 from ranvier_py.io import engine_poller
 from ranvier_py.io.engine_poller import EnginePoller
-from ranvier_py.node import parts
+from ranvier_py.node import engine_event_parts, parts
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.node import Node
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -126,3 +129,26 @@ async def test_a_command_of_a_peer_is_checked_like_any_other_input(
         assert known(node)[0] == [FIRST, "http://127.0.0.1:10"]
         assert f"backend.command_refused add {url}: " in caplog.text
         assert node.faults.counters.unexpected_errors == {"commands": 1}, "of the one that is none, and cost itself"
+
+
+async def test_an_exception_while_the_readers_of_an_engine_are_replaced_loses_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with built(Clustering()) as node, trio.open_nursery() as nursery:
+        events, (backend,) = node.engine_events, list(node.registry)
+        await nursery.start(events.run)
+        node.registry.probed(backend.id, ProbeResult(True, models=("m",)), 0.0)
+        first, second = of_operator("tcp://127.0.0.1:9", "", 2, "127.0.0.1")
+        events.found(backend.id, (first,))
+        events.look(time.monotonic())
+        reader = events.streams[backend.id][0]
+        with monkeypatch.context() as planted:
+            planted.setattr(engine_event_parts, "EventStream", fail)
+            events.found(backend.id, (first, second))
+            events.look(time.monotonic())
+            assert events.streams[backend.id] == {0: reader}
+        assert node.faults.counters.unexpected_errors == {"engine_events": 1}
+        events.look(time.monotonic() + 60)
+        assert sorted(events.streams[backend.id]) == [0, 1]
+        assert events.streams[backend.id][0] is reader
+        nursery.cancel_scope.cancel()
