@@ -237,7 +237,7 @@ class TokenizerProcess:
                 pass_fds=numbers,
                 stdin=DEVNULL,
                 stdout=DEVNULL,
-                start_new_session=True,
+                process_group=0,  # not a session: niceness would count for nothing between Linux' autogroups
                 env=environment(),
             )
             mine.pop_all()  # they stay open
