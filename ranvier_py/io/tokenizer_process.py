@@ -146,6 +146,11 @@ class TokenizerProcess:
         """Wait until there is somebody to ask."""
         await self._up.wait()
 
+    def reject(self, why: Exception) -> None:
+        """What it has answered is no result: kill it."""
+        if self._child is not None:
+            self._kill(self._child, why)
+
     async def ask(self, jobs: Sequence[TokenizeJob], lengths: Sequence[int] = (), *, first: bool) -> Reply:
         """What comes of a batch. `first`: prompts wait for it. Raises TokenizerLost."""
         async with self._limiters[first]:

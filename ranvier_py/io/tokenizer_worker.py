@@ -27,7 +27,7 @@ from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.router import Attempt, Router
-from ranvier_py.core.tokenize.tokenize_frames import Reply
+from ranvier_py.core.tokenize.tokenize_frames import BadResults, PackedResult, Reply
 from ranvier_py.core.tokenize.tokenize_job import (
     BODY_BYTES_MAX,
     TOKENS_MAX,
@@ -38,7 +38,7 @@ from ranvier_py.core.tokenize.tokenize_job import (
     job_of,
 )
 
-BATCH_MAX = 64  # prompts in one batch: few enough that the next one waits long for none
+BATCH_MAX = 16  # prompts in one batch: asking for them is one step of the event loop, which requests wait for
 GATHER_S = 0.004  # how long the first prompt of a batch waits for others: asking costs as much as learning two
 LEARN_SHARE = 0.05
 """Most of its time that the event loop may spend on learning, which competes with requests there: measured under full
@@ -60,6 +60,10 @@ class TokenizerLink(Protocol):
     facts: TokenizerFacts
 
     async def ready(self) -> None: ...
+    def reject(self, why: Exception) -> None:
+        """It has sent what is no result."""
+        ...
+
     async def ask(self, jobs: Sequence[TokenizeJob], lengths: Sequence[int], *, first: bool) -> Reply:
         """Raises TokenizerLost."""
         ...
@@ -109,7 +113,7 @@ class Found(NamedTuple):
     """What came of one prompt: its result has the segments of the messages after `ancestor`."""
 
     ancestor: Boundary
-    result: TokenizeResult
+    result: PackedResult
 
 
 class TokenizerWorker:
@@ -213,14 +217,17 @@ class TokenizerWorker:
         except TokenizerLost:
             self.counters.lost += 1
         else:
-            if found.result.status is Status.FAILED:
-                self.counters.failed += 1
-            else:
-                self._router.absorb(prompt, found.ancestor, found.result.segments)
-                self.counters.tokenized_first += 1
+            self._absorb(prompt, found)
         finally:
             self._tokenizing_first -= 1
             done.set()
+
+    def _absorb(self, prompt: Prompt, found: Found) -> None:
+        if found.result.status is Status.FAILED:
+            self.counters.failed += 1
+        elif (result := self._read(found.result)) is not None:
+            self._router.absorb(prompt, found.ancestor, result.segments)
+            self.counters.tokenized_first += 1
 
     # --- off the path -----------------------------------------------------------------------------------------------
 
@@ -257,7 +264,9 @@ class TokenizerWorker:
         await trio.sleep(max(loop_s * (1 / LEARN_SHARE - 1), busy_s * (1 / PROCESS_SHARE - 1)))
 
     def _learn(self, attempt: Attempt, found: Found, now: float) -> None:
-        result = found.result
+        result = self._read(found.result)
+        if result is None:
+            return
         try:
             self._router.learn_tokens(attempt, found.ancestor, result.segments, result.answer, now)
         except (TypeError, UnicodeError):  # an answer with values beyond JSON
@@ -265,6 +274,15 @@ class TokenizerWorker:
             return
         self.counters.failed += result.status is Status.FAILED
         self.counters.learned += bool(result.segments)
+
+    def _read(self, packed: PackedResult) -> TokenizeResult | None:
+        """None for what is no result: who sends that is not asked any more."""
+        try:
+            return packed.read()
+        except BadResults as error:
+            self._tokenizer.reject(error)
+            self.counters.lost += 1
+            return None
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -292,7 +310,7 @@ class TokenizerWorker:
         ], reply.busy_s
 
 
-def end_of(result: TokenizeResult, prompt: Prompt, ancestor: Boundary) -> Boundary:
+def end_of(result: PackedResult, prompt: Prompt, ancestor: Boundary) -> Boundary:
     """The boundary before the first segment of a result; the prompt's end where there are none."""
     if result.status is not Status.DONE:
         return prompt.end

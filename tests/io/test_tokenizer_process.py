@@ -88,7 +88,7 @@ async def test_what_the_process_answers_is_what_the_tokenizer_makes_of_it_here()
     async with running() as process:
         found = await process.ask(jobs, first=False)
         assert process.facts == own.facts
-    assert found.results == TokenizeService(own, TokenHasher(KEY, short=3)).results(jobs)
+    assert [each.read() for each in found.results] == TokenizeService(own, TokenHasher(KEY, short=3)).results(jobs)
     assert found.results[0].status is Status.DONE
     assert found.busy_s > 0
 

@@ -85,7 +85,8 @@ class Gate(LocalTokenizer):
         super().__init__(Setup("", "", KEY, 16, 0), tokenizer, facts)
         self.opened = trio.Event()
         self.opened.set()
-        self.lost = False
+        self.lost = self.junk = False
+        self.rejected = 0
         self.with_body: list[bool] = []
 
     async def ready(self) -> None:
@@ -96,7 +97,11 @@ class Gate(LocalTokenizer):
             raise TokenizerLost
         await self.opened.wait()
         self.with_body += [bool(job.body) for job in jobs]
-        return await super().ask(jobs, lengths, first=first)
+        reply = await super().ask(jobs, lengths, first=first)
+        return reply._replace(results=[each._replace(data=b"junk") for each in reply.results]) if self.junk else reply
+
+    def reject(self, why: Exception) -> None:
+        self.rejected += 1
 
 
 FACTS = TokenizerFacts("words", keeps_turns=True, incremental=True, chars_per_token=4.0)
@@ -305,6 +310,18 @@ async def test_without_a_tokenizer_prompts_are_placed_at_once_and_what_it_had_is
         worker.finish(attempt, whole("yes"), chunked=False)
         await until(lambda: worker.counters.learned)
     assert attempt.prompt.end.state is not None, "with its answer it was asked again"
+
+
+async def test_who_answers_with_junk_is_not_asked_any_more_and_teaches_nothing() -> None:
+    router, worker, gate = make_gated(WordTokenizer())
+    gate.junk = True
+    attempt = start_attempt(router)
+    async with running(worker):
+        assert not await worker.tokenize_first(router.read(CHAT_PATH, body(("user", words("b")))), math.inf)
+        worker.submit(attempt)
+        await until(lambda: worker.counters.lost == 2)
+    assert gate.rejected == 2
+    assert attempt.prompt.end.state is None
 
 
 async def test_what_is_to_be_learned_waits_for_the_next_tokenizer() -> None:

@@ -2,7 +2,7 @@
 
     frame     4 length of the rest | msgpack
     jobs      [lengths of prefix hashes to note, [job, …]]
-    results   [seconds of processor time, [keyed prefix, …], [result, …]]
+    results   [seconds of processor time, [keyed prefix, …], [[status, whether whole, msgpack of the rest], …]]
 
 States and segments are columns of 64-bit numbers in one byte string each. What comes back is read without trust, though
 the process is our own: one that is broken ends in BadResults, and in a new process.
@@ -34,10 +34,27 @@ class BadResults(ValueError):
     """What the tokenizer process sent is no answer to what it was asked."""
 
 
+class PackedResult(NamedTuple):
+    """A result, of which the greater part is still bytes: reading it takes a while."""
+
+    status: Status
+    is_whole: bool
+    data: bytes
+
+    def read(self) -> TokenizeResult:
+        """Raises BadResults."""
+        try:
+            segments, answer = msgpack.unpackb(self.data)
+            read = [read_segment(each) for each in segments]
+            return TokenizeResult(self.status, self.is_whole, read, read_fields(answer))
+        except (ValueError, TypeError, error, msgpack.UnpackException) as failure:
+            raise BadResults("no result") from failure
+
+
 class Reply(NamedTuple):
     """What came of a batch."""
 
-    results: Sequence[TokenizeResult]
+    results: Sequence[PackedResult]
     keyed: Sequence[KeyedPrefix]
     busy_s: float  # processor time
 
@@ -127,27 +144,22 @@ def numbers(data: bytes) -> tuple[int, ...]:
 
 
 def encode_results(results: Sequence[TokenizeResult], keyed: Sequence[KeyedPrefix], busy_s: float) -> bytes:
-    packed = [
-        (
-            int(result.status),
-            result.is_whole,
-            [segment and segment_bytes(segment) for segment in result.segments],
-            None if result.answer is NOTHING else answer_fields(result.answer),
-        )
-        for result in results
-    ]
+    packed = [(int(result.status), result.is_whole, packed_result(result)) for result in results]
     prefixes = [KEYED.pack(each.root, each.fingerprint, each.tokens, each.key.to_bytes(KEY_BYTES)) for each in keyed]
     return framed(msgpack.packb((busy_s, prefixes, packed)))
 
 
+def packed_result(result: TokenizeResult) -> bytes:
+    answer = None if result.answer is NOTHING else answer_fields(result.answer)
+    packed: bytes = msgpack.packb(([segment and segment_bytes(segment) for segment in result.segments], answer))
+    return packed
+
+
 def decode_results(payload: bytes, count: int) -> Reply:
-    """The results of `count` jobs. Raises BadResults."""
+    """The results of `count` jobs, unread. Raises BadResults."""
     try:
         busy_s, prefixes, packed = msgpack.unpackb(payload)
-        results = [
-            TokenizeResult(Status(status), is_whole, [read_segment(each) for each in segments], read_fields(answer))
-            for status, is_whole, segments, answer in packed
-        ]
+        results = [PackedResult(Status(status), bool(is_whole), data) for status, is_whole, data in packed]
         keyed = [read_keyed(each) for each in prefixes]
         if len(results) != count:
             raise BadResults(f"{len(results)} results of {count} jobs")
