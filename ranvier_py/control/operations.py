@@ -110,7 +110,7 @@ class Admin:
     async def explain(self, body: bytes) -> Mapping[str, Any]:
         """A dry run of a chat or a completion. Tokenizes it as placing would; places, learns and counts nothing."""
         router = self._node.router
-        prompt = router.read(path_of(body), body)
+        prompt = router.read(path_of(body), body, dry=True)
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
             await self._node.tokenizer_worker.tokenize_first(prompt, self._node.config.pipeline.tokenize_deadline_s)
         chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)

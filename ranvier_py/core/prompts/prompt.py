@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -59,6 +60,13 @@ class Boundary:
         anchors = [(tokens, fingerprint, 0) for tokens, fingerprint in reversed(segment.anchors)]
         self.own_chain = ((self.tokens, self.token, self.text), *anchors)
 
+    def copied(self, parent: Boundary | None) -> Boundary:
+        """The same message after a copy of what is before it."""
+        twin = copy(self)
+        twin.parent = parent
+        twin._first = parent.first if parent and parent.messages else None
+        return twin
+
     def chain(self) -> Iterator[PrefixKey]:
         """The chain from this end down to its first boundary, deepest first."""
         return chain.from_iterable(self._chain_by_message())
@@ -91,6 +99,17 @@ class Boundary:
 
     def __repr__(self) -> str:
         return f"<Boundary {self.messages} messages, {self.tokens} tokens{'' if self.state else ' (estimated)'}>"
+
+
+def detached(end: Boundary) -> list[Boundary]:
+    """A copy of the chain to this end, the root first."""
+    originals = [end]
+    while (parent := originals[-1].parent) is not None:
+        originals.append(parent)
+    chain: list[Boundary] = []
+    for original in reversed(originals):
+        chain.append(original.copied(chain[-1] if chain else None))  # each follows the one before
+    return chain
 
 
 class KnownPrefix(NamedTuple):
@@ -171,3 +190,25 @@ class PromptMemory:
 
     def _is_full(self, entries: int) -> bool:
         return entries > self._entries_max or (self.counters.kept > self._kept_max and entries > 1)
+
+
+class ForgetfulMemory(PromptMemory):
+    """Knows what another memory knows, and remembers nothing: for a dry run."""
+
+    def __init__(self, known: PromptMemory) -> None:
+        super().__init__()
+        self._prefixes, self._boundaries = known._prefixes, known._boundaries
+
+    def find(self, digest: int) -> KnownPrefix | None:
+        return self._prefixes.get(digest)
+
+    def remember(self, digest: int, known: KnownPrefix) -> None:
+        """Nothing."""
+
+    def boundary(self, text: Fingerprint) -> Boundary | None:
+        """A copy, since its tokens may be filled in."""
+        found = self._boundaries.get(text)
+        return found and copy(found)
+
+    def keep(self, boundary: Boundary) -> None:
+        """Nothing."""

@@ -17,6 +17,7 @@ its body is smaller than that, but for a tail of TAIL_BYTES_MAX.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, canonical_message
 from ranvier_py.core.prompts.message_ends import is_cut, last_end, load_rest, message_cuts
 from ranvier_py.core.prompts.namespaces import TokenNamespaces, opening_key
-from ranvier_py.core.prompts.prompt import Boundary, KnownPrefix, PromptMemory
+from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, PromptMemory, detached
 
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
 NAMESPACE_FIELDS = ("model", "cache_salt", "lora_path", "tools", *TEMPLATE_FIELDS)
@@ -110,6 +111,11 @@ class Prompt:
         """Length in tokens, exact or estimated."""
         return self.end.tokens
 
+    def detach(self) -> None:
+        """Give it a chain of its own: what is found out about it is found out for it alone."""
+        chain = detached(self.end)
+        self.end, self.base, self.note = chain[-1], chain[self.base.messages], None
+
     def opening(self) -> bytes:
         """What names the conversation's opening (`placement.chwbl`), for policies that ask; empty where there is none.
 
@@ -153,6 +159,12 @@ class PromptReader:
         self._namespaces: dict[str, Fingerprint] = {}
         self._token_namespaces = TokenNamespaces(texts, identity)
         self.namespace_of = self._token_namespaces.of  # of tokens, whatever tools and templates a prompt has
+
+    def forgetful(self, tokens: TokenHasher) -> PromptReader:
+        """One that reads the same and remembers nothing. `tokens` hashes as ours does, and does no more."""
+        twin = copy(self)
+        twin.memory, twin._tokens, twin._namespaces = ForgetfulMemory(self.memory), tokens, dict(self._namespaces)
+        return twin
 
     def chat(self, body: bytes) -> Prompt:
         """A body of /v1/chat/completions. Raises BadRequest when it is not JSON."""

@@ -194,9 +194,17 @@ class Registry:
             pool = self.pools[key] = self.make_pool(model, key, ())
         return pool
 
-    def make_pool(self, model: str, key: str | None, exclude: Collection[BackendId]) -> Pool:
+    def pool_then(self, model: str, now: float) -> Pool:
+        """What `pool` would return then, with nothing noted: for a dry run."""
+        before = self.counters.last_resorts
+        pool = self.make_pool(model, model if not model or model in self.listed else None, (), now)
+        self.counters.last_resorts = before
+        return pool
+
+    def make_pool(self, model: str, key: str | None, exclude: Collection[BackendId], then: float | None = None) -> Pool:
+        """`then`: when it is to be, if not now."""
         serving = [b for b in self if not b.draining and b.id not in exclude and b.serves(model)]
-        eligible = [b for b in serving if b.vitals.admits]
+        eligible = [b for b in serving if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
         last_resort = False
         if not eligible:
             eligible = [b for b in serving if b.health is not Health.UNHEALTHY]

@@ -19,7 +19,7 @@ Sources: the circuit of Ranvier (5 faults, 30 s) with its two faults mended: 5xx
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -185,6 +185,12 @@ class Vitals:
     def admits(self) -> bool:
         """A request may be sent."""
         return self.health is not Health.UNHEALTHY and self.circuit in (Circuit.CLOSED, Circuit.HALF_OPEN)
+
+    def admits_then(self, now: float) -> bool:
+        """Whether a request may be sent at that time, if nothing happens until then."""
+        twin = replace(self)
+        twin.tick(now)
+        return twin.admits
 
     @property
     def quiet(self) -> bool:

@@ -82,15 +82,21 @@ class Router:
 
     # --- read -------------------------------------------------------------------------------------------------------
 
-    def read(self, path: bytes, body: bytes) -> Prompt:
-        """The prompt of a request. Raises BadRequest when the body is not JSON."""
+    def read(self, path: bytes, body: bytes, *, dry: bool = False) -> Prompt:
+        """The prompt of a request. Raises BadRequest when the body is not JSON.
+
+        `dry`: for `explain`. Nothing of it is remembered, and what is found out about it is found out for it alone.
+        """
+        reader = self.reader.forgetful(self.hasher) if dry else self.reader
         if path == CHAT_PATH:
-            prompt = self.reader.chat(body)
+            prompt = reader.chat(body)
         elif path == COMPLETION_PATH:
-            prompt = self.reader.completion(body)
+            prompt = reader.completion(body)
         else:
-            prompt = self.reader.other(body)
-        if prompt.unread:
+            prompt = reader.other(body)
+        if dry:
+            prompt.detach()
+        elif prompt.unread:
             increment(self.counters.prompts_unread, prompt.unread)
         return prompt
 
@@ -99,9 +105,11 @@ class Router:
     def find(self, prompt: Prompt, now: float, tried: Collection[BackendId] = (), *, touch: bool = True) -> PoolMatch:
         """Who may serve this prompt, and who holds how much of it. `tried` backends are out of the question.
 
+        `touch` False: a dry run, which changes nothing; nobody was tried then.
+
         Raises NotFound for a model nobody serves and NoBackend when nobody who does can be asked now.
         """
-        pool = self.registry.pool(prompt.model, now, tried)
+        pool = self.registry.pool(prompt.model, now, tried) if touch else self.registry.pool_then(prompt.model, now)
         if not pool.ids:
             raise pool.error(prompt.model)
         unheld: list[PrefixKey] = []
@@ -171,9 +179,11 @@ class Router:
         """
         if wanted == 0 or prompt.kind == "opaque":
             return 0, ()
-        found = self.routes.match(
-            self.chain(prompt.end), pool.generations, now, wanted=wanted, touch=touch, unheld=unheld
-        )
+        chain, generations = self.chain(prompt.end), pool.generations
+        if touch:
+            found = self.routes.match(chain, generations, now, wanted=wanted, unheld=unheld)
+        else:
+            found = self.routes.peek(chain, generations, now, wanted, unheld)
         learned = found[0].tokens if found else 0
         guessed = self.speculation.match(unheld, pool.generations, wanted, deeper_than=learned)
         return learned, merged(found, guessed, wanted) if guessed else found
@@ -305,16 +315,17 @@ class Router:
     # --- seeing -----------------------------------------------------------------------------------------------------
 
     def explain(self, prompt: Prompt, now: float) -> Mapping[str, Any]:
-        """What would happen to this prompt, and why. Changes nothing."""
+        """What would happen to this prompt, which was read `dry`, and why. Changes nothing."""
+        policy = copy(self.policy)
         found = self.find(prompt, now, touch=False)
         match = self._match(prompt, found)
         rng = Random()  # noqa: S311  # placement draws no secrets
         rng.setstate(self._rng.getstate())
-        decision = self._decision(prompt, found, copy(self.policy).choose(match, found.pool.backends, rng))
+        decision = self._decision(prompt, found, policy.choose(match, found.pool.backends, rng))
         _, everyone = self._holders(prompt, found.pool, now, len(found.pool.ids), [], touch=False)
         depth = {holder.backend: holder for holder in everyone}
         views = [candidate_view(backend, depth.get(backend.id)) for backend in found.pool.backends]
-        for view, terms in zip(views, self.terms(prompt, found), strict=False):
+        for view, terms in zip(views, policy.terms(match, found.pool.backends), strict=False):
             view["terms"] = dict(terms)
         return {
             "policy": decision.policy,

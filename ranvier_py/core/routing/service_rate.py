@@ -15,6 +15,7 @@ backends by the tokens they have to compute.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId
@@ -250,6 +251,11 @@ class ServiceRates:
     def __init__(self) -> None:
         self.fleet = Fleet()
         self.by_backend: dict[BackendId, ServiceRate] = {}
+
+    def __copy__(self) -> ServiceRates:
+        twin = ServiceRates()
+        twin.fleet, twin.by_backend = deepcopy((self.fleet, self.by_backend))
+        return twin
 
     def __getitem__(self, backend: BackendId) -> ServiceRate:
         rate = self.by_backend.get(backend)

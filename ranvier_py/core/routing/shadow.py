@@ -83,6 +83,11 @@ class MirroredRegistry:
             known = self._pools[id(real)] = real, pool
         return known[1]
 
+    def pool_then(self, model: str, now: float) -> Pool:
+        real = self._real.pool_then(model, now)
+        backends = cast("Sequence[Backend]", [self.mirrored(backend) for backend in real.backends])
+        return Pool(backends, len(real.generations), last_resort=real.last_resort, unknown=real.unknown)
+
     def dispatched(self, id: BackendId, now: float, tokens: int = 0, *, seen: bool = True) -> Mirrored:  # noqa: A002
         backend = self[id]
         backend.begin(tokens, now, seen=seen)

@@ -131,10 +131,14 @@ class KvIndex:
         self.settings = settings or IndexSettings()
         self.counters = IndexCounters(routing_decisions={"kv_aware": 0, "fallback": 0})
         self.shared: Callable[[str, float], Mapping[BackendId, IndexedPrefix]] = lambda *_: NOTHING
+        self.shared_view = self.shared  # the same, with nothing asked
         self.on_change: Callable[[str, BackendId], object] = lambda *_: None  # for who mirrors it; not of `clear`
         self._clock = clock
         self._entries: OrderedDict[tuple[str, BackendId], IndexedPrefix] = OrderedDict()  # oldest event first
         self._holders: dict[str, dict[BackendId, None]] = {}
+
+    def __copy__(self) -> KvIndexView:
+        return KvIndexView(self)
 
     def __len__(self) -> int:
         """Pairs of prefix and backend."""
@@ -179,6 +183,12 @@ class KvIndex:
         others = self.shared(prefix, now)
         self.counters.query_latency_seconds.observe(max(0.0, self._clock() - began))
         return {**others, **found} if others else found
+
+    def view(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]:
+        """What `holders` would return, with nothing counted, dropped or asked."""
+        entries = {backend: self._entries[prefix, backend] for backend in self._holders.get(prefix, ())}
+        found = {backend: entry for backend, entry in entries.items() if entry.until > now}
+        return {**self.shared_view(prefix, now), **found}
 
     def placed(self, overlap: float | None) -> None:
         """A request was placed: by this share of its prompt; None: by the ring, or with no key by load."""
@@ -255,3 +265,13 @@ class KvIndex:
             del self._holders[prefix]
         self.on_change(prefix, backend)
         return True
+
+
+class KvIndexView:
+    """An index for a dry run: what it says is the same, and nothing is noted."""
+
+    def __init__(self, index: KvIndex) -> None:
+        self.holders = index.view
+
+    def placed(self, overlap: float | None) -> None:
+        """Nothing was."""

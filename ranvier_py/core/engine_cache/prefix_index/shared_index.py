@@ -149,7 +149,7 @@ class SharedIndex:
         self._clear = ""  # to be written
         self._work_at = self._tick_at = self._retry_at = self._shared_at = -inf
         self._retry_s = RETRY_MIN_S
-        index.on_change, index.shared = self._changed, self.holders
+        index.on_change, index.shared, index.shared_view = self._changed, self.holders, self.view
 
     @property
     def waiting(self) -> int:
@@ -186,6 +186,11 @@ class SharedIndex:
         if known is None or now - known.asked_at >= ASK_INTERVAL_S:
             known = self._ask(prefix, known, now)
         return known.entries if now < known.answered_at + ANSWER_LIFE_S else NOTHING
+
+    def view(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]:
+        """What `holders` knows now; nothing is asked."""
+        known = self._answers.get(prefix) if self.sharing and self._beats else None
+        return known.entries if known is not None and now < known.answered_at + ANSWER_LIFE_S else NOTHING
 
     def prepare(self, prefix: str, now: float) -> bool:
         """Ask where that is due. Returns whether an answer is worth waiting for."""

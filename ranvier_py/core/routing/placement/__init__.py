@@ -8,8 +8,9 @@ reason why. It changes nothing but its own state, awaits nothing, and draws chan
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 
@@ -108,6 +109,12 @@ class Policy:
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """`candidates` is never empty; holders outside it have been left out of `match` already."""
         raise NotImplementedError
+
+    def __copy__(self) -> Self:
+        """For a dry run: whatever a choice changes is the copy's own. So are caches, which begin anew."""
+        twin = object.__new__(type(self))
+        vars(twin).update({name: copy(value) for name, value in vars(self).items()})
+        return twin
 
     def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:  # noqa: ARG002
         """What it weighs for each candidate, by name, in their order; none for who weighs nothing.

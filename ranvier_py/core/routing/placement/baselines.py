@@ -106,9 +106,3 @@ class RoundRobin(Policy):
         chosen = max(candidates, key=lambda candidate: credit[candidate.id])  # the first of equals
         credit[chosen.id] -= total
         return Choice(chosen.id, "round_robin", held_tokens(match, chosen))
-
-    def __copy__(self) -> RoundRobin:
-        """With credits of its own: a dry run must not take anybody's turn."""
-        twin = RoundRobin()
-        twin.credit = dict(self.credit)
-        return twin

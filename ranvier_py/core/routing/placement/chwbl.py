@@ -96,6 +96,9 @@ class Ring:
         self.points = points  # of each backend
         self.layouts: dict[int, tuple[Sequence[Candidate], Words, list[int]]] = {}
 
+    def __copy__(self) -> Ring:
+        return Ring(self.points)
+
     def owner(self, key: int, candidates: Sequence[Candidate]) -> int:
         """Position of the backend to which a key of 64 bits belongs."""
         places, owners = self.layout(candidates)

@@ -38,6 +38,9 @@ class Rendezvous:
         self.tables: dict[int, tuple[Sequence[Candidate], Words, Floats | None]] = {}
         self.kept: dict[tuple[int, Fingerprint], list[float]] = {}  # by pool and key
 
+    def __copy__(self) -> Rendezvous:
+        return Rendezvous()
+
     def best(self, key: Fingerprint, candidates: Sequence[Candidate]) -> int:
         """Position of the home among `candidates`."""
         return int(self.scores(key, candidates).argmax())

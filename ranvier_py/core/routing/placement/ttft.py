@@ -227,6 +227,11 @@ class Losses:
         self.known: OrderedDict[Fingerprint, Loss] = OrderedDict()
         self.forgotten = 0
 
+    def __copy__(self) -> Losses:
+        twin = Losses()
+        twin.known, twin.forgotten = self.known.copy(), self.forgotten
+        return twin
+
     def add(self, prefix: Fingerprint, at: float, lost_s: float) -> float:
         """Count one more. Returns by how much the sum is more than chance would have made it, in seconds."""
         before = self.known.pop(prefix, None) or Loss(0.0, 0.0, at)

@@ -148,6 +148,16 @@ class RouteTable:
             self._counters.missed += not found
         return found
 
+    def peek(
+        self, chain: Iterable[PrefixKey], generations: Sequence[int], now: float, wanted: int, unheld: list[PrefixKey]
+    ) -> list[Holder]:
+        """What `match` would find then. Not even the time is noted."""
+        before = self.claims.now
+        try:
+            return self.match(chain, generations, now, wanted=wanted, touch=False, unheld=unheld)
+        finally:
+            self.claims.now = before
+
     def learn(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int, trust: Trust, now: float) -> int:
         """Store evidence that the backend holds each prefix of a prompt. Returns the number of new rows.
 
