@@ -98,7 +98,7 @@ class Guard:
         self._open = (*OPEN_PATHS, "/metrics") if settings.metrics_public else OPEN_PATHS
 
     async def check(self) -> None:
-        """Raises Unauthorized or Forbidden."""
+        """Raises Unauthorized, Forbidden or BadRequest."""
         if request.path in self._open:
             return
         if self._key:
@@ -107,7 +107,8 @@ class Guard:
             if not is_key and not admitted(request.path, given, self._key):
                 raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
             return
-        self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
+        with input_errors():  # urlsplit refuses some brackets
+            self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
 
     def _check_browser(self, host_field: str, origin: str | None) -> None:
         """Without a key, a page from elsewhere may not use the browser of someone on this machine.

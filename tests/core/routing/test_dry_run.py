@@ -23,7 +23,7 @@ from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement.kv_score import KvScore
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Router
-from tests.core.routing.test_router import chat, make_router, serve, start_attempt
+from tests.core.routing.test_router import chat, make_router, start_attempt
 
 PLAIN = (int, float, str, bytes, bool, type(None), Enum, FunctionType, MethodType, type)
 
@@ -63,20 +63,29 @@ def state_of(root: object) -> list[str]:
     return found
 
 
+def streamed(body: bytes) -> bytes:
+    return json.dumps({**json.loads(body), "stream": True}).encode()
+
+
 def busy_router(policy: str) -> Router:
     """One that has served, learned and failed, with requests under way."""
     router = make_router(policy=policy)
     if isinstance(router.policy, KvScore):
         router.policy.index = KvIndex()
     for number in range(12):
-        attempt = serve(router, chat("one", f"answer {number % 3}", f"question {number}"), now=float(number))
+        attempt = start_attempt(
+            router, streamed(chat("one", f"answer {number % 3}", f"question {number}")), float(number)
+        )
+        router.first_token(attempt, number + 0.01 * attempt.computed_tokens)
+        router.finish_attempt(attempt, Outcome.SUCCESS, number + 0.9)
         answer = Answer({"role": "assistant", "content": "answer" * 20}, "answer", 300, 128, 30)
         router.learn_tokens(attempt, attempt.prompt.end, (), answer, float(number))
     for number in range(3):
-        start_attempt(router, chat(f"under way {number}"), 20.0)
+        start_attempt(router, streamed(chat("one", f"answer {number}", f"under way {number}")), 20.0)
     for _ in range(5):
         failed = start_attempt(router, chat("failing"), 21.0)
         router.finish_attempt(failed, Outcome.CONNECT_ERROR, 21.0)
+    router.registry.add("http://10.0.0.9:8000")  # of which nothing is known yet
     return router
 
 
