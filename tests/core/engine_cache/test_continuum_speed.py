@@ -56,16 +56,16 @@ def one_question() -> Callable[[], object]:
 @pytest.mark.parametrize(
     ("make", "calls", "limit_s"),
     [
-        (one_key, 200, 10e-6),
-        (one_placement_by_the_ring, 200, 50e-6),
-        (one_question, 200, 1e-4),
+        (one_key, 40, 10e-6),
+        (one_placement_by_the_ring, 40, 50e-6),
+        (one_question, 40, 1e-4),
     ],
 )
 def test_cr29_what_a_request_waits_for_takes_microseconds(
     make: Callable[[], Callable[[], object]], calls: int, limit_s: float
 ) -> None:
     work, best_s = make(), float("inf")
-    for _ in range(15):
+    for _ in range(150):  # short rounds: one of them meets a processor of its own
         began = perf_counter()
         for _ in range(calls):
             work()
