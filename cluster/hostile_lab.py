@@ -236,14 +236,15 @@ async def hostile_lab(answers: Mapping[str, tuple[bytes, ...]], folder: Path, rn
                 stdout=subprocess.PIPE,
                 stderr=out,
             )
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             with trio.fail_after(START_S):
                 line = await trio.to_thread.run_sync(process.stdout.readline, abandon_on_cancel=True)
             public, control = re.findall(rb"[\d.]+:\d+", line) or 2 * [b""]
             assert public, log.read_text()
             yield HostileLab(engine, peer, process, log, place(public), place(control), gossip)
         finally:
+            process.stdout.close()
             process.terminate()
             with trio.CancelScope(shield=True):
                 try:

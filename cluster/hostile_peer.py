@@ -43,13 +43,14 @@ class HostilePeer:
         await self._socket.bind(self.address)
         listeners = await trio.open_tcp_listeners(self.address[1], host=self.address[0])
         task_status.started()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.serve_listeners, self.spoil, listeners)
-            while True:
-                packet, self.node_address = await self._socket.recvfrom(1 << 16)
-                with suppress(BadFrame):
-                    opened = self.sealer.open(packet, Plane.DATAGRAM)
-                    await self._answer(opened.session, decode(opened.kind, opened.body))
+        with self._socket:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.serve_listeners, self.spoil, listeners)
+                while True:
+                    packet, self.node_address = await self._socket.recvfrom(1 << 16)
+                    with suppress(BadFrame):
+                        opened = self.sealer.open(packet, Plane.DATAGRAM)
+                        await self._answer(opened.session, decode(opened.kind, opened.body))
 
     async def _answer(self, session: int, message: m.Message) -> None:
         self.node = session
