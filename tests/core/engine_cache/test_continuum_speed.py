@@ -57,7 +57,7 @@ def one_question() -> Callable[[], object]:
     ("make", "calls", "limit_s"),
     [
         (one_key, 40, 10e-6),
-        (one_placement_by_the_ring, 40, 50e-6),
+        (one_placement_by_the_ring, 40, 100e-6),
         (one_question, 40, 1e-4),
     ],
 )
