@@ -208,7 +208,7 @@ def paths(source: Path) -> Iterator[Paths]:
             threading.Thread(target=engine.serve_forever, daemon=True).start()
             stack.callback(engine.shutdown)
         urls = [f"http://127.0.0.1:{engine.port}" for engine in engines]
-        target, relay_port = stack.enter_context(node(urls, source)), free_port()
+        target, relay_port = stack.enter_context(node(urls, source, "--debug-headers")), free_port()
         bare = ["-m", "benchmarks.tokenize", "--relay", str(relay_port), str(engines[0].port)]
         stack.enter_context(process([sys.executable, *bare]))
         ports = (int(target.url.rpartition(":")[2]), relay_port)

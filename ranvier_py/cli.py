@@ -126,6 +126,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_config_flags(config)
     explain = command("explain", explain_command, "where would this request go, and why (body on stdin)")
     explain.add_argument("file", nargs="?", type=Path, help="the body, instead of stdin")
+    meaning = "a field of the request, where tenants are kept apart (a credential as x-api-key)"
+    explain.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help=meaning)
     add_control_flags(explain)
     status = command("status", status_command, "backends, health, load, routes and requests of a node")
     status.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
@@ -284,7 +286,8 @@ def explain_command(options: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(str(error), EXIT_FAILED) from error
     with control_client(options) as client:
-        print(asked(client, "POST", "/explain", content=body).text)
+        fields = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in options.header)]
+        print(asked(client, "POST", "/explain", content=body, headers=fields).text)
     return EXIT_OK
 
 
@@ -346,10 +349,10 @@ def control_url(address: str) -> httpx.URL:
     raise CommandError(f"{address!r} is no control port, expected one like {DEFAULT_CONTROL}", EXIT_CONFIG)
 
 
-def asked(client: httpx.Client, method: str, path: str, *, content: bytes = b"", also: int = 200) -> httpx.Response:
+def asked(client: httpx.Client, method: str, path: str, also: int = 200, **sent: Any) -> httpx.Response:
     """The node's answer. Raises CommandError with the node's own words when it refuses, or when there is no node."""
     try:
-        response = client.request(method, path, content=content)
+        response = client.request(method, path, **sent)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CommandError(f"{client.base_url} can't be reached: {error}", EXIT_UNREACHABLE) from error
     if response.status_code not in (httpx.codes.OK, also):

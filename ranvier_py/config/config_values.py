@@ -25,6 +25,7 @@ from ranvier_py.core.addresses import OFF, checked_url, host_port, is_address, p
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, endpoint_of
 from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.options import option
+from ranvier_py.core.prompts.tenants import checked_isolation
 from ranvier_py.core.routing.backend import normal_url
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
 
@@ -180,6 +181,7 @@ Places = tuple[Annotated[str, AfterValidator(place_text)], ...]
 Text = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\x21-\x7e]+$")]
 OptionalLabel = Annotated[Label | None, BeforeValidator(empty_is_none)]
+Isolation = Annotated[str, AfterValidator(checked_isolation)]
 PolicyName = Annotated[str, AfterValidator(policy_name)]
 PolicyNames = tuple[PolicyName, ...]
 PolicyOptions = Annotated[tuple[str, ...], BeforeValidator(split_items), AfterValidator(policy_options)]

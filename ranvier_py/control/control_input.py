@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,12 @@ async def raw_body() -> bytes:
     data = await request.get_data()
     assert isinstance(data, bytes), "text only comes on request"
     return data
+
+
+def field_lines() -> Sequence[tuple[bytes, bytes]]:
+    """The fields of a request to be explained, but for the key of this port."""
+    lines = ((name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in request.headers)
+    return [(name, value) for name, value in lines if name.lower() != b"authorization"]
 
 
 async def json_body(*members: str, others: bool = False) -> Mapping[str, Any]:

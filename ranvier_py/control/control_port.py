@@ -26,6 +26,7 @@ from werkzeug.exceptions import HTTPException
 
 from ranvier_py.control.control_input import (
     bearer,
+    field_lines,
     fingerprint_of,
     input_errors,
     json_body,
@@ -202,7 +203,7 @@ class Handlers:
         return Response(await self._port.route_sums(), content_type="application/octet-stream")
 
     async def explain(self) -> Mapping[str, Any]:
-        return await self._port.explain(await raw_body())
+        return await self._port.explain(await raw_body(), field_lines())
 
     def add_worker(self) -> Response:
         url = worker_url()

@@ -107,10 +107,13 @@ class Admin:
             for view in found
         ]
 
-    async def explain(self, body: bytes) -> Mapping[str, Any]:
-        """A dry run of a chat or a completion. Tokenizes it as placing would; places, learns and counts nothing."""
-        router = self._node.router
-        prompt = router.read(path_of(body), body, dry=True)
+    async def explain(self, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
+        """A dry run of a chat or a completion. Tokenizes it as placing would; places, learns and counts nothing.
+
+        `headers` name its tenant where tenants are kept apart.
+        """
+        router, tenants = self._node.router, self._node.pipeline.tenants
+        prompt = router.read(path_of(body), body, tenants.of(headers) if tenants is not None else b"", dry=True)
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
             await self._node.tokenizer_worker.tokenize_first(prompt, self._node.config.pipeline.tokenize_deadline_s)
         chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)

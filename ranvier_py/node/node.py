@@ -46,6 +46,7 @@ from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import (
     calibrating_of,
     control_settings,
+    debugger_of,
     fingerprint_key,
     indexing_of,
     key_inbox,
@@ -54,6 +55,7 @@ from ranvier_py.node.parts import (
     recorder_of,
     scheme_of,
     shadows_of,
+    tenants_of,
     tls_context,
     tokenizer_process,
     within_descriptors,
@@ -141,6 +143,8 @@ class Node:
             changed=log_transitions,
             authorization=f"Bearer {config.api_key}".encode() if config.api_key else b"",
             ids=(b"%b-%x" % (name, number) for number in count(1)),
+            tenants=tenants_of(config, self.scheme),
+            may_see=debugger_of(config),
         )
         self.server = DataServer(
             self.pipeline.handle, config.server, tls=tls_context(config), report=report, faults=self.faults

@@ -6,10 +6,12 @@ place here; whoever adds one adds a line. node.py wires what these return.
 
 from __future__ import annotations
 
+import hmac
 import logging
 import secrets
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -19,7 +21,7 @@ from urllib.parse import urlsplit
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.control.control_server import ControlSettings
-from ranvier_py.core.addresses import host_port
+from ranvier_py.core.addresses import OFF, host_port
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.gap_values import Level
@@ -29,6 +31,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS, TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
+from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoadedOptions
@@ -127,6 +130,11 @@ def make_router(
     )
 
 
+def tenants_of(config: Config, scheme: FingerprintScheme) -> Tenants | None:
+    """What tells tenants apart, where the operator wants that."""
+    return Tenants(config.tenant_isolation, TextHasher(scheme.key)) if config.tenant_isolation != OFF else None
+
+
 def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:
     """Where an engine publishes its KV events by the configuration; nothing where it is to be asked."""
     host = urlsplit(spec.url).hostname or ""
@@ -212,6 +220,14 @@ def control_settings(config: Config) -> ControlSettings:
     host, port = host_port(config.control)
     key = config.control_key.get_secret_value() if config.control_key else None
     return ControlSettings(host=host, port=port, key=key, metrics_public=config.metrics_public)
+
+
+def debugger_of(config: Config) -> Callable[[bytes | None], bool]:
+    """Who, by the control key of a request, may see how it was routed: that names hosts and tells what others sent."""
+    key = config.control_key.get_secret_value().encode() if config.control_key else b""
+    if config.debug_headers:
+        return lambda _: True
+    return lambda given: given is not None and key != b"" and hmac.compare_digest(given, key)
 
 
 def tls_context(config: Config) -> ssl.SSLContext | None:

@@ -42,8 +42,12 @@ OF_THE_MESSAGE = frozenset(
 """Fields that say where a message ends, to whom it goes and how its content is to be read: no `Connection` may name
 them, for without them it is another message."""
 
-WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect"))
-"""Fields of a request that the backend gets from us, besides the hop-by-hop ones. An expectation was ours to meet."""
+CONTROL_KEY = b"x-ranvier-control-key"
+"""The field of an operator who wants to see how his request was routed."""
+
+WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect", CONTROL_KEY))
+"""Fields of a request that the backend gets from us, besides the hop-by-hop ones, or not at all: an expectation was
+ours to meet, a control key is for us."""
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
 
@@ -95,19 +99,22 @@ class HeadShape(NamedTuple):
 class RequestFields(NamedTuple):
     """What matters of a request's fields: the lines that go on to a backend, and what the pipeline asks for.
 
-    `readable`: the body is plain text to us; a compressed one is for an engine to read.
+    `readable`: the body is plain text to us; a compressed one is for an engine to read. `multipart`: it is a form.
     """
 
     lines: bytes
     request_id: bytes | None
     authorized: bool
     readable: bool
+    multipart: bool
+    control_key: bytes | None
 
     @classmethod
     def of(cls, headers: Headers) -> RequestFields:
         dropped = dropped_fields(headers) | WRITTEN_BY_US
-        request_id, authorized, readable = None, False, True
-        lines: list[bytes] = []
+        request_id = control_key = None
+        authorized, readable = False, True
+        kinds, lines = set(), list[bytes]()
         for name, value in headers:
             key = name.lower()
             if key not in dropped:
@@ -118,7 +125,11 @@ class RequestFields(NamedTuple):
                 authorized = True
             elif key == b"content-encoding":
                 readable = False
-        return cls(b"".join(lines), request_id, authorized, readable)
+            elif key == b"content-type":
+                kinds.add(value.lower().startswith(b"multipart/"))
+            elif key == CONTROL_KEY:
+                control_key = value
+        return cls(b"".join(lines), request_id, authorized, readable, kinds == {True}, control_key)
 
 
 class ResponseFields(NamedTuple):

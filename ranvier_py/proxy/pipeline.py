@@ -37,6 +37,7 @@ from ranvier_py.core.errors import (
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option, part, seconds
 from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.prompts.tenants import Tenants, salted_body
 from ranvier_py.core.routing.backends import Outcome, Transition
 from ranvier_py.core.routing.health import outcome_of
 from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits, is_inference, may_repeat
@@ -142,6 +143,8 @@ class Pipeline:
     changed: Callable[[Sequence[Transition]], object]  # called with changes of health that requests brought about
     authorization: bytes  # sent where the client sends none; may be empty
     ids: Iterator[bytes]  # for requests that have none: unique among nodes and restarts
+    tenants: Tenants | None  # who tells tenants apart, where they are
+    may_see: Callable[[bytes | None], bool]  # by the control key of a request, how it was routed
 
     def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
         """Answer one request. Raises RanvierError while nothing was sent, for the server to answer."""
@@ -196,7 +199,8 @@ class Pipeline:
         """Ask one backend after the other, until one has answered."""
         router, request = self.router, served.request
         path = request.path if request.method == b"POST" and request.fields.readable else b""
-        prompt = router.read(path, request.body)
+        tenant = self._tenant(request)
+        prompt = router.read(path, request.body, tenant)
         found = router.find(prompt, time.monotonic())
         if router.too_little(prompt, found):
             yield partial(self.tokenizer.tokenize_first, prompt, self.limits.tokenize_deadline_s)
@@ -210,6 +214,15 @@ class Pipeline:
             served.attempt = attempt
             served.tries += 1
             elsewhere = yield from self._attempt(served, attempt, budget)
+
+    def _tenant(self, request: HttpRequest) -> bytes:
+        """Whose prompt it is; empty for what is none, or where nobody is told apart."""
+        fields = request.fields
+        if self.tenants is None or request.method != b"POST" or fields.multipart or not request.body:
+            return b""
+        if not fields.readable:
+            raise BadRequest("tenants are kept apart here: the body must not be compressed")
+        return self.tenants.of(request.headers)
 
     def _attempt(self, served: ServedRequest, attempt: Attempt, budget: RetryBudget) -> Steps[PoolMatch | None]:
         """Ask, relay, finish. Returns whom to ask instead, or None when the request has ended."""
@@ -296,6 +309,8 @@ class Pipeline:
 
     def _send(self, served: ServedRequest, attempt: Attempt, request: HttpRequest) -> Steps[Exchange]:
         """Send the request, and wait for the head of the answer. Raises UpstreamError."""
+        if attempt.prompt.salt:
+            request = self._salted(attempt, request)
         extra = []  # what a backend gets beyond the client's own fields
         if request.fields.request_id is None:
             extra.append((b"x-request-id", served.request_id))
@@ -303,6 +318,13 @@ class Pipeline:
             extra.append((b"authorization", self.authorization))
         served.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
         return self.upstream.open(self.address_of(attempt.url), request, extra, partial(self._sent, attempt))
+
+    def _salted(self, attempt: Attempt, request: HttpRequest) -> HttpRequest:
+        """The request of a tenant, for an engine that can keep it apart."""
+        if attempt.target.takes_salt:
+            return request.with_body(salted_body(request.body, attempt.prompt.salt))
+        self.router.counters.unsalted += 1
+        return request
 
     def _sent(self, attempt: Attempt) -> None:
         """What no request needs to wait for: observers, and the tokens of the prompt."""
@@ -353,12 +375,14 @@ class Pipeline:
 
     def _own_fields(self, served: ServedRequest, attempt: Attempt, head: HttpResponseHead) -> Fields:
         """What goes on with the head of an answer."""
-        decision = attempt.decision
-        fields = [
-            (b"x-ranvier-backend", decision.backend_name.encode()),
-            (b"x-ranvier-reason", decision.reason.encode()),
-            (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
-        ]
+        fields = []
+        if self.may_see(served.request.fields.control_key):
+            decision = attempt.decision
+            fields = [
+                (b"x-ranvier-backend", decision.backend_name.encode()),
+                (b"x-ranvier-reason", decision.reason.encode()),
+                (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
+            ]
         if not head.fields.names_request:  # the backend's own stands
             fields.append((b"x-request-id", served.request_id))
         return fields

@@ -136,7 +136,7 @@ class RanvierNode:
         words: list[object] = [Path(sys.executable).parent / "ranvier", "serve"]
         words += ["--listen", f"127.0.0.1:{port}", "--control", f"127.0.0.1:{control}", "--policy", policy]
         words += ["--gossip", self.gossip, "--insecure-gossip", "--node-name", name]
-        words += ["--tokenizer", model_directory(), "--probe-interval-s", "1", *more]
+        words += ["--debug-headers", "--tokenizer", model_directory(), "--probe-interval-s", "1", *more]
         for place in join:
             words += ["--join", place]
         for engine, url in engines.items():

@@ -282,11 +282,13 @@ class Scripted:
 
     Attributes:
         turns: the steps of the next request, of the one after it …; backends may share it.
+        page: what every GET gets.
         asked, left: the node sent a request; it hung up.
     """
 
     def __init__(self, *script: Step, turns: Iterator[Sequence[Step]] | None = None) -> None:
         self.turns = turns or repeat(script)
+        self.page = b"{}"
         self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
         self.asked = trio.Event()
@@ -298,7 +300,7 @@ class Scripted:
                 while (request := await wire.next_request()) is not None:
                     head, body = request
                     if head.startswith(b"GET ") and not head.startswith(b"GET /v1/files"):
-                        await wire.send(answer(b"{}"))
+                        await wire.send(answer(self.page))
                         continue
                     self.heads.append(head)
                     self.bodies.append(body)

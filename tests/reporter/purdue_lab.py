@@ -72,7 +72,8 @@ class Lab:
         """The first time on free ports, then on the same."""
         self.settings = list(settings) or self.settings
         control = self.control.removeprefix("http://") or "127.0.0.1:0"
-        command = ["ranvier_py", "serve", "--listen", "127.0.0.1:0", "--control", control, "--log-level", "warning"]
+        command = ["ranvier_py", "serve", "--listen", "127.0.0.1:0", "--control", control, "--debug-headers"]
+        command += ["--log-level", "warning"]
         for name, engine in zip(WORKERS, self.engine_urls, strict=False):
             command += ["--backend", f"{engine},name={name},kv_events=off"]
         self.node = await self.start(*command, *self.settings, RANVIER_CONTROL_KEY=KEY)

@@ -16,6 +16,7 @@ its body is smaller than that, but for a tail of TAIL_BYTES_MAX.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Note(NamedTuple):
 
     `cut` is a message end that is known already, or 0; `last` where the last message but one seems to end, or 0; `new`
     how many messages follow `cut`; `known` what the whole of the messages stands for; `after` the names of the members
-    that follow `messages` in the body.
+    that follow `messages` in the body; `tenant` whose it is.
     """
 
     cut: int
@@ -82,6 +83,7 @@ class Note(NamedTuple):
     new: int
     known: KnownPrefix
     after: Sequence[str]
+    tenant: bytes
 
 
 @dataclass(slots=True)
@@ -91,7 +93,8 @@ class Prompt:
     `kind` is "chat", "completion" or "opaque"; an opaque prompt has a chain of no boundaries, and a reason why it is
     `unread` where it should have one. `tail` are the messages after `base`, the deepest boundary that was known when
     the body was read; none where they would be too many objects to keep. `note` is what `remember` needs.
-    `stream_options` is one of ABSENT, OWN and OPEN; `prefix_len` what a request names so, 0 for nothing.
+    `stream_options` is one of ABSENT, OWN and OPEN; `prefix_len` what a request names so, 0 for nothing. `salt` is the
+    `cache_salt` that engines are to get instead of its own; empty where that stands.
     """
 
     kind: str
@@ -104,6 +107,7 @@ class Prompt:
     unread: str = ""
     stream_options: str = ABSENT
     prefix_len: int = 0
+    salt: str = ""
     note: Note | None = None
 
     @property
@@ -166,70 +170,81 @@ class PromptReader:
         twin.memory, twin._tokens, twin._namespaces = ForgetfulMemory(self.memory), tokens, dict(self._namespaces)
         return twin
 
-    def chat(self, body: bytes) -> Prompt:
-        """A body of /v1/chat/completions. Raises BadRequest when it is not JSON."""
-        prompt = self._continuing(body) if len(body) <= KNOWN_BYTES_MAX else None
+    def chat(self, body: bytes, tenant: bytes = b"") -> Prompt:
+        """A body of /v1/chat/completions. `tenant` is empty where none are told apart.
+
+        Raises BadRequest when it is not JSON.
+        """
+        prompt = self._continuing(body, tenant) if len(body) <= KNOWN_BYTES_MAX else None
         if prompt is not None:
             self.memory.counters.found += 1
             return prompt
         reason = excess(body)
         if reason:
-            return self.opaque(members_at_ends(body), body, reason)
+            return self._unparsed(body, tenant, reason)
         fields = load_object(body)
         reason = misfit(fields, len(body))
         if reason:
-            return self.opaque(fields, body, reason)
+            return self._opaque(fields, body, tenant, reason)
         self.memory.counters.missed += 1
         try:
-            return self._first_contact(body, fields, fields["messages"])
+            return self._first_contact(body, fields, tenant)
         except (TypeError, UnicodeError):  # values that only other JSON libraries accept, such as lone surrogates
-            return self.opaque(fields, body, "values")
+            return self._opaque(fields, body, tenant, "values")
 
-    def completion(self, body: bytes) -> Prompt:
+    def completion(self, body: bytes, tenant: bytes = b"") -> Prompt:
         """A body of /v1/completions: `prompt` is text or token ids, or a list of either, of which the first counts."""
         reason = excess(body)
         if reason:
-            return self.opaque(members_at_ends(body), body, reason)
+            return self._unparsed(body, tenant, reason)
         fields = load_object(body)
         text = first_prompt(fields)
         ids = token_ids(text)
         if ids is None and not (isinstance(text, str) and text):
-            return self.opaque(fields, body, "schema")
+            return self._opaque(fields, body, tenant, "schema")
         if not has_name(fields):
-            return self.opaque(fields, body, "model")
+            return self._opaque(fields, body, tenant, "model")
         try:
-            root = self._root(fields)
+            root = self._root(fields, tenant)
             data = ids.tobytes() if ids is not None else str(text).encode()
         except (TypeError, UnicodeError):
-            return self.opaque(fields, body, "values")
+            return self._opaque(fields, body, tenant, "values")
         fingerprint = self._texts.extend_bytes(root.text, data)
         length = self._estimate(data) if ids is None else len(ids)
         end = self.memory.boundary(fingerprint) or Boundary(root, fingerprint, length, self._tokens.block_tokens)
         if ids is not None and end.state is None and root.state is not None:
             end.tokenized(self._tokens.extend(root.state, ids, [len(ids)])[0])
         self.memory.keep(end)
-        return self._prompt("completion", fields, body, end, root, ())
+        return self._prompt("completion", fields, body, tenant, end, root, ())
 
-    def other(self, body: bytes) -> Prompt:
+    def other(self, body: bytes, tenant: bytes = b"") -> Prompt:
         """A body of any other path: its model counts if it names one, and it need not be JSON at all."""
         reason = excess(body)
         if reason:
-            return self.opaque(members_at_ends(body), body, reason)
-        return self.opaque(object_of(body) or {}, body)
+            return self._unparsed(body, tenant, reason)
+        return self._opaque(object_of(body) or {}, body, tenant)
 
-    def opaque(self, fields: Mapping[str, Any], body: bytes, reason: str = "") -> Prompt:
+    def _unparsed(self, body: bytes, tenant: bytes, reason: str) -> Prompt:
+        """The prompt of a body that is not parsed as a whole. A salt in there would keep it apart from all others."""
+        fields: dict[str, Any] = members_at_ends(body)
+        if tenant and b'"cache_salt"' in body:
+            fields["cache_salt"] = f"{xxhash.xxh3_128_intdigest(body, self._seed):032x}"
+        return self._opaque(fields, body, tenant, reason)
+
+    def _opaque(self, fields: Mapping[str, Any], body: bytes, tenant: bytes, reason: str = "") -> Prompt:
         """A prompt that says nothing about its prefix."""
         root = Boundary(None, Fingerprint(0), 0)
-        prompt = self._prompt("opaque", fields if has_name(fields) else {}, body, root, root, ())
+        prompt = self._prompt("opaque", fields if has_name(fields) else {}, body, b"", root, root, ())
         prompt.unread = reason
+        prompt.salt = self._salt(fields, tenant)
         return prompt
 
-    def _continuing(self, body: bytes) -> Prompt | None:
+    def _continuing(self, body: bytes, tenant: bytes) -> Prompt | None:
         """The prompt of a chat with a known history, or None."""
         last = 0
         for cut in message_cuts(body):
             last = last or cut
-            known = self.memory.find(self._digest(body, cut))
+            known = self.memory.find(self._digest(body, cut, tenant))
             if known is None:
                 continue
             size = len(body) - cut
@@ -245,27 +260,30 @@ class PromptReader:
             fields = {**known.fields, **rest} if rest else known.fields
             try:
                 alone = NAMESPACE.isdisjoint(rest)
-                if not (alone and known.alone) and self._namespace(fields) != known.namespace:
+                if not (alone and known.alone) and self._namespace(fields, tenant) != known.namespace:
                     return None
                 end = self._extend(known.end, messages)
             except (TypeError, UnicodeError):
                 return None
-            prompt = self._prompt("chat", fields, body, end, known.end, messages if size <= TAIL_BYTES_MAX else ())
+            tail = messages if size <= TAIL_BYTES_MAX else ()
+            prompt = self._prompt("chat", fields, body, tenant, end, known.end, tail)
             known = KnownPrefix(end, known.namespace, known.fields, alone)
-            prompt.note = Note(cut, last, len(messages), known, list(rest))
+            prompt.note = Note(cut, last, len(messages), known, list(rest), tenant)
             return prompt
         return None
 
-    def _first_contact(self, body: bytes, fields: dict[str, Any], messages: list[Message]) -> Prompt:
-        root = self._root(fields)
+    def _first_contact(self, body: bytes, fields: dict[str, Any], tenant: bytes) -> Prompt:
+        messages: list[Message] = fields["messages"]
+        root = self._root(fields, tenant)
         end = self._extend(root, messages)
         names = list(fields)
         place = names.index("messages")
         head = self._kept({name: fields[name] for name in names[:place]})
         after = names[place + 1 :]
         known = KnownPrefix(end, root.text, head, NAMESPACE.isdisjoint(after))
-        prompt = self._prompt("chat", fields, body, end, root, messages if len(body) <= TAIL_BYTES_MAX else ())
-        prompt.note = Note(0, next(message_cuts(body), 0), len(messages), known, after)
+        tail = messages if len(body) <= TAIL_BYTES_MAX else ()
+        prompt = self._prompt("chat", fields, body, tenant, end, root, tail)
+        prompt.note = Note(0, next(message_cuts(body), 0), len(messages), known, after, tenant)
         return prompt
 
     def _kept(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,26 +329,42 @@ class PromptReader:
         if note.last > note.cut and end.parent is not None and len(body) - note.last <= room:
             room -= len(body) - note.last
             if is_cut(body, note.last, 1, note.after):
-                self.memory.remember(self._digest(body, note.last), note.known._replace(end=end.parent))
+                self.memory.remember(self._digest(body, note.last, note.tenant), note.known._replace(end=end.parent))
         cut = last_end(body, max(note.last, note.cut), room, note.after) if note.new else 0
         if cut:
-            self.memory.remember(self._digest(body, cut), note.known)
+            self.memory.remember(self._digest(body, cut, note.tenant), note.known)
 
-    def _digest(self, body: bytes, cut: int) -> int:
-        return xxhash.xxh3_128_intdigest(memoryview(body)[:cut], self._seed)
+    def _digest(self, body: bytes, cut: int, tenant: bytes) -> int:
+        seed = self._seed ^ int.from_bytes(tenant[:8], "little") if tenant else self._seed
+        return xxhash.xxh3_128_intdigest(memoryview(body)[:cut], seed)
 
-    def _root(self, fields: Mapping[str, Any]) -> Boundary:
+    def _root(self, fields: Mapping[str, Any], tenant: bytes) -> Boundary:
         """The empty prefix of a namespace of texts, and of its tokens. Raises TypeError for values beyond JSON."""
-        namespace = self._namespace(fields)
+        namespace = self._namespace(fields, tenant)
         root = self.memory.boundary(namespace)
         if root is None:
+            salted = {**fields, "cache_salt": self._salt(fields, tenant)} if tenant else fields
             root = Boundary(None, namespace, 0)
-            root.state = self._tokens.start(self._token_namespaces.of_fields(fields))
+            root.state = self._tokens.start(self._token_namespaces.of_fields(salted))
             self.memory.keep(root)
         return root
 
-    def _namespace(self, fields: Mapping[str, Any]) -> Fingerprint:
+    def _salt(self, fields: Mapping[str, Any], tenant: bytes) -> str:
+        """The `cache_salt` of a tenant's prompt, whose own one divides the tenant; empty without a tenant."""
+        if not tenant:
+            return ""
+        own = fields.get("cache_salt") or ""
+        if type(own) is not bytes:
+            try:
+                own = own.encode() if is_short(own) else self._texts.digest(orjson.dumps(own))
+            except (TypeError, UnicodeError):  # lone surrogates
+                own = json.dumps(own).encode()
+        return self._texts.digest(b"salt" + tenant + own).hex()
+
+    def _namespace(self, fields: Mapping[str, Any], tenant: bytes) -> Fingerprint:
         chosen = self._reduced(fields)
+        if tenant:
+            chosen["cache_salt"] = self._salt(chosen, tenant)
         model = chosen.get("model", "")
         if len(chosen) > 1 or type(model) is not str:
             plain = {name: value.hex() if type(value) is bytes else value for name, value in chosen.items()}
@@ -358,6 +392,7 @@ class PromptReader:
         kind: str,
         fields: Mapping[str, Any],
         body: bytes,
+        tenant: bytes,
         end: Boundary,
         base: Boundary,
         tail: Sequence[Message],
@@ -369,4 +404,6 @@ class PromptReader:
             prompt.stream_options = stream_options(fields)
         if "prefix_len" in fields:
             prompt.prefix_len = prefix_len(fields)
+        if tenant:
+            prompt.salt = self._salt(fields, tenant)
         return prompt

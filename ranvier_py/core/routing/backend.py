@@ -119,6 +119,10 @@ class Transition:
     why: str
 
 
+SALTED_OWNERS = frozenset(("vllm", "sglang", "tensorrt_llm"))
+"""Owners that the model cards of those engines name whose requests have a `cache_salt`."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Backend(Work):
     """One engine. Satisfies placement.Candidate. Read it freely; only the Registry writes it."""
@@ -142,6 +146,11 @@ class Backend(Work):
     probes_ok: int = 0
     probes_failed: int = 0
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+
+    @property
+    def takes_salt(self) -> bool:
+        """Whether its engine keeps caches apart by the `cache_salt` of a body, as far as its model cards say."""
+        return not self.cards or any(card.get("owned_by") in SALTED_OWNERS for card in self.cards)
 
     def __repr__(self) -> str:
         state = "removed" if self.removed else "draining" if self.draining else repr(self.vitals)

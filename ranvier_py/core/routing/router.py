@@ -82,18 +82,19 @@ class Router:
 
     # --- read -------------------------------------------------------------------------------------------------------
 
-    def read(self, path: bytes, body: bytes, *, dry: bool = False) -> Prompt:
+    def read(self, path: bytes, body: bytes, tenant: bytes = b"", *, dry: bool = False) -> Prompt:
         """The prompt of a request. Raises BadRequest when the body is not JSON.
 
+        `tenant`: whose it is (`prompts.tenants`); empty where nobody is told apart.
         `dry`: for `explain`. Nothing of it is remembered, and what is found out about it is found out for it alone.
         """
         reader = self.reader.forgetful(self.hasher) if dry else self.reader
         if path == CHAT_PATH:
-            prompt = reader.chat(body)
+            prompt = reader.chat(body, tenant)
         elif path == COMPLETION_PATH:
-            prompt = reader.completion(body)
+            prompt = reader.completion(body, tenant)
         else:
-            prompt = reader.other(body)
+            prompt = reader.other(body, tenant)
         if dry:
             prompt.detach()
         elif prompt.unread:
