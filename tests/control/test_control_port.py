@@ -62,7 +62,7 @@ class FakePort:
     def route_tree(self, fingerprint: int, limit: int) -> Sequence[Mapping[str, Any]]:
         return [{"fingerprint": f"{fingerprint:016x}", "tokens": 16}][:limit] if fingerprint == 0xABC else []
 
-    async def explain(self, body: bytes) -> Mapping[str, Any]:
+    async def explain(self, body: bytes, headers: object) -> Mapping[str, Any]:
         if body == b"nobody":
             raise NoBackend("no backend serves this")
         if not body.startswith(b"{"):

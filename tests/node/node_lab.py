@@ -29,7 +29,7 @@ from tests.proxy.wire import Wire
 DEADLINE_S = 20
 MODEL = "lab-model"
 KEY = "3f" * 16 + "a7" * 16
-PLACES = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "debug_headers": True}
+PLACES = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0"}
 
 Messages = Sequence[dict[str, Any]]
 SYSTEM = "You are the help desk of a small library. Answer briefly, name the shelf, and never guess. " * 4
@@ -129,7 +129,14 @@ class Lab:
         return f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
 
     async def start(self, **settings: Any) -> Node:
-        values = {**PLACES, "backend": self.engines, "probe_interval_s": 60, "drain_timeout_s": 5, **settings}
+        values = {
+            **PLACES,
+            "debug_headers": True,
+            "backend": self.engines,
+            "probe_interval_s": 60,
+            "drain_timeout_s": 5,
+            **settings,
+        }
         scope = trio.CancelScope()
 
         async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
@@ -156,13 +163,8 @@ class ClusterLab(Lab):
 
     async def process(self) -> trio.Process:
         """One more node, in a process of its own, as soon as it serves. It is killed with the lab."""
-        flags = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "gossip": "127.0.0.1:0"}
-        words = [
-            *flags.items(),
-            ("cluster-key-file", str(self.key_file)),
-            *(("join", place) for place in self.places),
-            *(("backend", url) for url in self.engines),
-        ]
+        flags = {**PLACES, "gossip": "127.0.0.1:0", "cluster-key-file": str(self.key_file)}.items()
+        words = [*flags, *(("join", place) for place in self.places), *(("backend", url) for url in self.engines)]
         command = [sys.executable, "-m", "ranvier_py", "serve", *(f"--{name}={value}" for name, value in words)]
         start = partial(trio.run_process, command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         process: trio.Process = await self.nursery.start(start)
