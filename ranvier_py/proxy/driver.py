@@ -49,6 +49,7 @@ class Driver(Generic[Result]):
                 error, self._error = self._error, None
                 if error is not None:
                     self._advance(self._steps.throw, error)
+                    error = None  # its traceback holds this frame
                 elif type(self._wait) is not Watch:
                     await self._perform(self._wait)  # type: ignore[arg-type]
                 elif self._wait.ready:  # something may be left to read: let others have their turn
@@ -94,6 +95,7 @@ class Driver(Generic[Result]):
             self._wait, self._result = None, end.value
         except BaseException as failure:
             self._wait, self._failure = None, failure
+            value = None  # an error that was thrown, whose traceback holds this frame
         else:
             if type(wait) is Watch and not wait.ready:
                 wait.call = self._happened

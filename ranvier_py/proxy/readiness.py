@@ -52,7 +52,8 @@ class Watch:
             call()
 
     def close(self) -> None:
-        """Before the socket is closed. May be called twice."""
+        """Before the socket is closed. May be called twice. Nobody is called any more."""
+        self.call = self.hung_up = None  # who waits knows this object
         self.readiness.forget(self.fd, self)
 
 

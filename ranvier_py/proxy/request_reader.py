@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import httptools
 
@@ -82,7 +83,7 @@ class RequestHead:
         self._target = b""
         self._length_at = 0  # in `headers`, where it has one
         self._complete = False
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)  # until finished
 
     def on_url(self, part: bytes) -> None:
         self._target += part
@@ -95,6 +96,7 @@ class RequestHead:
 
     def feed(self, data: bytes) -> None:
         """Read on. Raises BadRequest."""
+        assert self._parser is not None, "finished"
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # CONNECT, or an upgrade we need not follow (RFC 9110 7.8)
@@ -119,6 +121,7 @@ class RequestHead:
         if self.length > limits.body_bytes_max:
             raise BodyTooLarge(f"the body is larger than {limits.body_bytes_max} bytes")
         self._shape = HeadShape.of(head)
+        self._parser = None  # it knows this object: a circle that only a garbage collection would free
         return self.request
 
     def again(self, head: bytes, limits: ServerLimits) -> bool:

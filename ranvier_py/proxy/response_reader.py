@@ -10,7 +10,7 @@ Invariant: a remembered head reads as a parser would read it; tests/proxy/test_r
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httptools
 
@@ -104,7 +104,11 @@ class ResponseParser:
         self._reason = b""
         self._complete = False
         self._reusable = False
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)  # until closed
+
+    def close(self) -> None:
+        """Nothing more is fed. The two know each other: a circle that only a garbage collection would free."""
+        self._parser = None
 
     def on_status(self, part: bytes) -> None:
         self._reason += part
@@ -158,7 +162,10 @@ class ResponseParser:
         status = self._parser.get_status_code()
         framing, length = self._framing(status, method)
         head = HttpResponseHead(status, self._reason, self._headers, framing)
-        return HeadReading(head, length, self._reusable, self if framing == "chunked" else None)
+        if framing == "chunked":
+            return HeadReading(head, length, self._reusable, self)
+        self.close()
+        return HeadReading(head, length, self._reusable, None)
 
     def _framing(self, status: int, method: bytes) -> tuple[str, int]:
         framing, length = "close", 0

@@ -204,6 +204,7 @@ class DataServer:
     def _forget(self, client: Client, whole: bool) -> None:
         self.watchdog.forget(client)
         del self._clients[client.fd]
+        client.driver = None  # it knows the client
         self.counters.connections -= 1
         if whole:
             client.transport.close()

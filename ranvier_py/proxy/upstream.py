@@ -227,6 +227,7 @@ class Exchange:
         self._chunks: ResponseParser | ChunkedReader | None = chunks
         self.complete = False
         if dechunked and chunks is not None:
+            chunks.close()
             self.head, self._chunks = replace(self.head, framing="close", fields_read=None), ChunkedReader(keep=True)
         if self.head.framing == "none":
             self._ended(len(pending))
@@ -243,6 +244,8 @@ class Exchange:
         if self._chunks is None or self.head.framing != "chunked":
             return None
         if not isinstance(self._chunks, MarkingParser):  # it has parsed the head, too
+            if isinstance(self._chunks, ResponseParser):
+                self._chunks.close()
             self._chunks = chunk_parser()
         return self._chunks
 
@@ -265,6 +268,8 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is None:
             return
+        if isinstance(self._chunks, ResponseParser):
+            self._chunks.close()
         if self.complete and self._reusable:
             connection.pool.put(connection)
         else:
