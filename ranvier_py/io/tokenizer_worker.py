@@ -1,10 +1,10 @@
 """Tokenizes off the request's path: tails and answers, while the engines work.
 
 One task takes prompts from a bounded queue and hands them in batches to the tokenizer's process. What comes of a prompt
-is given to the Router in one synchronous call. When prompts come faster than may be learned, the oldest is dropped and
-counted: its text fingerprints were learned at the first token, so the chat goes on being placed; only mid-message
-matches of that turn are lost. The same process serves the few prompts that must be tokenized before placement, each
-with a deadline, ahead of what is learned.
+is given to the Router in one synchronous call. When prompts come faster than may be learned, what finds no room is
+dropped and counted: its text fingerprints are learned at the first token, so the chat goes on being placed; only
+mid-message matches of that turn are lost. The same process serves the few prompts that must be tokenized before
+placement, each with a deadline, ahead of what is learned.
 
 Rules: losing the process costs matches. What it was asked is counted as lost; what waits to be learned waits for the
 next process; prompts are placed by their text or by load meanwhile, at once. What waits is bounded in number and in
@@ -146,7 +146,7 @@ class TokenizerWorker:
     def submit(self, attempt: Attempt) -> None:
         """Have the tail of the attempt's prompt tokenized, if it is not yet."""
         if attempt.prompt.kind != "opaque" and attempt.prompt.end.state is None:
-            self._append(attempt, QueuedPrompt(attempt.prompt))
+            self._append(attempt, None, chunked=False)
 
     def finish(self, attempt: Attempt, raw: bytes, *, chunked: bool) -> None:
         """The answer is complete: learn it too, with the prompt if that still waits."""
@@ -154,26 +154,30 @@ class TokenizerWorker:
             return
         queued = self._queue.get(attempt)
         if queued is None:
-            self._append(attempt, QueuedPrompt(attempt.prompt, raw, chunked))
-            return
-        queued.answer, queued.chunked = raw, chunked
-        self._queue_bytes += len(raw)
-        self._trim()
+            self._append(attempt, raw, chunked=chunked)
+        elif self._takes(len(raw)):
+            queued.answer, queued.chunked = raw, chunked
+            self._queue_bytes += len(raw)
 
-    def _append(self, attempt: Attempt, queued: QueuedPrompt) -> None:
-        self._queue[attempt] = queued
-        self._queue_bytes += queued.size_bytes
+    def _append(self, attempt: Attempt, answer: bytes | None, *, chunked: bool) -> None:
+        size_bytes = len(attempt.prompt.body) + len(answer or b"")
+        if len(self._queue) >= self._queue_max:
+            self.counters.dropped += 1
+            return
+        if not self._takes(size_bytes):
+            return
+        self._queue[attempt] = QueuedPrompt(attempt.prompt, answer, chunked)
+        self._queue_bytes += size_bytes
         self.counters.queued += 1
-        self._trim()
         if self._asleep:
             self._asleep = False
             self._wake.set()
 
-    def _trim(self) -> None:
-        """Drop what is too much, oldest first."""
-        while len(self._queue) > self._queue_max or (self._queue_bytes > self._queue_bytes_max and self._queue):
-            self._take()
-            self.counters.dropped += 1
+    def _takes(self, size_bytes: int) -> bool:
+        """Whether so many more bytes may wait; what may not is counted as dropped."""
+        takes = self._queue_bytes + size_bytes <= self._queue_bytes_max
+        self.counters.dropped += not takes
+        return takes
 
     def _take(self) -> tuple[Attempt, QueuedPrompt]:
         attempt, queued = self._queue.popitem(last=False)

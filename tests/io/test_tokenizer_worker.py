@@ -250,13 +250,13 @@ async def test_turn_two_is_tokenized_by_its_new_messages_alone() -> None:
     assert attempt.prompt.end.length == 101 + 2 + 101
 
 
-def test_what_waits_is_bounded_in_number_and_the_oldest_goes() -> None:
+def test_what_waits_is_bounded_in_number_and_what_finds_no_room_is_dropped() -> None:
     router, worker = make(WordTokenizer(), queue_max=3)
     attempts = [start_attempt(router, f"a{number}") for number in range(5)]
     for each in attempts:
         worker.submit(each)
     assert (worker.counters.queued, worker.counters.dropped) == (3, 2)
-    assert [attempt for attempt, _ in worker.take_batch()] == attempts[2:]
+    assert [attempt for attempt, _ in worker.take_batch()] == attempts[:3]
 
 
 def test_what_waits_is_bounded_in_bytes_answers_included() -> None:
@@ -265,22 +265,27 @@ def test_what_waits_is_bounded_in_bytes_answers_included() -> None:
     for attempt in attempts:
         worker.submit(attempt)
     assert worker.counters.queued == 2
-    worker.finish(attempts[2], b"y" * 4000, chunked=False)
-    assert (worker.counters.queued, worker.counters.dropped) == (1, 2)
-    worker.finish(attempts[2], b"y" * 20_000, chunked=False)
+    assert worker.counters.dropped == 1
+    worker.finish(attempts[1], b"y" * 4000, chunked=False)
+    assert (worker.counters.queued, worker.counters.dropped) == (2, 2), "the prompt without its answer"
+    worker.finish(attempts[1], b"y" * 1000, chunked=False)
+    assert [queued.answer for _, queued in worker.take_batch()] == [None, b"y" * 1000]
+    worker.finish(attempts[0], b"y" * 20_000, chunked=False)
     assert worker.counters.queued == 0, "one alone may be too much"
 
 
-async def test_an_answer_whose_job_was_dropped_gets_a_new_one() -> None:
+async def test_an_answer_whose_prompt_found_no_room_is_learned_with_it_if_there_is_room_by_then() -> None:
     router, worker = make(WordTokenizer(), queue_max=1)
     attempt = start_attempt(router)
-    worker.submit(attempt)
     worker.submit(start_attempt(router, "b"))
+    worker.submit(attempt)
     router.first_token(attempt, 0.0)
-    worker.finish(attempt, whole("yes"), chunked=False)
     async with running(worker):
+        await until(lambda: worker.counters.learned)
+        worker.finish(attempt, whole("yes"), chunked=False)
         await until(lambda: router.counters.answers_learned)
-    assert worker.counters.dropped == 2
+    assert worker.counters.dropped == 1
+    assert attempt.prompt.end.state is not None
 
 
 async def test_tokens_that_come_after_the_deadline_are_counted_late_and_kept_for_the_next_turn(
