@@ -12,7 +12,6 @@ Learning runs while the node is warmed up and then stops: under full load its sh
 
 from __future__ import annotations
 
-import gc
 import resource
 import select
 import socket
@@ -33,7 +32,8 @@ from cluster.local_tokenizer import LocalTokenizer
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
-from ranvier_py.node.node import GARBAGE_THRESHOLDS, Node
+from ranvier_py.node.garbage import collected_in_waits
+from ranvier_py.node.node import Node
 from ranvier_py.node.parts import tokenizer_process
 
 HISTORIES = 64
@@ -167,24 +167,23 @@ def message(role: str, text: str) -> str:
 
 async def run_node(urls: Sequence[str]) -> None:
     """Says its port; ends learning at the first line of input; at each says what its thread has used, in seconds."""
-    gc.freeze()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)  # as in a node that runs
     node, lines = make_node(urls), trio.wrap_file(sys.stdin)
-    async with trio.open_nursery() as nursery:
-        ((_, port),) = await nursery.start(node.server.serve, "127.0.0.1", 0)
-        async with trio.open_nursery() as learning:
-            await learning.start(node.tokenizer_worker.run)
-            print(port, flush=True)
-            await lines.readline()
-            while node.tokenizer_worker.counters.queued:  # noqa: ASYNC110  # it tells nobody
-                await trio.sleep(0.05)
-            learning.cancel_scope.cancel()
-        while True:
-            used = resource.getrusage(resource.RUSAGE_THREAD)
-            print(used.ru_utime, used.ru_stime, flush=True)
-            if not await lines.readline():
-                break
-        nursery.cancel_scope.cancel()
+    with collected_in_waits():  # as in a node that runs
+        async with trio.open_nursery() as nursery:
+            ((_, port),) = await nursery.start(node.server.serve, "127.0.0.1", 0)
+            async with trio.open_nursery() as learning:
+                await learning.start(node.tokenizer_worker.run)
+                print(port, flush=True)
+                await lines.readline()
+                while node.tokenizer_worker.counters.queued:  # noqa: ASYNC110  # it tells nobody
+                    await trio.sleep(0.05)
+                learning.cancel_scope.cancel()
+            while True:
+                used = resource.getrusage(resource.RUSAGE_THREAD)
+                print(used.ru_utime, used.ru_stime, flush=True)
+                if not await lines.readline():
+                    break
+            nursery.cancel_scope.cancel()
     node.upstream.close()
 
 

@@ -30,7 +30,6 @@ from benchmarks.residency_parts.residency_streams import make_streams
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.prompts.fingerprint import TokenHasher
-from ranvier_py.node.node import GARBAGE_THRESHOLDS
 
 CAPACITY_BLOCKS = 16_384  # of one engine: 262,144 tokens, as of a large GPU with a middling model
 STREAMS = 2  # recorded; engines share them, for recording takes longer than measuring
@@ -97,7 +96,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=20_000, help="stored by each engine while it is measured")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    gc.disable()  # as in a node that runs, which looks for garbage while it waits
     memory = measure_memory(options.seed)
     result = {
         "load_of_the_machine": round(os.getloadavg()[0], 1),

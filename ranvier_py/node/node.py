@@ -42,6 +42,7 @@ from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.calibration_parts import looked_at_by
 from ranvier_py.node.cluster_parts import ClusterParts, load_keys, open_cluster
 from ranvier_py.node.engine_event_parts import EngineEvents
+from ranvier_py.node.garbage import collected_in_waits
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import (
     calibrating_of,
@@ -72,11 +73,6 @@ log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.00005
 """The event loop gives up the interpreter lock at each system call and gets it back from another thread at the latest
 after this. CPython's default would be added to a request several times over."""
-
-GARBAGE_THRESHOLDS = (500, 2, 1_000_000)
-"""Young cyclic garbage is collected in small steps, old garbage never while requests run: a full collection of a
-million remembered boundaries would stop the event loop. What we keep is chains without cycles, freed by counting; the
-rest waits for an idle moment."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 KEEP_BYTES = 256 * 1024 * 1024  # four bodies of the largest size at once
@@ -285,11 +281,8 @@ async def run(
     try:
         facts = tokenizer.facts
         log.log(logging.INFO if facts.incremental else logging.WARNING, "node.tokenizer %s", facts.probe_report)
-        gc.collect()
-        gc.freeze()  # what was loaded stays
-        gc.set_threshold(*GARBAGE_THRESHOLDS)
         node = Node(config, tokenizer, Random(secrets.randbits(64)), key)  # noqa: S311  # placement draws no secrets
-        with node.resolver.installed(), closing(node.upstream):
+        with node.resolver.installed(), closing(node.upstream), collected_in_waits():
             if keys is not None:
                 node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme, node.faults)
                 node.engine_events.share(node.clustering.peer.streams)
