@@ -111,7 +111,7 @@ class Connection:
         known = self.known_head
         reading = known.again(data) if known is not None and method != b"HEAD" else None
         if reading is None:
-            reading = ResponseParser().parse(data, method)
+            reading = ResponseParser().read_head(data, method)
             self.known_head = KnownHead.of(data, reading)
         return reading
 

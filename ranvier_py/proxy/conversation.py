@@ -201,7 +201,7 @@ class Conversations:
         """Answer what no handler got, and report it."""
         self._answer_error(client, error)
         if self._report is not None:
-            request = (client.last_head or RequestHead()).request
+            request = client.last_head.request if client.last_head is not None else HttpRequest(b"", b"", [])
             method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
             self._report(RequestSummary("", method, path, error.status, error.code))
 

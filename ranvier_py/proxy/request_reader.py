@@ -83,7 +83,11 @@ class RequestHead:
         self._target = b""
         self._length_at = 0  # in `headers`, where it has one
         self._complete = False
-        self._parser: Any = httptools.HttpRequestParser(self)  # until finished
+        self._parser: Any = httptools.HttpRequestParser(self)  # until closed
+
+    def close(self) -> None:
+        """Nothing more is fed. The two know each other: a cycle that only a garbage collection would free."""
+        self._parser = None
 
     def on_url(self, part: bytes) -> None:
         self._target += part
@@ -96,7 +100,6 @@ class RequestHead:
 
     def feed(self, data: bytes) -> None:
         """Read on. Raises BadRequest."""
-        assert self._parser is not None, "finished"
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # CONNECT, or an upgrade we need not follow (RFC 9110 7.8)
@@ -121,7 +124,7 @@ class RequestHead:
         if self.length > limits.body_bytes_max:
             raise BodyTooLarge(f"the body is larger than {limits.body_bytes_max} bytes")
         self._shape = HeadShape.of(head)
-        self._parser = None  # it knows this object: a circle that only a garbage collection would free
+        self.close()
         return self.request
 
     def again(self, head: bytes, limits: ServerLimits) -> bool:

@@ -107,7 +107,7 @@ class ResponseParser:
         self._parser: Any = httptools.HttpResponseParser(self)  # until closed
 
     def close(self) -> None:
-        """Nothing more is fed. The two know each other: a circle that only a garbage collection would free."""
+        """Nothing more is fed. The two know each other: a cycle that only a garbage collection would free."""
         self._parser = None
 
     def on_status(self, part: bytes) -> None:
@@ -148,8 +148,19 @@ class ResponseParser:
                 return at + 1
         return min(3, len(data))
 
+    def read_head(self, data: bytes, method: bytes) -> HeadReading:
+        """The head that `data` is; this goes on to its chunks if it has any. Raises UpstreamGarbled."""
+        try:
+            reading = self.parse(data, method)
+        except UpstreamGarbled:
+            self.close()
+            raise
+        if reading.chunks is None:
+            self.close()
+        return reading
+
     def parse(self, data: bytes, method: bytes) -> HeadReading:
-        """The head that `data` is. Raises UpstreamGarbled."""
+        """The same, and it may be fed whatever the head is."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as error:
@@ -162,10 +173,7 @@ class ResponseParser:
         status = self._parser.get_status_code()
         framing, length = self._framing(status, method)
         head = HttpResponseHead(status, self._reason, self._headers, framing)
-        if framing == "chunked":
-            return HeadReading(head, length, self._reusable, self)
-        self.close()
-        return HeadReading(head, length, self._reusable, None)
+        return HeadReading(head, length, self._reusable, self if framing == "chunked" else None)
 
     def _framing(self, status: int, method: bytes) -> tuple[str, int]:
         framing, length = "close", 0

@@ -205,6 +205,8 @@ class DataServer:
         self.watchdog.forget(client)
         del self._clients[client.fd]
         client.driver = None  # it knows the client
+        if client.last_head is not None:
+            client.last_head.close()
         self.counters.connections -= 1
         if whole:
             client.transport.close()
