@@ -38,7 +38,7 @@ class Setting(NamedTuple):
     name: str
     policy: str
     speed: float
-    options: Mapping[str, float | bool] = MappingProxyType({})
+    options: Mapping[str, float | bool | str] = MappingProxyType({})
 
 
 Runs = Mapping[str, RunResult]
@@ -109,7 +109,7 @@ def ranvier_settings() -> list[Setting]:
     found = []
     for speed in RANVIER_SPEEDS:
         for load_aware in (False, True):
-            options = {"load_aware": load_aware, "common_share": 0.0}
+            options = {"load_aware": load_aware, "placement_compatibility": "ranvier"}
             found.append(
                 Setting(f"{'with' if load_aware else 'without'} override, {speed:g}", "affinity", speed, options)
             )
@@ -149,7 +149,7 @@ RANVIER = Shape(
     "preferred backend when another one served, so each diverted request is a miss; here who served is learned, and "
     "each engine computes the prompt once. What the p99 gains depends on how full the one hot engine is, so four "
     "rates are run; more than 1 % of ours are the first of their prefix, below whose prefill no p99 can be. "
-    "`common_share` is 0, as Ranvier has no such rule.",
+    "`placement_compatibility` is ranvier: the document's rule to the letter.",
 )
 
 # --- llm-d: precise, approximate, load, random ----------------------------------------------------------------------

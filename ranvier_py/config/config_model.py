@@ -171,6 +171,11 @@ class Config(Options):
         "Routing",
         "... and above the median by this many requests, so that idle ones stay.",
     )
+    placement_compatibility: Literal["off", "ranvier"] = key(
+        "off",
+        "Routing",
+        "ranvier: affinity to its document's letter: any match, one home, load is requests alone, no load_floor.",
+    )
     route_capacity: int = key(
         default_of(RouteTable, "capacity"), "Routing", "Most routes kept; about 250 bytes each.", least=16
     )

@@ -152,9 +152,10 @@ def make_routes(config: Config) -> RouteTable:
 
 
 def placement_options(config: Config) -> PlacementOptions:
-    """The options of policies; those named in `policy_option` count for more than the two keys of their own."""
+    """The options of policies; those named in `policy_option` count for more than the keys of their own."""
+    keys = {"divert_factor": config.load_factor, "divert_floor": config.load_floor}
     named = PlacementOptions.parse(config.policy_option).named
-    return PlacementOptions(**{"divert_factor": config.load_factor, "divert_floor": config.load_floor, **named})
+    return PlacementOptions(**{**keys, "placement_compatibility": config.placement_compatibility, **named})
 
 
 def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:

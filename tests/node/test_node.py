@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import openai
@@ -15,8 +16,11 @@ import trio
 
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.errors import ConfigError, leaves
+from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node.node import keep_freed_memory, run
+from ranvier_py.node.parts import placement_options
+from tests.core.routing.placement.engines import engines, match_of
 from tests.node.node_lab import MODEL, PLACES, SYSTEM, lab, start_engine, turn
 
 
@@ -223,6 +227,13 @@ async def test_every_policy_serves(policy: str) -> None:
     async with lab(engines=2, policy=policy) as node:
         for number in range(4):
             assert (await node.chat(turn(f"question {number}"))).status_code == 200
+
+
+@pytest.mark.parametrize(("option", "reason"), [((), "diverted"), (("placement_compatibility=off",), "affinity")])
+def test_compatible_with_ranvier_one_request_more_than_elsewhere_is_too_many(option: list[str], reason: str) -> None:
+    config = config_of(placement_compatibility="ranvier", policy_option=option)
+    policy = make_policy(config.policy, placement_options(config))
+    assert policy.choose(match_of((0, 512)), engines(1, 0, 0), Random(1)).reason == reason
 
 
 async def test_policies_in_the_shadow_are_in_status_and_metrics_and_route_nothing() -> None:

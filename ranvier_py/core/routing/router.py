@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
-from itertools import takewhile
+from functools import partial
+from itertools import islice, takewhile
 from random import Random
 from typing import Any
 
@@ -29,7 +30,7 @@ from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.attempt import Attempt, Observer, PoolMatch, RouterCounters
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool, Registry, Transition
-from ranvier_py.core.routing.placement import Choice, Decision, Holder, Match, Policy, Service
+from ranvier_py.core.routing.placement import SEVERAL_HOLDERS, Choice, Decision, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation
@@ -141,18 +142,36 @@ class Router:
         opening = prompt.opening() if self.policy.wants_opening else b""
         wants_prefix = self.policy.wants_prefix
         prefix_tokens = prefix_depth(prompt.prefix_len, self.hasher.block_tokens) if wants_prefix else 0
-        deepest = UNKNOWN
-        if holders and self.policy.depths_wanted > 1:
-            deepest = self._fingerprint_at(end, holders[0].tokens)
-        fields = (holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest, opening, prefix_tokens)
+        key: PrefixKey = (0, UNKNOWN, UNKNOWN)
+        several, shared = None, False
+        if holders and (self.policy.wants_shared or self.policy.depths_wanted > 1):
+            key = self._deepest_key(end, found)
+        if holders and self.policy.wants_shared:
+            several = partial(self._several, prompt, found)
+            shared = holders[0].tokens > found.learned_tokens or self.routes.goes_on(key)
+        deepest = Fingerprint(key[1] or key[2])
+        fields = (
+            *(holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest),
+            *(opening, prefix_tokens, shared, several),
+        )
         return new(Match, fields)
 
-    def _fingerprint_at(self, end: Boundary, tokens: int) -> Fingerprint:
-        """Of the prefix key at this depth."""
-        for depth, token, text in self.chain(end):
-            if depth <= tokens:
-                return Fingerprint(token or text)
-        return UNKNOWN
+    def _deepest_key(self, end: Boundary, found: PoolMatch) -> PrefixKey:
+        """The key of the deepest prefix that is held: where the walk of the prompt ended, or of a guess, deeper."""
+        deepest, none = found.holders[0].tokens, (0, UNKNOWN, UNKNOWN)
+        if deepest == found.learned_tokens:
+            return next(islice(self.chain(end), len(found.unheld), None), none)
+        return next((key for key in self.chain(end) if key[0] <= deepest), none)
+
+    def _several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:
+        """Holders of `found` and of shorter prefixes, until there are SEVERAL_HOLDERS."""
+        rest = islice(self.chain(prompt.end), len(found.unheld), None)
+        generations = found.pool.generations
+        held = self.routes.peek(rest, generations, found.at, SEVERAL_HOLDERS, [])
+        guessed = self.speculation.match(
+            found.unheld, generations, SEVERAL_HOLDERS, deeper_than=held[0].tokens if held else 0
+        )
+        return merged(held, guessed, SEVERAL_HOLDERS) if guessed else held
 
     def _decision(self, prompt: Prompt, found: PoolMatch, choice: Choice) -> Decision:
         pool = found.pool

@@ -71,6 +71,31 @@ def test_the_next_turn_goes_where_the_last_one_was_served() -> None:
     assert second.decision.source == "text"
 
 
+def messages(*sizes: tuple[str, int]) -> bytes:
+    """A chat of these roles and characters, of which four make a token."""
+    made = [{"role": role, "content": f"{size} {role} ".ljust(size, "x")} for role, size in sizes]
+    return json.dumps({"messages": made, "model": "m"}).encode()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_chat_without_a_system_prompt_goes_on_where_less_than_half_of_it_is_held(seed: int) -> None:
+    router, first, new = make_router(seed=seed), ("user", 19_776 + seed), (("assistant", 400), ("user", 20_000))
+    held = serve(router, messages(first))
+    attempt = start_attempt(router, messages(first, *new), 1.0)
+    assert attempt.decision.matched_tokens == pytest.approx(4944, abs=32)
+    assert attempt.decision.prompt_tokens > 2 * attempt.decision.matched_tokens
+    assert (attempt.backend, attempt.decision.reason) == (held.backend, "affinity")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_less_than_half_of_a_prompt_that_chats_share_is_followed_to_a_holder_that_is_idle(seed: int) -> None:
+    router, shared = make_router(seed=seed), ("system", 1024)
+    held = serve(router, messages(shared, ("user", 400 + seed)))
+    attempt = start_attempt(router, messages(shared, ("user", 1376)), 1.0)
+    assert attempt.decision.matched_tokens == pytest.approx(256, abs=32)
+    assert (attempt.backend, attempt.decision.reason) == (held.backend, "affinity")
+
+
 def test_the_answer_is_learned_too_since_the_next_turn_contains_it() -> None:
     router = make_router()
     first = serve(router, chat("one"))

@@ -7,7 +7,7 @@ reason why. It changes nothing but its own state, awaits nothing, and draws chan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from random import Random
 from typing import NamedTuple, Protocol, Self
@@ -77,10 +77,20 @@ class Match(NamedTuple):
     deepest: Fingerprint = UNKNOWN  # of the prefix that the deepest holder holds, for policies that read all holders
     opening: bytes = b""  # what names the conversation's opening (`chwbl`), for policies that want it
     prefix_tokens: int = 0  # depth of the beginning that the request itself names (sticky_least_loaded); 0: it does not
+    shared: bool = False  # others go on from the deepest prefix that is held: it is no chat's own (`wants_shared`)
+    several: Callable[[], Sequence[Holder]] | None = None  # finds more of those that hold any of it, deepest first
+
+    def more_holders(self) -> Sequence[Holder]:
+        """Beyond those of the deepest prefix: SEVERAL_HOLDERS in all, if there are so many."""
+        return self.several() if self.several else self.holders
 
 
 ALL_HOLDERS = 4096
 """For `depths_wanted`: every backend that holds any of the prompt (as many as there can be backends)."""
+
+
+SEVERAL_HOLDERS = 8
+"""For `Match.more_holders`: enough to choose among, few enough to find behind a prompt that dozens hold."""
 
 
 NO_MATCH = Match((), 0, Fingerprint(0))
@@ -98,13 +108,14 @@ class Policy:
     """One placement rule, and what others may do with it.
 
     `depths_wanted` is how many holders a Match must list for it: 1 = the deepest is enough, 0 = it reads none.
-    `wants_opening`, `wants_prefix`: it reads these members of a Match, which cost something to find.
+    `wants_opening`, `wants_prefix`, `wants_shared`: it reads these members of a Match, which cost something to find.
     """
 
     name: str
     depths_wanted: int = 1
     wants_opening = False
     wants_prefix = False
+    wants_shared = False
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """`candidates` is never empty; holders outside it have been left out of `match` already."""

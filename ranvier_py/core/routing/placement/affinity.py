@@ -1,49 +1,52 @@
 """`affinity` (the default): go where the prefix is, unless that backend is too busy.
 
-Rule: the deepest holder; among equally deep ones the least loaded, then the first in rendezvous order. It is too busy
-when its load exceeds `divert_factor` (2) x the median + `divert_floor` (2); then the least loaded backend takes the
-request and computes the prefix anew (ties: the deepest holder, then rendezvous order). A prefix that nobody holds
-goes to the less loaded of the first two in its rendezvous order, or if that is too busy to the next that is not: so
-peers agree on two before any gossip, and a node that forgot finds again what engines still hold. A prompt of one
-message shares that with nobody: it goes to the least loaded (ties: rendezvous order). One home alone costs unshared
-prompts half of their p90 (benchmarks/policies.py). No prefix at all: the least loaded, ties drawn.
+A prefix from which nobody but this prompt goes on is a chat's own history. Rule: its deepest holder; among equally
+deep ones the least loaded, then the first in rendezvous order. It is too busy
 
-What all chats of one application share is no affinity. A match that ends with the first boundary (the system prompt)
-and covers less than half of the prompt says where the application runs, not where this chat is: following it would pile
-every new document onto the engines that hold a few blocks of instructions. Such a prompt goes to the least loaded
-backend (ties: rendezvous by its own fingerprint). Ranvier has no such rule; on documents with questions it is the
-difference between a third and most of the possible hits (benchmarks/hit_rate.py).
+- by requests, when its load exceeds `divert_factor` (2) x the median + `divert_floor` (2);
+- by work, when the tokens that wait there to be computed exceed `divert_factor` x the median, and the prompt would
+  certainly have its first token sooner at another, though that has to compute the prefix anew.
 
-The median is the upper one over all candidates; of two candidates, where nothing could ever exceed twice the busier
-one, the lower one. The floor is in requests and keeps idle clusters from flapping. Loads are compared per unit of
-weight. At least half of the candidates are at or below the median, so someone always is not too busy. Who served is
-learned, not who was preferred, so a hot prefix gains a second holder by being diverted.
+Then the least loaded backend takes the request in the first case (ties: the least predicted time), and the soonest in
+the second. The median is the upper one over all candidates; of two candidates, where nothing could ever exceed twice
+the busier one, the lower one. The floor is in requests and keeps idle clusters from flapping. Loads are compared per
+unit of weight. At least half of the candidates are at or below the median, so someone always is not too busy. Who
+served is learned, not who was preferred.
+
+What others go on from, too, is no chat's own: a system prompt, a document with questions. It goes where the predicted
+time to the first token is least (`ttft`), what is held counted; its holders get company as soon as that pays. So does a
+prefix that nobody holds: to the better of the first two in its rendezvous order, so that peers agree on two before any
+gossip and a node that forgot finds again what engines still hold; or if both are worse than another, there. A prompt of
+one message shares its home with nobody. No prefix at all: any of the least loaded. Whoever is too busy by requests is
+out of the question. Of many backends only the least loaded and the holders are weighed.
+
+`placement_compatibility` ranvier is the document to the letter: no floor, load is requests alone, every match is
+followed, and a cold prefix has one home, whose load decides as a holder's does.
 
 Source: Ranvier, «When your load balancer learns» (twice the median), and its code (upper median, + 2, load 0 stays).
 Left out of it: jump and modular hashing (rendezvous moves no key but those of a lost backend), weights of GPU gauges
 (no Candidate has them), cost budgets, priority groups, and what is the route table's business.
-Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix. Cost: a hit on a holder with load <= floor
-reads nothing else; else O(candidates).
+Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix. Cost: a hit on a holder where nobody waits
+and with load <= floor reads nothing else; else O(candidates).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from ranvier_py.core.ids import UNKNOWN, BackendId
 from ranvier_py.core.options import Options, option
-from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy
+from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, least_loaded, relative_loads
-from ranvier_py.core.routing.placement.rendezvous import Rendezvous
+from ranvier_py.core.routing.placement.ttft import Ttft
 
-COMMON_SHARE = 0.5
-"""A match of at least this share of the prompt is worth following, whoever else shares it."""
+Floats = Sequence[float]
 
-COMMON_SLACK_TOKENS = 32
-"""Two blocks beyond the first boundary: role markers, and words that every first question of an application begins
-with."""
+LIGHTEST = 8
+"""So many of the least loaded backends are weighed, and so many holders: of eight that have little to do one is nearly
+as good as of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,51 +66,51 @@ class AffinityOptions(Options):
         "of an even number of loads: the upper one, the lower one, or the middle of both",
         one_of=("upper", "lower", "middle"),
     )
-    common_share: float = option(
-        COMMON_SHARE,
-        "share of the prompt from which a match on the first message alone is followed; 0: always",
-        most=1.0,
-    )
-    common_slack_tokens: int = option(
-        COMMON_SLACK_TOKENS, "tokens beyond the first message that still are the first message alone", most=1_000_000
+    placement_compatibility: str = option(
+        "off",
+        "ranvier: its document to the letter: no floor, load is requests alone, every match is followed, one home",
+        one_of=("off", "ranvier"),
     )
 
 
 class Affinity(Policy):
-    """State: none but the rendezvous tables, which change no answer."""
+    """State: what `ttft` learned, and the rendezvous tables, which change no answer."""
 
     name = "affinity"
     # of all depths the deepest alone: walking further up would cost each hit what few need
 
     def __init__(self, options: AffinityOptions | None = None) -> None:
-        self.options = options or AffinityOptions()
-        self.rendezvous = Rendezvous()
+        options = options or AffinityOptions()
+        self.literal = options.placement_compatibility == "ranvier"
+        self.options = replace(options, divert_floor=0) if self.literal else options
+        self.wants_shared = self.options.load_aware and not self.literal
+        self.by_time = Ttft()
+        self.rendezvous = self.by_time.rendezvous
+
+    # --- choosing -----------------------------------------------------------------------------------------------------
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         if len(candidates) == 1:
             return Choice(candidates[0].id, "only", held_tokens(match, candidates[0]))
         if match.holders:
-            common = self.is_common(match)
-            return self.choose_common(match, candidates) if common else self.choose_warm(match, candidates)
+            choose = self.choose_shared if match.shared and self.wants_shared else self.choose_own
+            return choose(match, candidates, rng)
         if match.home == UNKNOWN:
             return draw_least_loaded(match, candidates, rng, "no_prefix")
-        return self.choose_cold(match, candidates)
+        return self.choose_cold(match, candidates, rng) if self.wants_shared else self.choose_home(match, candidates)
 
-    def is_common(self, match: Match) -> bool:
-        """Whether the deepest match is no more than what every chat of the application has."""
-        deepest, options = match.holders[0].tokens, self.options
-        above = deepest > match.home_tokens + options.common_slack_tokens
-        return not above and deepest < options.common_share * match.prompt_tokens
-
-    def choose_warm(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
-        deepest = match.holders[0]
+    def choose_own(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
+        """The deepest holder, unless it is too busy."""
         position = self.preferred(match, candidates)
         holder = candidates[position]
-        if holder.load > self.options.divert_floor and self.options.load_aware:  # at the floor nothing can be too busy
+        waiting = holder.waiting and not self.literal
+        if (waiting or holder.load > self.options.divert_floor) and self.options.load_aware:
             loads = relative_loads(candidates)
             if not self.bears(holder, loads[position], self.bearable(loads)):
-                return self.divert(match, candidates, loads)
-        return Choice(holder.id, "affinity", deepest.tokens)
+                return self.divert(match, candidates, loads, rng)
+            if waiting and (sooner := self.sooner(match, candidates, loads, position)):
+                return sooner
+        return Choice(holder.id, "affinity", match.holders[0].tokens)
 
     def preferred(self, match: Match, candidates: Sequence[Candidate]) -> int:
         """Position of the deepest holder; ties by load, then rendezvous."""
@@ -118,61 +121,99 @@ class Affinity(Policy):
         loads = relative_loads([candidates[position] for position in tied])
         return self.first(match, candidates, [tied[index] for index in least_loaded(loads)])
 
-    def divert(self, match: Match, candidates: Sequence[Candidate], loads: Sequence[float]) -> Choice:
-        tied = least_loaded(loads)
-        among = {candidates[position].id for position in tied}
-        warm = [holder for holder in match.holders if holder.backend in among]
-        if warm:
-            tied = positions_of(deepest_of(warm), candidates)
-        chosen = candidates[self.first(match, candidates, tied)]
-        return Choice(chosen.id, "diverted", warm[0].tokens if warm else 0)
+    def divert(self, match: Match, candidates: Sequence[Candidate], loads: Floats, rng: Random) -> Choice:
+        """To the least loaded; ties by the predicted time."""
+        tied, holders = least_loaded(loads), match.more_holders()
+        weighed = self.by_time.weigh(tied, match, holders, candidates)
+        position = self.by_time.first(match.own, weighed, tied, rng)
+        return Choice(candidates[position].id, "diverted", tokens_at(candidates[position], holders))
 
-    def choose_common(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
-        tied = least_loaded(relative_loads(candidates))
-        position = tied[0]
-        if len(tied) > 1:
-            scores = self.rendezvous.scores(match.own, candidates)
-            position = max(tied, key=scores.__getitem__)
-        return Choice(candidates[position].id, "common", held_tokens(match, candidates[position]))
+    def sooner(self, match: Match, candidates: Sequence[Candidate], loads: Floats, position: int) -> Choice | None:
+        """Where a chat goes whose holder is too busy by work; None where it is not."""
+        by_time, holder = self.by_time, candidates[position]
+        tokens = [candidate.pending_tokens / candidate.weight for candidate in candidates]
+        by_time.waits(match, holder, sum(tokens) / len(tokens))
+        if tokens[position] <= self.options.divert_factor * median_of(tokens, self.options.median):
+            return None
+        among = self.lightest(candidates, tokens, loads, [position])
+        holders = match.more_holders()
+        weighed = by_time.weigh(among, match, holders, candidates)
+        best = weighed.best_of(among)
+        if weighed.sums[position] - weighed.sums[best] <= by_time.service_rates.fleet.error_s:
+            return None
+        return Choice(candidates[best].id, "diverted", tokens_at(candidates[best], holders))
 
-    def choose_cold(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
-        scores = self.rendezvous.scores(match.home, candidates)
-        best = int(scores.argmax())
-        home = candidates[best]
-        if home.load == 0 or not self.options.load_aware:  # nobody is less loaded
-            return Choice(home.id, "cold", 0)
+    def choose_shared(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
+        """By the predicted time, what is held counted."""
+        loads, holders = relative_loads(candidates), match.more_holders()
+        among = self.lightest(candidates, loads, loads, positions_of(holders, candidates))
+        position = self.by_time.warm(match, self.by_time.weigh(among, match, holders, candidates), holders, rng)[0]
+        chosen, deepest = candidates[position], match.holders[0].tokens
+        tokens = tokens_at(chosen, holders)
+        return Choice(chosen.id, "affinity" if tokens == deepest else "common", tokens)
+
+    def choose_cold(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
+        """By the predicted time, one of its two homes rather than another."""
         loads = relative_loads(candidates)
-        if match.own == match.home:
-            return Choice(candidates[max(least_loaded(loads), key=scores.__getitem__)].id, "cold", 0)
-        scores[best] = 0
-        second = int(scores.argmax())
-        preferred = second if loads[second] < loads[best] else best
+        homes = [] if match.own == match.home else self.rendezvous.order(match.home, candidates)
+        among = self.lightest(candidates, loads, loads, homes)
+        weighed = self.by_time.weigh(among, match, (), candidates)
+        position = self.by_time.cold(match, weighed, [home for home in homes if home in weighed.sums][:2], rng)
+        reason = "cold_diverted" if homes and position not in homes[:2] else "cold"
+        return Choice(candidates[position].id, reason, 0)
+
+    def choose_home(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
+        """The one home, unless it is too busy: then the least loaded."""
+        home = self.rendezvous.best(match.home, candidates)
+        loads = relative_loads(candidates)
+        if not self.options.load_aware or self.bears(candidates[home], loads[home], self.bearable(loads)):
+            return Choice(candidates[home].id, "cold", 0)
+        return Choice(candidates[self.first(match, candidates, least_loaded(loads))].id, "cold_diverted", 0)
+
+    # --- load ---------------------------------------------------------------------------------------------------------
+
+    def lightest(
+        self, candidates: Sequence[Candidate], burdens: Floats, loads: Floats, besides: Sequence[int]
+    ) -> list[int]:
+        """Positions of those with the least burden, and of the least loaded ones `besides`, LIGHTEST of each; whoever
+        is too busy by requests left out."""
         bearable = self.bearable(loads)
-        if self.bears(candidates[preferred], loads[preferred], bearable):
-            return Choice(candidates[preferred].id, "cold", 0)
-        for position in self.rendezvous.order(match.home, candidates):
-            if self.bears(candidates[position], loads[position], bearable):
-                return Choice(candidates[position].id, "cold_diverted", 0)
-        raise AssertionError("nobody at or below the median")
+        able = [position for position, each in enumerate(candidates) if self.bears(each, loads[position], bearable)]
+        found = dict.fromkeys(sorted(able, key=burdens.__getitem__)[:LIGHTEST])
+        found.update(dict.fromkeys(sorted(set(besides) & set(able), key=loads.__getitem__)[:LIGHTEST]))
+        return list(found)
 
     def bears(self, candidate: Candidate, load: float, bearable: float) -> bool:
         """Whether it is not too busy. `load` is for its weight."""
         return load <= bearable + self.options.divert_floor / candidate.weight
 
-    def bearable(self, loads: Sequence[float]) -> float:
+    def bearable(self, loads: Floats) -> float:
         """The highest load per weight, floor apart, at which nobody is too busy yet: never below the least of them."""
         if self.options.divert_rule == "least":
             return min(loads)
         return self.options.divert_factor * median_of(loads, self.options.median)
 
-    def first(self, match: Match, candidates: Sequence[Candidate], positions: list[int]) -> int:
-        """The one of `positions` that comes first in rendezvous order."""
+    def first(self, match: Match, candidates: Sequence[Candidate], positions: Sequence[int]) -> int:
+        """Of several the first in rendezvous order of the prompt's first boundary."""
         if len(positions) == 1:
             return positions[0]
         return self.rendezvous.first(match.home, candidates, positions)
 
+    # --- learning -----------------------------------------------------------------------------------------------------
 
-def median_of(loads: Sequence[float], kind: str = "upper") -> float:
+    def served(self, service: Service) -> None:
+        self.by_time.served(service)
+
+    def corrected(self, service: Service, computed_tokens: int) -> None:
+        self.by_time.corrected(service, computed_tokens)
+
+
+def tokens_at(candidate: Candidate, holders: Sequence[Holder]) -> int:
+    """How much of the prompt it holds, of what these do."""
+    return next((holder.tokens for holder in holders if holder.backend == candidate.id), 0)
+
+
+def median_of(loads: Floats, kind: str = "upper") -> float:
     """Of an even number the upper, the lower, or the middle of both; of two always the lower, see above."""
     ordered = sorted(loads)
     half = len(ordered) // 2
@@ -191,12 +232,11 @@ def position_of(backend: BackendId, candidates: Sequence[Candidate]) -> int:
     raise AssertionError(f"holder {backend} is not a candidate")
 
 
-def positions_of(backends: Sequence[BackendId], candidates: Sequence[Candidate]) -> list[int]:
+def positions_of(holders: Sequence[Holder], candidates: Sequence[Candidate]) -> list[int]:
     """The same for several, in one pass: a shared prefix can have as many holders as there are candidates."""
     positions = {candidate.id: position for position, candidate in enumerate(candidates)}
-    return [positions[backend] for backend in backends]
+    return [positions[holder.backend] for holder in holders]
 
 
-def deepest_of(holders: Sequence[Holder]) -> list[BackendId]:
-    deepest = holders[0].tokens
-    return [holder.backend for holder in holders if holder.tokens == deepest]
+def deepest_of(holders: Sequence[Holder]) -> list[Holder]:
+    return [holder for holder in holders if holder.tokens == holders[0].tokens]

@@ -31,10 +31,11 @@ import numpy as np
 from ranvier_py.core.ids import UNKNOWN
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Match, Policy
-from ranvier_py.core.routing.placement.affinity import COMMON_SLACK_TOKENS, deepest_of, positions_of
+from ranvier_py.core.routing.placement.affinity import deepest_of, positions_of
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, mean_load
 from ranvier_py.core.routing.placement.bounded_load import cap_of
 from ranvier_py.core.routing.placement.rendezvous import Words, mix, seed_of
+from ranvier_py.core.routing.placement.ttft import COMMON_SLACK_TOKENS
 
 RINGS_MAX = 64  # pools of different models in use at once; a ring of 64 backends is about 150 kB
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads numbers even where they are small

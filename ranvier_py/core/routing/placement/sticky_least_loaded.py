@@ -54,7 +54,7 @@ class StickyLeastLoaded(Policy):
             hits = [one for one in hits if one.tokens == hits[0].tokens]
         reason = "miss"
         if hits:
-            positions = positions_of([one.backend for one in hits], candidates)
+            positions = positions_of(hits, candidates)
             if self.options.sticky_limit_factor:
                 positions = self.within_limit(positions, candidates)
             if positions:

@@ -31,16 +31,23 @@ others and the deliberate copies are ours. Reasons: only, warm, common, moved, s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp, sqrt
 from random import Random
 from typing import NamedTuple
 
-from ranvier_py.core.ids import UNKNOWN, Fingerprint
-from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match, Policy, Service
-from ranvier_py.core.routing.placement.affinity import COMMON_SHARE, COMMON_SLACK_TOKENS
+from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
+from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Holder, Match, Policy, Service
+from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.service_rate import ServiceRates, ahead_of
+
+COMMON_SHARE = 0.5
+"""A match of at least this share of the prompt is worth following, whoever else shares it."""
+
+COMMON_SLACK_TOKENS = 32
+"""Two blocks beyond the first boundary: role markers, and words that every first question of an application begins
+with."""
 
 TIE_SHARE = 0.05
 """Sums within a twentieth of the least are equal. Two idle engines of one kind differ by chance alone, and whoever
@@ -51,21 +58,12 @@ OTHERS_SHARE = 0.03
 prompts where few decode and not where little waits, which costs the Mooncake trace a tenth of its p90."""
 
 
-def mean_waiting(candidates: Sequence[Candidate]) -> float:
-    return sum(candidate.waiting for candidate in candidates) / len(candidates)
-
-
-def mean_queue_s(costs: Sequence[Cost], marks: Sequence[bool], wanted: bool) -> float:
-    among = positions(marks, wanted)
-    return sum(costs[position].queue_s for position in among) / len(among)
-
-
-def positions(marks: Sequence[bool], wanted: bool) -> list[int]:
-    return [position for position, mark in enumerate(marks) if mark is wanted]
-
-
 LOSSES_S = 60.0  # over which waits are counted: long enough for a sum, short enough to forget what nobody wants now
 LOSSES_MAX = 4096  # prefixes whose waits are known; the one that was not asked for longest is forgotten
+
+
+def mean_waiting(candidates: Sequence[Candidate]) -> float:
+    return sum([candidate.waiting for candidate in candidates]) / len(candidates)
 
 
 class Cost(NamedTuple):
@@ -78,6 +76,21 @@ class Cost(NamedTuple):
     @property
     def sum_s(self) -> float:
         return self.queue_s + self.prefill_s + self.others_s
+
+
+class Weighed(NamedTuple):
+    """What a request would cost at each backend it may go to, by position among the candidates."""
+
+    candidates: Sequence[Candidate]
+    held: Mapping[BackendId, int]  # tokens of the prompt
+    costs: Mapping[int, Cost]
+    sums: Mapping[int, float]  # of the costs, seconds
+
+    def best_of(self, among: Iterable[int]) -> int:
+        return min(among, key=self.sums.__getitem__)
+
+    def mean_queue_s(self, among: Sequence[int]) -> float:
+        return sum(self.costs[position].queue_s for position in among) / len(among)
 
 
 class Ttft(Policy):
@@ -94,73 +107,86 @@ class Ttft(Policy):
     # --- choosing -----------------------------------------------------------------------------------------------------
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        held = {holder.backend: holder.tokens for holder in match.holders}
+        holders = match.holders
         if len(candidates) == 1:
-            return Choice(candidates[0].id, "only", held.get(candidates[0].id, 0))
-        mean = mean_waiting(candidates)
-        costs = [self.cost(candidate, match, held.get(candidate.id, 0), mean) for candidate in candidates]
-        sums = [cost.sum_s for cost in costs]
-        best = self.first(match.own, candidates, sums, range(len(candidates)), rng)
-        if match.holders:
-            position, reason = self.warm(match, candidates, costs, sums, best)
-        elif match.home != UNKNOWN:
-            position, reason = self.cold(match, candidates, sums, best, rng), "cold"
+            return Choice(candidates[0].id, "only", held_tokens(match, candidates[0]))
+        weighed = self.weigh(range(len(candidates)), match, holders, candidates)
+        if holders:
+            position, reason = self.warm(match, weighed, holders, rng)
+        elif match.home == UNKNOWN:
+            position, reason = self.first(match.own, weighed, weighed.sums, rng), "no_prefix"
         else:
-            position, reason = best, "no_prefix"
-        return Choice(candidates[position].id, reason, held.get(candidates[position].id, 0))
+            homes = [] if match.own == match.home else self.rendezvous.order(match.home, candidates)[:2]
+            position, reason = self.cold(match, weighed, homes, rng), "cold"
+        return Choice(candidates[position].id, reason, weighed.held.get(candidates[position].id, 0))
 
-    def warm(
-        self, match: Match, candidates: Sequence[Candidate], costs: Sequence[Cost], sums: Sequence[float], best: int
-    ) -> tuple[int, str]:
+    def warm(self, match: Match, weighed: Weighed, holders: Sequence[Holder], rng: Random) -> tuple[int, str]:
         """Position and reason for a prefix that somebody holds."""
-        deepest = match.holders[0].tokens
-        deep = {holder.backend for holder in match.holders if holder.tokens == deepest}
-        holds = [candidate.id in deep for candidate in candidates]
-        home = best if holds[best] else min(positions(holds, True), key=sums.__getitem__)
-        if not holds[best]:
-            error_s, stake_s = self.service_rates.fleet.error_s, costs[best].prefill_s - costs[home].prefill_s
-            if stake_s <= error_s and stake_s < COMMON_SHARE * costs[best].prefill_s:
+        candidates, sums, costs = weighed.candidates, weighed.sums, weighed.costs
+        best = self.first(match.own, weighed, sums, rng)
+        deepest = holders[0].tokens
+        deep = {holder.backend for holder in holders if holder.tokens == deepest}
+        holding = [position for position in sums if candidates[position].id in deep]
+        if not holding:
+            return best, "moved"
+        home = best if best in holding else weighed.best_of(holding)
+        if best != home:
+            error_s, whole_s = self.service_rates.fleet.error_s, costs[best].prefill_s
+            stake_s = whole_s - costs[home].prefill_s
+            if stake_s <= max(error_s, TIE_SHARE * whole_s) and stake_s < COMMON_SHARE * whole_s:
                 return best, "common"
             if sums[home] - sums[best] > error_s:
                 return best, "moved"
-        if not all(holds):
-            copy = min(positions(holds, False), key=sums.__getitem__)
-            if self.pays(match, candidates, costs, home, copy, holds):
-                return copy, "spread"
-        return home, "warm"
+        copy = self.copy_of(match, weighed, home, deepest, holding)
+        return (home, "warm") if copy is None else (copy, "spread")
 
-    def cold(self, match: Match, candidates: Sequence[Candidate], sums: Sequence[float], best: int, rng: Random) -> int:
-        """Position for a prefix that nobody is known to hold: the better of its two homes, unless `best` is certainly
-        better. A prompt of one message shares its home with nobody."""
-        if match.own == match.home:
-            return best
-        homes = self.rendezvous.order(match.home, candidates)[:2]
-        home = self.first(match.home, candidates, sums, homes, rng)
+    def cold(self, match: Match, weighed: Weighed, homes: Sequence[int], rng: Random) -> int:
+        """Position for a prefix that nobody is known to hold: the better of its homes, unless another is certainly
+        better. A prompt of one message shares its home with nobody, and has none."""
+        sums = weighed.sums
+        best = self.first(match.own, weighed, sums, rng)
+        home = self.first(match.home, weighed, homes, rng) if homes else best
         return home if sums[home] - sums[best] <= self.service_rates.fleet.error_s else best
 
-    def pays(
-        self,
-        match: Match,
-        candidates: Sequence[Candidate],
-        costs: Sequence[Cost],
-        home: int,
-        copy: int,
-        holds: Sequence[bool],
-    ) -> bool:
-        """Count what this request loses at its best holder, and say whether a copy has become worth its prefill."""
-        queue_s, deepest = costs[home].queue_s, match.holders[0].tokens
+    def copy_of(self, match: Match, weighed: Weighed, home: int, deepest: int, holding: Sequence[int]) -> int | None:
+        """Count what this request loses at its best holder. Returns who shall have a copy if that has become worth its
+        prefill."""
+        candidates, queue_s, losses = weighed.candidates, weighed.costs[home].queue_s, self.losses
+        others = [position for position in weighed.sums if position not in holding]
+        if not others:
+            return None
         prefix = match.home
         if deepest > match.home_tokens + COMMON_SLACK_TOKENS:
             prefix = match.deepest
-            held = {holder.backend for holder in match.holders}
-            nothing = [candidate.id not in held for candidate in candidates]
-            if any(nothing):
-                self.losses.add(match.home, match.at, queue_s - mean_queue_s(costs, nothing, True))
-        lost_s = self.losses.add(prefix, match.at, queue_s - mean_queue_s(costs, holds, False))
-        if lost_s <= deepest * self.service_rates[candidates[copy].id].per_token_s * (1 + candidates[copy].waiting):
-            return False
-        self.losses.forget(prefix)
-        return True
+            nowhere = [position for position in others if candidates[position].id not in weighed.held]
+            if nowhere:
+                losses.add(match.home, match.at, queue_s - weighed.mean_queue_s(nowhere))
+        lost_s = losses.add(prefix, match.at, queue_s - weighed.mean_queue_s(others))
+        copy = weighed.best_of(others)
+        backend = candidates[copy]
+        if lost_s <= deepest * self.service_rates[backend.id].per_token_s * (1 + backend.waiting):
+            return None
+        losses.forget(prefix)
+        return copy
+
+    def waits(self, match: Match, holder: Candidate, tokens: float) -> None:
+        """A request that goes to a holder, whatever it costs, waits there for what it would not elsewhere, where so
+        many tokens wait to be computed. Count it for the first message, which chats share."""
+        rate = self.service_rates[holder.id]
+        queue_s = rate.predict(0, ahead_of(holder, match.at)).queue_s
+        self.losses.add(match.home, match.at, queue_s - tokens * rate.per_token_s)
+
+    def weigh(
+        self, among: Iterable[int], match: Match, holders: Sequence[Holder], candidates: Sequence[Candidate]
+    ) -> Weighed:
+        """What the prompt would cost at each of these positions."""
+        held = {holder.backend: holder.tokens for holder in holders}
+        mean = mean_waiting([candidates[position] for position in among])
+        costs = {
+            position: self.cost(candidates[position], match, held.get(candidates[position].id, 0), mean)
+            for position in among
+        }
+        return Weighed(candidates, held, costs, {position: cost.sum_s for position, cost in costs.items()})
 
     def cost(self, candidate: Candidate, match: Match, held_tokens: int, mean: float = 0.0) -> Cost:
         computed_tokens = max(0, match.prompt_tokens - held_tokens)
@@ -168,17 +194,11 @@ class Ttft(Policy):
         others = OTHERS_SHARE * candidate.decoding + (candidate.waiting + mean) / 2
         return Cost(queue_s, prefill_s, others * prefill_s)
 
-    def first(
-        self,
-        key: Fingerprint,
-        candidates: Sequence[Candidate],
-        sums: Sequence[float],
-        among: Sequence[int],
-        rng: Random,
-    ) -> int:
+    def first(self, key: Fingerprint, weighed: Weighed, among: Iterable[int], rng: Random) -> int:
         """The one `among` these positions with the least sum. Sums that hardly differ are told apart by requests in
         flight for the weight, then by rendezvous of the key, which spreads prompts over the caches."""
-        tied_s = (1.0 + TIE_SHARE) * min(sums[position] for position in among)
+        candidates, sums = weighed.candidates, weighed.sums
+        tied_s = (1.0 + TIE_SHARE) * min([sums[position] for position in among])
         tied = [position for position in among if sums[position] <= tied_s]
         if len(tied) == 1:
             return tied[0]

@@ -158,6 +158,11 @@ class RouteTable:
         finally:
             self.claims.now = before
 
+    def goes_on(self, key: PrefixKey) -> bool:
+        """Whether any longer prefix is known that begins with this one."""
+        rows = self.rows
+        return any(rows.child[row] for name in key[1:] if (row := rows.index.get(name)) is not None)
+
     def learn(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int, trust: Trust, now: float) -> int:
         """Store evidence that the backend holds each prefix of a prompt. Returns the number of new rows.
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.routing.placement import NO_MATCH, Choice, Holder, Match
+from ranvier_py.core.routing.placement import NO_MATCH, Choice, Match
 from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from tests.core.routing.placement.engines import Engine, engines, match_of
@@ -157,16 +156,11 @@ def test_when_most_of_the_traffic_shares_one_prefix_it_spreads_and_each_spread_c
     [("upper", 14), ("lower", 6), ("middle", 10)],  # sorted 0 2 6 x: twice 6, 2 or 4, and 2
 )
 def test_the_median_of_an_even_number_may_be_the_upper_the_lower_or_their_middle(median: str, load: int) -> None:
+    """Of two the other one's load counts, whatever the median."""
     policy = Affinity(AffinityOptions(median=median))
-    assert policy.choose(match_of((0, 512)), engines(load, 0, 2, 6), Random(1)).reason == "affinity"
-    assert policy.choose(match_of((0, 512)), engines(load + 1, 0, 2, 6), Random(1)).reason == "diverted"
-
-
-@pytest.mark.parametrize("median", ["upper", "lower", "middle"])
-def test_of_two_the_other_ones_load_counts_whatever_the_median(median: str) -> None:
-    policy = Affinity(AffinityOptions(median=median))
-    assert policy.choose(match_of((0, 512)), engines(8, 3), Random(1)).reason == "affinity"
-    assert policy.choose(match_of((0, 512)), engines(9, 3), Random(1)).reason == "diverted"
+    for most, *others in ((load, 0, 2, 6), (8, 3)):
+        assert policy.choose(match_of((0, 512)), engines(most, *others), Random(1)).reason == "affinity"
+        assert policy.choose(match_of((0, 512)), engines(most + 1, *others), Random(1)).reason == "diverted"
 
 
 def test_by_the_least_load_a_holder_is_left_for_one_with_more_than_the_floor_fewer() -> None:
@@ -176,20 +170,12 @@ def test_by_the_least_load_a_holder_is_left_for_one_with_more_than_the_floor_few
     assert policy.choose(match_of((0, 512)), engines(8, 5, 9, 9), Random(1)) == Choice(BackendId(1), "diverted", 0)
 
 
-def test_the_documents_rule_has_no_floor() -> None:
-    """«When in-flight exceeds twice the median»: a lone request at an idle cluster is left already."""
-    policy = Affinity(AffinityOptions(divert_floor=0))
-    assert policy.choose(match_of((0, 512)), engines(8, 4, 4, 4), Random(1)).reason == "affinity"
-    assert policy.choose(match_of((0, 512)), engines(9, 4, 4, 4), Random(1)).reason == "diverted"
-    assert policy.choose(match_of((0, 512)), engines(1, 0, 0, 0), Random(1)).reason == "diverted"
-
-
 def test_without_regard_to_load_every_request_goes_to_its_holder_or_home() -> None:
     policy = Affinity(AffinityOptions(load_aware=False))
     assert policy.choose(match_of((0, 512)), engines(900, 0, 0, 0), Random(1)) == Choice(BackendId(0), "affinity", 512)
     candidates = engines(0, 0, 0, 0)
-    candidates[Rendezvous().best(Fingerprint(7), candidates)].load = 900
-    assert policy.choose(COLD, candidates, Random(1)).reason == "cold"
+    candidates[home := Rendezvous().best(Fingerprint(7), candidates)].load = 900
+    assert policy.choose(COLD, candidates, Random(1)) == Choice(BackendId(home), "cold", 0)
 
 
 @given(load=st.integers(3, 500), weight=st.sampled_from((49.0, 0.1, 3.0, 1.0)), home=st.integers(1, 99))
@@ -209,14 +195,17 @@ def test_whoever_is_chosen_is_either_the_deepest_holder_or_not_too_busy(loads: l
     candidates = engines(*loads)
     ids = st.integers(0, len(loads) - 1)
     holders = data.draw(st.dictionaries(ids, st.integers(1, 4).map(lambda blocks: 16 * blocks)))
-    choice = choose(match_of(*holders.items(), home=data.draw(st.integers(1, 2**64 - 1))), candidates)
+    match = match_of(*holders.items(), home=data.draw(st.integers(1, 2**64 - 1)))
+    match = match._replace(shared=bool(holders) and data.draw(st.booleans()))
+    choice = choose(match, candidates)
     median = sorted(loads)[len(loads) // 2] if len(loads) > 2 else min(loads)
     if choice.reason in ("cold", "cold_diverted"):
         assert not holders
         assert loads[choice.backend] <= 2 * median + 2
-    elif choice.reason == "common":
-        assert max(holders.values()) <= 32
-        assert loads[choice.backend] == min(loads)
+    elif match.shared:
+        assert choice.reason == ("affinity" if choice.tokens == max(holders.values()) else "common")
+        assert choice.tokens == holders.get(choice.backend, 0)
+        assert loads[choice.backend] <= 2 * median + 2
     elif choice.reason == "diverted":
         assert loads[choice.backend] == min(loads)
         assert choice.tokens == holders.get(choice.backend, 0)
@@ -226,33 +215,75 @@ def test_whoever_is_chosen_is_either_the_deepest_holder_or_not_too_busy(loads: l
         assert loads[choice.backend] <= 2 * median + 2
 
 
+# --- what chats share -------------------------------------------------------------------------------------------------
+
+
+def shared(match: Match, own: int = 1) -> Match:
+    """The same match, with others that go on from where it ends."""
+    return match._replace(shared=True, own=Fingerprint(own))
+
+
 def test_a_few_blocks_that_all_chats_share_are_no_affinity() -> None:
     """Documents behind one short instruction must not pile up where the instruction is warm."""
-    instruction = 64
-    chosen = {
-        choose(
-            Match([Holder(BackendId(0), instruction, 2)], 10_000, Fingerprint(5), instruction, Fingerprint(own)),
-            engines(0, 0, 0, 0),
-        ).backend
-        for own in range(1, 200)
-    }
-    assert chosen == {0, 1, 2, 3}
+    match = match_of((0, 64), prompt=10_000, home_tokens=64)
+    chosen = {choose(shared(match, own), engines(0, 0, 0, 0)) for own in range(1, 200)}
+    assert {choice.backend for choice in chosen} == {0, 1, 2, 3}
+    assert {choice.reason for choice in chosen} == {"affinity", "common"}
 
 
 @pytest.mark.parametrize(
-    ("held", "prompt", "shared", "options", "choice"),
+    ("match", "waiting", "choice"),
     [
-        pytest.param((1, 5000), 10_000, 5000, {}, (1, "affinity", 5000), id="half of the prompt is worth following"),
-        pytest.param((1, 1000), 50_000, 64, {}, (1, "affinity", 1000), id="a chat's own turns are followed"),
-        pytest.param((1, 64), 10_000, 64, {}, (2, "common", 0), id="what is common goes to the least loaded"),
-        pytest.param((1, 64), 10_000, 64, {"common_share": 0.0}, (1, "affinity", 64), id="Ranvier has no such rule"),
-        pytest.param((1, 100), 1000, 80, {}, (2, "common", 0), id="two blocks beyond the first message are common"),
-        pytest.param((1, 100), 1000, 80, {"common_share": 0.1}, (1, "affinity", 100), id="a tenth is worth it"),
-        pytest.param((1, 100), 1000, 80, {"common_slack_tokens": 19}, (1, "affinity", 100), id="less slack"),
+        pytest.param(match_of((1, 5000), prompt=10_000), 1, (1, "affinity", 5000), id="own history"),
+        pytest.param(shared(match_of((1, 256), prompt=600)), 0, (1, "affinity", 256), id="shared, its holder idle"),
+        pytest.param(shared(match_of((1, 256), prompt=600)), 1, (2, "common", 0), id="shared, its holder busy"),
+        pytest.param(
+            shared(match_of((1, 256), (2, 99), prompt=600)), 1, (2, "common", 99), id="shared, less elsewhere"
+        ),
+        pytest.param(shared(match_of((1, 5000), prompt=5600)), 1, (1, "affinity", 5000), id="much of it shared"),
     ],
 )
-def test_a_match_is_followed_where_it_is_more_than_what_all_chats_share(
-    held: tuple[int, int], prompt: int, shared: int, options: dict[str, Any], choice: tuple[int, str, int]
-) -> None:
-    policy = Affinity(AffinityOptions(**options))
-    assert policy.choose(match_of(held, prompt=prompt, home_tokens=shared), engines(2, 1, 0), Random(1)) == choice
+def test_what_is_shared_goes_where_it_is_soonest(match: Match, waiting: int, choice: tuple[int, str, int]) -> None:
+    candidates = engines(2, waiting, 0)
+    candidates[1].waiting, candidates[1].pending_tokens = waiting, 600 * waiting
+    candidates[0].waiting, candidates[0].pending_tokens = 2, 5000
+    assert choose(match, candidates) == choice
+
+
+def test_a_chat_leaves_a_holder_with_twice_the_median_of_work_only_for_a_sooner_answer() -> None:
+    """Requests in flight don't tell a document that is computed from a greeting."""
+    candidates = engines(1, 1, 1, 1)
+    for engine, tokens in zip(candidates, (0, 20_000, 500, 500), strict=True):
+        engine.waiting, engine.pending_tokens = 1, tokens
+    assert choose(match_of((1, 800), prompt=1000), candidates) == Choice(BackendId(0), "diverted", 0)
+    assert choose(match_of((1, 29_000), prompt=30_000), candidates) == Choice(BackendId(1), "affinity", 29_000)
+    candidates[1].pending_tokens = 1000
+    assert choose(match_of((1, 100), prompt=1000), candidates).reason == "affinity"  # twice the median
+
+
+def test_a_choice_among_dozens_weighs_the_least_loaded_and_the_holders_alone() -> None:
+    candidates = engines(*[1] * 8, *[2] * 56)
+    for engine in candidates:
+        engine.waiting, engine.pending_tokens = engine.load, 500 * engine.load
+    assert choose(COLD._replace(own=COLD.home), candidates).backend < 8
+    assert choose(shared(match_of((40, 950))), candidates) == Choice(BackendId(40), "affinity", 950)
+
+
+@given(loads=LOADS, data=st.data())
+def test_compatible_with_ranvier_twice_the_median_alone_decides(loads: list[int], data: st.DataObject) -> None:
+    """Against the document's rule written down once more: no floor, any match is followed, and there is one home."""
+    policy = Affinity(AffinityOptions(placement_compatibility="ranvier", divert_floor=9))
+    candidates = engines(*loads)
+    for engine in candidates:
+        engine.waiting, engine.pending_tokens = engine.load, data.draw(st.integers(0, 9000))
+    held = data.draw(st.one_of(st.just(()), st.tuples(st.tuples(st.integers(0, len(loads) - 1), st.just(64)))))
+    match = match_of(*held, prompt=9000, home=data.draw(st.integers(2, 2**64 - 1)), home_tokens=64)
+    match = match._replace(shared=data.draw(st.booleans()), own=data.draw(st.sampled_from((match.own, match.home))))
+    preferred = held[0][0] if held else Rendezvous().best(match.home, candidates)
+    median = sorted(loads)[len(loads) // 2] if len(loads) > 2 else min(loads)
+    choice = policy.choose(match, candidates, Random(1))
+    if loads[preferred] <= 2 * median:
+        assert choice == Choice(BackendId(preferred), "affinity" if held else "cold", 64 if held else 0)
+    else:
+        assert loads[choice.backend] == min(loads)
+        assert choice.reason == ("diverted" if held else "cold_diverted")

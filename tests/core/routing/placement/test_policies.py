@@ -22,6 +22,7 @@ SWITCHED = [
     {"divert_rule": "least"},
     {"median": "middle"},
     {"divert_factor": 1.0, "divert_floor": 0},
+    {"placement_compatibility": "ranvier"},
     {"cache_threshold": 0.0},
     {"overlap_norm": "relative", "min_overlap_threshold": 0.0},
     {"sticky_limit_factor": 1.0, "sticky_limit_floor": 0},
@@ -46,7 +47,8 @@ def situations(draw: st.DrawFn) -> tuple[Match, tuple[Candidate, ...]]:
             draw(WEIGHTS),
             load := 0 if idle else draw(st.integers(0, 300)),
             0 if idle else draw(TOKENS),
-            draw(st.integers(0, load)),
+            decoding := draw(st.integers(0, load)),
+            load - decoding,
             success_rate=draw(st.sampled_from((1.0, 0.0, 0.37))),
         )
         for number in ids
@@ -65,6 +67,7 @@ def situations(draw: st.DrawFn) -> tuple[Match, tuple[Candidate, ...]]:
         Fingerprint(draw(st.integers(0, 2**64 - 1))),
         at=draw(st.floats(0, 1e6)),
         opening=draw(st.sampled_from((b"", b"\0" * 32, b"\xff" * 32))),
+        shared=bool(holders) and draw(st.booleans()),
     )
     return match, candidates
 
