@@ -18,6 +18,7 @@ import trio
 
 from ranvier_py.core.log_limit import LogLimit
 from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.pauses import doubled
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Faults:
 
     async def keep(self, place: str, run: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Run it, and again after each fault, until it returns or is cancelled."""
-        pause_s = PAUSE_S
+        failures = 0
         while True:
             began, has_failed = trio.current_time(), False
             try:
@@ -74,9 +75,9 @@ class Faults:
             if not has_failed:
                 return
             if trio.current_time() - began >= STEADY_S:
-                pause_s = PAUSE_S
-            await trio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                failures = 0
+            await trio.sleep(doubled(PAUSE_S, failures, PAUSE_S_MAX))
+            failures += 1
 
 
 def inner(group: ExceptionGroup[Exception]) -> Exception:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import CodeType
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ranvier_py"
@@ -42,7 +43,7 @@ ALLOWED = {
     "control": ("core", "supervision", "config"),
     "node": ("core", "supervision", "config", "proxy", "io", "control"),
     "replay": ("", "core", "io.tokenizer"),
-    "reporter": ("core", "io"),
+    "reporter": ("core", "supervision", "io"),
     "cli": ("", "core", "config", "io", "control", "node", "replay", "reporter"),
     "__main__": ("cli",),
 }
@@ -102,6 +103,45 @@ def modules() -> dict[str, Path]:
 
 def lines_of(top: str) -> int:
     return sum(len(path.read_text().splitlines()) for path in files(top))
+
+
+# --- loops ----------------------------------------------------------------------------------------------------------
+
+
+def loops(*packages: str) -> Iterator[tuple[str, str]]:
+    """(module, qualified name) of every coroutine that goes round: `while`, `async for`, or `for` over `count()`."""
+    for module, path in modules().items():
+        if any(is_in(module, f"ranvier_py.{package}") for package in packages):
+            yield from ((module, name) for name, node in _coroutines(tree_of(path)) if any(_loops_in(node)))
+
+
+def with_call_in_loops(module: str, name: str, called: str) -> CodeType:
+    """This coroutine alone, with one more call as the first thing that each round of its loops does."""
+    (found,) = [node for each, node in _coroutines(ast.parse(modules()[module].read_text())) if each == name]
+    for loop in list(_loops_in(found)):
+        loop.body[:0] = ast.parse(f"{called}()").body
+    alone = ast.fix_missing_locations(ast.Module([found], []))
+    return compile(alone, f"{module} with {called}", "exec", annotations.compiler_flag, dont_inherit=True)
+
+
+def _coroutines(scope: ast.AST, outer: str = "") -> Iterator[tuple[str, ast.AsyncFunctionDef]]:
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{outer}.{node.name}".removeprefix(".")
+            if isinstance(node, ast.AsyncFunctionDef):
+                yield name, node
+            yield from _coroutines(node, name)
+
+
+def _loops_in(function: ast.AST) -> Iterator[ast.While | ast.For | ast.AsyncFor]:
+    """Without those of functions inside."""
+    for node in ast.iter_child_nodes(function):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        is_counting = isinstance(node, ast.For) and ast.unparse(node.iter).startswith("count(")
+        if isinstance(node, ast.While | ast.AsyncFor) or is_counting:
+            yield node
+        yield from _loops_in(node)
 
 
 # --- imports --------------------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ class Watchdog:
 
     async def tick(self) -> None:
         """Expire what is late, for ever."""
-        earliest = math.inf
+        earliest, self.armed = math.inf, True  # who waited when a fault ended it is looked at again
         while True:
             if not self._watched:
                 self._occupied = trio.Event()

@@ -18,8 +18,8 @@ Rules: the engine's thread appends to a deque, and nothing else: no lock, no wai
 own sends. With `scan`, which is called in that thread every 5 s and returns all given hashes that are held, what the
 hook missed is found as well; the engine has to allow that. What makes no sense is counted and passed over.
 Bounds: `WAITING_MAX` calls wait; beyond, they are dropped and counted, and what is held is not known any more: it is
-taken as nothing until it is stored again or scanned. PENDING_MAX evictions wait for a router; beyond, all that is held
-is sent instead.
+taken as nothing until it is stored again or scanned, as after a bug of ours. PENDING_MAX evictions wait for a router;
+beyond, all that is held is sent instead.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from ranvier_py.core.engine_cache.sources.push_messages import ACTIVE_MAX, EVICT
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, EventLog, EventRelay, Posting
 from ranvier_py.reporter.router_link import IDLE_S, RouterLink
+from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +148,7 @@ class EvictionReporter:
             raise ValueError("hashes: given or blocks")
         self.dropped = self.odd = self.scans_failed = 0  # calls without room, calls that made no sense, …
         self.held: dict[str, None] = {}
+        self.faults = Faults()
         self.events = EventLog()
         self.links = [RouterLink(url, key) for url in dict.fromkeys(routers)]
         head = {"worker_id": worker_id, "model": model}
@@ -213,17 +215,12 @@ class EvictionReporter:
             log.exception("reporter.failed")
 
     async def _report(self) -> None:
-        scan_at = 0.0
         async with trio.open_nursery() as nursery:
             for link, sender in zip(self.links, self.senders, strict=True):
-                nursery.start_soon(link.run, sender)
-            while not self._stopping:
-                if self._scan is not None and trio.current_time() >= scan_at:
-                    scan_at = trio.current_time() + self._sync_s
-                    self._look(self._scan)
+                nursery.start_soon(self.faults.keep, "router_link", link.run, sender)
+            await self.faults.keep("hook", self._follow)
+            with self.faults.caught("hook"):
                 self._take()
-                await trio.sleep(BATCH_S / 2)
-            self._take()
             for sender in self.senders:
                 if isinstance(sender, PrefixSender):
                     sender.sync()
@@ -231,6 +228,18 @@ class EvictionReporter:
                 while not all(sender.is_idle for sender in self.senders):  # noqa: ASYNC110  # nobody announces it
                     await trio.sleep(IDLE_S)
             nursery.cancel_scope.cancel()
+
+    async def _follow(self) -> None:
+        """Take in what the engine does, until `stop`."""
+        if self.faults.counters.unexpected_errors.get("hook"):
+            self._waiting.appendleft(_CLEARED)  # the fault may have lost some of it
+        scan_at = 0.0
+        while not self._stopping:
+            if self._scan is not None and trio.current_time() >= scan_at:
+                scan_at = trio.current_time() + self._sync_s
+                self._look(self._scan)
+            self._take()
+            await trio.sleep(BATCH_S / 2)
 
     def _take(self) -> None:
         """Take in what the engine did, and let every sender know."""

@@ -35,6 +35,7 @@ from ranvier_py.io.logs import announce, set_up_logs
 from ranvier_py.reporter import KEY_VARIABLE
 from ranvier_py.reporter.event_relay import EventLog, EventRelay
 from ranvier_py.reporter.router_link import RouterLink
+from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ async def run(options: argparse.Namespace, key: str, sockets: KvSockets) -> None
                 host = urlsplit(options.engine).hostname or "127.0.0.1"
                 reporter.found(BackendId(0), of_operator(options.events, options.replay, options.ranks, host))
             else:
-                poller = EnginePoller(PollOptions(), reporter.rng, found=reporter.found)
+                poller = EnginePoller(PollOptions(), reporter.rng, found=reporter.found, faults=reporter.faults)
                 poller.watch(BackendId(0), options.engine)
                 nursery.start_soon(poller.run)
                 nursery.start_soon(reporter.warn)
@@ -117,6 +118,7 @@ class Reporter:
     """Reads each rank of the engine once, and relays it to each router."""
 
     def __init__(self, options: argparse.Namespace, key: str, sockets: KvSockets, nursery: trio.Nursery) -> None:
+        self.faults = Faults()
         self.rng = Random(secrets.randbits(64))  # noqa: S311  # only for pauses
         self._options = options
         self._key = key
@@ -147,8 +149,9 @@ class Reporter:
                     log.info("reporter.reading %s", publisher.events.endpoint)
                     events = EventLog()
                     machine = GapMachine(GapSettings(replay=publisher.replay is not None, peers=False))
-                    subscriber = KvSubscriber(self._sockets, publisher, machine, self.rng, partial(taken, events))
-                    nursery.start_soon(subscriber.run)
+                    carry = partial(taken, events)
+                    subscriber = KvSubscriber(self._sockets, publisher, machine, self.rng, carry, faults=self.faults)
+                    nursery.start_soon(self.faults.keep, "event_subscriber", subscriber.run)
                     options = self._options
                     head = {
                         "worker_id": options.worker_id,
@@ -159,7 +162,7 @@ class Reporter:
                     is_connected = partial(is_read, subscriber, machine)
                     for url in dict.fromkeys(options.router):
                         relay = EventRelay(head, events, is_connected)
-                        nursery.start_soon(RouterLink(url, self._key).run, relay)
+                        nursery.start_soon(self.faults.keep, "router_link", RouterLink(url, self._key).run, relay)
 
 
 def taken(events: EventLog, effect: object) -> None:

@@ -122,6 +122,7 @@ class Lab:
         self.nursery = nursery
         self.http = http
         self.engines: list[str] = []
+        self.tokenizer_of = local_tokenizer
 
     async def listen(self, serve: Callable[[trio.SocketStream], Awaitable[object]]) -> str:
         """The URL at which connections are served so."""
@@ -141,7 +142,7 @@ class Lab:
 
         async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
             with scope:
-                await run(config_of(**values), tokenizer_of=local_tokenizer, task_status=task_status)
+                await run(config_of(**values), tokenizer_of=self.tokenizer_of, task_status=task_status)
 
         return Node(self, await self.nursery.start(serve), scope)
 

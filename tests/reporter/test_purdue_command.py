@@ -68,7 +68,9 @@ class Relays:
         read = self.read
 
         class Subscriber:
-            def __init__(self, _sockets: object, publisher: Publisher, machine: GapMachine, *_: object) -> None:
+            def __init__(
+                self, _sockets: object, publisher: Publisher, machine: GapMachine, *_: object, faults: object
+            ) -> None:
                 self.publisher, self.is_connected = publisher, False
 
             async def run(self) -> None:

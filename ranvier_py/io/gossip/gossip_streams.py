@@ -357,7 +357,7 @@ class InboundStreams:
             silent.scope.cancel()
         self.inbound[id(inbound)] = inbound
         self.counters.streams_in = len(self.inbound)
-        nursery.start_soon(self._read, inbound)
+        nursery.start_soon(self.port.faults.once, "gossip_inbound", self._read, inbound)
 
     async def _read(self, inbound: Inbound) -> None:
         inbound.scope.deadline = trio.current_time() + self.options.first_frame_s
@@ -373,9 +373,9 @@ class InboundStreams:
                 inbound.why = "slow" if inbound.buffer or not inbound.frames else "idle"
         except OSError:
             inbound.why = "error"
-        except Exception as error:
+        except Exception:
             inbound.why = "error"
-            self.port.faults.note("gossip_inbound", error)
+            raise
         finally:
             self.inbound.pop(id(inbound), None)
             self.counters.streams_in = len(self.inbound)
