@@ -43,6 +43,7 @@ class ServerCounters:
     in_flight_bytes: int = gauge("Bytes in memory of the bodies of requests in flight.")
     accepted: int = counter("Connections accepted.")
     refused: dict[str, int] = counter("Connections and requests refused, by the limit that was reached.", label="kind")
+    displaced: int = counter("Connections closed while they waited for a request, to let others in.")
     requests: int = counter("Requests read.")
     request_bytes: int = counter("Bytes of their bodies.")
     response_bytes: int = counter("Bytes sent to clients.")
@@ -93,6 +94,7 @@ class Client:
     window_bytes: int = 0  # … until so many bytes more were taken
     body_bytes: int = 0  # of the current request's body, as far as it is here
     body_window_bytes: int = 0  # of it, still to come in this window
+    body_until: float = math.inf  # when all of it must be here, in the watchdog's time
 
     def __post_init__(self) -> None:
         self.fd = self.transport.fd

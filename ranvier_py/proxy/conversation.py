@@ -53,6 +53,10 @@ JOINED_BYTES_MAX = 4 * 1024 * 1024
 # A longer body grows in one buffer while it comes: to join 64 MiB at its end takes 70 ms, nearly all of it for pages
 # that a kernel must clear.
 
+BODY_SHARE = 32
+"""A window must bring this part of what is here: who holds much of the room for bodies has to send much, all the time.
+A line that is steady brings its body within so many windows, however slow it is."""
+
 PIECES_MAX = 64  # that wait to be joined: a client may send two bytes at a time, which are 43 of ours
 
 INTERNAL_ERROR = b'{"error":{"message":"internal error","type":"api_error","param":null,"code":"internal_error"}}'
@@ -72,6 +76,7 @@ class Conversations:
 
     Attributes:
         draining: no request is taken after the one that runs.
+        idle: connections that wait for a request, by descriptor, the one that has waited longest first.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Conversations:
         self._limits = limits
         self._counters = counters
         self.draining = False
+        self.idle: dict[int, Client] = {}
 
     def steps(self, client: Client) -> Steps[bool]:
         """Request after request. True if the connection may be closed in peace."""
@@ -100,7 +106,11 @@ class Conversations:
                 client.must_close = self.draining
                 if not data:
                     client.arm(WaitPhase.IDLE, limits.idle_s)
-                    data = yield from received(client.transport)
+                    self.idle[client.fd] = client
+                    try:
+                        data = yield from received(client.transport)
+                    finally:
+                        self.idle.pop(client.fd, None)
                     if not data:
                         return True
                 data = yield from self._serve_one(client, data)
@@ -260,10 +270,10 @@ class Conversations:
     def _read_body(self, client: Client, head: RequestHead, data: bytes) -> Steps[tuple[bytes, bytes]]:
         """A body of which only `data` is here yet. Returns all of it and the bytes after it.
 
-        Each window must bring so many bytes of it, or its end. Raises RequestError, NodeBusy.
+        Each window must bring so many bytes of it, or its end, and all of them its end. Raises RequestError, NodeBusy.
         """
-        client.arm(WaitPhase.BODY, self._limits.body_window_s)
-        client.body_window_bytes = self._limits.body_bytes_min
+        client.body_until = client.watchdog.clock() + self._limits.body_s
+        self._begin_window(client)
         if head.waits and not data:
             client.write((b"HTTP/1.1 100 Continue\r\n\r\n",))
             if client.unsent is not None:
@@ -308,9 +318,13 @@ class Conversations:
             raise BadRequest("the request ended in its body")
         client.body_window_bytes -= len(data)
         if client.body_window_bytes <= 0:
-            client.arm(WaitPhase.BODY, self._limits.body_window_s)
-            client.body_window_bytes = self._limits.body_bytes_min
+            self._begin_window(client)
         return data
+
+    def _begin_window(self, client: Client) -> None:
+        limits = self._limits
+        client.arm_until(WaitPhase.BODY, min(client.watchdog.clock() + limits.body_window_s, client.body_until))
+        client.body_window_bytes = max(limits.body_bytes_min, client.body_bytes // BODY_SHARE)
 
 
 class GrowingBody:

@@ -21,12 +21,16 @@ class ServerLimits(Options):
     )
     body_window_s: float = seconds(  # Apache's mod_reqtimeout looks at bodies over 20 s, too
         20.0,
-        "In each such time that a body takes to arrive, it must bring body_bytes_min or its end: 408 otherwise.",
+        "In each such time that a body takes to arrive, it must bring body_bytes_min and a 32nd of what is here of it, "
+        "or its end: 408 otherwise.",
         key="body_window_s",
         section="Limits",
     )
-    body_bytes_min: int = option(  # 5 kB/s: less than any line but GPRS brings, and 64 MiB still end within hours
+    body_bytes_min: int = option(  # 5 kB/s: less than any line but GPRS brings
         100_000, "Least that a body brings in each body_window_s.", least=1, key="body_bytes_min", section="Limits"
+    )
+    body_s: float = seconds(  # 64 MiB at 1 Mbit/s; at the least rate alone they would be in memory for hours
+        600.0, "A whole body must be here by then: 408 otherwise.", key="body_timeout_s", section="Limits"
     )
     idle_s: float = seconds(  # nginx's keepalive_timeout
         75.0, "A connection without a request is closed after this.", key="idle_timeout_s", section="Limits"
@@ -48,7 +52,11 @@ class ServerLimits(Options):
         64 * 2**20, "Largest request body: 413 above.", least=1024, key="body_bytes_max", section="Limits"
     )
     connections_max: int = option(  # of about 20 kB each
-        10_000, "Client connections at once; 503 above.", least=1, key="connections_max", section="Limits"
+        10_000,
+        "Client connections at once. Above, who has waited longest for a request is closed; 503 if nobody waits.",
+        least=1,
+        key="connections_max",
+        section="Limits",
     )
     in_flight_max: int = option(4096, "Requests at once; 503 above.", least=1, key="in_flight_max", section="Limits")
     in_flight_bytes_max: int = option(  # 4096 chats of 256 kB, 60 k tokens each, or 16 of the largest bodies

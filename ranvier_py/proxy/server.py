@@ -150,7 +150,7 @@ class DataServer:
 
     def _admit(self, sock: socket.socket, address: tuple[Any, ...], connections: trio.Nursery) -> None:
         self.counters.accepted += 1
-        if len(self._clients) < self._limits.connections_max:
+        if len(self._clients) < self._limits.connections_max or self._displace():
             watch = self.readiness.watch(sock.fileno(), readable=self._tls is None)
             transport = TlsTransport(sock, self._tls, watch=watch) if self._tls else PlainTransport(sock, watch)
             client = self._client(transport, f"{address[0]}:{address[1]}")
@@ -167,6 +167,15 @@ class DataServer:
             return
         self._refusing += 1
         connections.start_soon(self._faults.once, "refusal", self._refuse, self._client(PlainTransport(sock), ""))
+
+    def _displace(self) -> bool:
+        """Close the connection that has waited longest for a request, if one does. It is gone in a moment."""
+        idle = self._conversations.idle
+        if not idle:
+            return False
+        idle.pop(next(iter(idle))).interrupt(ConnectionOver())
+        self.counters.displaced += 1
+        return True
 
     def _not_let_in(self, kind: str, why: str) -> None:
         """Count a client, and warn of those since the last warning."""

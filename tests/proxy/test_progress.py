@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 import trio
@@ -23,6 +24,7 @@ BODIES = ServerLimits(
     body_window_s=WINDOW_S,
     body_bytes_min=1000,
     body_bytes_max=LENGTH,
+    body_s=30 * WINDOW_S,
     in_flight_bytes_max=16 * LENGTH - 1,  # all but the last byte of sixteen leave no room for another
 )
 CHUNKED = b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -98,6 +100,41 @@ async def test_what_came_in_one_window_buys_no_time_in_the_next(chunked: bool) -
                 await until_kept(server, 50_010)
         assert (await client.response())[0] == 408
         assert server.counters.timeouts == {"body": 1}
+
+
+async def test_a_body_that_comes_at_the_least_rate_holds_memory_for_a_bounded_time() -> None:
+    clock = Clock()
+    async with serving(echo, BODIES, clock=clock) as (server, port), await Wire.connect(port) as client:
+        await client.send(post(b"x" * LENGTH)[:-LENGTH])
+        came = windows = 0
+        while not server.counters.timeouts:
+            await client.send(b"x" * 1000)
+            came += 1000
+            while server.counters.in_flight_bytes != came and not server.counters.timeouts:
+                await trio.lowlevel.checkpoint()
+            clock.now += 0.9 * WINDOW_S
+            windows += 1
+            await past_a_tick(server)
+        assert (await client.response())[0] == 408
+        assert windows == 34  # 30 / 0.9, of the 60 that it would take
+
+
+async def test_who_holds_much_memory_must_send_much() -> None:
+    """All but the last part at once, and then the least rate: that is too little for so much."""
+    limits = replace(BODIES, body_bytes_min=100)
+    clock = Clock()
+    async with serving(echo, limits, clock=clock) as (server, port), await Wire.connect(port) as client:
+        await client.send(post(b"x" * LENGTH)[: 50_000 - LENGTH])
+        await until_kept(server, 50_000)
+        came = 50_000
+        for step in (50_000 // 32, 100, 100):  # enough for the first window, which began with it, and then too little
+            clock.now += 0.9 * WINDOW_S
+            await past_a_tick(server)
+            if not server.counters.timeouts:
+                await client.send(b"x" * step)
+                came += step
+                await until_kept(server, came)
+        assert (await client.response())[0] == 408
 
 
 # --- who reads --------------------------------------------------------------------------------------------------------

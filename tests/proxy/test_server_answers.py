@@ -6,6 +6,7 @@ import errno
 import json
 import socket
 import time
+from contextlib import AsyncExitStack
 from functools import partial
 
 import httpx
@@ -294,13 +295,14 @@ async def test_a_connection_that_ends_between_requests_is_no_failure() -> None:
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-async def test_clients_beyond_the_limit_of_connections_are_asked_to_come_back(
+async def test_clients_beyond_the_limit_of_connections_are_asked_to_come_back_while_none_is_idle(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with serving(echo, ServerLimits(tick_s=0.01, connections_max=1)) as (server, port):
+    held = Held()
+    async with serving(held, ServerLimits(tick_s=0.01, connections_max=1)) as (server, port):
         async with await Wire.connect(port) as first:
             await first.send(GET)
-            await first.response()
+            await held.entered.wait()
             async with await Wire.connect(port) as second:
                 await second.send(GET)
                 status, headers, body = await second.response()
@@ -308,9 +310,36 @@ async def test_clients_beyond_the_limit_of_connections_are_asked_to_come_back(
                 assert json.loads(body)["error"]["code"] == "node_busy"
                 assert await second.ended()
             assert "connections.refused 1: 1 are open" in caplog.text
-            await first.send(GET)
+            held.go_on.set()
             assert (await first.response())[0] == 200
         assert server.counters.refused == {"connections": 1}
+
+
+async def test_a_full_node_closes_who_has_waited_longest_for_a_request_to_let_another_in() -> None:
+    async with serving(echo, ServerLimits(tick_s=0.01, connections_max=3)) as (server, port), AsyncExitStack() as stack:
+        wires = [await stack.enter_async_context(await Wire.connect(port)) for _ in range(3)]
+        for wire in (*wires, wires[0]):  # so the second has waited longest
+            await wire.send(GET)
+            assert (await wire.response())[0] == 200
+        last = await stack.enter_async_context(await Wire.connect(port))
+        await last.send(GET)
+        assert (await last.response())[0] == 200
+        assert await wires[1].ended()
+        for wire in (wires[0], wires[2]):
+            await wire.send(GET)
+            assert (await wire.response())[0] == 200
+        assert (server.counters.displaced, server.counters.refused) == (1, {})
+
+
+async def test_clients_that_wait_for_ever_keep_no_number_of_others_out() -> None:
+    """Each of many takes the place of one that asked for nothing, and none of them is refused."""
+    async with serving(echo, ServerLimits(tick_s=0.01, connections_max=4)) as (server, port), AsyncExitStack() as stack:
+        for _ in range(40):
+            wire = await stack.enter_async_context(await Wire.connect(port))
+            await wire.send(GET)
+            assert (await wire.response())[0] == 200
+        assert (server.counters.displaced, server.counters.refused) == (36, {})
+        assert server.counters.connections <= 5
 
 
 @pytest.mark.parametrize("last", [b"connection: close", b"HTTP/1.0"])
