@@ -231,6 +231,7 @@ class RouteGossip:
         link_s = self._round_trip_s(peer.session) / 2
         newest_s = entries[-1].age_s
         logged: list[LoggedUpdate] = []
+        learned: list[Entry] = []
         for age_s, update in taken:
             lag_s = held_ms / 1000 + link_s + max(0, age_s - newest_s)
             logged.append(LoggedUpdate(fits(update), now - age_s, now - lag_s))
@@ -239,9 +240,10 @@ class RouteGossip:
             elif not update or age_s >= self._settings.ttl_s:
                 counters.expired += 1
             else:
-                counters.received += 1
-                counters.new += self._sync.receive(update, age_s, now)
+                learned.append(Entry(age_s, update))
                 self.lag.observe(lag_s)
+        counters.received += len(learned)
+        counters.new += self._sync.receive(learned, now)
         self._logs.extend(origin, logged)
         self._eager.received(origin, number, peer.session)
 

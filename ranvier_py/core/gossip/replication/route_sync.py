@@ -18,10 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from math import inf
-from typing import NamedTuple
-
-import numpy as np
+from typing import NamedTuple, cast
 
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.replication.route_updates import (
@@ -29,9 +28,10 @@ from ranvier_py.core.gossip.replication.route_updates import (
     ROWS_MAX,
     BadRouteUpdate,
     Removal,
+    UpdateColumns,
     UpdateRow,
+    decode_columns,
     decode_removal,
-    decode_rows,
     encode_removal,
     encode_rows,
     is_removal,
@@ -40,8 +40,7 @@ from ranvier_py.core.gossip.replication.table_copy import TableCopy
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust
-from ranvier_py.core.routing.route_table.orphans import Orphans
-from ranvier_py.core.routing.route_table.route_values import U64, RouteColumns
+from ranvier_py.core.routing.route_table.orphans import Orphans, PeerRows
 
 TEXTS_WAIT_S = 2.0
 """So long the texts of a chat that goes on wait for their tokens. Its next turn goes to the engine of the turns before,
@@ -54,7 +53,7 @@ CONFIRMED_WAIT_S = 1.0
 HELD_MAX = 16_384
 
 MERGED_MIN = 16
-"""Rows of one update that are written into the table column by column; fewer are learned one by one."""
+"""Rows of one message that are written into the table column by column; fewer are learned one by one."""
 
 PATH_MIN = 4
 """A path of so many rows is an update of its own, which names one parent only."""
@@ -134,6 +133,7 @@ class RouteSync:
         self.copy = TableCopy(table, registry)
         self._table = table
         self._registry = registry
+        self._known = table.names()
         self._orphans = Orphans(table)
         self._texts = HeldRows(TEXTS_WAIT_S, GATHER_S)
         self._confirmed = HeldRows(CONFIRMED_WAIT_S)
@@ -241,54 +241,58 @@ class RouteSync:
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes, age_s: float, now: float) -> bool:
-        """Learn what a peer sent. Returns whether any of it was new here. Never raises: what is none is counted."""
-        self.counters.received += 1
-        try:
-            if is_removal(data):
-                self._follow(decode_removal(data), now - age_s, now)
-                return False
-            rows = decode_rows(data)
-        except BadRouteUpdate:
-            self.counters.bad += 1
-            return False
-        names = dict.fromkeys([row.backend for row in rows])
-        holders = {name: holder for name in names if (holder := self._registry.holder(*name, now)) is not None}
-        if len(holders) < len(names):
-            self.counters.void += 1
-            rows = [row for row in rows if row.backend in holders]
-        if len(self._confirmed):
-            for row in rows:
-                if row.token:
-                    self.counters.spared += self._confirmed.drop(holders[row.backend][0], row.token)
-        created = self._learn(rows, holders, now - age_s, now)
-        self.counters.rows += created
-        return created > 0
+    def receive(self, updates: Iterable[tuple[float, bytes]], now: float) -> int:
+        """Learn what a peer sent: updates, each after its age in seconds. Never raises: what is none is counted.
 
-    def _learn(
-        self,
-        rows: Sequence[UpdateRow],
-        holders: Mapping[tuple[int, int], tuple[BackendId, int]],
-        at: float,
-        now: float,
-    ) -> int:
-        if len(rows) >= MERGED_MIN:
-            _, parent, tokens, token, text = zip(*rows, strict=True)
-            columns = RouteColumns(
-                np.array(parent, U64),
-                np.array(tokens, np.uint32),
-                np.array(token, U64),
-                np.array(text, U64),
-                np.array([holders[row.backend][0] for row in rows], np.int16),
-                np.full(len(rows), int(at), np.int32),
-            )
-            return self._orphans.merge(columns, dict(holders.values()), at, now)
-        created = 0
-        for path in paths_of((row, at) for row in rows):
-            chain = [row[2:] for row, _ in reversed(path)]
-            top = path[0][0]
-            created += self._orphans.learn(chain, top.parent, *holders[top.backend], at)
-        return created
+        Returns how many brought what was new here. Their rows are learned together, which costs least for each.
+        """
+        pieces: list[PeerRows] = []
+        generations: dict[BackendId, int] = {}
+        brought = 0
+        for age_s, data in updates:
+            self.counters.received += 1
+            try:
+                removal = decode_removal(data) if is_removal(data) else None
+                piece = self._piece(decode_columns(data), now - age_s, now) if removal is None else None
+            except BadRouteUpdate:
+                self.counters.bad += 1
+                continue
+            if piece is None or any(generations.get(*each) != each[1] for each in piece.generations.items()):
+                self._learn(pieces, generations, now)  # before a removal, and before what another process holds
+                pieces, generations = [], {}
+            if removal is not None:
+                self._follow(removal, now - age_s, now)
+            elif piece is not None and piece.backend:
+                brought += not all(map(self._known.__contains__, piece.names()))
+                pieces.append(piece)
+                generations |= piece.generations
+        self._learn(pieces, generations, now)
+        return brought
+
+    def _piece(self, columns: UpdateColumns, at: float, now: float) -> PeerRows:
+        """The rows of an update whose holders are known."""
+        holders = [self._registry.holder(*name, now) for name in columns.backends]
+        ids = [BackendId(-1) if holder is None else holder[0] for holder in holders]
+        rows: Sequence[Sequence[int]] = (list(map(ids.__getitem__, columns.backend)), *columns[2:])
+        if None in holders:
+            self.counters.void += 1
+            here = [backend >= 0 for backend in rows[0]]
+            rows = [list(compress(column, here)) for column in rows]
+        backends, parent, tokens, token, text = rows
+        if len(self._confirmed):
+            for backend, name in zip(backends, token, strict=True):
+                self.counters.spared += self._confirmed.drop(BackendId(backend), name)
+        generations = dict([holder for holder in holders if holder is not None])
+        return PeerRows(cast("Sequence[BackendId]", backends), parent, tokens, token, text, generations, at)
+
+    def _learn(self, pieces: Sequence[PeerRows], generations: Mapping[BackendId, int], now: float) -> None:
+        if sum([len(piece.backend) for piece in pieces]) >= MERGED_MIN:
+            self.counters.rows += self._orphans.merge(pieces, generations, now)
+            return
+        for piece in pieces:
+            for top, path in piece.paths():
+                backend, parent = piece.backend[top], piece.parent[top]
+                self.counters.rows += self._orphans.learn(path, parent, backend, generations[backend], piece.at)
 
     def _follow(self, removal: Removal, at: float, now: float) -> None:
         holder = self._registry.holder(*removal.backend, now)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from operator import eq
 from struct import Struct, error, pack, unpack
 from typing import NamedTuple
 
@@ -54,6 +55,17 @@ class UpdateRow(NamedTuple):
     text: int
 
 
+class UpdateColumns(NamedTuple):
+    """The rows of an update, column by column."""
+
+    backends: Sequence[tuple[int, int]]
+    backend: Sequence[int]  # of each row: its place among the backends
+    parent: Sequence[int]
+    tokens: Sequence[int]
+    token: Sequence[int]
+    text: Sequence[int]
+
+
 class Removal(NamedTuple):
     """What an engine does not hold any more, by its own word."""
 
@@ -84,6 +96,12 @@ def encode_rows(rows: Sequence[UpdateRow]) -> bytes:
 
 def decode_rows(data: bytes) -> Sequence[UpdateRow]:
     """Raises BadRouteUpdate for what breaks a rule."""
+    backends, backend, *columns = decode_columns(data)
+    return list(map(UpdateRow, map(backends.__getitem__, backend), *columns))
+
+
+def decode_columns(data: bytes) -> UpdateColumns:
+    """The same in columns. Raises BadRouteUpdate."""
     count = row_count(data)
     try:
         kinds, backends_count = data[0], data[1]
@@ -92,22 +110,33 @@ def decode_rows(data: bytes) -> Sequence[UpdateRow]:
             raise BadRouteUpdate(f"{count} rows of kinds {kinds}")
         backends = tuple(BACKEND.iter_unpack(data[HEAD.size : at]))
         numbers = unpack(layout(kinds, backends_count, count), data[at:])
-        end = count if kinds & PARENTS else 1
-        parent, tokens = numbers[:end], numbers[end : end + count]
-        end += count
-        token = text = (0,) * count
-        if kinds & TOKENS:
-            token, end = numbers[end : end + count], end + count
-        if kinds & TEXTS:
-            text, end = numbers[end : end + count], end + count
-        backend = [backends[number] for number in numbers[end:]] if backends_count > 1 else backends * count
     except (error, IndexError) as problem:
         raise BadRouteUpdate("bytes that are no rows") from problem
+    end = count if kinds & PARENTS else 1
+    parent, tokens = numbers[:end], numbers[end : end + count]
+    end += count
+    token = text = (0,) * count
+    if kinds & TOKENS:
+        token, end = numbers[end : end + count], end + count
+    if kinds & TEXTS:
+        text, end = numbers[end : end + count], end + count
+    backend = numbers[end:] if backends_count > 1 else (0,) * count
     if len(parent) < count:
         parent += tuple([own or other for own, other in zip(token[:-1], text[:-1], strict=True)])
-    rows = list(map(UpdateRow, backend, parent, tokens, token, text))
-    check(rows)
-    return rows
+    columns = UpdateColumns(backends, backend, parent, tokens, token, text)
+    check_columns(columns)
+    return columns
+
+
+def check_columns(columns: UpdateColumns) -> None:
+    """Whether its rows may stand in an update. Raises BadRouteUpdate."""
+    backends, backend, parent, tokens, token, text = columns
+    if max(backend) >= len(backends) or any(not key for key, _ in backends):
+        raise BadRouteUpdate("a row without a backend")
+    if not all(tokens) or any(map(eq, token, text)):  # two names of 0 are equal, too
+        raise BadRouteUpdate("a row without a depth, or a name of its own")
+    if any(map(eq, parent, token)) or any(map(eq, parent, text)):  # perhaps but two zeros
+        check(map(UpdateRow, map(backends.__getitem__, backend), parent, tokens, token, text))
 
 
 def check(rows: Iterable[UpdateRow]) -> None:

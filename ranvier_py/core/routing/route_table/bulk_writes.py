@@ -23,6 +23,8 @@ from ranvier_py.core.routing.route_table.route_values import U64, Claim, Numbers
 from ranvier_py.core.routing.route_table.rows import Rows
 from ranvier_py.core.routing.route_table.tree import Tree
 
+ONE = np.array([True])
+
 
 class Merge:
     """One call. `generations` is by backend id: of which process they speak; -1 = leave that backend's out."""
@@ -37,9 +39,10 @@ class Merge:
         columns = self._sound(columns)
         fresh, known = self._split(columns)
         if len(fresh):
-            self._append(columns.at(fresh))
-        for at in self._unsaid(columns, known) if known else ():
-            self._merge_one(columns, at)
+            self._append(columns.at(fresh) if known else columns)
+        if known:
+            for claim in zip(*[column.tolist() for column in self._unsaid(columns.at(np.array(known)))], strict=True):
+                self._merge_one(*claim)
 
     def _sound(self, columns: RouteColumns) -> RouteColumns:
         """Without what is no claim, or none any more."""
@@ -53,18 +56,16 @@ class Merge:
 
     def _split(self, columns: RouteColumns) -> tuple[Numbers, list[int]]:
         """Claims of rows that are wholly new, each row once; and all others."""
-        names = self._rows.index.keys()
+        known_names = self._rows.index.keys()
         tokens, texts = columns.token.tolist(), columns.text.tolist()
-        everything = np.concatenate((columns.token[columns.token != 0], columns.text[columns.text != 0]))
-        everything.sort()
-        twice = bool((everything[1:] == everything[:-1]).any())
-        if not twice and names.isdisjoint(tokens) and names.isdisjoint(texts):
+        names = [*filter(None, tokens), *filter(None, texts)]
+        if known_names.isdisjoint(names) and len(set(names)) == len(names):
             return np.arange(len(tokens)), []
         seen: dict[int, None] = {}
         fresh: list[int] = []
         known: list[int] = []
         for at, (token, text) in enumerate(zip(tokens, texts, strict=True)):
-            if token in names or text in names or token in seen or text in seen:
+            if token in known_names or text in known_names or token in seen or text in seen:
                 known.append(at)
                 continue
             fresh.append(at)
@@ -74,20 +75,18 @@ class Merge:
                 seen[text] = None
         return np.array(fresh, np.int64), known
 
-    def _unsaid(self, columns: RouteColumns, known: list[int]) -> list[int]:
+    def _unsaid(self, columns: RouteColumns) -> RouteColumns:
         """Those of these claims that say more than the table holds in its columns."""
         rows, get, zero = self._rows, self._rows.index.get, repeat(0)
-        at = np.array(known, np.int64)
-        token, text, backend = columns.token[at], columns.text[at], columns.backend[at]
+        _, _, token, text, backend, evidence = columns
         by_text = np.array(list(map(get, text.tolist(), zero)), np.int64)
         row = np.where(token != 0, np.array(list(map(get, token.tolist(), zero)), np.int64), by_text)
         sent = (row > 0) & ((text == 0) | (by_text == row))
         sent &= np.frombuffer(rows.backend, np.int16)[row] == backend
         sent &= np.frombuffer(rows.generation, np.int32)[row] == self._generations[backend]
-        sent &= np.frombuffer(rows.evidence, np.int32)[row] >= columns.evidence[at]
-        sent &= (np.frombuffer(rows.parent, np.int32)[row] != 0) | (columns.parent[at] == 0)
-        unsaid: list[int] = at[~sent].tolist()
-        return unsaid
+        sent &= np.frombuffer(rows.evidence, np.int32)[row] >= evidence
+        sent &= (np.frombuffer(rows.parent, np.int32)[row] != 0) | (columns.parent == 0)
+        return columns.at(np.flatnonzero(~sent))
 
     def _append(self, columns: RouteColumns) -> None:
         """Create rows, place them, give them their claims."""
@@ -101,17 +100,17 @@ class Merge:
         ids = allot(rows, room)
         generations = self._generations[columns.backend]
         self._fill(ids, columns, generations)
+        numbers = ids.tolist()
         for names in (columns.token, columns.text):
-            named = names != 0
-            rows.index.update(zip(names[named].tolist(), ids[named].tolist(), strict=True))
+            rows.index.update(zip(names.tolist(), numbers, strict=True))
+        rows.index.pop(0, None)  # nobody's name
         parents = self._parents(ids, columns.parent)
         place(rows, ids, parents)
         rows.count += room
         tree.counters.created += room
         claims.counts[Trust.REMOTE] += room
         self._hand_up(columns, parents, generations)
-        for row in ids[np.frombuffer(rows.child, np.int32)[ids] == 0].tolist():
-            self._leaves.push(row)
+        self._leaves.push_many(ids[np.frombuffer(rows.child, np.int32)[ids] == 0])
 
     def _make_room(self, wanted: int) -> int:
         """How many of so many rows can be created; older ones go for them."""
@@ -144,35 +143,30 @@ class Merge:
 
     def _hand_up(self, columns: RouteColumns, parents: Numbers, generations: npt.NDArray[np.int32]) -> None:
         """The monotone rule: a parent that lacks the claim of its new child gets it."""
-        rows, claims = self._rows, self._claims
+        rows = self._rows
         lacking = parents > 0
         lacking &= (
             (np.frombuffer(rows.backend, np.int16)[parents] != columns.backend)
             | (np.frombuffer(rows.generation, np.int32)[parents] != generations)
             | (np.frombuffer(rows.evidence, np.int32)[parents] < columns.evidence)
         )
-        wanted: dict[tuple[int, int, int], int] = {}  # once each: many new rows may hang under one
-        for at in np.flatnonzero(lacking).tolist():
-            place = int(parents[at]), int(columns.backend[at]), int(generations[at])
-            wanted[place] = max(wanted.get(place, -1), int(columns.evidence[at]))
-        for (parent, backend, generation), evidence in wanted.items():
-            claims.raise_from(parent, backend, Claim(generation, Trust.REMOTE, evidence))
+        (of,) = lacking.nonzero()
+        if len(of):
+            self._claims.raise_many(parents[of], columns.backend[of], generations[of], columns.evidence[of])
 
-    def _merge_one(self, columns: RouteColumns, at: int) -> None:
+    def _merge_one(self, above: int, tokens: int, token: int, text: int, backend: int, evidence: int) -> None:
         """A claim of a row that is known, at least by one name."""
         rows, index = self._rows, self._rows.index
-        token, text, above = int(columns.token[at]), int(columns.text[at]), int(columns.parent[at])
-        backend, evidence = int(columns.backend[at]), int(columns.evidence[at])
-        generation = int(self._generations[backend])
+        claim = Claim(int(self._generations[backend]), Trust.REMOTE, evidence)
         row = index.get(token or text, 0)
         if row and (not text or index.get(text) == row) and (rows.parent[row] or above not in index):
-            self._claims.raise_from(row, backend, Claim(generation, Trust.REMOTE, evidence))
+            self._claims.raise_from(row, backend, claim)
             rows.used[row] = max(rows.used[row], evidence)
             return
-        chain: list[PrefixKey] = [(int(columns.tokens[at]), token, text)]
+        chain: list[PrefixKey] = [(tokens, token, text)]
         if above in index and above not in (token, text):
             chain.append(rows.key(index[above]))
-        self._tree.add(chain, backend, Claim(generation, Trust.REMOTE, evidence), whole=False)
+        self._tree.add(chain, backend, claim, whole=False)
 
 
 def allot(rows: Rows, count: int) -> Numbers:
@@ -196,11 +190,15 @@ def place(rows: Rows, ids: Numbers, parents: Numbers) -> None:
     )
     order = np.argsort(parents, kind="stable")
     lower, upper = ids[order], parents[order]
-    first = np.diff(upper, prepend=-1) != 0  # of each family: next to the child that was there before
-    last = np.diff(upper, append=-1) != 0  # becomes the first child
+    differs = upper[1:] != upper[:-1]
+    first = np.concatenate((ONE, differs))  # of each family: next to the child that was there before
+    last = np.concatenate((differs, ONE))  # becomes the first child
+    older = np.concatenate((lower[:1], lower[:-1]))
+    older[first] = child[upper[first]]
     parent[lower] = upper
-    older = np.where(first, child[upper], np.concatenate((lower[:1], lower[:-1])))
     right[lower] = older
-    left[older[older > 0]] = lower[older > 0]
-    left[lower[last]] = 0
-    child[upper[last]] = lower[last]
+    followed = older > 0
+    left[older[followed]] = lower[followed]
+    first_children = lower[last]
+    left[first_children] = 0
+    child[upper[last]] = first_children

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from ranvier_py.core.routing.route_table.route_values import Trust
+import numpy as np
+
+from ranvier_py.core.routing.route_table.route_values import Numbers, Trust
 from ranvier_py.core.routing.route_table.rows import Rows
 
 LANES = (Trust.REMOTE, Trust.LOCAL, Trust.CONFIRMED)
@@ -42,6 +44,28 @@ class LeafQueue:
         last = rows.older[head]
         rows.older[row], rows.newer[row] = last, head
         rows.newer[last] = rows.older[head] = row
+
+    def push_many(self, leaves: Numbers) -> None:
+        """Queue rows that are not queued and have claims, as one `push` after the other would."""
+        rows = self._rows
+        older, newer = np.frombuffer(rows.older, np.int32), np.frombuffer(rows.newer, np.int32)
+        lanes, seconds = np.frombuffer(rows.best, np.uint8)[leaves], np.frombuffer(rows.used, np.int32)[leaves]
+        np.frombuffer(rows.lane, np.uint8)[leaves], np.frombuffer(rows.bucket, np.int32)[leaves] = lanes, seconds
+        for lane, second in dict.fromkeys(zip(lanes.tolist(), seconds.tolist(), strict=True)):
+            several = leaves[(lanes == lane) & (seconds == second)]
+            older[several[1:]], newer[several[:-1]] = several[:-1], several[1:]
+            first, last = int(several[0]), int(several[-1])
+            heads = self.heads[lane]
+            head = heads.get(second)
+            if head is None:
+                heappush(self._seconds[lane], second)
+            if not head:
+                heads[second] = first
+                rows.newer[last], rows.older[first] = first, last
+                continue
+            tail = rows.older[head]
+            rows.older[first], rows.newer[tail] = tail, first
+            rows.newer[last], rows.older[head] = head, last
 
     def remove(self, row: int) -> None:
         """Take a row out, if it is queued."""

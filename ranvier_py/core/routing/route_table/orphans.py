@@ -10,14 +10,15 @@ for rows that came otherwise. Bound: ORPHANS_MAX pieces; beyond, the one that ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, compress, repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
-from ranvier_py.core.routing.route_table.route_values import RouteColumns, Trust
+from ranvier_py.core.routing.route_table.route_values import U64, RouteColumns, Trust
 from ranvier_py.core.routing.route_table.table import RouteTable
 
 ORPHANS_MAX = 4096
@@ -31,6 +32,34 @@ class Orphan(NamedTuple):
     backend: BackendId
     generation: int
     at: float  # of the evidence
+
+
+class PeerRows(NamedTuple):
+    """What one update says, column by column, parents before children."""
+
+    backend: Sequence[BackendId]
+    parent: Sequence[int]  # a name of the row above, or 0
+    tokens: Sequence[int]
+    token: Sequence[int]
+    text: Sequence[int]
+    generations: Mapping[BackendId, int]  # of all of these backends
+    at: float  # of the evidence
+
+    def names(self) -> Sequence[int]:
+        """One for each row."""
+        return (
+            self.token if all(self.token) else [one or other for one, other in zip(self.token, self.text, strict=True)]
+        )
+
+    def paths(self) -> Iterator[tuple[int, list[PrefixKey]]]:
+        """Runs of rows of one backend, each below the one before: where each begins, and its keys, deepest first."""
+        keys = list(zip(self.tokens, self.token, self.text, strict=True))
+        start = 0
+        for at in range(1, len(keys) + 1):
+            _, token, text = keys[at - 1]
+            if at == len(keys) or self.backend[at] != self.backend[start] or self.parent[at] != (token or text):
+                yield start, keys[start:at][::-1]
+                start = at
 
 
 class Orphans:
@@ -48,69 +77,85 @@ class Orphans:
         """Pieces that wait."""
         return self._count
 
-    def learn(self, chain: Sequence[PrefixKey], parent: int, backend: BackendId, generation: int, at: float) -> int:
+    def learn(self, path: Sequence[PrefixKey], parent: int, backend: BackendId, generation: int, at: float) -> int:
         """Learn a piece of a path (deepest first) under the row that `parent` names, if not 0. Trust is REMOTE.
 
         Returns the number of new rows. Raises ValueError as `RouteTable.learn` does.
         """
         table = self._table
         above = table.prefix_key_of(parent) if parent else None
-        created = table.learn((*chain, above) if above else chain, backend, generation, Trust.REMOTE, at)
+        created = table.learn((*path, above) if above else path, backend, generation, Trust.REMOTE, at)
         if self._waiting:
-            for _, token, text in chain:
+            for _, token, text in path:
                 self._adopt(token)
                 self._adopt(text)
             self._look_again()
-        if parent and above is None and not any(parent in key[1:] for key in chain):
-            self._wait(parent, Orphan(chain[-1], backend, generation, at))
+        if parent and above is None and not any(parent in key[1:] for key in path):
+            self._wait(parent, Orphan(path[-1], backend, generation, at))
         return created
 
-    def merge(self, columns: RouteColumns, generations: Mapping[BackendId, int], at: float, now: float) -> int:
-        """The same of many rows at once, by evidence of that time. Those without a place are learned one by one."""
-        rows = list(zip(*(column.tolist() for column in columns[:5]), strict=True))
-        lost = self._lost(rows)
+    def merge(self, pieces: Sequence[PeerRows], generations: Mapping[BackendId, int], now: float) -> int:
+        """The same of many rows at once. Those without a place are learned one by one."""
+        columns: list[Sequence[int]] = [
+            list(chain.from_iterable(column)) for column in zip(*[piece[:5] for piece in pieces], strict=True)
+        ]
+        columns.append(list(chain.from_iterable([repeat(int(piece.at), len(piece.backend)) for piece in pieces])))
+        lost = self._lost(columns[1], columns[3], columns[4])
+        others = [[column[at] for column in columns] for at in lost]
         if lost:
-            columns = columns.at(np.delete(np.arange(len(rows)), lost))
-        self._note_uses(columns, generations, at)
+            here = [True] * len(columns[0])
+            for at in lost:
+                here[at] = False
+            columns = [list(compress(column, here)) for column in columns]
+        self._note_uses(columns, generations)
         by_id = np.full(max(generations) + 1, -1, np.int32)
-        for backend, generation in generations.items():
-            by_id[backend] = generation
-        created = self._table.merge(columns, by_id, now)
+        for number, generation in generations.items():
+            by_id[number] = generation
+        created = self._table.merge(columns_of(*columns), by_id, now)
         if self._waiting:
-            for _, _, token, text, _ in rows:
-                self._adopt(token)
-                self._adopt(text)
+            for name in filter(self._waiting.__contains__, chain(*columns[3:5])):
+                self._adopt(name)
             self._look_again()
-        for number in lost:
-            parent, tokens, token, text, backend = rows[number]
-            created += self.learn([(tokens, token, text)], parent, backend, generations[backend], at)
+        for backend, parent, *key, second in others:
+            holder = BackendId(backend)
+            created += self.learn([(key[0], key[1], key[2])], parent, holder, generations[holder], second)
         return created
 
-    def _lost(self, rows: Sequence[tuple[int, int, int, int, BackendId]]) -> list[int]:
+    def _lost(self, parents: Sequence[int], tokens: Sequence[int], texts: Sequence[int]) -> list[int]:
         """Rows whose parent is not known here, nor comes with a row before them that has its own."""
         known = self._known
-        placed: dict[int, None] = {0: None}
-        lost: list[int] = []
-        for number, (parent, _, token, text, _) in enumerate(rows):
-            if parent in placed or parent in known:
-                placed[token] = placed[text] = None
-            else:
-                lost.append(number)
-        return lost
+        unknown = [at for at, parent in enumerate(parents) if parent not in known and parent]
+        first: dict[int, int] = {}
+        lost: dict[int, None] = {}
+        for at in unknown:
+            parent, above = parents[at], at - 1
+            if not at or parent not in (
+                tokens[above],
+                texts[above],
+            ):  # as nearly all are: the answer to the message before it
+                first = first or first_places(tokens, texts)
+                above = first.get(parent, at)
+            if above >= at or above in lost:
+                lost[at] = None
+        return list(lost)
 
-    def _note_uses(self, columns: RouteColumns, generations: Mapping[BackendId, int], at: float) -> None:
+    def _note_uses(self, columns: Sequence[Sequence[int]], generations: Mapping[BackendId, int]) -> None:
         remote_use = self._table.remote_use
-        if remote_use is None or not self._table.is_alive(at):
+        if remote_use is None:
             return
-        for backend, generation in generations.items():
-            own = columns.at(np.flatnonzero(columns.backend == backend))
-            rows = zip(own.parent.tolist(), own.tokens.tolist(), own.token.tolist(), own.text.tolist(), strict=True)
-            remote_use(
-                (((tokens, token, text), (0, 0, parent)) for parent, tokens, token, text in rows),
-                backend,
-                generation,
-                int(at),
-            )
+        backends, *_, seconds = columns
+        for backend, second in dict.fromkeys(zip(backends, seconds, strict=True)):  # used in one second is used once
+            if self._table.is_alive(second):
+                remote_use(
+                    (
+                        ((tokens, token, text), (0, 0, parent))
+                        for *of, parent, tokens, token, text in zip(backends, seconds, *columns[1:5], strict=True)
+                        if of == [backend, second]
+                    ),
+                    BackendId(backend),
+                    generations[BackendId(backend)],
+                    second,
+                )
 
     def _wait(self, parent: int, orphan: Orphan) -> None:
         self._waiting.setdefault(parent, []).append(orphan)
@@ -144,3 +189,31 @@ class Orphans:
             if self._table.claim(key[1] or key[2], backend) is not None:  # it may have been withdrawn since
                 self._table.learn((key, above), backend, generation, Trust.REMOTE, at)
         return True
+
+
+def first_places(*columns: Sequence[int]) -> dict[int, int]:
+    """Name -> where it comes first."""
+    places: dict[int, int] = {}
+    for names in columns:
+        for name, at in zip(reversed(names), range(len(names) - 1, -1, -1), strict=True):
+            places[name] = min(at, places.get(name, at))
+    return places
+
+
+def columns_of(
+    backend: Sequence[int],
+    parent: Sequence[int],
+    tokens: Sequence[int],
+    token: Sequence[int],
+    text: Sequence[int],
+    evidence: Sequence[int],
+) -> RouteColumns:
+    count = len(backend)
+    return RouteColumns(
+        np.fromiter(parent, U64, count),
+        np.fromiter(tokens, np.uint32, count),
+        np.fromiter(token, U64, count),
+        np.fromiter(text, U64, count),
+        np.fromiter(backend, np.int16, count),
+        np.fromiter(evidence, np.int32, count),
+    )

@@ -64,12 +64,14 @@ class RouteUses:
         new_tokens, found = 0, dict[int, int]()
         counted: dict[int, None] = {}  # rows
         unknown: dict[int, int] = {}  # names without a row that are counted: their depth
+        index = rows.index
         for chain in prompts:
             (deepest, token, text), name = chain[0], chain[-1][1] or chain[-1][2]
-            row = get(name, 0) if len(chain) == 2 and (token or text) not in rows.index else 0
+            new = len(chain) == 2 and token not in index and text not in index
+            row = get(name, 0) if new and token not in unknown and text not in unknown else 0
             if row and backends[row] == backend and generations[row] == generation and evidences[row] >= second:
                 new_tokens += max(0, deepest - depths[row])  # as nearly all are where many come at once
-                unknown[token or text] = deepest
+                note_depth(unknown, token, text, deepest)
                 continue
             row, above = self._goes_on_from(chain, backend, generation, counted, unknown)
             new_tokens += max(0, deepest - above)
@@ -108,10 +110,10 @@ class RouteUses:
                 lacking[row] = None
                 row = rows.parent[row]
             row = 0 if row in lacking else max(0, row)
-            above = rows.tokens[row] if row else unknown.get(token or text, 0)
+            above = rows.tokens[row] if row else unknown.get(token) or unknown.get(text, 0)
             if above:
                 break
-            unknown[token or text] = tokens
+            note_depth(unknown, token, text, tokens)
         counted.update(lacking)
         return (row, above) if above else (0, 0)
 
@@ -124,3 +126,11 @@ class RouteUses:
             if claim is not None and claim.generation == generation:
                 claims.raise_from(row, backend, claim._replace(evidence=max(second, claim.evidence)))
                 return
+
+
+def note_depth(depths: dict[int, int], token: int, text: int, tokens: int) -> None:
+    """Of a prefix without a row, by each of its names: what goes on from it may know but one."""
+    if token:
+        depths[token] = tokens
+    if text:
+        depths[text] = tokens

@@ -109,7 +109,7 @@ class RouteNode:
         updates = self.updates(now)
         for update, at in updates:
             for other in others:
-                other.sync.receive(update, now - at, now)
+                other.sync.receive([(now - at, update)], now)
         return sum(len(update) for update, _ in updates)
 
     def holders(self, chain: Sequence[PrefixKey], now: float = 10.0) -> list[tuple[str, int, int]]:

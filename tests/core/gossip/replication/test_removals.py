@@ -43,7 +43,7 @@ def test_what_was_served_after_the_removal_stays() -> None:
     route_updates = reader.updates(20.0)
     server.serve(CHAT, 25.0)
     for route_update, at in route_updates:
-        server.sync.receive(route_update, 26.0 - at, 26.0)
+        server.sync.receive([(26.0 - at, route_update)], 26.0)
     assert server.holders(CHAT, 26.0) == [(ENGINE, 64, Trust.LOCAL)]
     assert server.sync.counters.removals_younger == len(CHAT)
 
@@ -66,7 +66,7 @@ def test_a_removal_of_an_earlier_process_is_not_followed() -> None:
     other.receive(reader, 21.0, generation=2)
     other.serve(CHAT, 21.0)
     for route_update, at in route_updates:
-        other.sync.receive(route_update, 30.0 - at, 30.0)
+        other.sync.receive([(30.0 - at, route_update)], 30.0)
     assert other.holders(CHAT, 30.0) == [(ENGINE, 64, Trust.LOCAL)]
     assert other.sync.counters.void == 1
 
@@ -148,8 +148,8 @@ def test_what_only_the_engine_knows_is_reported_within_a_moment() -> None:
 def test_bytes_that_are_no_removal_are_counted() -> None:
     node = RouteNode(1, [ENGINE])
     good = encode_removal(Removal((node.key(), 1), (1, 2)))
-    node.sync.receive(good[:-3], 0.0, 10.0)
-    node.sync.receive(encode_removal(Removal((77, 1), (1, 2))), 0.0, 10.0)
+    node.sync.receive([(0.0, good[:-3])], 10.0)
+    node.sync.receive([(0.0, encode_removal(Removal((77, 1), (1, 2))))], 10.0)
     assert (node.sync.counters.bad, node.sync.counters.void) == (1, 1)
 
 

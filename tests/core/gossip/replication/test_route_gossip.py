@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from random import Random
 from types import FunctionType, ModuleType
 
@@ -51,9 +51,10 @@ class NotedSync(RouteSync):
         super().__init__(node.table, node.backends)
         self.received: list[tuple[bytes, float]] = []
 
-    def receive(self, data: bytes, age_s: float, now: float) -> bool:  # as its parent
-        self.received.append((data, age_s))
-        return True
+    def receive(self, updates: Iterable[tuple[float, bytes]], now: float) -> int:  # as its parent
+        before = len(self.received)
+        self.received += [(data, age_s) for age_s, data in updates]
+        return len(self.received) - before
 
 
 class One:

@@ -252,7 +252,7 @@ def test_any_order_of_route_updates_with_doubles_gives_the_same_table(
         node = RouteNode(9, rng.sample(URLS, BACKENDS), ttl_s=500.0)
         node.meet(RouteNode(8))
         for route_update, at in received:
-            node.sync.receive(route_update, 301.0 - at, 301.0)
+            node.sync.receive([(301.0 - at, route_update)], 301.0)
         sums.append(node.sums(301.0))
     assert sums[0] == sums[1] == sums[2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
@@ -81,7 +82,7 @@ def test_a_backend_the_operator_did_not_give_us_is_never_ranked() -> None:
 def test_bytes_that_are_no_route_update_are_counted_and_change_nothing() -> None:
     node = RouteNode(1)
     for data in (b"", b"\x01" * 40, b"\x00" * 11):
-        assert not node.sync.receive(data, 0.0, 10.0)
+        assert not node.sync.receive([(0.0, data)], 10.0)
     assert node.sync.counters.bad == 3
     assert len(node.table) == 0
 
@@ -90,7 +91,7 @@ def test_a_route_update_of_an_earlier_generation_is_dropped_and_counted() -> Non
     node = RouteNode(1)
     node.restart(11.0)
     update = encode_rows([UpdateRow((node.key(), 1), 0, *key) for key in CHAT])
-    assert not node.sync.receive(update, 0.0, 12.0)
+    assert not node.sync.receive([(0.0, update)], 12.0)
     assert node.sync.counters.void == 1
 
 
@@ -230,6 +231,26 @@ def test_many_rows_at_once_are_learned_as_one_by_one(seed: int, merged: bool, mo
     assert second.sync.counters.received < 20
 
 
+def test_all_rows_of_a_message_are_written_in_one_pass() -> None:
+    """A peer that is busy takes turns of all others: what each row costs by itself is what there is to save."""
+    first, second = two()
+    first.serve(CHAT)
+    first.send(second)
+    for number in range(300):
+        first.serve([(72, 0, 5000 + number), *CHAT], 11.0)
+    updates = [(0.0, update) for update, _ in first.updates(11.0 + LEFT_S)]
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_name] if event == "call" else ()))
+    try:
+        second.sync.receive(updates, 20.0)
+    finally:
+        sys.setprofile(None)
+    assert len(updates) > 1
+    assert calls["merge"] == 2, "of all updates, and of the table"
+    assert calls.total() < 300
+    assert len(second.table) == len(first.table) == 300 + len(CHAT)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_uses_are_counted_of_many_rows_as_of_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibration counts by them what pushes other prefixes out."""
@@ -267,12 +288,12 @@ def test_rows_whose_chat_comes_later_are_hung_where_they_belong(count: int) -> N
     first, second = two()
     chats = beginnings(first)
     begun = decode_rows(first.updates()[0][0])
-    second.sync.receive(encode_rows(begun[: CHATS // 2]), 0.0, 10.0)
+    second.sync.receive([(0.0, encode_rows(begun[: CHATS // 2]))], 10.0)
     go_on(first, chats, count, 11.0)
     for now in (11.0, 11.0 + LEFT_S):
         first.send(second, now=now)
     assert second.sync.orphans > 0
-    second.sync.receive(encode_rows(begun[CHATS // 2 :]), 4.0, 14.0)
+    second.sync.receive([(4.0, encode_rows(begun[CHATS // 2 :]))], 14.0)
     assert second.sync.orphans == 0
     assert tree(first) == tree(second)
 
@@ -285,7 +306,7 @@ def test_of_a_process_that_is_gone_nothing_is_sent_or_taken() -> None:
         first.serve([(72, 0, 5000 + number), *CHAT], 11.0)
     updates = first.updates(11.0 + LEFT_S)
     second.restart(12.0)
-    assert not second.sync.receive(updates[0][0], 1.0, 13.0)
+    assert not second.sync.receive([(1.0, updates[0][0])], 13.0)
     assert second.sync.counters.void == 1
     for number in range(20):
         first.serve([(72, 0, 6000 + number), *CHAT], 14.0)
