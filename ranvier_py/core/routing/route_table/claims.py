@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table.leaves import LeafQueue
-from ranvier_py.core.routing.route_table.route_values import Claim, Numbers, Trust
+from ranvier_py.core.routing.route_table.route_values import BACKENDS_MAX, Claim, Trust
 from ranvier_py.core.routing.route_table.rows import NO_BACKEND, SHARED, Rows
 
 Integers = npt.NDArray[np.signedinteger[Any]]
@@ -32,6 +32,18 @@ class Hidden(NamedTuple):
 
     second: int  # those with evidence up to it
     left: Mapping[int, int]  # of later seconds: those deeper than so many tokens
+
+
+class Climbing(NamedTuple):
+    """Claims on their way up, one element each."""
+
+    rows: Integers
+    backends: Integers
+    generations: Integers
+    evidence: Integers
+
+    def at(self, here: npt.NDArray[np.bool_]) -> Climbing:
+        return Climbing._make([column[here] for column in self])
 
 
 class Claims:
@@ -80,35 +92,27 @@ class Claims:
 
     def raise_many(self, rows: Integers, backends: Integers, generations: Integers, evidence: Integers) -> None:
         """The same of many REMOTE claims, one for each of these rows: all climb together, a row at a time."""
-        columns = self._rows
-        order = np.argsort(evidence, kind="stable")  # of several for one row the latest is written last
-        rows, backends, generations, evidence = rows[order], backends[order], generations[order], evidence[order]
-        horizon = self.horizon
-        holder, number = np.frombuffer(columns.backend, np.int16), np.frombuffer(columns.generation, np.int32)
-        known, parents = np.frombuffer(columns.evidence, np.int32), np.frombuffer(columns.parent, np.int32)
-        while len(rows) >= CLIMB_TOGETHER_MIN:
-            before = known[rows]
-            own = (holder[rows] == backends) & (number[rows] == generations) & (before > horizon)
-            (others,) = (~own).nonzero()
-            if len(others):
-                self._raise_each(rows, backends, generations, evidence, others)
-            (higher,) = (own & (before < evidence)).nonzero()
-            rows, backends, generations, evidence = (
-                rows[higher],
-                backends[higher],
-                generations[higher],
-                evidence[higher],
-            )
-            known[rows] = evidence
-            rows = parents[rows]
-        self._raise_each(rows, backends, generations, evidence, np.arange(len(rows)))
+        latest = np.argsort(evidence, kind="stable")[::-1]
+        places = rows[latest].astype(np.int64) * BACKENDS_MAX + backends[latest]
+        _, once = np.unique(places, return_index=True)  # many rows may hang under one
+        order = latest[np.sort(once)[::-1]]  # where paths meet, the latest is written last
+        climbing = Climbing(rows[order], backends[order], generations[order], evidence[order])
+        holder, number = np.frombuffer(self._rows.backend, np.int16), np.frombuffer(self._rows.generation, np.int32)
+        known, parents = np.frombuffer(self._rows.evidence, np.int32), np.frombuffer(self._rows.parent, np.int32)
+        while len(climbing.rows) >= CLIMB_TOGETHER_MIN:
+            rows, backends, generations, evidence = climbing
+            own = (holder[rows] == backends) & (number[rows] == generations) & (known[rows] > self.horizon)
+            if not own.all():
+                self._raise_each(climbing.at(~own))
+            climbing = climbing.at(own & (known[rows] < evidence))  # one of the others may have been higher up
+            known[climbing.rows] = climbing.evidence
+            climbing = climbing._replace(rows=parents[climbing.rows])
+            climbing = climbing.at(climbing.rows > 0)
+        self._raise_each(climbing)
 
-    def _raise_each(
-        self, rows: Integers, backends: Integers, generations: Integers, evidence: Integers, among: Numbers
-    ) -> None:
-        several = (column[among].tolist() for column in (rows, backends, generations, evidence))
-        for row, backend, generation, second in zip(*several, strict=True):
-            self.raise_from(row, backend, Claim(generation, Trust.REMOTE, second))
+    def _raise_each(self, climbing: Climbing) -> None:
+        for row, backend, generation, evidence in zip(*[column.tolist() for column in climbing], strict=True):
+            self.raise_from(row, backend, Claim(generation, Trust.REMOTE, evidence))
 
     def of(self, row: int) -> Iterator[tuple[int, Claim]]:
         """All claims of a row. The current one may be dropped meanwhile, if the caller holds a list."""

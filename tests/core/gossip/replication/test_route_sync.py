@@ -247,7 +247,7 @@ def test_all_rows_of_a_message_are_written_in_one_pass() -> None:
         sys.setprofile(None)
     assert len(updates) > 1
     assert calls["merge"] == 2, "of all updates, and of the table"
-    assert calls.total() < 300
+    assert calls.total() < 300, calls
     assert len(second.table) == len(first.table) == 300 + len(CHAT)
 
 

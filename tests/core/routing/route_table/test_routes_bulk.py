@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, RouteColumns
+from ranvier_py.core.routing.route_table import claims as claims_module
+from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, Claim, RouteColumns
 from tests.core.routing.route_table.looks import (
     BACKENDS,
     DEPTHS,
@@ -246,3 +248,28 @@ def test_what_peers_still_use_is_evicted_last() -> None:
     merge_all(table, [columns((0, 16, 1, 0, 0, 1.0))])
     merge_all(table, [columns((0, 16, 4, 0, 0, 0.0))])
     assert {fingerprint for fingerprint, _ in pairs_of(table)} == {1, 3, 4}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    learned_of(SOUP),
+    st.lists(
+        st.tuples(st.integers(0, 11), st.integers(0, BACKENDS - 1), st.integers(int(NOW - TTL_S) + 1, int(NOW))),
+        max_size=40,
+    ),
+)
+def test_claims_that_climb_together_end_as_if_each_had_climbed_alone(
+    learned: Learned, raised: list[tuple[int, int, int]]
+) -> None:
+    """Paths that meet, several claims for one row, rows of others, expired ones."""
+    together, alone = table_of(learned), table_of(learned)
+    placed = [row for row in range(1, alone.rows.top) if alone.rows.parent[row] >= 0]
+    claims = [(placed[place % len(placed)], *claim) for place, *claim in raised] if placed else []
+    for row, backend, evidence in sorted(claims, key=lambda claim: claim[2]):
+        alone.claims.raise_from(row, backend, Claim(GENERATIONS[backend], Trust.REMOTE, evidence))
+    if claims:
+        rows, backends, evidence = (np.array(column, np.int32) for column in zip(*claims, strict=True))
+        with patch.object(claims_module, "CLIMB_TOGETHER_MIN", 1):
+            together.claims.raise_many(rows, backends, np.array(GENERATIONS, np.int32)[backends], evidence)
+    assert pairs_of(together) == pairs_of(alone)
+    check(together, GENERATIONS, NOW)
