@@ -336,6 +336,9 @@ def control_cases() -> Iterator[RequestCase]:
         for body in (b"", b"[]", b'{"worker_id":5}', b'{"worker_id":"w","hashes":"x"}', b"\x80", b"\xc1" * 99):
             yield case(f"{path} of {body[:9]!r}", sent(path, body), CLIENT_ERROR)
     yield case("a worker without an address", sent("/add_worker", b""))
+    queries = ("http://10.0.0..1:8000", "http://10.0.0.256:8000", f"http://{'a' * 64}:1", "http://[::1", "http://")
+    yield from (case(f"the worker {url[:40]}", sent(f"/add_worker?url={url}", b"")) for url in queries)
+    yield case("a body that nobody asked for", control_request(b"GET", "/admin/config", b"x" * (1 << 20)), (200,))
     yield case("removing nobody", control_request(b"DELETE", "/admin/backends", b'{"url":"http://nobody:1"}'))
     yield case("a method it does not have", get(b"/healthz", method=b"DELETE"))
     yield case("a body above the limit", get(b"/explain", BEARER, b"content-length: 99999999999", method=b"POST"))

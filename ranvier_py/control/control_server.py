@@ -17,11 +17,12 @@ import logging
 import socket
 import struct
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import h11
 import hypercorn
 import trio
 from hypercorn.protocol.h11 import H11Protocol
@@ -38,6 +39,9 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 256
 """Scrapers, probes and people. One more, and the oldest is cut: nobody who holds on shall keep others from asking."""
+
+LINGER_S = 2.0  # as on the public port
+LINGER_BYTES = 1 << 16
 
 ACCEPT_PAUSE_S = 0.1  # after accept failed, mostly for want of descriptors; trio.serve_listeners waits as long
 
@@ -121,9 +125,12 @@ class Connections:
         stream = DeadlineStream(accepted, self._limits.send_timeout_s, on_close=scope.cancel)
         self._make_place()
         self._open[stream] = None
+        server = PlainServer(self._app, self._config, self._context, ConnectionState({}), cast("Any", stream))
         try:
             with scope:
-                await PlainServer(self._app, self._config, self._context, ConnectionState({}), cast("Any", stream))
+                await server
+            if server.has_more_to_come:
+                await linger(accepted)
         finally:
             self._open.pop(stream, None)
             accepted.socket.close()  # the kernel still delivers what was sent
@@ -155,8 +162,22 @@ class Connections:
             stream.abort()
 
 
+async def linger(stream: trio.SocketStream) -> None:
+    """Read what the client still sends: closing with unread bytes makes the kernel take back our answer."""
+    with trio.move_on_after(LINGER_S), suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+        stream.socket.shutdown(socket.SHUT_WR)
+        while await stream.receive_some(LINGER_BYTES):
+            pass
+
+
 class PlainServer(TCPServer):
     """hypercorn's connection with HTTP/1.1 on it and nothing else, whatever the client would rather speak."""
+
+    @property
+    def has_more_to_come(self) -> bool:
+        """It was answered before its request was whole."""
+        plain: Any = getattr(self, "protocol", None)
+        return plain is not None and plain.connection.their_state in (h11.SEND_BODY, h11.ERROR)
 
     async def run(self) -> None:
         try:
@@ -220,8 +241,8 @@ class DeadlineStream:
         await self.stream.send_eof()
 
     async def aclose(self) -> None:
+        """No more for hypercorn; the socket is closed by whose it is."""
         self._on_close()
-        await self.stream.aclose()
 
     def cut(self) -> None:
         """Close now, and end whatever is done for it."""

@@ -9,7 +9,8 @@ and where it has taken longer than PATIENCE_S. Only where the name does not exis
 may be another's by then. Who knows none waits until the lookup has taken DEADLINE_S.
 Lookups have threads of their own: those of trio's pool stay free for others. A name that was slow last time shares
 SLOW_THREADS_MAX with its like, so that names that hang hold up no others for long.
-Every failure is an AddressError, an OSError as of any connection.
+Every failure is an AddressError, an OSError as of any connection; it has an `errno` only where the name server was not
+asked for want of descriptors or memory here, which says nothing of the name.
 Bounds: NAMES_MAX names, the longest unasked going first; ADDRESSES_MAX addresses of each.
 """
 
@@ -27,7 +28,7 @@ from typing import Any
 import trio
 
 from ranvier_py.core.bounded import BoundedDict
-from ranvier_py.core.errors import AddressError
+from ranvier_py.core.errors import AddressError, is_exhaustion
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.supervision import Faults
 
@@ -66,6 +67,7 @@ class Lookup:
     tried_at: float = -inf  # when the last one ended, however it did
     took_s: float = 0.0  # the last one in its thread
     trouble: str = ""
+    exhausted: int = 0  # errno, where it was for want of something here
     running: trio.Event | None = None  # is set at its end
 
 
@@ -122,7 +124,9 @@ class Resolver(trio.abc.HostnameResolver):
             if family in (socket.AF_UNSPEC, each)
         ]
         if not found:
-            raise AddressError(f"{name.host.decode()}: {name.trouble or 'no address of that family'}")
+            error = AddressError(f"{name.host.decode()}: {name.trouble or 'no address of that family'}")
+            error.errno = name.exhausted or None
+            raise error
         return found
 
     async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
@@ -144,23 +148,25 @@ class Resolver(trio.abc.HostnameResolver):
             with trio.move_on_at(name.began_at + limit_s) as patience:
                 await name.running.wait()
             if patience.cancelled_caught:
+                name.exhausted = 0
                 self._note(name, "no answer in time")
         return name
 
     async def _look_up(self, name: Lookup) -> None:
         self.counters.lookups += 1
-        trouble, found, is_gone = "", [], True
+        trouble, found, is_gone, exhausted = "", [], True, 0
         try:
             found = await self._ask(name)
             trouble = "" if found else "no address"
         except (OSError, UnicodeError) as error:
             trouble = getattr(error, "strerror", None) or str(error) or type(error).__name__
             is_gone = getattr(error, "errno", None) in GONE
+            exhausted = error.errno or 0 if isinstance(error, OSError) and is_exhaustion(error) else 0
         finally:  # also when it was cancelled, which says nothing of the name
             assert name.running is not None
             name.running.set()
             name.running = None
-        name.tried_at = trio.current_time()
+        name.tried_at, name.exhausted = trio.current_time(), exhausted
         if found:
             name.found, name.found_at, name.ends_at = found[:ADDRESSES_MAX], name.tried_at, inf
         elif is_gone:

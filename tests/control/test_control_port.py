@@ -437,7 +437,7 @@ async def test_a_send_while_another_task_sends_breaks_and_is_no_bug() -> None:
             with pytest.raises(trio.BrokenResourceError, match="the connection ends"):
                 await stream.send_all(b"y")
             nursery.cancel_scope.cancel()
-        await stream.aclose()
+        stream.abort()
 
 
 async def test_a_client_that_never_finishes_its_header_is_cut_off(nursery: trio.Nursery) -> None:

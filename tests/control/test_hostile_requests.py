@@ -50,6 +50,9 @@ QUERIES = {
     "nothing": b"?url=&limit=&hash=",
     "a query of 60 kB": b"?url=" + b"a" * 60_000,
     "a thousand fields": b"?" + b"limit=1&" * 1000,
+    "an empty label": b"?url=http://10.0.0..1:8000",
+    "a label that is too long": b"?url=http://" + b"a" * 64 + b":8000",
+    "a number beyond the last": b"?url=http://10.0.0.256:8000",
     "a port beyond the last": b"?url=http://127.0.0.1:99999",
 }
 BODIES = {
@@ -65,6 +68,7 @@ BODIES = {
     "half of a pair": b'{"url":"\\ud800","worker_id":"\\ud800","messages":[{"role":"user","content":"\\ud800"}]}',
     "a NUL in a name": b'{"url":"http://a\\u0000:1","worker_id":"\\u0000"}',
     "brackets for a host": b'{"url":"http://[","worker_id":"["}',
+    "an empty label": b'{"url":"http://10.0.0..1:8000"}',
     "wrong types": b'{"url":["a"],"weight":{},"worker_id":7,"evicted_hashes":"a","active_hashes":{},"messages":7}',
     "odd messages": b'{"messages":[null,7,{"role":[],"content":{"a":1}}],"model":{"a":1},"prompt":[[[]]]}',
     "odd reports": b'{"worker_id":"w","rank":-1,"ranks":[9999999999],"next":-1,"messages":[[1]],"connected":2}',
@@ -117,3 +121,21 @@ async def test_no_request_to_the_control_port_of_a_node_is_a_500(caplog: pytest.
         assert (await place.http.get(f"{place.control}/healthz")).status_code == 200
     assert wrong == []
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("status_of", [("GET /admin/config", 200), ("GET /nowhere", 404), ("DELETE /healthz", 405)])
+async def test_a_body_where_none_is_asked_for_costs_no_answer(status_of: tuple[str, int]) -> None:
+    """A megabyte is more than sockets hold: closed before it is read, the kernel would take the answer back."""
+    route, status = status_of
+    async with lab(deadline_s=DEADLINE_S) as place:
+        port = int(place.control.rpartition(":")[2])
+        for size in (1, 1 << 20, 8 << 20):
+            answer = await ask(port, packet(route, body=b"x" * size))
+            assert answer.startswith(b"HTTP/1.1 %d " % status), (size, answer[:80])
+
+
+async def test_a_body_above_the_limit_is_refused_with_a_status() -> None:
+    async with lab(deadline_s=DEADLINE_S) as place:
+        port = int(place.control.rpartition(":")[2])
+        answer = await ask(port, packet("POST /admin/backends", body=b"x" * (17 << 20)))
+        assert answer.startswith(b"HTTP/1.1 413 "), answer[:80]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
+from typing import Any
+
 import pytest
 import trio
 
@@ -36,3 +41,29 @@ async def test_a_resolver_that_hangs_for_many_names_opens_no_circuit_and_stops_n
             assert (backend["health"], backend["circuit"]) == ("healthy", "closed")
     finally:
         system.release.set()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+async def test_an_engine_whose_name_finds_no_descriptor_here_is_not_blamed(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """glibc says EAI_SYSTEM then, which Python raises as the OSError that it stands for."""
+    real, asked = socket.getaddrinfo, 0
+
+    def look_up(host: Any, *rest: Any, **more: Any) -> Any:
+        nonlocal asked
+        if host not in ("engine.test", b"engine.test"):
+            return real(host, *rest, **more)
+        asked += 1
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with opened(Lab, 0, DEADLINE_S) as place:
+        node = await place.start(backend=["http://engine.test:1"], probe_interval_s=0.05, circuit_failures=1)
+        answer = await node.chat(turn("hello"))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "node_exhausted")
+        await node.until("/admin/calibration", lambda view: view["polls"]["probes_not_made"] > 2)
+        (backend,) = await node.backends()
+        assert (backend["health"], backend["circuit"]) == ("healthy", "closed")
+        assert (await node.ask("/admin/calibration"))["polls"]["probes"] == 0
+        assert asked
