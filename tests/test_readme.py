@@ -134,6 +134,7 @@ def test_the_sections_are_in_the_order_of_a_first_reading() -> None:
         "In front",
         "How it decides",
         "Operating",
+        "Answers that",
         "What would",
         "Several nodes",
         "Measured",

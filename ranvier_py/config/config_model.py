@@ -45,6 +45,7 @@ from ranvier_py.core.gossip.replication.route_settings import RouteGossipSetting
 from ranvier_py.core.options import SECONDS_MAX, Option, Options, options_of, part, seconds
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
+from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.routing.health import BackendLimits
 from ranvier_py.core.routing.placement.affinity import AffinityOptions
 from ranvier_py.core.routing.placement.policies import POLICIES
@@ -59,7 +60,7 @@ from ranvier_py.proxy.request_reader import ServerLimits
 SECRETS = ("control_key", "backend_api_key", "cluster_secret", "gossip_admin_key", "kv_redis_url")
 """Each of these has a twin `<key>_file` that names a file holding it."""
 
-SECTIONS = ("Ports", "Backends", "Tokens", "Routing", "Index", "Cluster", "Limits", "Retries", "Logs")
+SECTIONS = ("Ports", "Backends", "Tokens", "Routing", "Responses", "Index", "Cluster", "Limits", "Retries", "Logs")
 """Of the reference, in this order."""
 
 
@@ -207,6 +208,8 @@ class Config(Options):
     recent_decisions: int = key(
         default_of(Router, "recent_max"), "Routing", "Decisions kept for /admin/decisions.", least=1
     )
+
+    responses: ResponseCacheOptions = part(ResponseCacheOptions)
 
     index: IndexSettings = part(IndexSettings)
     events: SourceOptions = part(SourceOptions)

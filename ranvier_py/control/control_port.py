@@ -38,6 +38,7 @@ from ranvier_py.control.control_input import (
 from ranvier_py.control.control_server import ControlSettings, serve_app
 from ranvier_py.control.exposition import render
 from ranvier_py.control.operations import Admin
+from ranvier_py.control.response_admin import CHOICES
 from ranvier_py.control.worker_reports import ReportHandlers, admitted
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.errors import BadRequest, Forbidden, NotFound, RanvierError, Unauthorized
@@ -163,6 +164,8 @@ class Handlers:
             "GET /admin/kv-index/stats": lambda: port.kv_index.stats(),  # noqa: PLW0108  # there once the node is
             "GET /admin/kv-index/backends": lambda: port.kv_index.backends(),  # noqa: PLW0108
             "POST /admin/kv-index/clear": lambda: port.kv_index.clear(),  # noqa: PLW0108
+            "GET /admin/response-cache/stats": port.response_cache,
+            "POST /admin/response-cache/invalidate": self.invalidate_responses,
             "POST /explain": self.explain,
             "POST /add_worker": self.add_worker,
             "POST /remove_worker": self.remove_worker,
@@ -204,6 +207,9 @@ class Handlers:
 
     async def explain(self) -> Mapping[str, Any]:
         return await self._port.explain(await raw_body(), field_lines())
+
+    async def invalidate_responses(self) -> Mapping[str, Any]:
+        return self._port.invalidate_responses(await json_body("clear_all", *CHOICES))
 
     def add_worker(self) -> Response:
         url = worker_url()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ranvier_py.config.config_loader import read_backend
+from ranvier_py.control.response_admin import invalidate_responses, response_cache_view
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.routing.backends import Backend, Circuit, Health
@@ -119,6 +120,12 @@ class Admin:
         chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)
         return {**router.explain(prompt, time.monotonic()), "chain": [prefix_key_view(*key) for key in chain]}
 
+    def response_cache(self) -> Mapping[str, Any]:
+        return response_cache_view(self._node.pipeline.responses)
+
+    def invalidate_responses(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+        return invalidate_responses(self._node.pipeline.responses, wanted)
+
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         now = time.monotonic()
         newest = islice(reversed(self._node.router.recent), limit)
@@ -162,7 +169,7 @@ class Admin:
     def metrics(self) -> Sequence[Sample]:
         """Every metric of the node."""
         node = self._node
-        router, recorder = node.router, node.recorder
+        router, recorder, responses = node.router, node.recorder, node.pipeline.responses
         found = [
             samples("", router.counters),
             samples("", node.registry.counters),
@@ -175,6 +182,7 @@ class Admin:
             samples("tokenizer_worker", node.tokenizer_worker.counters),
             samples("tokenizer_process", node.tokenizer.counters),
             samples("server", node.server.counters),
+            samples("response_cache", responses.store.counters) if responses is not None else (),
             samples("upstream", node.upstream.counters),
             samples("poll", node.poller.counters),
             node.engine_events.samples(),

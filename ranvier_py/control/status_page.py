@@ -27,6 +27,7 @@ class NodeStatus:
     divergence: str = ""  # in words, if another node was asked, too
     engine_caches: Mapping[str, Any] | None = None
     calibration: Mapping[str, Any] | None = None
+    responses: Mapping[str, Any] | None = None
 
 
 def status_page(status: NodeStatus) -> str:
@@ -39,6 +40,7 @@ def status_page(status: NodeStatus) -> str:
         lines += [f"  divergence  {status.divergence}"] if status.divergence else []
     lines += engine_cache_lines(status.engine_caches) if status.engine_caches is not None else []
     lines += calibration_lines(status.calibration) if status.calibration is not None else []
+    lines += response_cache_lines(status.responses) if status.responses and status.responses["enabled"] else []
     shadows = status.routes.get("shadows", ())
     lines += ["", "Shadows: what other policies would have done", *table(shadows)] if shadows else []
     lines += ["", "Routes and requests", *pairs({k: v for k, v in status.routes.items() if k != "shadows"})]
@@ -51,6 +53,17 @@ def engine_cache_lines(engine_caches: Mapping[str, Any]) -> list[str]:
     counts = {name: count for name, count in engine_caches["counts"].items() if count}
     facts = {"routes": counts, "trouble": engine_caches["trouble"]}
     return [*lines, *pairs({name: fact for name, fact in facts.items() if fact})]
+
+
+def response_cache_lines(responses: Mapping[str, Any]) -> list[str]:
+    """What was answered without an engine, and what that saved."""
+    hits, prompt, output = (
+        responses["requests"]["hit"],
+        *(responses[f"saved_{one}_tokens"] for one in ("prompt", "output")),
+    )
+    saved = f"{hits} requests, {prompt} prompt and {output} output tokens"
+    names = ("requests", "hit_rate", "shared", "entries", "size_bytes", "evictions", "unkept")
+    return ["", "Response cache", *pairs({"saved": saved, **{name: responses[name] for name in names}})]
 
 
 def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:

@@ -54,6 +54,7 @@ from ranvier_py.node.parts import (
     make_router,
     publishers_of,
     recorder_of,
+    response_cache_of,
     scheme_of,
     shadows_of,
     tenants_of,
@@ -103,12 +104,9 @@ class Node:
         keys = key_inbox(config, self.scheme)
         self.router = make_router(config, tokenizer.facts, self.scheme, self.registry, rng, keys.hasher)
         self.shadows = shadows_of(config, self.router, rng)
-        if self.shadows is not None:
-            self.router.observers += (self.shadows,)
         self.log_counters = log_counters  # of the whole process
         self.recorder = recorder_of(config, self.scheme)
-        if self.recorder is not None:
-            self.router.observers += (self.recorder,)
+        self.router.observers += tuple(each for each in (self.shadows, self.recorder) if each is not None)
         self.tokenizer_worker = TokenizerWorker(tokenizer, self.router, keys, queue_max=config.learn_queue_max)
         self.upstream = Upstream(config.upstream)
         self.engine_events = EngineEvents(self.router, rng, log_transitions, faults=self.faults)
@@ -141,6 +139,7 @@ class Node:
             ids=(b"%b-%x" % (name, number) for number in count(1)),
             tenants=tenants_of(config, self.scheme),
             may_see=debugger_of(config),
+            responses=response_cache_of(config, self.scheme),
         )
         self.server = DataServer(
             self.pipeline.handle, config.server, tls=tls_context(config), report=report, faults=self.faults

@@ -31,7 +31,8 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS, TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
-from ranvier_py.core.prompts.tenants import Tenants
+from ranvier_py.core.prompts.tenants import CREDENTIAL, Tenants
+from ranvier_py.core.response_cache.answer_store import AnswerStore
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoadedOptions
@@ -49,6 +50,7 @@ from ranvier_py.node.cluster_parts import FingerprintScheme
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import IndexedBackend, Indexing
 from ranvier_py.node.push_parts import KeyInbox
+from ranvier_py.proxy.response_cache import ResponseCache
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -133,6 +135,14 @@ def make_router(
 def tenants_of(config: Config, scheme: FingerprintScheme) -> Tenants | None:
     """What tells tenants apart, where the operator wants that."""
     return Tenants(config.tenant_isolation, TextHasher(scheme.key)) if config.tenant_isolation != OFF else None
+
+
+def response_cache_of(config: Config, scheme: FingerprintScheme) -> ResponseCache | None:
+    """What answers without an engine, where the operator wants that. Nobody gets what another credential got."""
+    if not config.responses.enabled:
+        return None
+    isolation = config.tenant_isolation if config.tenant_isolation != OFF else CREDENTIAL
+    return ResponseCache(AnswerStore(config.responses), Tenants(isolation, TextHasher(scheme.key)))
 
 
 def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:

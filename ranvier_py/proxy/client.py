@@ -127,11 +127,19 @@ class Client:
             self.must_close = True
         self.send(response_head(head, extra, close=self.must_close), body)
 
-    def respond(self, status: int, body: bytes, headers: Fields = (), content_type: bytes = JSON) -> None:
-        """Send a whole answer of our own. HEAD gets its head only. Raises ClientGone."""
+    def respond(
+        self,
+        status: int,
+        body: bytes,
+        headers: Fields = (),
+        content_type: bytes = JSON,
+        *,
+        chunked: bool = False,
+    ) -> None:
+        """Send a whole answer of our own, or a body that is in chunks. HEAD gets its head only. Raises ClientGone."""
         if self.request_id:
             headers = (*headers, (b"x-request-id", self.request_id))
-        head = own_head(status, headers, content_type, len(body), close=self.must_close)
+        head = own_head(status, headers, content_type, None if chunked else len(body), close=self.must_close)
         self.send(head, b"" if self.head_only or status in (204, 304) else body)
 
     def respond_error(self, error: RanvierError) -> None:

@@ -50,12 +50,13 @@ def api_of(path: bytes) -> str:
     return "anthropic" if path.startswith(b"/v1/messages") else "openai"
 
 
-def own_head(status: int, headers: Fields, content_type: bytes, body_bytes: int, *, close: bool) -> bytes:
-    """Head of an answer of ours, blank line included."""
+def own_head(status: int, headers: Fields, content_type: bytes, body_bytes: int | None, *, close: bool) -> bytes:
+    """Head of an answer of ours, blank line included. `body_bytes` is None for a body in chunks."""
     lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b""))]
     lines += [b"%b: %b\r\n" % field for field in headers]
     if status not in (204, 304):
-        lines.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, body_bytes))
+        length = b"transfer-encoding: chunked" if body_bytes is None else b"content-length: %d" % body_bytes
+        lines.append(b"content-type: %b\r\n%b\r\n" % (content_type, length))
     lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
     return b"".join(lines)
 

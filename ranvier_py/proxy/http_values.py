@@ -100,6 +100,7 @@ class RequestFields(NamedTuple):
     """What matters of a request's fields: the lines that go on to a backend, and what the pipeline asks for.
 
     `readable`: the body is plain text to us; a compressed one is for an engine to read. `multipart`: it is a form.
+    `cache_control`: all its directives.
     """
 
     lines: bytes
@@ -108,12 +109,13 @@ class RequestFields(NamedTuple):
     readable: bool
     multipart: bool
     control_key: bytes | None
+    cache_control: bytes
 
     @classmethod
     def of(cls, headers: Headers) -> RequestFields:
         dropped = dropped_fields(headers) | WRITTEN_BY_US
         request_id = control_key = None
-        authorized, readable = False, True
+        authorized, readable, cache_control = False, True, b""
         kinds, lines = set(), list[bytes]()
         for name, value in headers:
             key = name.lower()
@@ -129,7 +131,9 @@ class RequestFields(NamedTuple):
                 kinds.add(value.lower().startswith(b"multipart/"))
             elif key == CONTROL_KEY:
                 control_key = value
-        return cls(b"".join(lines), request_id, authorized, readable, kinds == {True}, control_key)
+            elif key == b"cache-control":
+                cache_control += value + b","
+        return cls(b"".join(lines), request_id, authorized, readable, kinds == {True}, control_key, cache_control)
 
 
 class ResponseFields(NamedTuple):

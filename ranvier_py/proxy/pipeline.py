@@ -32,7 +32,6 @@ from ranvier_py.core.errors import (
     RanvierError,
     UpstreamError,
     UpstreamTimeout,
-    words_of,
 )
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option, part, seconds
@@ -47,6 +46,8 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase, misleads
+from ranvier_py.proxy.response_cache import ResponseCache
+from ranvier_py.proxy.served_request import ServedRequest
 from ranvier_py.proxy.upstream import Exchange, Upstream
 
 CAPTURE_BYTES_MAX = 1 << 20
@@ -84,50 +85,6 @@ class PromptTokenizer(Protocol):
     def finish(self, attempt: Attempt, raw: bytes, *, chunked: bool) -> None: ...
 
 
-@dataclass(slots=True)
-class ServedRequest:
-    """One request of a client, and what became of it so far, for its line in the log."""
-
-    request: HttpRequest
-    client: Client
-    request_id: bytes
-    started_at: float
-    attempt: Attempt | None = None  # the last one
-    status: int = 0
-    tries: int = 0
-    first_byte_at: float = 0.0
-    sent_bytes: int = 0
-    outcome: str = "cancelled"
-    error: str = ""  # of the last attempt that failed
-
-    def failed(self, error: RanvierError) -> None:
-        """An attempt did. Its words, with the cause that no client is to know."""
-        assert self.attempt is not None
-        words, cause = str(error), words_of(error)
-        self.error = f"{self.attempt.decision.backend_name}: {words}" + (f": {cause}" if cause not in words else "")
-
-    def summary(self, now: float) -> RequestSummary:
-        decision = self.attempt.decision if self.attempt else None
-        return RequestSummary(
-            id=self.request_id.decode("latin-1"),
-            method=self.request.method.decode("latin-1"),
-            path=self.request.path.decode("latin-1"),
-            status=self.status,
-            outcome=self.outcome,
-            backend=decision.backend_name if decision else "",
-            policy=decision.policy if decision else "",
-            reason=decision.reason if decision else "",
-            source=decision.source if decision else "",
-            matched_tokens=decision.matched_tokens if decision else 0,
-            prompt_tokens=decision.prompt_tokens if decision else 0,
-            tries=self.tries,
-            first_byte_ms=round(1000 * (self.first_byte_at - self.started_at), 3) if self.first_byte_at else 0.0,
-            total_ms=round(1000 * (now - self.started_at), 3),
-            sent_bytes=self.sent_bytes,
-            error=self.error,
-        )
-
-
 @dataclass(slots=True, eq=False, repr=False)  # it knows keys
 class Pipeline:
     """Takes every request of the public port from its first step to its last."""
@@ -145,6 +102,7 @@ class Pipeline:
     ids: Iterator[bytes]  # for requests that have none: unique among nodes and restarts
     tenants: Tenants | None  # who tells tenants apart, where they are
     may_see: Callable[[bytes | None], bool]  # by the control key of a request, how it was routed
+    responses: ResponseCache | None  # what answers without a backend, where that is wanted
 
     def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
         """Answer one request. Raises RanvierError while nothing was sent, for the server to answer."""
@@ -153,7 +111,9 @@ class Pipeline:
         try:
             own = self._own_answer(request)
             if own is None:
-                yield from self._forward(served)
+                yield from (
+                    self._forward(served) if self.responses is None else self.responses.answer(served, self._forward)
+                )
             else:
                 served.status = own[0]
                 client.respond(*own)
@@ -348,7 +308,7 @@ class Pipeline:
         self, served: ServedRequest, attempt: Attempt, exchange: Exchange, remover: UsageRemover | None
     ) -> Steps[None]:
         """Pass the answer on as it comes, but for what only we asked for. What is proved by it is learned beside."""
-        client, head = served.client, exchange.head
+        client, head = served.shared or served.client, exchange.head
         served.status = head.status
         is_learned = 200 <= head.status < 300 and attempt.prompt.kind != "opaque" and head.fields.readable
         captured = bytearray() if is_learned else None  # not a list: an engine may send two bytes at a time
@@ -357,10 +317,15 @@ class Pipeline:
         client.relay_head(head, self._own_fields(served, attempt, head), kept)
         self._passed(served, attempt, captured, data)
         while not exchange.complete:
-            if client.unsent is not None:
-                yield client.flush
-            client.arm(WaitPhase.STALL, self.limits.stall_s)
-            yield exchange.readable
+            try:
+                if client.unsent is not None:
+                    yield client.flush
+                client.arm(WaitPhase.STALL, self.limits.stall_s)
+                yield exchange.readable
+            except ClientGone:
+                if served.shared is None or not served.shared.leave():
+                    raise
+                continue
             piece = exchange.receive()
             if piece is None:
                 continue
@@ -370,6 +335,8 @@ class Pipeline:
             self._passed(served, attempt, captured, piece)
         if remover is not None:
             self.asking.answered(remover, attempt.backend, attempt.generation)
+        if served.shared is not None:
+            served.shared.complete(b"" if remover is None else remover.counts)
         if captured is not None:
             self._learn(attempt, captured, chunked=head.framing == "chunked")
 
@@ -383,6 +350,8 @@ class Pipeline:
                 (b"x-ranvier-reason", decision.reason.encode()),
                 (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
             ]
+        if served.cached:
+            fields.append((b"x-cache", served.cached))
         if not head.fields.names_request:  # the backend's own stands
             fields.append((b"x-request-id", served.request_id))
         return fields

@@ -14,6 +14,7 @@ from ranvier_py.config.config_loader import read_backend
 from ranvier_py.control import control_server
 from ranvier_py.control.control_port import ControlSettings, serve
 from ranvier_py.control.control_server import DeadlineStream
+from ranvier_py.control.response_admin import invalidate_responses
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.metrics import Sample
 
@@ -61,6 +62,12 @@ class FakePort:
 
     def route_tree(self, fingerprint: int, limit: int) -> Sequence[Mapping[str, Any]]:
         return [{"fingerprint": f"{fingerprint:016x}", "tokens": 16}][:limit] if fingerprint == 0xABC else []
+
+    def response_cache(self) -> Mapping[str, Any]:
+        return {"enabled": False}
+
+    def invalidate_responses(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+        return invalidate_responses(None, wanted)
 
     async def explain(self, body: bytes, headers: object) -> Mapping[str, Any]:
         if body == b"nobody":

@@ -49,6 +49,7 @@ class UsageRemover:
 
     Attributes:
         removed: events taken out.
+        counts: the last of them.
         counts_anyway: an event with output had counts, which we did not ask for.
     """
 
@@ -62,6 +63,7 @@ class UsageRemover:
         "_line",
         "_marks",
         "_passing",
+        "counts",
         "counts_anyway",
         "removed",
     )
@@ -77,6 +79,7 @@ class UsageRemover:
         self._line = b""  # of the line before a chunk
         self._ended = False  # the last chunk has begun
         self.removed = 0
+        self.counts = b""
         self.counts_anyway = False
 
     def feed(self, data: bytes, complete: bool) -> bytes:
@@ -187,6 +190,7 @@ class UsageRemover:
         if kind != "counts":
             return event
         self.removed += 1
+        self.counts = event
         if not self._blank:
             return b""
         body = event.rstrip(b"\r\n")

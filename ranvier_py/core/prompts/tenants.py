@@ -47,7 +47,11 @@ class Tenants:
         """The tenant of a request with these fields: 16 bytes. A token counts without its scheme, wherever it is."""
         names = self._names
         found = {value.removeprefix(b"Bearer ").strip() for name, value in headers if name.lower() in names}
-        return self._texts.digest(b"tenant" + b"\n".join(sorted(found)))  # no field has a line end in it
+        return self.named(*found)
+
+    def named(self, *values: bytes) -> bytes:
+        """The tenant of these tokens or values."""
+        return self._texts.digest(b"tenant" + b"\n".join(sorted(values)))  # no field has a line end in it
 
 
 def salted_body(body: bytes, salt: str) -> bytes:

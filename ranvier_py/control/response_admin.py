@@ -1,0 +1,71 @@
+"""Administration of the response cache, in the JSON of Continuum Router's document and with what we add to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from ranvier_py.core.errors import BadRequest, NotFound
+from ranvier_py.core.response_cache.answer_store import ResponseCacheCounters, ResponseCacheOptions
+
+if TYPE_CHECKING:
+    from ranvier_py.proxy.response_cache import ResponseCache
+
+CHOICES = ("model", "tenant", "older_than_s")
+
+
+def response_cache_view(responses: ResponseCache | None) -> Mapping[str, Any]:
+    """GET /admin/response-cache/stats. The hit rate is of hits and misses, a string of 4 decimals."""
+    if responses is None:
+        return {"enabled": False}
+    counters, options = responses.store.counters, responses.store.options
+    requests = {name: counters.requests.get(name, 0) for name in ("hit", "miss", "skip")}
+    return {
+        "enabled": True,
+        "backend_type": "memory",
+        "entries": counters.entries,
+        "capacity": options.capacity,
+        "requests": {**requests, "total": sum(requests.values())},
+        "hit_rate": f"{hit_rate(counters):.4f}",
+        "evictions": counters.evictions,
+        "size_bytes": counters.size_bytes,
+        "shared": counters.shared,
+        "unkept": counters.unkept,
+        "saved_prompt_tokens": counters.saved_prompt_tokens,
+        "saved_output_tokens": counters.saved_output_tokens,
+        "config": config_view(options),
+    }
+
+
+def hit_rate(counters: ResponseCacheCounters) -> float:
+    hits, misses = counters.requests.get("hit", 0), counters.requests.get("miss", 0)
+    return hits / max(1, hits + misses)
+
+
+def config_view(options: ResponseCacheOptions) -> Mapping[str, Any]:
+    minutes, seconds = divmod(options.ttl_s, 60)
+    return {
+        "backend": "memory",
+        "ttl": f"{minutes:.0f}m" if minutes and not seconds else f"{options.ttl_s:g}s",
+        "capacity": options.capacity,
+        "max_response_size": options.answer_bytes_max,
+        "max_stream_buffer_size": options.stream_bytes_max,
+    }
+
+
+def invalidate_responses(responses: ResponseCache | None, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """POST /admin/response-cache/invalidate: all of them, or those of a model, of a tenant, of an age."""
+    if responses is None:
+        raise NotFound("the response cache is off: response_cache turns it on")
+    if wanted.get("clear_all") is True and len(wanted) == 1:
+        return {"success": True, "action": "clear_all", "cleared_entries": responses.store.invalidate()}
+    model, tenant, older_s = (wanted.get(name) for name in CHOICES)
+    texts = all(each is None or type(each) is str for each in (model, tenant))
+    if not wanted or "clear_all" in wanted or not texts or not (older_s is None or type(older_s) in (int, float)):
+        raise BadRequest('expected {"clear_all": true}, or some of model, tenant (texts) and older_than_s (a number)')
+    digest = None if tenant is None else responses.tenants.named(tenant.encode("utf-8", "replace"))
+    before = inf if older_s is None else time.monotonic() - older_s
+    cleared = responses.store.invalidate(model, digest, before)
+    return {"success": True, "action": "invalidate", "cleared_entries": cleared}

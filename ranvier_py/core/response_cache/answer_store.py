@@ -1,0 +1,116 @@
+"""Answers in memory: the least recently used goes first, and none is older than its time.
+
+Bounds: entries and bytes. Cost: a look-up and a move in a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import inf
+
+from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.core.options import Options, option, part, seconds
+from ranvier_py.core.response_cache.cache_keys import CacheKeyOptions
+from ranvier_py.core.response_cache.stored_answers import StoredAnswer
+
+ENTRY_BYTES = 700
+"""Of an entry beside its bodies: key, record, place in the dictionary."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCacheOptions(Options):
+    """The response cache of a node."""
+
+    enabled: bool = option(
+        False,
+        "Answer requests of temperature 0 that were answered before without an engine. Each credential, or tenant, has "
+        "answers of its own.",
+        key="response_cache",
+        section="Responses",
+    )
+    eligible: CacheKeyOptions = part(CacheKeyOptions)
+    capacity: int = option(
+        1000,
+        "Answers kept; the least recently used goes first.",
+        least=1,
+        key="response_cache_capacity",
+        section="Responses",
+    )
+    bytes_max: int = option(
+        256 * 2**20, "Memory for them.", least=65_536, key="response_cache_bytes_max", section="Responses"
+    )
+    ttl_s: float = seconds(300.0, "An answer is kept so long.", key="response_cache_ttl_s", section="Responses")
+    answer_bytes_max: int = option(
+        2**20, "Largest answer that is kept.", least=1, key="response_cache_answer_bytes_max", section="Responses"
+    )
+    stream_bytes_max: int = option(
+        10 * 2**20,
+        "Largest stream that is kept, as it came.",
+        least=1,
+        key="response_cache_stream_bytes_max",
+        section="Responses",
+    )
+
+
+@dataclass(slots=True)
+class ResponseCacheCounters:
+    """What the response cache did since the start."""
+
+    requests: dict[str, int] = counter("Requests by what the cache made of them: hit, miss or skip.", label="result")
+    shared: int = counter("Hits that waited for an equal request under way and got its answer as it came.")
+    unkept: int = counter("Answers to eligible requests that were not kept: too large, an error or not complete.")
+    evictions: int = counter("Answers dropped for want of room.")
+    saved_prompt_tokens: int = counter("Prompt tokens of hits, which no engine had to read.")
+    saved_output_tokens: int = counter("Output tokens of hits, which no engine had to make.")
+    entries: int = gauge("Answers kept.")
+    size_bytes: int = gauge("Memory that they take.")
+
+
+class AnswerStore:
+    """Answers by key."""
+
+    def __init__(self, options: ResponseCacheOptions) -> None:
+        self.options = options
+        self.counters = ResponseCacheCounters()
+        self._answers: OrderedDict[bytes, StoredAnswer] = OrderedDict()
+
+    def find(self, key: bytes, now: float, max_age_s: float) -> StoredAnswer | None:
+        """The answer, if it is not older than that. One whose time is over is dropped."""
+        found = self._answers.get(key)
+        if found is None:
+            return None
+        age_s = now - found.stored_at
+        if age_s >= self.options.ttl_s:
+            self._drop(key)
+            return None
+        if age_s > max_age_s or max_age_s <= 0:
+            return None
+        self._answers.move_to_end(key)
+        return found
+
+    def keep(self, key: bytes, answer: StoredAnswer) -> None:
+        if key in self._answers:
+            self._drop(key)
+        counters = self.counters
+        self._answers[key] = answer
+        counters.entries += 1
+        counters.size_bytes += answer.size + ENTRY_BYTES
+        while counters.entries > self.options.capacity or counters.size_bytes > self.options.bytes_max:
+            self._drop(next(iter(self._answers)))
+            counters.evictions += 1
+
+    def invalidate(self, model: str | None = None, tenant: bytes | None = None, before: float = inf) -> int:
+        """Drop all answers of this model and tenant that were stored before. How many those were."""
+        chosen = [
+            key
+            for key, answer in self._answers.items()
+            if model in (None, answer.model) and tenant in (None, answer.tenant) and answer.stored_at < before
+        ]
+        for key in chosen:
+            self._drop(key)
+        return len(chosen)
+
+    def _drop(self, key: bytes) -> None:
+        self.counters.entries -= 1
+        self.counters.size_bytes -= self._answers.pop(key).size + ENTRY_BYTES

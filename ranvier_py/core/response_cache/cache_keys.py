@@ -1,0 +1,165 @@
+"""Which requests the response cache may answer, and by which key: tier 2 of Continuum Router.
+
+A request is eligible if an engine would answer it the same way again: temperature 0, nothing kept there. Its key is
+SHA-256 over the path, the tenant and the canonical JSON of the whole body but for what does not change the answer;
+each part is preceded by its length, so no two requests have equal parts by being cut elsewhere. A stream and a whole
+answer to one question have one key: each can be made of the other (`stored_answers`).
+
+The document's own key (`continuum`) leaves out tools, seeds and all else that it does not name: under that key only
+bodies without such members are eligible.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from math import inf
+from typing import Any, NamedTuple
+
+import orjson
+
+from ranvier_py.core.options import Options, option
+from ranvier_py.core.prompts.body_json import excess
+
+CHAT, COMPLETION = "chat", "completion"
+
+APIS = {
+    b"/v1/chat/completions": CHAT,
+    b"/v1/completions": COMPLETION,
+    b"/v1/embeddings": "embeddings",
+    b"/v1/messages": "messages",
+    b"/v1/responses": "responses",
+}
+
+UNKEYED = frozenset(("stream", "stream_options", "user", "metadata"))
+"""Members that do not change what is answered, but at most how it is sent."""
+
+CONTINUUM_KEYED = frozenset(("model", "messages", "temperature", "max_tokens", "top_p"))
+
+STATEFUL = ("background", "previous_response_id", "conversation")
+"""Members of /v1/responses by which an answer depends on what an engine keeps, or leaves something there."""
+
+DIRECTIVE = re.compile(rb"(no-cache|no-store|max-age)\s*(?:=\s*\"?(\d{1,9})\"?)?\s*(?:,|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKeyOptions(Options):
+    """What is eligible for the response cache."""
+
+    assume_greedy: bool = option(
+        False,
+        "Take a request without a temperature for one of temperature 0. OpenAI's default is 1.",
+        key="response_cache_assume_greedy",
+        section="Responses",
+    )
+    streams: bool = option(
+        True, "Keep streams, too, and replay them.", key="response_cache_streams", section="Responses"
+    )
+    key: str = option(
+        "canonical",
+        "Which key: canonical is the whole body, continuum what that router's document names.",
+        one_of=("canonical", "continuum"),
+        key="response_cache_key",
+        section="Responses",
+    )
+
+
+class Question(NamedTuple):
+    """A request that the cache may answer.
+
+    `max_age_s`: older answers are not wanted. `wants_usage`: of a stream, whether it is to end with its counts.
+    """
+
+    key: bytes
+    api: str
+    model: str
+    stream: bool
+    wants_usage: bool
+    max_age_s: float
+
+
+def question_of(
+    path: bytes, body: bytes, tenant: bytes, cache_control: bytes, options: CacheKeyOptions
+) -> Question | None:
+    """The question that a POST with this body asks; None where the cache has no part in it."""
+    api = APIS.get(path)
+    if api is None or b"no-store" in (wishes := directives(cache_control)) or excess(body):
+        return None
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if type(fields) is not dict or not is_eligible(fields, api, options):
+        return None
+    stream, asked = fields.get("stream") is True, fields.get("stream_options") or {}
+    if stream and (not options.streams or type(asked) is not dict or asked.get("continuous_usage_stats")):
+        return None
+    key = continuum_key(fields, tenant) if options.key == "continuum" else canonical_key(path, fields, tenant)
+    max_age_s = 0.0 if b"no-cache" in wishes else wishes.get(b"max-age", inf)
+    return Question(key, api, fields["model"], stream, stream and bool(asked.get("include_usage")), max_age_s)
+
+
+def directives(cache_control: bytes) -> dict[bytes, float]:
+    """Those of a request's Cache-Control that are obeyed, with their seconds."""
+    if not cache_control:
+        return {}
+    return {name: float(value or 0) for name, value in DIRECTIVE.findall(cache_control.lower())}
+
+
+def is_eligible(fields: Mapping[str, Any], api: str, options: CacheKeyOptions) -> bool:
+    """Whether an engine would answer these members the same way again, and keeps nothing of them."""
+    model, temperature = fields.get("model"), fields.get("temperature")
+    if type(model) is not str or "\0" in model:
+        return False
+    if options.key == "continuum" and not is_continuum(fields):
+        return False
+    if api == "responses" and (fields.get("store") is not False or any(fields.get(name) for name in STATEFUL)):
+        return False
+    if api == "embeddings":
+        return True
+    if temperature is None:
+        return options.assume_greedy
+    return type(temperature) in (int, float) and temperature == 0
+
+
+def is_continuum(fields: Mapping[str, Any]) -> bool:
+    """Whether the document's key names all that these members have to say."""
+    most, top_p = fields.get("max_tokens"), fields.get("top_p")
+    numbers = most is None or (type(most) is int and abs(most) < 1 << 63), top_p is None or type(top_p) in (int, float)
+    return fields.keys() <= CONTINUUM_KEYED | UNKEYED and all(numbers)
+
+
+def canonical_key(path: bytes, fields: Mapping[str, Any], tenant: bytes) -> bytes:
+    kept = {name: value for name, value in fields.items() if name not in UNKEYED}
+    if kept.get("temperature") == 0:
+        kept["temperature"] = 0  # however it was written
+    found = sha256()
+    for part in (path, tenant, orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)):
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.digest()
+
+
+def continuum_key(fields: Mapping[str, Any], tenant: bytes) -> bytes:
+    """SHA-256 of model, messages, temperature, max_tokens, top_p and tenant as the document orders them.
+
+    What it leaves open: numbers are 8 bytes, little endian, messages compact JSON; an absent temperature is 0.
+    """
+    most, top_p = fields.get("max_tokens"), fields.get("top_p")
+    parts = (
+        fields["model"].encode("utf-8", "surrogatepass"),
+        sha256(orjson.dumps(fields.get("messages"))).digest(),
+        struct.pack("<d", fields.get("temperature") or 0),
+        tagged(None if most is None else struct.pack("<q", most)),
+        tagged(None if top_p is None else struct.pack("<d", top_p)),
+        tagged(tenant or None),
+    )
+    return sha256(b"\0".join(parts)).digest()
+
+
+def tagged(value: bytes | None) -> bytes:
+    """None and a value of zero bytes differ."""
+    return b"\0" if value is None else b"\1" + value

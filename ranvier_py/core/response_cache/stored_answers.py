@@ -1,0 +1,294 @@
+"""What is kept of an answer, and how it is given again: as it came, or as the other kind that a client asks for.
+
+A stream is kept as its HTTP chunks, so that it is replayed with the chunking it had; its end (`[DONE]`) and the event
+of its counts are kept apart, for only some clients ask for counts. Of a whole answer the body is kept. For chats and
+completions each kind can be made of the other: a stream's events are merged as a client would do it, and a whole answer
+becomes one event with output for each choice, and one with its end.
+
+Rules: only an answer that is complete and no error is kept. Counts that only the router asked for reach nobody who did
+not; a whole answer always has them, so one can't be made of a stream whose counts nobody knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from ranvier_py.core.answers.answer_stream import merge_call, read_usage
+from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
+from ranvier_py.core.prompts.body_json import excess
+from ranvier_py.core.response_cache.cache_keys import CHAT, COMPLETION, Question
+
+DONE = b"data: [DONE]\n\n"
+LAST_CHUNK = b"0\r\n\r\n"
+COUNTS = b'"prompt_tokens"'
+OBJECTS = {CHAT: ("chat.completion", "chat.completion.chunk"), COMPLETION: ("text_completion", "text_completion")}
+"""What whole answers and events name themselves."""
+
+ENDS = {CHAT: DONE, COMPLETION: DONE, "messages": b'"type":"message_stop"', "responses": b'"type":"response.completed"'}
+"""By what a stream shows that it is complete."""
+
+FAULTY = frozenset(("error", "abort", "cancelled"))
+"""Reasons to finish that are none of the model's."""
+
+FAULT = re.compile(
+    rb'"finish_reason":\s*"(?:%b)"|data:\s*\{"(?:error"|object":\s*"error"|type":\s*"error")'
+    % "|".join(FAULTY).encode()
+)
+"""A stream that failed: by its end, or by an event that is an error. Quotes in generated text are escaped."""
+
+STREAM_TYPE = b"text/event-stream"
+
+
+class Arrived(NamedTuple):
+    """An answer as it was relayed: all bytes of the body in its own framing, and the event of counts that was taken out
+    of it."""
+
+    content_type: bytes
+    framing: str
+    body: bytes
+    counts: bytes = b""
+
+
+@dataclass(slots=True, frozen=True)
+class StoredAnswer:
+    """One answer. `body`: of a stream the chunks before its end. `counts`: its event of counts, or nothing.
+
+    `tokens` are those of prompt and output, as far as the engine counted them; `tenant` whose it is.
+    """
+
+    api: str
+    model: str
+    tenant: bytes
+    content_type: bytes
+    body: bytes
+    counts: bytes
+    stream: bool
+    stored_at: float
+    tokens: tuple[int, int]
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, but for what any entry takes."""
+        return len(self.body) + len(self.counts)
+
+    def reply(self, question: Question) -> bytes | None:
+        """The body that answers this question, of a stream in chunks; None where it can't be made of this one."""
+        if not question.stream:
+            return merged_answer(self) if self.stream else self.body
+        if not self.stream:
+            return split_answer(self, wants_usage=question.wants_usage)
+        if self.api not in OBJECTS:
+            return self.body
+        if question.wants_usage and not self.counts:
+            return None
+        counts = chunk(self.counts) if question.wants_usage else b""
+        return b"".join((self.body, counts, chunk(DONE), LAST_CHUNK))
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def stored_answer(
+    question: Question, tenant: bytes, arrived: Arrived, now: float, bytes_max: int
+) -> StoredAnswer | None:
+    """A complete answer with status 200; None for one that is an error, or larger than `bytes_max` when whole."""
+    try:
+        pieces = pieces_of(arrived)
+    except ChunkError:
+        return None
+    if question.stream:
+        found = kept_stream(question.api, pieces, arrived.counts, bytes_max)
+    else:
+        found = kept_whole(question.api, b"".join(pieces), bytes_max)
+    if found is None:
+        return None
+    body, counts, tokens = found
+    kind = arrived.content_type
+    return StoredAnswer(question.api, question.model, tenant, kind, body, counts, question.stream, now, tokens)
+
+
+def pieces_of(arrived: Arrived) -> Sequence[bytes]:
+    """The payload, by HTTP chunks where it came in such. Raises ChunkError."""
+    if arrived.framing != "chunked":
+        return (arrived.body,)
+    reader = ChunkedReader(keep=True)
+    reader.feed(arrived.body)
+    if not reader.done:
+        raise ChunkError("the answer is not complete")
+    return reader.payload or ()
+
+
+Kept = tuple[bytes, bytes, tuple[int, int]]
+
+
+def kept_whole(api: str, body: bytes, bytes_max: int) -> Kept | None:
+    if len(body) > bytes_max or excess(body):
+        return None
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if type(fields) is not dict or fields.get("error") or fields.get("type") == "error":
+        return None
+    if api == "responses" and fields.get("status") != "completed":
+        return None
+    choices = fields.get("choices") or ()
+    if any(type(one) is not dict or one.get("finish_reason") in FAULTY for one in choices):
+        return None
+    if api in OBJECTS and not (choices and all(one.get("finish_reason") for one in choices)):
+        return None
+    return body, b"", tokens_of(fields.get("usage"))
+
+
+def kept_stream(api: str, pieces: Sequence[bytes], counts: bytes, bytes_max: int) -> Kept | None:
+    payload = b"".join(pieces)
+    end = ENDS.get(api)
+    if end is None or FAULT.search(payload) is not None:
+        return None
+    if api not in OBJECTS:
+        if end not in payload[-16_384:]:
+            return None
+        return b"".join(map(chunk, filter(None, pieces))) + LAST_CHUNK, b"", (0, 0)
+    if not payload.endswith(DONE) or output_bytes(payload) > bytes_max:
+        return None
+    ends_at = len(payload) - len(DONE)
+    at = payload.rfind(COUNTS)
+    if at >= 0:
+        start = payload.rfind(b"data:", 0, at)
+        event = payload[start:ends_at]
+        if (found := object_in(event)) is None or found.get("choices"):
+            return None  # counts in events with output: whoever wants none must not get those
+        ends_at, counts = start, event
+    usage = (object_in(counts) or {}).get("usage") if counts else None
+    return b"".join(map(chunk, first_bytes(pieces, ends_at))), counts, tokens_of(usage)
+
+
+def output_bytes(payload: bytes) -> int:
+    """At most how large the whole answer would be, about: the stream without what its first and last event repeat."""
+    first = payload.find(b"\n\n") + 2
+    last = len(payload) - len(DONE) - payload.rfind(b"data:", 0, -len(DONE))
+    return max(0, len(payload) - payload.count(b"\n\n") * min(first, last))
+
+
+def first_bytes(pieces: Iterable[bytes], count: int) -> Iterator[bytes]:
+    """The pieces up to so many bytes, the last one cut."""
+    for piece in pieces:
+        if count <= 0:
+            return
+        if piece:
+            yield piece[:count]
+        count -= len(piece)
+
+
+def object_in(event: bytes) -> Mapping[str, Any] | None:
+    """The JSON object of one event."""
+    try:
+        found = orjson.loads(event.partition(b"data:")[2])
+    except orjson.JSONDecodeError:
+        return None
+    return found if type(found) is dict else None
+
+
+def tokens_of(usage: object) -> tuple[int, int]:
+    prompt, _, output = read_usage(usage if type(usage) is dict else None)
+    return prompt or 0, output or 0
+
+
+# --- the other kind ---------------------------------------------------------------------------------------------------
+
+
+def merged_answer(stored: StoredAnswer) -> bytes | None:
+    """The whole answer that a stream adds up to."""
+    counts = object_in(stored.counts) if stored.counts else None
+    if stored.api not in OBJECTS or counts is None or excess(stored.body):
+        return None
+    reader = ChunkedReader(keep=True)
+    reader.feed(stored.body + LAST_CHUNK)
+    events = [object_in(event) for event in b"".join(reader.payload or ()).split(b"\n\n") if event.strip()]
+    if not events or any(event is None for event in events):
+        return None
+    choices: dict[int, dict[str, Any]] = {}
+    for event in events:
+        for one in (event or {}).get("choices") or ():
+            merge_choice(choices.setdefault(one.get("index", 0), {}), one, stored.api)
+    rest = {name: value for name, value in (events[0] or {}).items() if name not in ("choices", "usage")}
+    found = [finished_choice(choices[index]) for index in sorted(choices)]
+    whole = {**rest, "object": OBJECTS[stored.api][0], "choices": found, "usage": counts.get("usage")}
+    return orjson.dumps(whole)
+
+
+def merge_choice(choice: dict[str, Any], piece: Mapping[str, Any], api: str) -> None:
+    """Add one event's part of a choice."""
+    into = choice.setdefault("message", {}) if api == CHAT else choice
+    for name, value in (piece.get("delta") or {}).items() if api == CHAT else ():
+        if name == "tool_calls":
+            calls = into.setdefault("tool_calls", {})
+            for call in value or ():
+                merge_call(calls.setdefault(call.get("index", 0), {"function": {"name": "", "arguments": ""}}), call)
+        elif type(value) is str and name != "role":
+            into[name] = (into.get(name) or "") + value
+        elif value is not None or name not in into:
+            into[name] = value
+    for name, value in piece.items():
+        if name == "text":
+            choice["text"] = choice.get("text", "") + value
+        elif name == "logprobs" and value:
+            merge_logprobs(choice, value)
+        elif name != "delta" and (value is not None or name not in choice):
+            choice[name] = value
+
+
+def merge_logprobs(choice: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Lists go on, by name."""
+    into = choice["logprobs"] = choice.get("logprobs") or {}
+    for name, value in piece.items():
+        into[name] = [*(into.get(name) or ()), *value] if type(value) is list else value
+
+
+def finished_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    message = choice.get("message")
+    if message is not None and "tool_calls" in message:
+        message["tool_calls"] = [message["tool_calls"][index] for index in sorted(message["tool_calls"])]
+        message["content"] = message.get("content") or None
+    return choice
+
+
+def split_answer(stored: StoredAnswer, *, wants_usage: bool) -> bytes | None:
+    """The stream that a whole answer could have been, in chunks."""
+    if stored.api not in OBJECTS:
+        return None
+    fields = orjson.loads(stored.body)
+    usage = fields.pop("usage", None)
+    if wants_usage and not usage:
+        return None
+    choices = fields.pop("choices")
+    head = {**fields, "object": OBJECTS[stored.api][1]}
+    parts = [{**head, "choices": [part]} for one in choices for part in parts_of(one, stored.api)]
+    if wants_usage:
+        parts.append({**head, "choices": [], "usage": usage})
+    events = [b"data: " + orjson.dumps(part) + b"\n\n" for part in parts]
+    return b"".join(map(chunk, [*events, DONE])) + LAST_CHUNK
+
+
+def parts_of(choice: Mapping[str, Any], api: str) -> Iterator[Mapping[str, Any]]:
+    """A choice as two: its output, and its end."""
+    if api == COMPLETION:
+        yield {**choice, "finish_reason": None}
+        yield {**choice, "text": "", "logprobs": None}
+        return
+    message = {name: value for name, value in choice["message"].items() if value is not None}
+    if "tool_calls" in message:
+        calls = message["tool_calls"] or ()
+        message["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+    rest = {name: value for name, value in choice.items() if name != "message"}
+    yield {**rest, "delta": message, "finish_reason": None}
+    yield {**rest, "delta": {}, "logprobs": None}

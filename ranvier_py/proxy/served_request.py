@@ -1,0 +1,61 @@
+"""One request of a client, and what became of it so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ranvier_py.core.errors import RanvierError, words_of
+from ranvier_py.core.routing.attempt import Attempt
+from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.shared_answer import SharedAnswer
+
+HIT, MISS, BYPASS = b"HIT", b"MISS", b"BYPASS"
+"""What the response cache made of a request, as the field X-Cache has it."""
+
+
+@dataclass(slots=True)
+class ServedRequest:
+    """One request of a client, and what became of it so far, for its line in the log."""
+
+    request: HttpRequest
+    client: Client
+    request_id: bytes
+    started_at: float
+    attempt: Attempt | None = None  # the last one
+    status: int = 0
+    tries: int = 0
+    first_byte_at: float = 0.0
+    sent_bytes: int = 0
+    outcome: str = "cancelled"
+    error: str = ""  # of the last attempt that failed
+    cached: bytes = b""  # what the response cache made of it: HIT, MISS or BYPASS; empty without one
+    shared: SharedAnswer | None = None  # others may get its answer, too
+
+    def failed(self, error: RanvierError) -> None:
+        """An attempt did. Its words, with the cause that no client is to know."""
+        assert self.attempt is not None
+        words, cause = str(error), words_of(error)
+        self.error = f"{self.attempt.decision.backend_name}: {words}" + (f": {cause}" if cause not in words else "")
+
+    def summary(self, now: float) -> RequestSummary:
+        decision = self.attempt.decision if self.attempt else None
+        return RequestSummary(
+            id=self.request_id.decode("latin-1"),
+            method=self.request.method.decode("latin-1"),
+            path=self.request.path.decode("latin-1"),
+            status=self.status,
+            outcome=self.outcome,
+            backend=decision.backend_name if decision else "",
+            policy=decision.policy if decision else "",
+            reason=decision.reason if decision else "cache" if self.cached == HIT else "",
+            source=decision.source if decision else "",
+            matched_tokens=decision.matched_tokens if decision else 0,
+            prompt_tokens=decision.prompt_tokens if decision else 0,
+            tries=self.tries,
+            first_byte_ms=round(1000 * (self.first_byte_at - self.started_at), 3) if self.first_byte_at else 0.0,
+            total_ms=round(1000 * (now - self.started_at), 3),
+            sent_bytes=self.sent_bytes,
+            error=self.error,
+        )
