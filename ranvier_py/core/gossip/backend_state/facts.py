@@ -82,7 +82,7 @@ class KnownBackend:
 
     generation: int = 1
     started_at: float = 0.0
-    counted: bool = False  # a peer sent its count: before, ours begins at 1 whatever the cluster has seen
+    counted: bool = False  # a peer sent its count since we started: before, one number may stand for two processes
     verdict: Verdict = Verdict.UNKNOWN  # our own
     draining: bool = False
     drain_clock: int = 0
@@ -167,9 +167,9 @@ class BackendFacts:
         """When its process started, as the engine or a peer said; 0 when it is not known."""
         return self._known.get(backend, UNKNOWN).started_at
 
-    def is_counted(self, backend: int) -> bool:
-        """Whether any peer sent its count since we started: before, one number may stand for two processes."""
-        return self._known.get(backend, UNKNOWN).counted
+    def of(self, backend: int) -> KnownBackend:
+        """What is known of it: to be read, and only now."""
+        return self._known.get(backend, UNKNOWN)
 
     def generation_of(self, backend: int, low_bits: int) -> int:
         """The generation of which an update carries the low bits. A later one than ours is adopted."""

@@ -98,15 +98,18 @@ class RegistrySync:
         the number of the process before it, what that one held would pass for the new one's. For the same reason
         nothing is taken before a peer has sent its counts, with the start times that belong to them.
         """
-        seen = self._seen.get(key)
+        seen, facts = self._seen.get(key), self.facts
         if seen is None or seen.backend.removed:
             return None
-        if not self.facts.is_counted(key):
+        known, backend = facts.of(key), seen.backend
+        if not known.counted:
             self._passed_over[key] = None
             return None
-        backend = seen.backend
-        self._settle(key, seen, now)
-        if self.facts.generation_of(key, generation % (1 << GENERATION_BITS)) != self.facts.generation(key):
+        if backend.generation != seen.generation or (backend.process.started_at or 0.0) != known.started_at:
+            self._settle(key, seen, now)
+        low_bits = generation % (1 << GENERATION_BITS)
+        ours = known.generation % (1 << GENERATION_BITS)
+        if low_bits != ours and facts.generation_of(key, low_bits) != known.generation:  # a later one is adopted
             return None
         self.follow(now)
         backend.process.has_remote_routes = True
@@ -116,7 +119,7 @@ class RegistrySync:
         """Whether the count of a backend has come whose claims were not taken for want of it. Says so once."""
         if not self._passed_over:
             return False
-        known = [key for key in self._passed_over if self.facts.is_counted(key)]
+        known = [key for key in self._passed_over if self.facts.of(key).counted]
         for key in known:
             del self._passed_over[key]
         return bool(known)

@@ -55,6 +55,8 @@ HELD_MAX = 16_384
 MERGED_MIN = 16
 """Rows of one message that are written into the table column by column; fewer are learned one by one."""
 
+PeerNames = Mapping[tuple[BackendId, int], tuple[int, int] | None]  # what peers call a process; None: it is gone
+
 PATH_MIN = 4
 """A path of so many rows is an update of its own, which names one parent only."""
 
@@ -80,8 +82,7 @@ class RouteSyncCounters:
 class PendingRow(NamedTuple):
     """A prefix that a backend holds, still to be sent."""
 
-    backend: BackendId
-    generation: int
+    holder: tuple[BackendId, int]  # and its generation
     parent: int  # a fingerprint of the row above, or 0
     tokens: int
     token: int
@@ -102,7 +103,7 @@ class HeldRows:
 
     def hold(self, rows: Iterable[PendingRow]) -> None:
         for row in rows:
-            self._rows.setdefault((row.backend, row.token or row.text), row)
+            self._rows.setdefault((row.holder[0], row.token or row.text), row)
 
     def drop(self, backend: BackendId, name: int) -> bool:
         """It was sent with more in it. Whether it waited."""
@@ -121,7 +122,7 @@ class HeldRows:
                 break
             found.append(row)
         for row in found:
-            del rows[row.backend, row.token or row.text]
+            del rows[row.holder[0], row.token or row.text]
         return found
 
 
@@ -164,22 +165,21 @@ class RouteSync:
         while new:
             routes = new.popleft()
             rows = rows_of(routes)
-            if not everything and routes.parent and not any(row.token for row in rows):
+            tokens, texts = [row.token for row in rows], [row.text for row in rows]
+            if not everything and routes.parent and not any(tokens):
                 self._texts.hold(rows)
-            elif not everything and self._is_confirmed(rows[-1]) and not any(row.text for row in rows):
+            elif not everything and not any(texts) and self._is_confirmed(rows[-1]):
                 self._confirmed.hold(rows)
             else:
-                for row in rows:
-                    if row.token and row.text:
-                        self.counters.spared += self._texts.drop(row.backend, row.text)
+                for token, text in zip(tokens, texts, strict=True) if len(self._texts) else ():
+                    if token and text:
+                        self.counters.spared += self._texts.drop(routes.backend, text)
                 found += rows
         return found
 
     def _is_confirmed(self, row: PendingRow) -> bool:
         """Whether the engine reported it, and nobody here served it."""
-        if row.text:
-            return False
-        claim = self._table.claim(row.token, row.backend)
+        claim = self._table.claim(row.token, row.holder[0])
         return claim is not None and claim.trust == Trust.CONFIRMED
 
     def _with_text(self, row: PendingRow) -> PendingRow:
@@ -189,38 +189,33 @@ class RouteSync:
 
     def _packed(self, rows: Sequence[PendingRow]) -> Iterator[tuple[bytes, float]]:
         """Long paths by themselves, what is left together."""
-        loose: list[tuple[UpdateRow, float]] = []
-        for path in paths_of(self._named(rows)):
+        names = {holder: self._registry.name_of(*holder) for holder in dict.fromkeys([row.holder for row in rows])}
+        loose: list[PendingRow] = []
+        for path in paths_of(self._believed(rows, names)):
             if len(path) >= PATH_MIN:
                 for start in range(0, len(path), ROWS_MAX):
-                    yield self._encoded(path[start : start + ROWS_MAX])
+                    yield self._encoded(path[start : start + ROWS_MAX], names)
                 continue
             if len(loose) + len(path) > ROWS_MAX:
-                yield self._encoded(loose)
+                yield self._encoded(loose, names)
                 loose = []
             loose += path
         if loose:
-            yield self._encoded(loose)
+            yield self._encoded(loose, names)
 
-    def _named(self, rows: Sequence[PendingRow]) -> Iterator[tuple[UpdateRow, float]]:
-        """As peers call them, without those whose process is gone or whose claim was withdrawn."""
-        names: dict[tuple[BackendId, int], tuple[int, int] | None] = {}
-        claim, counters = self._table.claim, self.counters
-        for backend, generation, parent, tokens, token, text, at in rows:
-            place = (backend, generation)
-            if place not in names:
-                names[place] = self._registry.name_of(backend, generation)
-            name = names[place]
-            if name is None:
-                counters.outdated += 1
-            elif claim(token or text, backend) is None:
-                counters.gone += 1
-            else:
-                yield UpdateRow(name, parent, tokens, token, text), at
+    def _believed(self, rows: Sequence[PendingRow], names: PeerNames) -> list[PendingRow]:
+        """Without those whose process is gone or whose claim was withdrawn."""
+        named = [row for row in rows if names[row.holder] is not None]
+        holds = self._table.holds
+        found = [row for row in named if holds(row.token or row.text, row.holder[0])]
+        self.counters.outdated += len(rows) - len(named)
+        self.counters.gone += len(named) - len(found)
+        return found
 
-    def _encoded(self, rows: Sequence[tuple[UpdateRow, float]]) -> tuple[bytes, float]:
+    def _encoded(self, rows: Sequence[PendingRow], names: PeerNames) -> tuple[bytes, float]:
         self.counters.sent += 1
-        return encode_rows([row for row, _ in rows]), min([at for _, at in rows])
+        sent = [UpdateRow(cast("tuple[int, int]", names[row.holder]), *row[1:5]) for row in rows]
+        return encode_rows(sent), min([row.at for row in rows])
 
     def _removals(self) -> Iterator[tuple[bytes, float]]:
         withdrawn = self._table.outgoing.withdrawn
@@ -313,6 +308,7 @@ class RouteSync:
 def rows_of(routes: NewRoutes) -> list[PendingRow]:
     """One by one, parents before children."""
     backend, generation, chain, parent, at = routes
+    holder = (backend, generation)
     rows: list[PendingRow] = []
     last = 0  # the name of the row before; several texts may end in one block
     for tokens, token, text in reversed(chain):
@@ -320,19 +316,19 @@ def rows_of(routes: NewRoutes) -> list[PendingRow]:
         if last and name != last:
             parent = last
         above = 0 if parent in (token, text) else parent
-        rows.append(PendingRow(backend, generation, above, tokens, token, text if text != token else 0, at))
+        rows.append(PendingRow(holder, above, tokens, token, text if text != token else 0, at))
         last = name
     return rows
 
 
-def paths_of(rows: Iterable[tuple[UpdateRow, float]]) -> Iterator[list[tuple[UpdateRow, float]]]:
-    """Runs of rows of one backend, each below the one before."""
-    path: list[tuple[UpdateRow, float]] = []
-    for each in rows:
-        row = each[0]
-        if path and (row.backend != path[-1][0].backend or row.parent != (path[-1][0].token or path[-1][0].text)):
-            yield path
-            path = []
-        path.append(each)
-    if path:
-        yield path
+def paths_of(rows: Sequence[PendingRow]) -> Iterator[Sequence[PendingRow]]:
+    """Runs of rows of one holder, each below the one before."""
+    start, above, last = 0, 0, None
+    for at, (holder, parent, _, token, text, _) in enumerate(rows):
+        if holder != last or parent != above:
+            if at:
+                yield rows[start:at]
+            start, last = at, holder
+        above = token or text
+    if rows:
+        yield rows[start:]

@@ -308,6 +308,11 @@ class RouteTable:
         row = self.rows.index.get(fingerprint)
         return None if row is None else self.claims.get(row, backend)
 
+    def holds(self, fingerprint: int, backend: BackendId) -> bool:
+        """Whether anything is believed of them."""
+        row = self.rows.index.get(fingerprint, 0)
+        return self.rows.backend[row] == backend or self.claims.get(row, backend) is not None
+
     def is_alive(self, evidence: float) -> bool:
         """Whether a claim of this evidence has not expired."""
         return evidence > self.claims.horizon
