@@ -50,10 +50,10 @@ async def test_an_engine_whose_name_finds_no_descriptor_here_is_not_blamed(
     """glibc says EAI_SYSTEM then, which Python raises as the OSError that it stands for."""
     real, asked = socket.getaddrinfo, 0
 
-    def look_up(host: Any, *rest: Any, **more: Any) -> Any:
+    def look_up(host: Any, port: Any, family: int = 0, kind: int = 0, proto: int = 0, flags: int = 0) -> Any:
         nonlocal asked
-        if host not in ("engine.test", b"engine.test"):
-            return real(host, *rest, **more)
+        if host not in ("engine.test", b"engine.test") or flags & socket.AI_NUMERICHOST:
+            return real(host, port, family, kind, proto, flags)
         asked += 1
         raise OSError(number, os.strerror(number))
 
