@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
 from ranvier_py.core.gossip.port_traffic import PortOptions
 from ranvier_py.io.gossip.state_file import LAST_WRITE_S
+from ranvier_py.io.logs import LogCounters
 from ranvier_py.node.cluster_parts import LEAVE_S_MAX
+from ranvier_py.proxy.client import ServerCounters
+from ranvier_py.proxy.upstream import UpstreamCounters
+from ranvier_py.supervision import FaultCounters
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -359,6 +364,23 @@ def test_prometheus_asks_every_pod_by_the_name_of_the_headless_service(pods_conf
     assert discovery["names"] == [headless()["metadata"]["name"]]
     assert (discovery["type"], discovery["port"]) == ("A", host_port(pods_config.control)[1])
     assert pods_config.metrics_public or "authorization" in job
+
+
+def test_alerts_name_metrics_that_a_node_has() -> None:
+    (item,) = documents(DEPLOY / "prometheus" / "alerts.yaml")
+    (group,) = item["groups"]
+    parts = {"": FaultCounters, "server": ServerCounters, "upstream": UpstreamCounters, "logs": LogCounters}
+    known = {
+        f"ranvier_{part}_{each.name}_total".replace("__", "_")
+        for part, counters in parts.items()
+        for each in fields(counters)
+        if each.metadata.get("kind") == "counter"
+    }
+    for rule in group["rules"]:
+        named = set(re.findall(r"ranvier_\w+", rule["expr"]))
+        assert named, rule
+        assert named <= known, rule
+    assert "ranvier_unexpected_errors_total" in group["rules"][0]["expr"]
 
 
 # --- Compose --------------------------------------------------------------------------------------------------------
