@@ -64,6 +64,9 @@ SMALL_SHARE = 0.7
 """A learned capacity below this share of the reported one is smaller than thought: our model is no more exact."""
 
 
+NO_URL = ""
+"""Of a backend that only peers have used so far."""
+
 RENEW_SHARE = 0.25
 """Of the capacity: when so much was used since a running request's last evidence, it is renewed."""
 
@@ -176,6 +179,8 @@ class Calibration:
     def report(self, backend: BackendId, url: str, generation: int, reported: EngineMetrics) -> None:
         """What an engine's page says."""
         known = self._backends.get(backend)
+        if known is not None and known.url == NO_URL:
+            known.url = url
         if known is None or known.url != url:
             known = self._backends[backend] = self._begin(url, generation)
         known.reported = reported
@@ -214,6 +219,8 @@ class Calibration:
 
     def _known(self, attempt: Attempt) -> BackendPredictions:
         known = self._backends.get(attempt.backend)
+        if known is not None and known.url == NO_URL:
+            known.url = attempt.url
         if known is None or known.url != attempt.url:
             known = self._backends[attempt.backend] = self._begin(attempt.url, attempt.generation)
         elif known.generation < attempt.generation:
@@ -236,7 +243,9 @@ class Calibration:
     ) -> None:
         """Peers' requests used these prompts; their routes are about to be raised."""
         known = self._backends.get(backend)
-        if known is None or known.generation != generation or not self._estimated(backend):
+        if known is None:
+            known = self._backends[backend] = self._begin(NO_URL, generation)
+        if known.generation != generation or not self._estimated(backend):
             return
         new_tokens, before = self._routes.uses.used_before(prompts, backend, generation, second)
         again = sum([known.clock.take(tokens, earlier) for earlier, tokens in before.items()])

@@ -7,7 +7,7 @@ import pytest
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust
-from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX
+from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX, USED_S
 
 ENGINE, OTHER = BackendId(0), BackendId(1)
 CHAT = [(64, 104, 204), (32, 102, 202), (16, 101, 201)]
@@ -43,10 +43,10 @@ def test_of_a_known_prompt_only_what_is_new_is_reported(
     chain: list[PrefixKey], backend: BackendId, generation: int, expected: list[tuple[list[PrefixKey], int]]
 ) -> None:
     routes = table()
-    learn(routes, CHAT)
+    learn(routes, CHAT, 11.0)
     routes.outgoing.new.clear()
-    routes.learn(chain, backend, generation, Trust.LOCAL, 11.0)
-    found = [NewRoutes(backend, generation, keys, above, 11.0) for keys, above in expected]
+    routes.learn(chain, backend, generation, Trust.LOCAL, 12.0)
+    found = [NewRoutes(backend, generation, keys, above, 12.0) for keys, above in expected]
     assert list(routes.outgoing.new) == found
 
 
@@ -61,18 +61,30 @@ def test_tokens_that_join_a_text_are_an_update() -> None:
 
 def test_what_peers_served_is_no_update_of_ours() -> None:
     routes = table()
-    learn(routes, CHAT, trust=Trust.REMOTE)
+    learn(routes, CHAT, 11.0, trust=Trust.REMOTE)
     assert not routes.outgoing.new
-    learn(routes, CHAT, 11.0)
+    learn(routes, CHAT, 12.0)
     assert not routes.outgoing.new
 
 
-def test_a_route_in_steady_use_is_reported_again_within_every_half_of_its_life() -> None:
-    """Otherwise peers would forget what one node serves all the time."""
+def test_of_a_prompt_that_is_asked_again_and_again_the_deepest_prefix_is_reported_within_every_few_seconds() -> None:
+    """An engine keeps what it used last: peers would else believe that it dropped what one node serves all the time."""
+    routes = table()
+    for tenth in range(100, 2000, 3):
+        learn(routes, CHAT, tenth / 10)
+    first, *others = routes.outgoing.new
+    assert first.chain == CHAT
+    assert {(tuple(update.chain), update.parent) for update in others} == {((CHAT[0],), CHAT[1][1])}
+    gaps = [later.at - earlier.at for earlier, later in pairwise(others)]
+    assert USED_S - 1 < min(gaps) <= max(gaps) < USED_S + 1
+
+
+def test_what_an_engine_confirms_again_and_again_is_reported_within_every_half_of_its_life() -> None:
+    """Otherwise peers would forget it; and it is no use of it."""
     routes = table(ttl_s=100.0)
     reported: list[float] = []
     for second in range(10, 1000, 3):
-        learn(routes, CHAT, float(second))
+        learn(routes, CHAT, float(second), trust=Trust.CONFIRMED)
         reported += [updates.at for updates in routes.outgoing.new if CHAT[0] in updates.chain]
         routes.outgoing.new.clear()
     gaps = [later - earlier for earlier, later in pairwise(reported)]
