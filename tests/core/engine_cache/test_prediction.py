@@ -231,6 +231,23 @@ def test_prompts_of_peers_push_out_too() -> None:
     assert world.depth([10**7 + 100 * 59 + block for block in range(40)], now + 62) == 640
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_prompts_of_peers_push_out_before_we_send_a_request_there(restarted: bool) -> None:
+    """They are the only ones that used it so far, or its new process."""
+    world = World()
+    if restarted:
+        world.served([1, 2, 3], 0, 5.0)
+        world.router.registry.restart(world.router.registry[A], "test", 8.0)
+    generation = world.router.registry[A].generation
+    for number in range(8):
+        chain = [(16 * (block + 1), number * 100 + block + 10, 0) for block in range(40)]
+        world.router.routes.learn(chain[::-1], A, generation, Trust.REMOTE, 10.0 + 2 * number)
+    world.calibration.report(A, "http://a:1", generation, EngineMetrics(capacity_tokens=2000, block_tokens=16))
+    world.calibration.tick(26.0)
+    assert world.depth([block + 10 for block in range(40)], 26.0) == 0
+    assert world.depth([700 + block + 10 for block in range(40)], 26.0) == 640
+
+
 def test_the_capacity_that_an_engine_reports_limits_what_is_believed_at_once() -> None:
     world = World()
     world.calibration.report(A, "http://a:1", 1, EngineMetrics(capacity_tokens=2000, block_tokens=16))

@@ -63,9 +63,8 @@ EVENTS_TOKENS_MIN = 64
 SMALL_SHARE = 0.7
 """A learned capacity below this share of the reported one is smaller than thought: our model is no more exact."""
 
-
 NO_URL = ""
-"""Of a backend that only peers have used so far."""
+"""Of a backend that only peers have used so far; and of any, where it does not matter."""
 
 RENEW_SHARE = 0.25
 """Of the capacity: when so much was used since a running request's last evidence, it is renewed."""
@@ -178,11 +177,7 @@ class Calibration:
 
     def report(self, backend: BackendId, url: str, generation: int, reported: EngineMetrics) -> None:
         """What an engine's page says."""
-        known = self._backends.get(backend)
-        if known is not None and known.url == NO_URL:
-            known.url = url
-        if known is None or known.url != url:
-            known = self._backends[backend] = self._begin(url, generation)
+        known = self._at(backend, url, generation)
         known.reported = reported
         known.estimate.reported = 0 if reported.caches is False else reported.capacity_tokens
         self._know_largest()
@@ -218,17 +213,18 @@ class Calibration:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _known(self, attempt: Attempt) -> BackendPredictions:
-        known = self._backends.get(attempt.backend)
-        if known is not None and known.url == NO_URL:
-            known.url = attempt.url
-        if known is None or known.url != attempt.url:
-            known = self._backends[attempt.backend] = self._begin(attempt.url, attempt.generation)
-        elif known.generation < attempt.generation:
-            known.begin(attempt.generation)
-        return known
+        return self._at(attempt.backend, attempt.url, attempt.generation)
 
-    def _begin(self, url: str, generation: int) -> BackendPredictions:
-        return BackendPredictions(url, generation, CapacityEstimate(self._fleet), self._block_tokens)
+    def _at(self, backend: BackendId, url: str, generation: int) -> BackendPredictions:
+        """What is known of it at this URL, or wherever it is; of this process, or a later one."""
+        known = self._backends.get(backend)
+        if known is None or (url != known.url and NO_URL not in (url, known.url)):
+            estimate = CapacityEstimate(self._fleet)
+            known = self._backends[backend] = BackendPredictions(url, generation, estimate, self._block_tokens)
+        elif known.generation < generation:
+            known.begin(generation)
+        known.url = url or known.url
+        return known
 
     def _know_largest(self) -> None:
         reported = [known.estimate.reported for known in self._backends.values() if known.estimate.reported is not None]
@@ -242,10 +238,10 @@ class Calibration:
         self, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int
     ) -> None:
         """Peers' requests used these prompts; their routes are about to be raised."""
-        known = self._backends.get(backend)
-        if known is None:
-            known = self._backends[backend] = self._begin(NO_URL, generation)
-        if known.generation != generation or not self._estimated(backend):
+        if not self._estimated(backend):
+            return
+        known = self._at(backend, NO_URL, generation)
+        if known.generation != generation:
             return
         new_tokens, before = self._routes.uses.used_before(prompts, backend, generation, second)
         again = sum([known.clock.take(tokens, earlier) for earlier, tokens in before.items()])

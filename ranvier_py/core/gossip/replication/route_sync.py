@@ -1,8 +1,9 @@
 """The route table among peers: what is learned here becomes route updates, peers' updates become REMOTE claims.
 
 *Out*: a route is sent with the generation of the process that served it; not when that process is gone, nor when the
-claim was withdrawn meanwhile. Removals go first, so peers end with what is true here. Two kinds of new routes wait a
-moment, since mostly the same is sent with more in it: texts of a chat that goes on wait for their tokens, and what an
+claim was withdrawn meanwhile. Removals go first, so peers end with what is true here, those of one second together:
+what an answer refutes was gone when its request was sent, and what was used since is not. Two kinds of new routes wait
+a moment, since mostly the same is sent with more in it: texts of a chat that goes on wait for their tokens, and what an
 engine reported itself for the update of the node that served the prompt. Nothing waits once the table is shown to a
 peer: what only one peer has and no log holds would be lost to the others when we die.
 
@@ -39,7 +40,7 @@ from ranvier_py.core.gossip.replication.route_updates import (
 from ranvier_py.core.gossip.replication.table_copy import TableCopy
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
-from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust
+from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust, WithdrawnRoute
 from ranvier_py.core.routing.route_table.orphans import Orphans, PeerRows
 
 TEXTS_WAIT_S = 2.0
@@ -219,20 +220,20 @@ class RouteSync:
 
     def _removals(self) -> Iterator[tuple[bytes, float]]:
         withdrawn = self._table.outgoing.withdrawn
-        waiting: dict[tuple[BackendId, int], list[int]] = {}
-        oldest: dict[tuple[BackendId, int], float] = {}
+        waiting: dict[tuple[BackendId, int, int], list[WithdrawnRoute]] = {}
         while withdrawn:
-            backend, generation, fingerprint, at = withdrawn.popleft()
-            waiting.setdefault((backend, generation), []).append(fingerprint)
-            oldest.setdefault((backend, generation), at)
-        for place, fingerprints in waiting.items():
-            name = self._registry.name_of(*place)
+            gone = withdrawn.popleft()
+            waiting.setdefault((gone.backend, gone.generation, int(gone.at)), []).append(gone)
+        for (backend, generation, _), routes in waiting.items():
+            name = self._registry.name_of(backend, generation)
             if name is None:
-                self.counters.outdated += len(fingerprints)
+                self.counters.outdated += len(routes)
                 continue
-            self.counters.removals_sent += len(fingerprints)
-            for start in range(0, len(fingerprints), REMOVED_MAX):
-                yield encode_removal(Removal(name, fingerprints[start : start + REMOVED_MAX])), oldest[place]
+            self.counters.removals_sent += len(routes)
+            for start in range(0, len(routes), REMOVED_MAX):
+                sent = routes[start : start + REMOVED_MAX]
+                fingerprints = [route.fingerprint for route in sent]
+                yield encode_removal(Removal(name, fingerprints)), min([route.at for route in sent])
 
     # --- in ---------------------------------------------------------------------------------------------------------
 

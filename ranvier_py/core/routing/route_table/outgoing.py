@@ -3,7 +3,7 @@
 Learned is what this node served and what engines said themselves. A claim that is only refreshed is sent again when its
 evidence enters another half of the time to live, each row at a time of its own: so peers hold for ever what is in use,
 and one route costs at most two updates in a time to live. Of a request that has nothing new in it the deepest claim is
-sent, too, if its evidence enters other USED_S: an engine keeps what was used lately, so peers have to know of it.
+sent, too, once a second: an engine keeps what was used last, so peers have to know of it.
 Bounds: QUEUE_MAX of each kind; beyond, the oldest goes and is counted.
 """
 
@@ -20,11 +20,6 @@ from ranvier_py.core.routing.route_table.rows import Rows
 
 QUEUE_MAX = 16_384
 """Calls of `learn` whose new routes wait to be sent: seconds of full load."""
-
-
-USED_S = 5
-"""Peers know to this when a prefix was used last. What an engine holds turns over in a minute at the fastest: 430,000
-tokens at 10,000 prompt tokens a second (`replay.engine.presets`)."""
 
 
 class OutgoingRoutes:
@@ -82,8 +77,8 @@ class OutgoingRoutes:
     def _use_again(self, key: PrefixKey, backend: BackendId, claim: Claim, now: float) -> None:
         """A request had nothing new in it."""
         rows, row = self._rows, self._rows.index[key[1] or key[2]]
-        old, name = self._claims.get(row, backend), rows.name(row)
-        if old is not None and (old.evidence + name) // USED_S != (claim.evidence + name) // USED_S:
+        old = self._claims.get(row, backend)
+        if old is not None and old.evidence < claim.evidence:
             self._append(NewRoutes(backend, claim.generation, (rows.key(row),), rows.above(row), now))
 
     def _append(self, routes: NewRoutes) -> None:

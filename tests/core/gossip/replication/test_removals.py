@@ -48,6 +48,19 @@ def test_what_was_served_after_the_removal_stays() -> None:
     assert server.sync.counters.removals_younger == len(CHAT)
 
 
+def test_what_was_served_since_it_went_stays_though_other_things_went_later() -> None:
+    """An answer tells what was gone when its request was sent, minutes ago; that comes with what went just now."""
+    reader, server, other = three()
+    server.serve([(16, 301, 401)], 20.0)
+    server.send(reader, other, now=20.0)
+    server.serve(CHAT, 25.0)
+    reader.table.withdraw(301, reader.engine().id, 30.0)
+    reader.table.withdraw(101, reader.engine().id, 20.0)
+    reader.send(server, now=30.0)
+    assert server.holders(CHAT, 30.0) == [(ENGINE, 64, Trust.LOCAL)]
+    assert server.holders([(16, 301, 401)], 30.0) == []
+
+
 def test_a_piece_that_hangs_elsewhere_at_a_peer_goes_as_well() -> None:
     """It came when the row above it was unknown: what is withdrawn above does not reach it."""
     reader, _, other = three()
