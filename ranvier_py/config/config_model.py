@@ -131,6 +131,11 @@ class Config(Options):
         "Ask the engines for token counts in streams, too, and take them out again where the client did not ask: they "
         "show how much of a prompt was really cached. Off: the body of a stream reaches the engine as it came.",
     )
+    anthropic_cache_control: bool = key(
+        False,
+        "Backends",
+        "Mark the system prompt of bodies for /v1/messages that have no cache_control there, so that it is cached.",
+    )
 
     tokenizer: Text = key(
         "embedded", "Tokens", 'Tokenizer of the engines: a directory, a hub id, or "embedded" for trials.'

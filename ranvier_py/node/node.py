@@ -139,6 +139,7 @@ class Node:
             ids=(b"%b-%x" % (name, number) for number in count(1)),
             tenants=tenants_of(config, self.scheme),
             may_see=debugger_of(config),
+            cache_control=config.anthropic_cache_control,
             responses=response_cache_of(config, self.scheme),
         )
         self.server = DataServer(

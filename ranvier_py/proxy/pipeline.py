@@ -35,6 +35,7 @@ from ranvier_py.core.errors import (
 )
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option, part, seconds
+from ranvier_py.core.prompts.cache_control import MESSAGES_PATH, marked_body
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.prompts.tenants import Tenants, salted_body
 from ranvier_py.core.routing.backends import Outcome, Transition
@@ -102,6 +103,7 @@ class Pipeline:
     ids: Iterator[bytes]  # for requests that have none: unique among nodes and restarts
     tenants: Tenants | None  # who tells tenants apart, where they are
     may_see: Callable[[bytes | None], bool]  # by the control key of a request, how it was routed
+    cache_control: bool  # bodies of Anthropic's API get a marker on their system prompt
     responses: ResponseCache | None  # what answers without a backend, where that is wanted
 
     def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
@@ -271,6 +273,8 @@ class Pipeline:
         """Send the request, and wait for the head of the answer. Raises UpstreamError."""
         if attempt.prompt.salt:
             request = self._salted(attempt, request)
+        if self.cache_control and request.path == MESSAGES_PATH and (marked := marked_body(request.body)) is not None:
+            request = request.with_body(marked)
         extra = []  # what a backend gets beyond the client's own fields
         if request.fields.request_id is None:
             extra.append((b"x-request-id", served.request_id))

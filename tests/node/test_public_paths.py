@@ -11,7 +11,7 @@ import httpx
 import trio
 
 from tests.node.node_lab import lab
-from tests.proxy.wire import Wire, answer
+from tests.proxy.wire import GOOD, Scripted, Wire, answer
 
 
 class Engine:
@@ -106,3 +106,13 @@ async def test_the_node_answers_for_itself_that_it_lives() -> None:
         assert (await client.get("/health")).json() == {"status": "ok"}
         assert (await client.get("/elsewhere")).status_code == 404
         assert (await client.get("/v1/models")).status_code == 503, "nobody has told what it serves"
+
+
+async def test_the_system_prompt_of_anthropics_api_is_marked_where_the_operator_wants_that() -> None:
+    sent = {"model": "lab-model", "system": "Be brief.", "messages": [{"role": "user", "content": "hello"}]}
+    for wanted in (True, False):
+        engine = Scripted(GOOD)
+        async with lab(engine, anthropic_cache_control=wanted) as node:
+            for path in ("messages", "chat/completions"):
+                await node.http.post(f"{node.url}/v1/{path}", json=sent)
+        assert [b"cache_control" in body for body in engine.bodies] == [wanted, False]

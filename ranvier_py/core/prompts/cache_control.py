@@ -1,0 +1,63 @@
+"""`cache_control` for bodies of Anthropic's Messages API that have none on their system prompt.
+
+A `system` that is text becomes one block of text with `{"type": "ephemeral"}`; of several blocks the last one gets it.
+All other bytes stay as they came, so what an engine sees is the same from turn to turn.
+
+Rules: one marker is added at most, none where the system prompt has one, and never a fifth: the API takes four. What
+can't be read within bounds, or has no text to mark, goes on as it came.
+Source: Continuum Router, `anthropic_cache_control_injection`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import orjson
+
+from ranvier_py.core.prompts.body_json import excess, members_at, object_of
+
+MESSAGES_PATH = b"/v1/messages"
+MARKERS_MAX = 4
+MARKER = b'"cache_control"'  # quotes in texts are escaped, so none of those is taken for one
+EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
+SYSTEM = b'"system"'
+BEFORE_VALUE = re.compile(rb'"system"[ \t\r\n]*:[ \t\r\n]*')
+
+
+def marked_body(body: bytes) -> bytes | None:
+    """The body with a marker on its system prompt; None where it is to go on as it came."""
+    if SYSTEM not in body or body.count(MARKER) >= MARKERS_MAX or excess(body):
+        return None
+    fields = object_of(body)
+    blocks = marked_blocks(fields.get("system")) if fields is not None else None
+    if fields is None or blocks is None:
+        return None
+    expected = {**fields, "system": blocks}
+    for place, _ in members_at(body, SYSTEM):
+        name = BEFORE_VALUE.match(body, place)
+        if name is not None:
+            end = name.end() + value_bytes(body[name.end() :])
+            found = b"%b%b%b" % (body[: name.end()], orjson.dumps(blocks), body[end:])
+            if object_of(found) == expected:  # of two such members the last one counts
+                return found
+    return None
+
+
+def marked_blocks(system: object) -> list[Any] | None:
+    """The blocks of a system prompt, the last one marked; None for one that has a marker or no text."""
+    blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks) or not blocks:
+        return None
+    text = blocks[-1].get("text")
+    if any("cache_control" in block for block in blocks) or not isinstance(text, str) or not text.strip():
+        return None
+    return [*blocks[:-1], {**blocks[-1], **EPHEMERAL}]
+
+
+def value_bytes(data: bytes) -> int:
+    """Length of the JSON value that `data` begins with."""
+    text = data.decode()
+    _, end = json.JSONDecoder().raw_decode(text)
+    return len(text[:end].encode())
