@@ -4,8 +4,8 @@ What a request makes is freed by counting: no cycles. Yet the interpreter, which
 would look rarely, and then at everything that was made since: long steps, in the middle of requests. Garbage comes from
 connections that fail, and from the libraries of the control port.
 
-Rules: an object is looked at twice while it is young, YOUNG_S and OLDER_S after it was made at the latest; the old ones
-only in moments without requests (`Node.sweep`).
+Rules: an object is looked at once while it is young, with those of YOUNG_S; again only in moments without requests
+(`Node.sweep`). A second look at what is a little older would take as long as twenty first ones, in one piece.
 """
 
 from __future__ import annotations
@@ -21,24 +21,18 @@ from trio.abc import Instrument
 YOUNG_S = 0.005
 """Between two looks at what is new: some twenty requests' objects on a busy node."""
 
-OLDER_LOOKS = 20
-"""One look in so many is at all that was made since the last such one."""
-
 
 class WaitCollector(Instrument):
     """Collects young garbage whenever trio is about to wait."""
 
     def __init__(self) -> None:
         self._next = 0.0
-        self._looks = 0
 
     def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002
         now = time.monotonic()
-        if now < self._next:
-            return
-        self._looks += 1
-        gc.collect(0 if self._looks % OLDER_LOOKS else 1)
-        self._next = now + YOUNG_S
+        if now >= self._next:
+            gc.collect(0)
+            self._next = now + YOUNG_S
 
 
 @contextmanager
