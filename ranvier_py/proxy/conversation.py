@@ -160,7 +160,8 @@ class Conversations:
         counters.in_flight += 1
         try:
             if whole:
-                self._keep(client, head.length)
+                counters.in_flight_bytes += head.length  # `_check` has found room for it
+                client.body_bytes = head.length
                 request.body = data[end:rest]
                 data = data[rest:]
             else:

@@ -135,8 +135,10 @@ class Pipeline:
     def _own_answer(self, request: HttpRequest) -> tuple[int, bytes] | None:
         """Status and body of what the node answers itself; None for what goes to a backend."""
         path, reading = request.path, request.method in (b"GET", b"HEAD")
-        if path in (CHAT_PATH, COMPLETION_PATH) and request.method not in (b"POST", b"OPTIONS"):  # OPTIONS: for CORS
-            raise MethodNotAllowed(f"{path.decode()} takes POST")
+        if path in (CHAT_PATH, COMPLETION_PATH):
+            if request.method not in (b"POST", b"OPTIONS"):  # OPTIONS: for CORS
+                raise MethodNotAllowed(f"{path.decode()} takes POST")
+            return None
         if path == b"/v1/models" and reading:
             return self._models()
         if path == b"/health" and reading:
@@ -171,7 +173,7 @@ class Pipeline:
         elsewhere: PoolMatch | None = found
         while elsewhere is not None:
             decision = router.place(prompt, elsewhere)
-            attempt = router.start_attempt(prompt, decision, time.monotonic(), served.request_id, elsewhere, quiet=True)
+            attempt = router.start_attempt(prompt, decision, elsewhere.at, served.request_id, elsewhere, quiet=True)
             attempt.judged = judged
             served.attempt = attempt
             served.tries += 1
@@ -190,7 +192,6 @@ class Pipeline:
         """Ask, relay, finish. Returns whom to ask instead, or None when the request has ended."""
         client = served.client
         outcome, exchange = Outcome.CANCELLED, None
-        is_last = time.monotonic() - served.started_at + 2 * self.limits.first_byte_s > FIRST_BYTE_TOTAL_S
         try:
             exchange, is_asked = yield from self._ask(served, attempt)
             attempt.status = exchange.head.status
@@ -210,6 +211,8 @@ class Pipeline:
             outcome = outcome_of_error(error)
             served.failed(error)
             self.trouble(attempt.backend)
+            tried_s = attempt.sent_at - served.started_at  # before this attempt
+            is_last = tried_s + 2 * self.limits.first_byte_s > FIRST_BYTE_TOTAL_S
             if client.started or (is_last and outcome is Outcome.TIMEOUT):
                 raise
             elsewhere = self._elsewhere(served, attempt, outcome, budget)
@@ -276,9 +279,10 @@ class Pipeline:
         if self.cache_control and request.path == MESSAGES_PATH and (marked := marked_body(request.body)) is not None:
             request = request.with_body(marked)
         extra = []  # what a backend gets beyond the client's own fields
-        if request.fields.request_id is None:
+        fields = request.fields
+        if fields.request_id is None:
             extra.append((b"x-request-id", served.request_id))
-        if self.authorization and not request.fields.authorized:
+        if self.authorization and not fields.authorized:
             extra.append((b"authorization", self.authorization))
         served.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
         return self.upstream.open(self.address_of(attempt.url), request, extra, partial(self._sent, attempt))

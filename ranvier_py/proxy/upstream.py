@@ -39,7 +39,7 @@ from ranvier_py.proxy.driver import Steps, Wait
 from ranvier_py.proxy.http_values import Fields, HttpRequest
 from ranvier_py.proxy.readiness import Readiness
 from ranvier_py.proxy.response_reader import HeadReading, MarkingParser, ResponseParser, chunk_parser
-from ranvier_py.proxy.transport import PlainTransport, TlsTransport, received
+from ranvier_py.proxy.transport import PlainTransport, TlsTransport
 
 BODILESS = (b"GET", b"HEAD", b"OPTIONS", b"DELETE")
 """Methods whose requests carry no content-length when their body is empty (RFC 9110 8.6)."""
@@ -152,7 +152,11 @@ class Upstream:
         data = b""
         for _ in range(INTERIM_MAX):
             while (end := data.find(b"\r\n\r\n") + 4) < 4 and len(data) <= self._limits.header_bytes_max:
-                data += yield from self._receive(connection)
+                try:
+                    yield connection.transport.readable
+                    data += received_by(connection)
+                except OSError as error:
+                    raise UpstreamClosed(f"the backend closed the connection: {error}") from error
             if not 4 <= end <= self._limits.header_bytes_max:
                 raise UpstreamGarbled("the backend's answer has too large a head")
             reading = connection.read_head(data[:end], method)
@@ -163,16 +167,6 @@ class Upstream:
             if status == 101:
                 raise UpstreamGarbled("the backend wants another protocol")
         raise UpstreamGarbled("the backend sends interim answers only")
-
-    def _receive(self, connection: Connection) -> Steps[bytes]:
-        try:
-            data = yield from received(connection.transport)
-        except OSError as error:
-            raise UpstreamClosed(f"the backend closed the connection: {error}") from error
-        if not data:
-            raise UpstreamClosed("the backend closed the connection before it answered")
-        connection.answered = True
-        return data
 
     async def _connect(self, pool: ConnectionPool) -> Connection:
         address = pool.address
@@ -310,6 +304,17 @@ class Exchange:
             self._reusable = False
             if self._connection is not None:
                 self._connection.pool.counters.surplus += 1
+
+
+def received_by(connection: Connection) -> bytes:
+    """What is here of an answer; nothing where there only seemed to be some. Raises OSError, UpstreamClosed."""
+    data = connection.transport.receive_now()
+    if data is None:
+        return b""
+    if not data:
+        raise UpstreamClosed("the backend closed the connection before it answered")
+    connection.answered = True
+    return data
 
 
 async def send_rest(connection: Connection, rest: memoryview) -> bool:
