@@ -82,6 +82,7 @@ class EngineEvents:
         self.engine_caches = EngineCaches(
             router.routes,
             self._generation_of,
+            is_hybrid=self._is_hybrid,
             restarted=self._restarted,
             block_tokens=router.hasher.block_tokens,
         )
@@ -203,6 +204,10 @@ class EngineEvents:
         backend = self._registry.current(id_)
         return -1 if backend is None else backend.generation
 
+    def _is_hybrid(self, id_: BackendId) -> bool:
+        backend = self._registry.current(id_)
+        return backend is not None and backend.hybrid
+
     def _restarted(self, backend: BackendId, why: str, now: float) -> int:
         known = self._registry[backend]
         if not self._restarts.setdefault(backend, Quota(RESTARTS_MAX, RESTART_S)).allows(now):
@@ -240,9 +245,9 @@ class EngineEvents:
         if not streams:
             del self.streams[id_]
             return
-        reads, backend = self.sharing.reads(id_), self._registry.current(id_)
+        reads = self.sharing.reads(id_)
         for one in streams.values():
-            one.subscriber.carry(one.stream.measured(now, is_hybrid=backend is not None and backend.hybrid))
+            one.subscriber.carry(one.stream.measured(now, is_hybrid=self._is_hybrid(id_)))
             if one.stream.is_open is not reads:
                 log.info("engine_events.%s %s", "read" if reads else "stood_by", self._label(one.stream.source))
                 (one.stream.open if reads else one.stream.close)(now)

@@ -8,6 +8,8 @@ event, routes whose evidence ages, peers' routes that are wrong.
 
 Rules: a backend is known as well as its best channel, a channel as its worst part. Only at EXACT is a route withdrawn
 for not being held, and only if its evidence is older than a grace, since events come a moment after the first token.
+Of a hybrid engine, whatever channel reports it, what is stored is no proof that it will be reused: it confirms nothing,
+the level is ESTIMATED, and a sweep withdraws what was confirmed before that was known.
 Invariant: at EXACT and after a whole sweep the routes of a backend at token depths are what it holds there.
 Bounds: those of the table, of which one engine's events fill ROWS_SHARE at most; beyond that, only rows that are known
 are confirmed, and the others counted.
@@ -22,7 +24,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefixes import Change
-from ranvier_py.core.engine_cache.residency_values import Changes
+from ranvier_py.core.engine_cache.residency_values import Changes, Lack
 from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import counter
@@ -88,6 +90,7 @@ class SourceState:
     since: float  # of the level
     level: Level = Level.ESTIMATED
     reason: str = "nothing received yet"
+    mixed: bool = False  # its events show that the engine is a hybrid
     settled: bool = True  # its Changes were complete
     changed_at: float | None = None
     changes: int = 0  # prefixes that came, moved or went, since it was opened
@@ -109,12 +112,14 @@ class EngineCacheCounters:
 class _Engine:
     """One backend: its sources, and which of them can be believed."""
 
-    __slots__ = ("parts", "rows", "void_before")
+    __slots__ = ("mixed_at", "mixed_round", "parts", "rows", "void_before")
 
     def __init__(self) -> None:
         self.parts: dict[str, SourceState] = {}
         self.rows = 0  # confirmed ones, as the sweep last counted, and what came and went since
         self.void_before = float("-inf")  # evidence before this has no grace
+        self.mixed_at: float | None = None  # since when it is known as a hybrid
+        self.mixed_round = 0  # of sweeps, then
 
     def best(self) -> tuple[Level, list[SourceState]]:
         """The level, and the parts of all channels at this level."""
@@ -131,6 +136,7 @@ class EngineCaches:
 
     Args:
         generation_of: the current generation of a backend; -1 when there is no such backend.
+        is_hybrid: whether its metrics page says that a backend has caches beside those of attention.
         restarted: a source reported that its engine holds nothing of what it held. Returns the generation that begins
             with it; the same as before leaves it to the sweeps to withdraw routes.
         block_tokens: of our blocks.
@@ -141,6 +147,7 @@ class EngineCaches:
         routes: RouteTable,
         generation_of: Callable[[BackendId], int],
         *,
+        is_hybrid: Callable[[BackendId], bool] = lambda _: False,
         restarted: Callable[[BackendId, str, float], int] | None = None,
         block_tokens: int = 16,
     ) -> None:
@@ -148,6 +155,7 @@ class EngineCaches:
         self._routes = routes
         self._reconciler = routes.reconciler()
         self._generation_of = generation_of
+        self._is_hybrid = is_hybrid
         self._restarted = restarted
         self._block_tokens = block_tokens
         self._dense_anchors = tuple(block_tokens * blocks for blocks in ANCHOR_BLOCKS_DENSE)
@@ -170,10 +178,11 @@ class EngineCaches:
         if engine is not None and engine.parts.pop(source.name, None) is not None and not engine.parts:
             del self._engines[source.backend]
 
-    def set_level(self, source: Source, level: Level, reason: str, now: float) -> None:
+    def set_level(self, source: Source, level: Level, reason: str, now: float, *, mixed: bool = False) -> None:
+        """`mixed`: its events show that the engine is a hybrid."""
         part = self._part(source)
         if part is not None:
-            part.level, part.reason, part.since = level, reason, now
+            part.level, part.reason, part.since, part.mixed = level, reason, now, mixed
 
     def changed(self, source: Source, changes: Changes, now: float) -> None:
         """What became of the engine's prefixes: a Residency's `settle`, or the like."""
@@ -185,10 +194,13 @@ class EngineCaches:
         if changes.cleared:
             generation = self._void(part, generation, now)
         part.generation = generation
-        if changes.changes:
+        found = changes.changes
+        if self._is_mixed(source.backend, part):
+            found = tuple([change for change in found if change.tier is Tier.ABSENT])
+        if found:
             part.changed_at = now
-            part.changes += len(changes.changes)
-            self._apply(source.backend, generation, changes.changes, now)
+            part.changes += len(found)
+            self._apply(source.backend, generation, found, now)
 
     def ranks(self, source: Source) -> int:
         """How many sources its channel has: the ranks of that engine, one of which can be gone while others stay."""
@@ -205,6 +217,8 @@ class EngineCaches:
     def reason(self, backend: BackendId) -> str:
         """Of the level: that of the worst part of the best channel; empty without any."""
         level, parts = self._best(backend)
+        if parts and self._is_mixed(backend):
+            return Lack.MIXED.value
         return next((part.reason for part in parts if part.level is level), "")
 
     def sweep(self, now: float, rows_max: int) -> int:
@@ -227,7 +241,14 @@ class EngineCaches:
 
     def _best(self, backend: BackendId) -> tuple[Level, list[SourceState]]:
         engine = self._engines.get(backend)
-        return engine.best() if engine is not None else (Level.ESTIMATED, [])
+        level, parts = engine.best() if engine is not None else (Level.ESTIMATED, [])
+        return Level.ESTIMATED if self._is_mixed(backend) else level, parts
+
+    def _is_mixed(self, backend: BackendId, reporting: SourceState | None = None) -> bool:
+        """Who reports now has sorted out by itself what its events show: its level may come a moment later."""
+        engine = self._engines.get(backend)
+        parts = engine.parts.values() if engine is not None else ()
+        return self._is_hybrid(backend) or any(part.mixed and part is not reporting for part in parts)
 
     def _part(self, source: Source) -> SourceState | None:
         engine = self._engines.get(source.backend)
@@ -248,10 +269,21 @@ class EngineCaches:
 
     def _exact(self, backend: BackendId, engine: _Engine, now: float) -> Exact | None:
         generation = self._generation_of(backend)
-        level, parts = engine.best()
+        level, parts = self._best(backend)
+        if self._is_mixed(backend):
+            return self._doubted(backend, generation, engine, now)
+        engine.mixed_at = None
         if level is not Level.EXACT or generation < 0 or not all(part.settled for part in parts):
             return None
         return Exact(backend, generation, partial(held_among, parts), max(now - GRACE_S, engine.void_before))
+
+    def _doubted(self, backend: BackendId, generation: int, engine: _Engine, now: float) -> Exact | None:
+        """A hybrid holds nothing for certain: what was confirmed before that was known goes, within a whole round."""
+        if engine.mixed_at is None:
+            engine.mixed_at, engine.mixed_round = now, self._reconciler.rounds
+        if generation < 0 or self._reconciler.rounds > engine.mixed_round + 1:
+            return None
+        return Exact(backend, generation, lambda _: {}, engine.mixed_at + 1, Trust.CONFIRMED)  # of whole seconds
 
     def _apply(self, backend: BackendId, generation: int, changes: Iterable[Change], now: float) -> None:
         routes, counters, known = self._routes, self.counters, self._known

@@ -282,5 +282,6 @@ class EventStream:
         """EXACT is true once all that was applied is settled; less than that at once."""
         if self._level is not None and (self._level.level is not Level.EXACT or self._settle_at is None):
             if self.is_open:
-                self._engine_caches.set_level(self.source, self._level.level, self._level.reason, now)
+                mixed = self._lack() is Lack.MIXED
+                self._engine_caches.set_level(self.source, self._level.level, self._level.reason, now, mixed=mixed)
             self._level = None

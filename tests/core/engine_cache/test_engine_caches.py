@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pytest
+
 from ranvier_py.core.engine_cache.engine_caches import GRACE_S, EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefixes import Change
@@ -49,8 +51,12 @@ class World:
         self.routes = RouteTable(capacity=1000, ttl_s=1000.0)
         self.routes.outgoing.collect()
         self.generations = [1, 1]
+        self.hybrids: set[BackendId] = set()
         self.engine_caches = EngineCaches(
-            self.routes, lambda backend: self.generations[backend], restarted=self.restarted
+            self.routes,
+            lambda backend: self.generations[backend],
+            is_hybrid=lambda backend: backend in self.hybrids,
+            restarted=self.restarted,
         )
         self.cache = Cache()
         self.engine_caches.open(STREAM, self.cache, 0.0)
@@ -285,3 +291,50 @@ class Many(Cache):
 
     def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
         return {name: self.tiers[name] for name in fingerprints if name in self.tiers}
+
+
+@pytest.mark.parametrize("name", ["zmq/0", "push", "pushed/0", "index"])
+def test_of_a_hybrid_no_channel_confirms_a_prefix_and_each_withdraws_it(name: str) -> None:
+    world, source = World(), Source(ENGINE, name)
+    world.engine_caches.open(source, world.cache, 0.0)
+    world.engine_caches.set_level(source, Level.EXACT, "", 0.0)
+    world.hybrids.add(ENGINE)
+    world.engine_caches.changed(source, world.cache.store(*RUN), 10.0)
+    assert not world.holders((64, 104, 0), (32, 102, 0))
+    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
+    assert world.engine_caches.reason(ENGINE).startswith("a hybrid")
+    world.routes.learn([(64, 104, 0), (32, 102, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
+    world.engine_caches.changed(source, world.cache.remove(RUN[3]), 11.0)
+    assert world.holders((64, 104, 0), (32, 102, 0), now=11.0) == [Holder(ENGINE, 32, Trust.LOCAL)]
+
+
+@pytest.mark.parametrize("by_events", [False, True])
+def test_what_was_confirmed_before_an_engine_is_known_as_a_hybrid_is_withdrawn(by_events: bool) -> None:
+    """What was served is not: that it was reused before is the better guess."""
+    world = World()
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.routes.learn([(64, 204, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
+    world.routes.learn([(64, 304, 0)], OTHER, 1, Trust.CONFIRMED, 10.0)
+    world.engine_caches.set_level(STREAM, Level.EXACT, "", 11.0)
+    assert world.engine_caches.level(ENGINE) is Level.EXACT
+    if by_events:
+        world.engine_caches.set_level(STREAM, Level.ESTIMATED, "", 12.0, mixed=True)
+    else:
+        world.hybrids.add(ENGINE)
+    world.sweep(12.0)
+    world.sweep(13.0)
+    assert not world.holders((64, 104, 0), (32, 102, 0), (16, 101, 0), now=14.0)
+    assert world.holders((64, 204, 0), now=14.0) == [Holder(ENGINE, 64, Trust.LOCAL)]
+    assert world.holders((64, 304, 0), now=14.0) == [Holder(OTHER, 64, Trust.CONFIRMED)]
+
+
+def test_an_engine_that_is_no_hybrid_any_more_is_believed_again() -> None:
+    world = World()
+    world.engine_caches.set_level(STREAM, Level.EXACT, "", 10.0)
+    world.hybrids.add(ENGINE)
+    world.sweep(10.0)
+    world.hybrids.clear()
+    world.sweep(11.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 12.0)
+    assert world.engine_caches.level(ENGINE) is Level.EXACT
+    assert world.holders((64, 104, 0), now=12.0) == [Holder(ENGINE, 64, Trust.CONFIRMED)]

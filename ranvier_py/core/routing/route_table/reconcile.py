@@ -26,12 +26,13 @@ FRESH_SHARE = 0.25
 
 
 class Exact(NamedTuple):
-    """A backend of which all is known. Evidence of this second or later is not doubted."""
+    """A backend of which all is known. Evidence of this second or later is not doubted, nor is less trust than this."""
 
     backend: BackendId
     generation: int
     held_among: Callable[[Sequence[Fingerprint]], Mapping[Fingerprint, int]]  # those that it holds, and the tier
     doubted_before: float
+    trust_min: Trust = Trust.REMOTE
 
 
 class Reconciler:
@@ -117,7 +118,9 @@ class Reconciler:
         retracted = 0
         for number, claim in list(self._claims.of(row)):
             engine = exact.get(BackendId(number))
-            if engine is None or name in held[engine.backend] or claim.evidence >= int(engine.doubted_before):
+            if engine is None or name in held[engine.backend] or claim.trust < engine.trust_min:
+                continue
+            if claim.evidence >= int(engine.doubted_before):
                 continue
             retracted += self._table.withdraw(name, engine.backend, now)
         return retracted
