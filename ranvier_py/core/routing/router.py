@@ -164,14 +164,22 @@ class Router:
         return next((key for key in self.chain(end) if key[0] <= deepest), none)
 
     def _several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:
-        """Holders of `found` and of shorter prefixes, until there are SEVERAL_HOLDERS."""
+        """Holders of `found` and of shorter prefixes, until there are SEVERAL_HOLDERS or all who may serve."""
+        holders, generations = found.holders, found.pool.generations
+        wanted = min(SEVERAL_HOLDERS, len(found.pool.ids))
+        is_guess = holders[0].tokens > found.learned_tokens
+        top = prompt.end.first.own_chain[-1]
+        if not is_guess and (self.texts_match or top[1]):  # whoever holds more holds the top
+            everyone = self.routes.peek((top,), generations, found.at, wanted, [])
+            if len(everyone) == len(holders):
+                return holders
         rest = islice(self.chain(prompt.end), len(found.unheld), None)
-        generations = found.pool.generations
-        held = self.routes.peek(rest, generations, found.at, SEVERAL_HOLDERS, [])
-        guessed = self.speculation.match(
-            found.unheld, generations, SEVERAL_HOLDERS, deeper_than=held[0].tokens if held else 0
-        )
-        return merged(held, guessed, SEVERAL_HOLDERS) if guessed else held
+        held = self.routes.peek(rest, generations, found.at, wanted, [])
+        if not is_guess:
+            return held
+        deepest = held[0].tokens if held else 0
+        guessed = self.speculation.match(found.unheld, generations, SEVERAL_HOLDERS, deeper_than=deepest)
+        return merged(held, guessed, SEVERAL_HOLDERS)
 
     def _decision(self, prompt: Prompt, found: PoolMatch, choice: Choice) -> Decision:
         pool = found.pool

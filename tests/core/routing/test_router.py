@@ -15,8 +15,10 @@ from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
+from ranvier_py.core.routing.placement import Candidate, Choice, Match
+from ranvier_py.core.routing.placement.affinity import Affinity
 from ranvier_py.core.routing.placement.policies import make_policy
-from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Router
 from ranvier_py.core.routing.speculation import Speculation
 
@@ -94,6 +96,28 @@ def test_less_than_half_of_a_prompt_that_chats_share_is_followed_to_a_holder_tha
     attempt = start_attempt(router, messages(shared, ("user", 1376)), 1.0)
     assert attempt.decision.matched_tokens == pytest.approx(256, abs=32)
     assert (attempt.backend, attempt.decision.reason) == (held.backend, "affinity")
+
+
+class Asking(Affinity):
+    """Asks for more holders each time."""
+
+    def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
+        self.asked = match.more_holders()
+        return super().choose(match, candidates, rng)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_who_else_holds_some_of_a_prompt_is_what_a_walk_of_all_of_it_finds(seed: int) -> None:
+    router, rng = make_router(3), Random(seed)
+    router.policy = asking = Asking()
+    for _ in range(40):
+        body = chat(*(rng.choice("ab") for _ in range(rng.randrange(1, 5))), system=rng.choice("xyz") * 400)
+        prompt = router.read(CHAT_PATH, body)
+        found = router.find(prompt, 0.0)
+        router.place(prompt, found)
+        if found.holders:
+            assert asking.asked == router.routes.peek(prompt.end.chain(), found.pool.generations, 0.0, 3, [])
+        router.routes.learn(prompt.end.chain(), BackendId(rng.randrange(3)), 1, Trust.LOCAL, 0.0)
 
 
 def test_the_answer_is_learned_too_since_the_next_turn_contains_it() -> None:

@@ -376,7 +376,7 @@ class RouteTable:
 
     def _add_holders(self, key: PrefixKey, generations: Sequence[int], found: list[Holder]) -> int:
         """Add those that hold the prompt down to `key` to the deeper ones. Returns its row, or 0: nobody new."""
-        rows, known, horizon = self.rows, len(generations), self.claims.horizon
+        rows = self.rows
         _, token, text = key
         row, twin = rows.index.get(token), rows.index.get(text)  # 0 is nobody's name
         row = twin if row is None else row
@@ -390,10 +390,14 @@ class RouteTable:
                 found[before:] = self.claims.tiered((row, twin or row), found[before:])
             return row
         backend = rows.backend[row]
-        live = 0 <= backend < known and generations[backend] == rows.generation[row] and rows.evidence[row] > horizon
+        for holder in found:
+            if holder[0] == backend:
+                return 0
+        live = 0 <= backend < len(generations) and generations[backend] == rows.generation[row]
+        live = live and rows.evidence[row] > self.claims.horizon
         if live and self.claims.hidden:
             live = not self.claims.is_hidden(backend, rows.evidence[row], rows.tokens[row])
-        if not live or (found and any(holder.backend == backend for holder in found)):
+        if not live:
             return 0
         found.append(Holder(BackendId(backend), rows.tokens[row], rows.trust[row]))
         if self.claims.lowered:
