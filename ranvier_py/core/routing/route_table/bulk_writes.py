@@ -158,14 +158,17 @@ class Merge:
         """A claim of a row that is known, at least by one name."""
         rows, index = self._rows, self._rows.index
         claim = Claim(int(self._generations[backend]), Trust.REMOTE, evidence)
-        row = index.get(token or text, 0)
-        if row and (not text or index.get(text) == row) and (rows.parent[row] or above not in index):
+        row, by_text, upper = index.get(token or text, 0), index.get(text, 0), index.get(above, 0)
+        if not row and by_text and not rows.token[by_text] and upper in (0, rows.parent[by_text]):
+            row = by_text  # a new chat is sent by its texts at once: these are its tokens
+            self._tree.attach(row, tokens, token)
+        if row and (not text or by_text == row) and (rows.parent[row] or not upper):
             self._claims.raise_from(row, backend, claim)
             rows.used[row] = max(rows.used[row], evidence)
             return
         chain: list[PrefixKey] = [(tokens, token, text)]
-        if above in index and above not in (token, text):
-            chain.append(rows.key(index[above]))
+        if upper and above not in (token, text):
+            chain.append(rows.key(upper))
         self._tree.add(chain, backend, claim, whole=False)
 
 

@@ -164,15 +164,19 @@ class Tree:
         if by_text and not token:
             return by_text
         if by_text and not rows.token[by_text]:
-            rows.token[by_text], rows.tokens[by_text] = token, tokens
-            rows.index[token] = by_text
-            self.counters.attached += 1
+            self.attach(by_text, tokens, token)
             return by_text
         if rows.count >= self._capacity and not self.evict():  # these tokens under a text that has other tokens
             self.counters.refused += 1
             return 0
         self.counters.created += 1
         return rows.create(tokens, token, 0, second)
+
+    def attach(self, row: int, tokens: int, token: int) -> None:
+        """Give a row that is known by its text the name and the depth of its tokens."""
+        self.rows.token[row], self.rows.tokens[row] = token, tokens
+        self.rows.index[token] = row
+        self.counters.attached += 1
 
     def _absorb(self, source: int, target: int) -> None:
         """A text-only row is the same prefix as a token row: the latter takes its children, claims and names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 import pytest
@@ -231,6 +231,17 @@ def test_many_rows_at_once_are_learned_as_one_by_one(seed: int, merged: bool, mo
     assert second.sync.counters.received < 20
 
 
+def calls_of(work: Callable[[], object]) -> Counter[str]:
+    """How often each function was called."""
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_name] if event == "call" else ()))
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
 def test_all_rows_of_a_message_are_written_in_one_pass() -> None:
     """A peer that is busy takes turns of all others: what each row costs by itself is what there is to save."""
     first, second = two()
@@ -239,16 +250,25 @@ def test_all_rows_of_a_message_are_written_in_one_pass() -> None:
     for number in range(300):
         first.serve([(72, 0, 5000 + number), *CHAT], 11.0)
     updates = [(0.0, update) for update, _ in first.updates(11.0 + LEFT_S)]
-    calls = Counter[str]()
-    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_name] if event == "call" else ()))
-    try:
-        second.sync.receive(updates, 20.0)
-    finally:
-        sys.setprofile(None)
+    calls = calls_of(lambda: second.sync.receive(updates, 20.0))
     assert len(updates) > 1
     assert calls["merge"] == 2, "of all updates, and of the table"
     assert calls.total() < 300, calls
     assert len(second.table) == len(first.table) == 300 + len(CHAT)
+
+
+def test_the_tokens_of_a_chat_join_its_texts_without_a_path_for_each() -> None:
+    """A new chat is sent by its texts at once, and once more when it is tokenized."""
+    first, second = two()
+    chat: list[PrefixKey] = [(40 * depth, 0, 7000 + depth) for depth in range(40, 0, -1)]
+    first.serve(chat)
+    first.send(second)
+    first.serve([(tokens + 8, 9000 + text, text) for tokens, _, text in chat], 11.0)
+    updates = [(1.0, update) for update, _ in first.updates(12.0)]
+    calls = calls_of(lambda: second.sync.receive(updates, 12.0))
+    assert tree(first) == tree(second)
+    assert second.table.counters.attached == 40
+    assert calls["add"] == 0, calls
 
 
 @pytest.mark.parametrize("seed", range(4))
