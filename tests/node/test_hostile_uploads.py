@@ -117,7 +117,9 @@ async def longest_turn(
     for _ in range(TRIES):
         turns.take()
         status = await trio.to_thread.run_sync(send, node.address[1], hostile, chunk_bytes)
-        assert status in (b"HTTP/1.1 200 OK", b"HTTP/1.1 400 Bad Request")
+        is_too_large = len(hostile.body) > LIMIT
+        assert (status == b"HTTP/1.1 413 Request Entity Too Large") is is_too_large, f"{status!r} to {hostile.name}"
+        assert is_too_large or status in (b"HTTP/1.1 200 OK", b"HTTP/1.1 400 Bad Request"), hostile.name
         await node.until("/admin/routes", lambda view: not view["tokenizer_worker"]["queued"])
         if learned:
             await node.until("/admin/routes", lambda view: view["tokenizer_worker"]["learned"])
