@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ranvier_py.config.config_loader import read_backend
+from ranvier_py.control.prefix_admin import prefix_routing_samples, prefix_routing_view
 from ranvier_py.control.response_admin import invalidate_responses, response_cache_view
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.metrics import Sample, samples, values
@@ -120,6 +121,9 @@ class Admin:
         chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)
         return {**router.explain(prompt, time.monotonic()), "chain": [prefix_key_view(*key) for key in chain]}
 
+    def prefix_routing(self) -> Mapping[str, Any]:
+        return prefix_routing_view(self._node.router, marks_system=self._node.config.anthropic_cache_control)
+
     def response_cache(self) -> Mapping[str, Any]:
         return response_cache_view(self._node.pipeline.responses)
 
@@ -173,6 +177,7 @@ class Admin:
         found = [
             samples("", router.counters),
             samples("", node.registry.counters),
+            prefix_routing_samples(router),
             samples("", node.faults.counters),
             samples("resolver", node.resolver.counters),
             *(backend_samples(backend) for backend in node.registry),

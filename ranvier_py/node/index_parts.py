@@ -98,8 +98,9 @@ class Preparing:
         self._indexing = indexing
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
-        link, began = self._indexing().asked_link, time.monotonic()
-        opening = prompt.opening().hex() if link is not None else ""
+        indexing, began = self._indexing(), time.monotonic()
+        link = indexing.asked_link
+        opening = prompt.opening(indexing.opening_bytes).hex() if link is not None else ""
         if link is not None and opening:
             link.shared.prepare(opening, began)
         is_known = await self._tokenizer.tokenize_first(prompt, deadline_s)
@@ -155,6 +156,11 @@ class Indexing:
     def asked_link(self) -> RedisLink | None:
         """To Redis, if a policy asks for what others share."""
         return self._link if self._scoring is not None else None
+
+    @property
+    def opening_bytes(self) -> int:
+        """Of a prompt, that its key is made of."""
+        return (self._scoring or KvScoreOptions()).max_prefix_length
 
     def join(self, policy: object) -> None:
         """Let this policy ask the index, if it can."""

@@ -63,6 +63,9 @@ class FakePort:
     def route_tree(self, fingerprint: int, limit: int) -> Sequence[Mapping[str, Any]]:
         return [{"fingerprint": f"{fingerprint:016x}", "tokens": 16}][:limit] if fingerprint == 0xABC else []
 
+    def prefix_routing(self) -> Mapping[str, Any]:
+        return {"enabled": False}
+
     def response_cache(self) -> Mapping[str, Any]:
         return {"enabled": False}
 

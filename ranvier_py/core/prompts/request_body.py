@@ -120,15 +120,15 @@ class Prompt:
         chain = detached(self.end)
         self.end, self.base, self.note = chain[-1], chain[self.base.messages], None
 
-    def opening(self) -> bytes:
-        """What names the conversation's opening (`placement.chwbl`), for policies that ask; empty where there is none.
+    def opening(self, bytes_max: int) -> bytes:
+        """What names so much of the conversation's opening (`placement.chwbl`); empty where there is none.
 
         Parses the body again, if it is not large: what has so much behind its opening is found by its routes.
         """
         if self.kind != "chat" or len(self.body) > OPENING_BYTES_MAX:
             return b""
         body = load_object(self.body)
-        return opening_key(self.model, body["messages"], body.get("system"))
+        return opening_key(self.model, body["messages"], body.get("system"), bytes_max)
 
     @property
     def text(self) -> str:

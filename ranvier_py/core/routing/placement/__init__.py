@@ -108,12 +108,13 @@ class Policy:
     """One placement rule, and what others may do with it.
 
     `depths_wanted` is how many holders a Match must list for it: 1 = the deepest is enough, 0 = it reads none.
-    `wants_opening`, `wants_prefix`, `wants_shared`: it reads these members of a Match, which cost something to find.
+    `opening_bytes`: so much of a prompt's opening names its key; 0: it reads none. `wants_prefix`, `wants_shared`: it
+    reads these members of a Match, which cost something to find.
     """
 
     name: str
     depths_wanted: int = 1
-    wants_opening = False
+    opening_bytes: int = 0
     wants_prefix = False
     wants_shared = False
 

@@ -28,8 +28,10 @@ from random import Random
 
 import numpy as np
 
+from ranvier_py.core.cardinality import Cardinality
 from ranvier_py.core.ids import UNKNOWN
 from ranvier_py.core.options import Options, option
+from ranvier_py.core.prompts.namespaces import OPENING_BYTES_MAX
 from ranvier_py.core.routing.placement import Candidate, Choice, Match, Policy
 from ranvier_py.core.routing.placement.affinity import deepest_of, positions_of
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, mean_load
@@ -42,6 +44,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads numbers 
 
 EPSILON_MEANING = "share above its part of the load from which a backend of the ring takes no more"
 VIRTUAL_NODES_MEANING = "points of each backend on the ring"
+LENGTH_MEANING = "bytes of the opening that its key is made of; an index asked for it needs the length of its sources"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +53,19 @@ class ChwblOptions(Options):
 
     load_factor_epsilon: float = option(0.25, EPSILON_MEANING, least=0.01, most=10.0)
     virtual_nodes: int = option(150, VIRTUAL_NODES_MEANING, least=1, most=1000)
+    max_prefix_length: int = option(OPENING_BYTES_MAX, LENGTH_MEANING, least=1, most=65_536)
     sticky_overflow: bool = option(True, "a conversation that overflowed stays there; false: each turn starts anew")
 
 
 class Chwbl(Policy):
-    """State: none but the rings, which change no answer."""
+    """State: none but the rings and the count of keys, which change no answer."""
 
     name = "chwbl"
-    wants_opening = True
 
     def __init__(self, options: ChwblOptions | None = None) -> None:
         self.options = options or ChwblOptions()
+        self.opening_bytes = self.options.max_prefix_length
+        self.prefixes = Cardinality()  # keys that came
         self.depths_wanted = int(self.options.sticky_overflow)  # else it reads no match
         self.ring = Ring(self.options.virtual_nodes)
 
@@ -68,6 +73,7 @@ class Chwbl(Policy):
         key = ring_key(match)
         if key is None:
             return draw_least_loaded(match, candidates, rng, "fallback")
+        self.prefixes.add(key)
         owner = self.ring.owner(key, candidates)
         holding = self.overflowed_to(match, candidates)
         if not holding or owner in holding:

@@ -25,11 +25,13 @@ from typing import NamedTuple, Protocol
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option
+from ranvier_py.core.prompts.namespaces import OPENING_BYTES_MAX
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match, Policy
 from ranvier_py.core.routing.placement.baselines import mean_load, relative_loads
 from ranvier_py.core.routing.placement.bounded_load import cap_of
 from ranvier_py.core.routing.placement.chwbl import (
     EPSILON_MEANING,
+    LENGTH_MEANING,
     VIRTUAL_NODES_MEANING,
     Chwbl,
     ChwblOptions,
@@ -57,6 +59,7 @@ class KvScoreOptions(Options):
     bounded_score: bool = option(True, "backends at the cap of the ring get no points; false: warmth alone may win")
     load_factor_epsilon: float = option(0.25, EPSILON_MEANING, least=0.01, most=10.0)
     virtual_nodes: int = option(150, VIRTUAL_NODES_MEANING, least=1, most=1000)
+    max_prefix_length: int = option(OPENING_BYTES_MAX, LENGTH_MEANING, least=1, most=65_536)
 
     def contradictions(self) -> list[str]:
         total = self.overlap_weight + self.load_weight + self.health_weight
@@ -84,11 +87,11 @@ class KvScore(Policy):
     """State: none but the rings, which change no answer, and the index, which others fill."""
 
     name = "kv_score"
-    wants_opening = True
     depths_wanted = ALL_HOLDERS
 
     def __init__(self, options: KvScoreOptions | None = None) -> None:
         self.options = options = options or KvScoreOptions()
+        self.opening_bytes = options.max_prefix_length
         self.ring = Chwbl(ChwblOptions(options.load_factor_epsilon, options.virtual_nodes))
         self.index: Index | None = None
 
@@ -106,6 +109,7 @@ class KvScore(Policy):
         chosen = candidates[self.first(match, candidates, [one for one in among if scores[one] == best])]
         if self.index is not None:
             self.index.placed(overlaps.get(chosen.id, 0.0))
+        self.ring.prefixes.add(ring_key(match) or 0)
         return Choice(chosen.id, "kv_aware", warm.get(chosen.id, (0, False))[0])
 
     def warm(self, match: Match) -> dict[BackendId, tuple[int, bool]]:

@@ -123,5 +123,5 @@ def test_a_policy_asks_for_what_it_reads_and_for_no_more() -> None:
     assert every == {"kv_score", "sticky_least_loaded", "ttft"}
     none = {name for name, policy in policies.items() if policy.depths_wanted == 0}
     assert none == {"round_robin", "random", "least_loaded", "power_of_two"}
-    assert {name for name, policy in policies.items() if policy.wants_opening} == {"chwbl", "kv_score"}
+    assert {name for name, policy in policies.items() if policy.opening_bytes} == {"chwbl", "kv_score"}
     assert {name for name, policy in policies.items() if policy.wants_prefix} == {"sticky_least_loaded"}

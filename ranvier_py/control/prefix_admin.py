@@ -1,0 +1,62 @@
+"""Continuum Router's tier 1 in its own words: what the ring decided, in its JSON and as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ranvier_py.core.metrics import Sample
+from ranvier_py.core.routing.placement.chwbl import Chwbl
+from ranvier_py.core.routing.placement.kv_score import KvScore
+
+if TYPE_CHECKING:
+    from ranvier_py.core.routing.router import Router
+
+STRATEGIES = ("prefix_hash", "overflow", "fallback")
+
+
+def ring_of(router: Router) -> Chwbl | None:
+    """The ring that places, or that `kv_score` falls back on; None under any other policy."""
+    policy = router.policy
+    return policy.ring if isinstance(policy, KvScore) else policy if isinstance(policy, Chwbl) else None
+
+
+def prefix_routing_view(router: Router, *, marks_system: bool) -> Mapping[str, Any]:
+    """GET /admin/prefix-routing/stats."""
+    ring = ring_of(router)
+    if ring is None:
+        return {"enabled": False}
+    decisions = {name: router.counters.decisions.get(name, 0) for name in STRATEGIES}
+    total = sum(decisions.values())
+    return {
+        "enabled": True,
+        "config": {
+            "max_prefix_length": router.policy.opening_bytes,
+            "load_factor_epsilon": ring.options.load_factor_epsilon,
+            "virtual_nodes": ring.options.virtual_nodes,
+            "anthropic_cache_control_injection": marks_system,
+        },
+        "routing_decisions": {
+            "total": total,
+            **decisions,
+            "overflow_rate": f"{decisions['overflow'] / max(1, total):.4f}",
+        },
+        "backend_distribution": [
+            {"backend": each.name, "in_flight_requests": each.inflight} for each in router.registry
+        ],
+        "unique_prefixes": ring.prefixes.estimate(),
+    }
+
+
+def prefix_routing_samples(router: Router) -> Iterator[Sample]:
+    ring = ring_of(router)
+    if ring is None:
+        return
+    for name in STRATEGIES:
+        count, labels = router.counters.decisions.get(name, 0), {"strategy": name}
+        yield Sample("prefix_routing_requests", "counter", "Placements of the ring by strategy.", count, labels)
+    words = "Requests in flight under prefix routing."
+    for each in router.registry:
+        yield Sample("prefix_routing_backend_distribution", "gauge", words, each.inflight, {"backend": each.name})
+    words = "About how many different openings of prompts came."
+    yield Sample("prefix_routing_prefix_cardinality", "gauge", words, ring.prefixes.estimate())
