@@ -184,7 +184,8 @@ class ServiceRate:
         Whoever waits ahead decodes while those behind it are computed, so each step is longer than the one before. What
         the first of them has got done since it became the first is taken off, up to its average share.
         """
-        line, factor, waiting = self._fleet.line(), self.factor, ahead.waiting
+        line, waiting = self._fleet.line(), ahead.waiting
+        factor = self._factor if line is self._line else self.factor
         prefill_s = factor * line.per_token * tokens
         own_s = factor * line.per_decoding * (ahead.decoding + waiting)
         if not waiting:

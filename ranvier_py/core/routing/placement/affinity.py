@@ -179,7 +179,10 @@ class Affinity(Policy):
         is too busy by requests left out."""
         bearable = self.bearable(loads)
         able = [position for position, each in enumerate(candidates) if self.bears(each, loads[position], bearable)]
-        found = dict.fromkeys(sorted(able, key=burdens.__getitem__)[:LIGHTEST])
+        able.sort(key=burdens.__getitem__)
+        if len(able) <= LIGHTEST:
+            return able
+        found = dict.fromkeys(able[:LIGHTEST])
         found.update(dict.fromkeys(sorted(set(besides) & set(able), key=loads.__getitem__)[:LIGHTEST]))
         return list(found)
 

@@ -40,7 +40,7 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from ranvier_py.core.routing.service_rate import ServiceRates, ahead_of
+from ranvier_py.core.routing.service_rate import Ahead, ServiceRates, ahead_of
 
 COMMON_SHARE = 0.5
 """A match of at least this share of the prompt is worth following, whoever else shares it."""
@@ -90,7 +90,7 @@ class Weighed(NamedTuple):
         return min(among, key=self.sums.__getitem__)
 
     def mean_queue_s(self, among: Sequence[int]) -> float:
-        return sum(self.costs[position].queue_s for position in among) / len(among)
+        return sum([self.costs[position].queue_s for position in among]) / len(among)
 
 
 class Ttft(Policy):
@@ -181,17 +181,20 @@ class Ttft(Policy):
     ) -> Weighed:
         """What the prompt would cost at each of these positions."""
         held = {holder.backend: holder.tokens for holder in holders}
-        mean = mean_waiting([candidates[position] for position in among])
-        costs = {
-            position: self.cost(candidates[position], match, held.get(candidates[position].id, 0), mean)
-            for position in among
-        }
-        return Weighed(candidates, held, costs, {position: cost.sum_s for position, cost in costs.items()})
+        ahead = {position: ahead_of(candidates[position], match.at) for position in among}
+        mean = sum([each.waiting for each in ahead.values()]) / len(ahead)
+        costs, sums = {}, {}
+        for position, each in ahead.items():
+            backend = candidates[position].id
+            cost = costs[position] = self.cost(backend, match, held.get(backend, 0), each, mean)
+            queue_s, prefill_s, others_s = cost
+            sums[position] = queue_s + prefill_s + others_s
+        return Weighed(candidates, held, costs, sums)
 
-    def cost(self, candidate: Candidate, match: Match, held_tokens: int, mean: float = 0.0) -> Cost:
+    def cost(self, backend: BackendId, match: Match, held_tokens: int, ahead: Ahead, mean: float) -> Cost:
         computed_tokens = max(0, match.prompt_tokens - held_tokens)
-        queue_s, prefill_s = self.service_rates[candidate.id].predict(computed_tokens, ahead_of(candidate, match.at))
-        others = OTHERS_SHARE * candidate.decoding + (candidate.waiting + mean) / 2
+        queue_s, prefill_s = self.service_rates[backend].predict(computed_tokens, ahead)
+        others = OTHERS_SHARE * ahead.decoding + (ahead.waiting + mean) / 2
         return Cost(queue_s, prefill_s, others * prefill_s)
 
     def first(self, key: Fingerprint, weighed: Weighed, among: Iterable[int], rng: Random) -> int:
@@ -225,7 +228,8 @@ class Ttft(Policy):
         held = {holder.backend: holder.tokens for holder in match.holders}
         found = []
         for candidate in candidates:
-            cost = self.cost(candidate, match, held.get(candidate.id, 0), mean_waiting(candidates))
+            ahead = ahead_of(candidate, match.at)
+            cost = self.cost(candidate.id, match, held.get(candidate.id, 0), ahead, mean_waiting(candidates))
             per_token_s = self.service_rates[candidate.id].per_token_s
             found.append({**cost._asdict(), "sum_s": cost.sum_s, "tokens_per_s": 1.0 / per_token_s})
         return found

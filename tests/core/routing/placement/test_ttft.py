@@ -128,14 +128,14 @@ def test_progress_since_the_last_first_token_shortens_the_queue() -> None:
     candidates = engines(9000, 8900)
     candidates[0].progress_at, candidates[1].progress_at = 99.5, 100.0
     at = warm(at=100.0)
-    assert policy.cost(candidates[0], at, 0).queue_s == pytest.approx(0.4, rel=0.05)
-    assert policy.cost(candidates[1], at, 0).queue_s == pytest.approx(0.89, rel=0.05)
+    assert policy.terms(at, candidates)[0]["queue_s"] == pytest.approx(0.4, rel=0.05)
+    assert policy.terms(at, candidates)[1]["queue_s"] == pytest.approx(0.89, rel=0.05)
     assert policy.choose(at, candidates, Random(1)).backend == 0
 
 
 def test_a_queue_never_takes_less_than_no_time() -> None:
     policy, candidates = trained(), engines(1000)
-    assert policy.cost(candidates[0], warm(at=1e6), 0).queue_s >= 0.0
+    assert policy.terms(warm(at=1e6), candidates)[0]["queue_s"] >= 0.0
 
 
 def asked(every_s: float, *waiting_tokens: tuple[int, int]) -> list[str]:
