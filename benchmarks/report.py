@@ -150,6 +150,14 @@ def flash_crowd(result: Result) -> Iterator[Row]:
         "160 requests of one prefix at once, `{policy}`, {kind}",
         "busiest engine {max_over_mean[mean]:.1f} x the mean",
     )
+    yield from rows(
+        [{**row, "kind": kind_of(row), "first": 1 - row["diverts"]["found"]["share"]} for row in result.get("hot", ())],
+        "80 % of all requests have one prefix, {speed:g} x 20 a second, {kind}: staying at its holder / diverting",
+        "p99 {stays[ttft_s][p99]:.2f} / {diverts[ttft_s][p99]:.2f} s, of those that find their prefix "
+        "{stays[found][ttft_p99_s]:.2f} / {diverts[found][ttft_p99_s]:.2f} s ({first:.1%} compute it first: where that "
+        "is more than 1 %, p99 is no less than that prefill), hits {stays[hit_rate]:.1%} / {diverts[hit_rate]:.1%}, "
+        "holders {stays[holders]} / {diverts[holders]}",
+    )
 
 
 def kind_of(row: Result) -> str:

@@ -15,9 +15,14 @@ from benchmarks.flash_crowd import (
     allowed,
     burst_requests,
     by_engine,
+    hot_run,
     replay,
     summed,
+    summed_hot,
 )
+from benchmarks.report import flash_crowd
+from benchmarks.workloads.traffic import one_hot_prefix
+from ranvier_py.replay.jobs import make_ready
 
 
 def test_the_burst_is_of_one_prefix_that_each_seed_makes_anew() -> None:
@@ -47,3 +52,22 @@ def test_one_node_does_not_send_a_crowd_to_the_engine_that_is_idle_at_first() ->
     """Nobody who waits there has much to compute, but all of them will decode at once."""
     shares = by_engine(replay(burst_requests(1, 0.0), 1, 1, gossip=False, policy="ttft"))
     assert max(shares) < 1.5 * BURST_REQUESTS / ENGINES
+
+
+def test_who_computes_a_prefix_first_is_counted_apart_from_those_who_find_it() -> None:
+    first = {"session": "application 0", "engine": 0, "prompt": 100, "cached": 0, "ttft_s": 2.0}
+    found = [{**first, "engine": 1, "cached": 90, "ttft_s": 0.5}, {**first, "session": "x", "engine": 2, "cached": 50}]
+    rows = [first, *found, {**found[0], "ttft_s": 0.25}]
+    assert summed_hot(rows)["found"] == {"share": 0.75, "ttft_p99_s": 2.0}
+    assert summed_hot([rows[0], rows[1], rows[3]])["found"] == {"share": pytest.approx(2 / 3), "ttft_p99_s": 0.5}
+    assert summed_hot(rows)["holders"] == 2
+
+
+def test_who_stays_at_the_holder_of_what_all_want_waits_and_who_is_diverted_does_not() -> None:
+    found = hot_run(make_ready(one_hot_prefix(1, requests=300)), 1.2, 2, gossip=True)
+    assert found["stays"]["holders"] == 1 < found["diverts"]["holders"]
+    assert found["diverts"]["found"]["ttft_p99_s"] < 0.5 * found["stays"]["found"]["ttft_p99_s"]
+    assert found["stays"]["requests"] == found["diverts"]["requests"] == 300
+    [row] = flash_crowd({"burst": [], "hot": [found]})
+    assert "1.2 x 20 a second, 2 nodes that gossip" in row.question
+    assert "holders 1 / " in row.figure
