@@ -10,6 +10,7 @@ for rows that came otherwise. Bound: ORPHANS_MAX pieces; beyond, the one that ha
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, compress, repeat
 from typing import NamedTuple
@@ -143,19 +144,14 @@ class Orphans:
         remote_use = self._table.remote_use
         if remote_use is None:
             return
-        backends, *_, seconds = columns
-        for backend, second in dict.fromkeys(zip(backends, seconds, strict=True)):  # used in one second is used once
+        backends, parents, tokens, token, text, seconds = columns
+        alike = defaultdict[tuple[int, int], list[Sequence[PrefixKey]]](list)  # what is used in one second is used once
+        keys = zip(tokens, token, text, strict=True)
+        for place, key, parent in zip(zip(backends, seconds, strict=True), keys, parents, strict=True):
+            alike[place].append((key, (0, 0, parent)))
+        for (backend, second), prompts in alike.items():
             if self._table.is_alive(second):
-                remote_use(
-                    (
-                        ((tokens, token, text), (0, 0, parent))
-                        for *of, parent, tokens, token, text in zip(backends, seconds, *columns[1:5], strict=True)
-                        if of == [backend, second]
-                    ),
-                    BackendId(backend),
-                    generations[BackendId(backend)],
-                    second,
-                )
+                remote_use(prompts, BackendId(backend), generations[BackendId(backend)], second)
 
     def _wait(self, parent: int, orphan: Orphan) -> None:
         self._waiting.setdefault(parent, []).append(orphan)

@@ -67,12 +67,14 @@ class RouteUses:
         index = rows.index
         for chain in prompts:
             (deepest, token, text), name = chain[0], chain[-1][1] or chain[-1][2]
-            new = len(chain) == 2 and token not in index and text not in index
-            row = get(name, 0) if new and token not in unknown and text not in unknown else 0
-            if row and backends[row] == backend and generations[row] == generation and evidences[row] >= second:
-                new_tokens += max(0, deepest - depths[row])  # as nearly all are where many come at once
-                note_depth(unknown, token, text, deepest)
-                continue
+            if len(chain) == 2 and not (token in index or text in index or token in unknown or text in unknown):
+                row, above = get(name, 0), unknown.get(name, 0)
+                if row and backends[row] == backend and generations[row] == generation and evidences[row] >= second:
+                    above = depths[row]  # as nearly all are where many come at once
+                if above:
+                    new_tokens += max(0, deepest - above)
+                    note_depth(unknown, token, text, deepest)
+                    continue
             row, above = self._goes_on_from(chain, backend, generation, counted, unknown)
             new_tokens += max(0, deepest - above)
             while row and row not in counted:
