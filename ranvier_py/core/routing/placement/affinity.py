@@ -177,8 +177,10 @@ class Affinity(Policy):
     ) -> list[int]:
         """Positions of those with the least burden, and of the least loaded ones `besides`, LIGHTEST of each; whoever
         is too busy by requests left out."""
-        bearable = self.bearable(loads)
-        able = [position for position, each in enumerate(candidates) if self.bears(each, loads[position], bearable)]
+        bearable, floor = self.bearable(loads), self.options.divert_floor
+        able = [
+            position for position, load in enumerate(loads) if load <= bearable + floor / candidates[position].weight
+        ]
         able.sort(key=burdens.__getitem__)
         if len(able) <= LIGHTEST:
             return able

@@ -40,7 +40,7 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from ranvier_py.core.routing.service_rate import Ahead, ServiceRates, ahead_of
+from ranvier_py.core.routing.service_rate import Ahead, ServiceRates, ahead_of, new
 
 COMMON_SHARE = 0.5
 """A match of at least this share of the prompt is worth following, whoever else shares it."""
@@ -183,19 +183,19 @@ class Ttft(Policy):
         held = {holder.backend: holder.tokens for holder in holders}
         ahead = {position: ahead_of(candidates[position], match.at) for position in among}
         mean = sum([each.waiting for each in ahead.values()]) / len(ahead)
-        costs, sums = {}, {}
+        costs: dict[int, Cost] = {}
+        sums: dict[int, float] = {}
         for position, each in ahead.items():
             backend = candidates[position].id
             cost = costs[position] = self.cost(backend, match, held.get(backend, 0), each, mean)
-            queue_s, prefill_s, others_s = cost
-            sums[position] = queue_s + prefill_s + others_s
+            sums[position] = cost[0] + cost[1] + cost[2]
         return Weighed(candidates, held, costs, sums)
 
     def cost(self, backend: BackendId, match: Match, held_tokens: int, ahead: Ahead, mean: float) -> Cost:
         computed_tokens = max(0, match.prompt_tokens - held_tokens)
         queue_s, prefill_s = self.service_rates[backend].predict(computed_tokens, ahead)
         others = OTHERS_SHARE * ahead.decoding + (ahead.waiting + mean) / 2
-        return Cost(queue_s, prefill_s, others * prefill_s)
+        return new(Cost, (queue_s, prefill_s, others * prefill_s))
 
     def first(self, key: Fingerprint, weighed: Weighed, among: Iterable[int], rng: Random) -> int:
         """The one `among` these positions with the least sum. Sums that hardly differ are told apart by requests in
