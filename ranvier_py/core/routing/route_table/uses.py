@@ -77,6 +77,7 @@ class RouteUses:
                     continue
             row, above = self._goes_on_from(chain, backend, generation, counted, unknown)
             new_tokens += max(0, deepest - above)
+            depth, last = depths[row], second  # where those of one earlier second begin
             while row and row not in counted:
                 if backends[row] == backend:
                     evidence = evidences[row]
@@ -85,9 +86,13 @@ class RouteUses:
                     evidence = second if claim is None else claim.evidence
                 if evidence >= second:
                     break
+                if evidence != last:
+                    found[last] = found.get(last, 0) + depth - depths[row]
+                    depth, last = depths[row], evidence
                 counted[row] = None
-                depth, row = depths[row], max(0, parents[row])
-                found[evidence] = found.get(evidence, 0) + depth - (depths[row] if row else 0)
+                row = parents[row]
+            found[last] = found.get(last, 0) + depth - depths[row]
+        found.pop(second, None)  # nothing
         return new_tokens, found
 
     def _goes_on_from(
