@@ -179,7 +179,7 @@ class Router:
             return held
         deepest = held[0].tokens if held else 0
         guessed = self.speculation.match(found.unheld, generations, SEVERAL_HOLDERS, deeper_than=deepest)
-        return merged(held, guessed, SEVERAL_HOLDERS)
+        return merged(held, guessed, SEVERAL_HOLDERS) or holders  # the guess may have failed meanwhile
 
     def _decision(self, prompt: Prompt, found: PoolMatch, choice: Choice) -> Decision:
         pool = found.pool

@@ -21,6 +21,9 @@ from typing import NamedTuple
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement import Candidate, Service
 
+new = tuple.__new__
+"""Makes a NamedTuple in half the time that its name takes; for those that every candidate needs."""
+
 NOMINAL_S_PER_TOKEN = 1e-4
 """10,000 tokens/s, until something is known: only the order of predictions matters then, and that needs no rate."""
 

@@ -120,6 +120,15 @@ def test_who_else_holds_some_of_a_prompt_is_what_a_walk_of_all_of_it_finds(seed:
         router.routes.learn(prompt.end.chain(), BackendId(rng.randrange(3)), 1, Trust.LOCAL, 0.0)
 
 
+def test_a_prompt_is_placed_by_a_guess_also_where_that_has_failed_meanwhile() -> None:
+    router = make_router()
+    guessed = start_attempt(router, chat("one"))
+    prompt = router.read(CHAT_PATH, chat("two"))
+    found = router.find(prompt, 0.0)
+    router.finish_attempt(guessed, Outcome.CONNECT_ERROR, 0.0)
+    assert router.place(prompt, found).reason in ("affinity", "common")
+
+
 def test_the_answer_is_learned_too_since_the_next_turn_contains_it() -> None:
     router = make_router()
     first = serve(router, chat("one"))

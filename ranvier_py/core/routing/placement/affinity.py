@@ -5,7 +5,8 @@ deep ones the least loaded, then the first in rendezvous order. It is too busy
 
 - by requests, when its load exceeds `divert_factor` (2) x the median + `divert_floor` (2);
 - by work, when the tokens that wait there to be computed exceed `divert_factor` x the median, and the prompt would
-  certainly have its first token sooner at another, though that has to compute the prefix anew.
+  certainly have its first token sooner at another, by more than it takes to compute the prefix anew there: a second
+  copy has the cache room of somebody else's history.
 
 Then the least loaded backend takes the request in the first case (ties: the least predicted time), and the soonest in
 the second. The median is the upper one over all candidates; of two candidates, where nothing could ever exceed twice
@@ -18,7 +19,8 @@ time to the first token is least (`ttft`), what is held counted; its holders get
 prefix that nobody holds: to the better of the first two in its rendezvous order, so that peers agree on two before any
 gossip and a node that forgot finds again what engines still hold; or if both are worse than another, there. A prompt of
 one message shares its home with nobody. No prefix at all: any of the least loaded. Whoever is too busy by requests is
-out of the question. Of many backends only the least loaded and the holders are weighed.
+out of the question; a holder of what is shared may bear SHARED_FLOOR more. Of many backends only the holders
+and the least busy are weighed.
 
 `placement_compatibility` ranvier is the document to the letter: no floor, load is requests alone, every match is
 followed, and a cold prefix has one home, whose load decides as a holder's does.
@@ -34,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from random import Random
 
 from ranvier_py.core.ids import UNKNOWN, BackendId
@@ -47,6 +50,10 @@ Floats = Sequence[float]
 LIGHTEST = 8
 """So many of the least loaded backends are weighed, and so many holders: of eight that have little to do one is nearly
 as good as of all."""
+
+SHARED_FLOOR = 8
+"""Requests more that a holder of a shared prefix may bear: so many that decode delay a first token less than computing
+the prefix anew does, and those that wait are in the predicted time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +142,19 @@ class Affinity(Policy):
         by_time.waits(match, holder, sum(tokens) / len(tokens))
         if tokens[position] <= self.options.divert_factor * median_of(tokens, self.options.median):
             return None
-        among = self.lightest(candidates, tokens, loads, [position])
+        among = self.lightest(match, candidates, loads, [position])
         holders = match.more_holders()
         weighed = by_time.weigh(among, match, holders, candidates)
         best = weighed.best_of(among)
-        if weighed.sums[position] - weighed.sums[best] <= by_time.service_rates.fleet.error_s:
+        anew_s = weighed.costs[best].prefill_s - weighed.costs[position].prefill_s
+        if weighed.sums[position] - weighed.sums[best] <= by_time.service_rates.fleet.error_s + anew_s:
             return None
         return Choice(candidates[best].id, "diverted", tokens_at(candidates[best], holders))
 
     def choose_shared(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """By the predicted time, what is held counted."""
         loads, holders = relative_loads(candidates), match.more_holders()
-        among = self.lightest(candidates, loads, loads, positions_of(holders, candidates))
+        among = self.lightest(match, candidates, loads, positions_of(holders, candidates), SHARED_FLOOR)
         position = self.by_time.warm(match, self.by_time.weigh(among, match, holders, candidates), holders, rng)[0]
         chosen, deepest = candidates[position], match.holders[0].tokens
         tokens = tokens_at(chosen, holders)
@@ -155,11 +163,13 @@ class Affinity(Policy):
     def choose_cold(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """By the predicted time, one of its two homes rather than another."""
         loads = relative_loads(candidates)
-        homes = [] if match.own == match.home else self.rendezvous.order(match.home, candidates)
-        among = self.lightest(candidates, loads, loads, homes)
-        weighed = self.by_time.weigh(among, match, (), candidates)
-        position = self.by_time.cold(match, weighed, [home for home in homes if home in weighed.sums][:2], rng)
-        reason = "cold_diverted" if homes and position not in homes[:2] else "cold"
+        order = [] if match.own == match.home else self.rendezvous.order(match.home, candidates)
+        bearable = self.bearable(loads)
+        able = (each for each in order if self.bears(candidates[each], loads[each], bearable))
+        homes = list(islice(able, 2))
+        weighed = self.by_time.weigh(self.lightest(match, candidates, loads, homes), match, (), candidates)
+        position = self.by_time.cold(match, weighed, homes, rng)
+        reason = "cold_diverted" if order and position not in order[:2] else "cold"
         return Choice(candidates[position].id, reason, 0)
 
     def choose_home(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
@@ -173,24 +183,22 @@ class Affinity(Policy):
     # --- load ---------------------------------------------------------------------------------------------------------
 
     def lightest(
-        self, candidates: Sequence[Candidate], burdens: Floats, loads: Floats, besides: Sequence[int]
+        self, match: Match, candidates: Sequence[Candidate], loads: Floats, besides: Sequence[int], more: int = 0
     ) -> list[int]:
-        """Positions of those with the least burden, and of the least loaded ones `besides`, LIGHTEST of each; whoever
-        is too busy by requests left out."""
-        bearable, floor = self.bearable(loads), self.options.divert_floor
-        able = [
-            position for position, load in enumerate(loads) if load <= bearable + floor / candidates[position].weight
-        ]
-        able.sort(key=burdens.__getitem__)
-        if len(able) <= LIGHTEST:
-            return able
-        found = dict.fromkeys(able[:LIGHTEST])
-        found.update(dict.fromkeys(sorted(set(besides) & set(able), key=loads.__getitem__)[:LIGHTEST]))
+        """Positions of the least loaded, and of the least loaded ones `besides`, LIGHTEST of each; whoever is too busy
+        by requests left out. `besides` may bear so many `more`."""
+        bearable = self.bearable(loads)
+        start = match.own % len(loads)  # of those that are equally idle each prompt looks at others
+        order = sorted([*range(start, len(loads)), *range(start)], key=loads.__getitem__)
+        able = (each for each in order if self.bears(candidates[each], loads[each], bearable))
+        found = dict.fromkeys(islice(able, LIGHTEST))
+        others = [each for each in besides if self.bears(candidates[each], loads[each], bearable, more)]
+        found.update(dict.fromkeys(sorted(others, key=loads.__getitem__)[:LIGHTEST]))
         return list(found)
 
-    def bears(self, candidate: Candidate, load: float, bearable: float) -> bool:
+    def bears(self, candidate: Candidate, load: float, bearable: float, more: int = 0) -> bool:
         """Whether it is not too busy. `load` is for its weight."""
-        return load <= bearable + self.options.divert_floor / candidate.weight
+        return load <= bearable + (self.options.divert_floor + more) / candidate.weight
 
     def bearable(self, loads: Floats) -> float:
         """The highest load per weight, floor apart, at which nobody is too busy yet: never below the least of them."""

@@ -143,10 +143,12 @@ class Ttft(Policy):
     def cold(self, match: Match, weighed: Weighed, homes: Sequence[int], rng: Random) -> int:
         """Position for a prefix that nobody is known to hold: the better of its homes, unless another is certainly
         better. A prompt of one message shares its home with nobody, and has none."""
-        sums = weighed.sums
+        sums, error_s = weighed.sums, self.service_rates.fleet.error_s
+        home = self.first(match.home, weighed, homes, rng) if homes else None
+        if home is not None and sums[home] - min(sums.values()) <= error_s:
+            return home
         best = self.first(match.own, weighed, sums, rng)
-        home = self.first(match.home, weighed, homes, rng) if homes else best
-        return home if sums[home] - sums[best] <= self.service_rates.fleet.error_s else best
+        return best if home is None or sums[home] - sums[best] > error_s else home
 
     def copy_of(self, match: Match, weighed: Weighed, home: int, deepest: int, holding: Sequence[int]) -> int | None:
         """Count what this request loses at its best holder. Returns who shall have a copy if that has become worth its

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.placement import NO_MATCH, Choice, Match
-from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
+from ranvier_py.core.routing.placement.affinity import SHARED_FLOOR, Affinity, AffinityOptions
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from tests.core.routing.placement.engines import Engine, engines, match_of
 
@@ -205,7 +205,7 @@ def test_whoever_is_chosen_is_either_the_deepest_holder_or_not_too_busy(loads: l
     elif match.shared:
         assert choice.reason == ("affinity" if choice.tokens == max(holders.values()) else "common")
         assert choice.tokens == holders.get(choice.backend, 0)
-        assert loads[choice.backend] <= 2 * median + 2
+        assert loads[choice.backend] <= 2 * median + 2 + (SHARED_FLOOR if choice.tokens else 0)
     elif choice.reason == "diverted":
         assert loads[choice.backend] == min(loads)
         assert choice.tokens == holders.get(choice.backend, 0)
@@ -250,13 +250,21 @@ def test_what_is_shared_goes_where_it_is_soonest(match: Match, waiting: int, cho
     assert choose(match, candidates) == choice
 
 
+def test_a_holder_of_what_is_shared_bears_more_that_decode_but_not_any_number() -> None:
+    match = shared(match_of((0, 900)))
+    assert choose(match, engines(2 + SHARED_FLOOR, 0, 0, 0)) == Choice(BackendId(0), "affinity", 900)
+    assert choose(match, engines(3 + SHARED_FLOOR, 0, 0, 0)).reason == "common"
+    assert choose(match_of((0, 900)), engines(3, 0, 0, 0)).reason == "diverted"
+
+
 def test_a_chat_leaves_a_holder_with_twice_the_median_of_work_only_for_a_sooner_answer() -> None:
-    """Requests in flight don't tell a document that is computed from a greeting."""
+    """Requests in flight don't tell a document that is computed from a greeting. Sooner is not enough: the copy that it
+    leaves must pay for its room."""
     candidates = engines(1, 1, 1, 1)
     for engine, tokens in zip(candidates, (0, 20_000, 500, 500), strict=True):
         engine.waiting, engine.pending_tokens = 1, tokens
     assert choose(match_of((1, 800), prompt=1000), candidates) == Choice(BackendId(0), "diverted", 0)
-    assert choose(match_of((1, 29_000), prompt=30_000), candidates) == Choice(BackendId(1), "affinity", 29_000)
+    assert choose(match_of((1, 12_000), prompt=13_000), candidates) == Choice(BackendId(1), "affinity", 12_000)
     candidates[1].pending_tokens = 1000
     assert choose(match_of((1, 100), prompt=1000), candidates).reason == "affinity"  # twice the median
 
@@ -267,6 +275,8 @@ def test_a_choice_among_dozens_weighs_the_least_loaded_and_the_holders_alone() -
         engine.waiting, engine.pending_tokens = engine.load, 500 * engine.load
     assert choose(COLD._replace(own=COLD.home), candidates).backend < 8
     assert choose(shared(match_of((40, 950))), candidates) == Choice(BackendId(40), "affinity", 950)
+    chosen = {choose(shared(match_of((40, 16)), own), engines(*[0] * 64)).backend for own in range(1, 1000)}
+    assert len(chosen) > 60, "of many that idle each has its turn"
 
 
 @given(loads=LOADS, data=st.data())
