@@ -4,7 +4,9 @@
 
 Two stub engines, each router with both as its backends, and `wrk` as load. In each round every target takes its turn at
 every case, so that what else the machine does hits all alike. The medians over the rounds and their ratios to this
-node are the result. The other routers are installed in environments of their own, and left out where that fails.
+node are the result. All log at level info, into files. Processor time is that of all processes of a target; that of its
+child processes (our tokenizer, our workers) stands beside it. The other routers are installed in environments of their
+own, and left out where that fails.
 """
 
 from __future__ import annotations
@@ -30,12 +32,14 @@ from benchmarks.harness.processes import (
     installed,
     node,
     peer_router,
-    processor_s,
+    processor_parts_s,
     stub_engines,
     wait_for_answer,
 )
 
 SCRIPT = ROOT / "benchmarks" / "lua" / "chat_fresh.lua"
+
+FIGURES = ("per_s", "p50_us", "p99_us", "processor_us", "children_us")
 
 WARM_UP_S = 3.0
 """Long enough to tokenize 64 histories of 60 kB once, 1 MB/s being the tokenizer's speed beside the load."""
@@ -63,15 +67,17 @@ CASES = (
 
 
 def load(target: Target, case: Case, seconds: float) -> dict[str, float]:
-    """One run of wrk: requests/s, p50 and p99 in µs, failures, and the target's processor time in µs a request."""
+    """One run of wrk: requests/s, p50 and p99 in µs, failures, and the target's processor time in µs a request, of
+    which `children_us` is its child processes'."""
     command = ["wrk", "-t1", f"-c{case.connections}", f"-d{max(1, round(seconds))}s", "-s", str(SCRIPT)]
     command += [f"{target.url}/v1/chat/completions", "--", str(case.history_bytes), "stream" if case.manner else ""]
-    used_s = processor_s(target.pid)
+    before_s = processor_parts_s(target.pid)
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    used_s = processor_s(target.pid) - used_s
+    own_s, children_s = (after - before for after, before in zip(processor_parts_s(target.pid), before_s, strict=True))
     found = json.loads(output.split("RESULT ", 1)[1])
     found["per_s"] = found["requests"] / found["seconds"]
-    found["processor_us"] = used_s / max(1, found["requests"]) * 1e6
+    found["processor_us"] = (own_s + children_s) / max(1, found["requests"]) * 1e6
+    found["children_us"] = children_s / max(1, found["requests"]) * 1e6
     return dict(found)
 
 
@@ -99,10 +105,7 @@ def measure(targets: Mapping[str, Target], engine_urls: list[str], rounds: int, 
 
 
 def summed(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    medians = {
-        name: round(statistics.median(run[name] for run in runs), 1)
-        for name in ("per_s", "p50_us", "p99_us", "processor_us")
-    }
+    medians = {name: round(statistics.median(run[name] for run in runs), 1) for name in FIGURES}
     return {
         **medians,
         "failed": sum(run["failed"] for run in runs),
@@ -164,6 +167,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         targets, left_out = start_targets(stack, urls, arguments)
         cases = measure(targets, urls, arguments.rounds, arguments.seconds)
     result = {"cases": cases, "compared": compared(cases), "left_out": left_out}
+    for case, by_name in cases.items():
+        for name, each in by_name.items():
+            show(f"{case:18} {name:22}" + "".join(f"{each[figure]:9.0f} {figure}" for figure in FIGURES))
     show_row(result["compared"])
     return finish("data_plane", arguments, result)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 from benchmarks.harness.bench import ROOT
@@ -33,23 +34,19 @@ class Target(NamedTuple):
 
 @contextmanager
 def process(command: Sequence[str]) -> Iterator[int]:
-    """A process that ends with the block; gives its id."""
-    running = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield running.pid
-    finally:
-        running.terminate()
+    """A process that ends with the block, as its log does; gives its id."""
+    with TemporaryFile() as log:
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        running = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
         try:
-            running.wait(5)
-        except subprocess.TimeoutExpired:
-            running.kill()
-            running.wait()
+            yield running.pid
+        finally:
+            running.terminate()
+            try:
+                running.wait(5)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                running.wait()
 
 
 def wait_for_answer(url: str, enough: Callable[[bytes], bool] = lambda _: True) -> None:
@@ -82,16 +79,21 @@ def free_port(count: int = 1) -> int:
 
 def processor_s(pid: int | None) -> float:
     """Processor time of a process and of its children's so far; 0 without one."""
+    return sum(processor_parts_s(pid))
+
+
+def processor_parts_s(pid: int | None) -> tuple[float, float]:
+    """The same in two parts: its own, and its children's with theirs."""
     if pid is None:
-        return 0.0
+        return 0.0, 0.0
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         tasks = Path(f"/proc/{pid}/task").glob("*/children")  # of the thread that started them
         children = [child for task in tasks for child in task.read_text().split()]
     except OSError:
-        return 0.0
+        return 0.0, 0.0
     own_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return own_s + sum(processor_s(int(child)) for child in children)
+    return own_s, sum(processor_s(int(child)) for child in children)
 
 
 # --- engines and nodes ------------------------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ def stub_engines(count: int) -> Iterator[list[str]]:
 def node(engine_urls: Sequence[str], tokenizer: Path, *more: str) -> Iterator[Target]:
     """A node before these engines; `more` flags of `ranvier serve`."""
     port, control = free_port(), free_port(2)
-    as_the_others = ("--policy", "affinity", "--log-level", "warning")
+    as_the_others = ("--policy", "affinity", "--log-level", "info")
     flags = ("--tokenizer", str(tokenizer), *as_the_others, *more)
     command = serve_argv(f"127.0.0.1:{port}", f"127.0.0.1:{control}", engine_urls, flags)
     with process(command) as pid:
@@ -137,7 +139,7 @@ class Peer:
         return [
             *(str(bin_dir / self.program[0]), *self.program[1:]),
             *("--host", host, "--port", str(port), "--prometheus-host", host, "--prometheus-port", str(metrics_port)),
-            *("--policy", "cache_aware", "--log-level", "warn", "--worker-urls"),
+            *("--policy", "cache_aware", "--log-level", "info", "--worker-urls"),
         ]
 
 
