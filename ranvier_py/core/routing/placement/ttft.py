@@ -212,6 +212,8 @@ class Ttft(Policy):
         tied = [position for position, load in zip(tied, loads, strict=True) if load == lightest]
         if key == UNKNOWN:
             return rng.choice(tied)
+        if len(tied) == 1:
+            return tied[0]
         scores = self.rendezvous.scores(key, candidates)
         return max(tied, key=scores.__getitem__)
 
