@@ -262,6 +262,8 @@ class Losses:
 
     def add(self, prefix: Fingerprint, at: float, lost_s: float) -> float:
         """Count one more. Returns by how much the sum is more than chance would have made it, in seconds."""
+        if not lost_s and prefix not in self.known:  # most, where nobody waits: they push out nobody who does
+            return 0.0
         before = self.known.pop(prefix, None) or Loss(0.0, 0.0, at)
         share = exp(-max(0.0, at - before.at) / LOSSES_S)
         loss = Loss(share * before.sum_s + lost_s, share * before.squares + lost_s * lost_s, at)
