@@ -112,7 +112,7 @@ class Tokenizing:
 class Opened:
     """A prompt with an opening."""
 
-    def opening(self) -> bytes:
+    def opening(self, bytes_max: int) -> bytes:
         return b"\xab"
 
 
