@@ -59,20 +59,21 @@ class OutgoingRoutes:
     def learned(self, chain: Sequence[PrefixKey], known: int, backend: BackendId, claim: Claim, now: float) -> None:
         """Before a claim is stored: which of these keys will be new to peers, and what stands above them."""
         fresh: list[PrefixKey] = []
-        parent, index = 0, self._rows.index
+        found: list[NewRoutes] = []  # each without a gap: peers take what comes together for one below the other
+        index = self._rows.index
         for key in chain:
             if (key[1] or key[2]) not in index or self._is_new(key, backend, claim):
                 fresh.append(key)
-                parent = 0
-            elif fresh and not parent:
-                parent = key[1] or key[2]
-        if not fresh:
-            if claim.trust == Trust.LOCAL:
-                self._use_again(chain[0], backend, claim, now)
-            return
-        if known and fresh[-1] is chain[-1]:
-            parent = self._add_above(known, fresh, backend, claim)
-        self._append(NewRoutes(backend, claim.generation, fresh, parent, now))
+            elif fresh:
+                found.append(NewRoutes(backend, claim.generation, fresh, key[1] or key[2], now))
+                fresh = []
+        if fresh:
+            parent = self._add_above(known, fresh, backend, claim) if known else 0
+            found.append(NewRoutes(backend, claim.generation, fresh, parent, now))
+        for routes in reversed(found):
+            self._append(routes)
+        if not found and claim.trust == Trust.LOCAL:
+            self._use_again(chain[0], backend, claim, now)
 
     def _use_again(self, key: PrefixKey, backend: BackendId, claim: Claim, now: float) -> None:
         """A request had nothing new in it."""

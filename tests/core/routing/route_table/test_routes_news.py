@@ -78,6 +78,20 @@ def test_of_a_prompt_that_is_asked_again_and_again_the_deepest_prefix_is_reporte
     assert [int(update.at) for update in others] == list(range(11, 20))
 
 
+def test_what_is_reported_again_in_between_is_not_what_the_rest_hangs_below() -> None:
+    """Peers would hang a question below a row in the middle of its document, and take the rest of it for unused."""
+    routes = table(ttl_s=100.0)
+    for number in range(1000, 31_000, 1000):
+        keys = [(16 * depth, number + 7 * depth, 0) for depth in range(42)][::-1]
+        above = {token: parent for (_, token, _), (_, parent, _) in pairwise([*keys[:-1], (0, 0, 0)])}
+        learn(routes, keys[1:-1], 10.0, trust=Trust.REMOTE)
+        routes.outgoing.new.clear()
+        learn(routes, keys[:-1], 20.0)
+        for update in routes.outgoing.new:
+            names = [key[1] for key in update.chain]
+            assert [above[name] for name in names] == [*names[1:], update.parent]
+
+
 def test_what_an_engine_confirms_again_and_again_is_reported_within_every_half_of_its_life() -> None:
     """Otherwise peers would forget it; and it is no use of it."""
     routes = table(ttl_s=100.0)
