@@ -152,7 +152,10 @@ class Affinity(Policy):
         return Choice(candidates[best].id, "diverted", tokens_at(candidates[best], holders))
 
     def choose_shared(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        """By the predicted time, what is held counted."""
+        """By the predicted time, what is held counted. An idle holder of most of the prompt needs no weighing."""
+        first = match.holders[0]
+        if 2 * first.tokens >= match.prompt_tokens and candidates[position_of(first.backend, candidates)].load == 0:
+            return Choice(first.backend, "affinity", first.tokens)
         loads, holders = relative_loads(candidates), match.more_holders()
         among = self.lightest(match, candidates, loads, positions_of(holders, candidates), SHARED_FLOOR)
         position = self.by_time.warm(match, self.by_time.weigh(among, match, holders, candidates), holders, rng)[0]
