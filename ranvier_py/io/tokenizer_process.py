@@ -49,10 +49,11 @@ COMMAND = (sys.executable, "-P", "-m", "ranvier_py.node.tokenizer_child")
 FIRST_SOCKETS = 2  # prompts tokenized before placement at one time; more would take the event loop's core
 OWN_VARIABLES = "RANVIER_"  # the configuration's own variables, keys among them, are none of the child's business
 
-BATCH_LIMIT_S = 5.0
-TOKEN_LIMIT_S = 0.00004
-"""Time limit of a batch, and for each of its tokens as estimated: twenty times what one takes on an idle machine, for a
-machine may be busy and the child gives way."""
+BATCH_LIMIT_S = 60.0
+TOKEN_LIMIT_S = 0.0004
+"""Time limit of a batch, and for each of its tokens as estimated: two hundred times what one takes on an idle machine.
+The child gives way, and on a machine that is fully loaded it gets next to nothing: to kill it then would only load it
+more. No prompt waits so long, each has a deadline of its own."""
 
 END_S = 1.0
 START_LIMIT_S = 120.0  # of a restart: the files are on this machine by then
@@ -158,7 +159,7 @@ class TokenizerProcess:
             if child is None or not self.counters.up:
                 raise TokenizerLost("there is no tokenizer process just now")
             stream = child.free[first].pop()
-            tokens = sum(job.length - job.state.tokens for job in jobs)
+            tokens = sum(max(0, job.length - job.state.tokens) for job in jobs)  # a length may be an estimate
             try:
                 with trio.fail_after(BATCH_LIMIT_S + TOKEN_LIMIT_S * tokens):
                     await stream.send_all(encode_jobs(jobs, lengths))

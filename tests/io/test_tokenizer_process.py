@@ -93,6 +93,14 @@ async def test_what_the_process_answers_is_what_the_tokenizer_makes_of_it_here()
     assert found.busy_s > 0
 
 
+async def test_a_prompt_that_was_taken_for_shorter_than_what_is_known_of_it_is_tokenized_like_any() -> None:
+    short = job("hello there " * 40)
+    over = short._replace(length=10, state=short.state._replace(tokens=4_000_000))
+    async with running() as process:
+        assert len((await process.ask([over] * 3, first=False)).results) == 3
+        assert process.counters.killed == 0
+
+
 async def test_prefix_hashes_are_noted_where_they_are_wanted() -> None:
     async with running() as process:
         assert (await process.ask([job("hello there " * 40)], first=True)).keyed == []
