@@ -202,6 +202,20 @@ def data_plane(result: Result) -> Iterator[Row]:
         yield Row(f"one connection: added latency, {key.removesuffix('_us')}", beside(added), "below both", met)
 
 
+def response_cache(result: Result) -> Iterator[Row]:
+    misses, hits, once = result["misses"], result["hits"], result["equal_at_once"]
+    more_us, hit_us = misses["more_us"], hits["on"]["processor_us"]
+    yield Row("processor time that a miss costs beside a chat of 3 kB", f"{more_us} µs", "20 µs", more_us <= 20)
+    without = f"{hits['off']['processor_us']} µs by an engine"
+    yield Row("processor time of a hit", f"{hit_us} µs; {without}", "60 µs", hit_us <= 60)
+    per_s = ", ".join(
+        f"{name} {hits[key]['per_s']:.0f}" for key, name in (("off", "forwarded"), ("direct", "no router"))
+    )
+    yield Row("hits/s at 16 connections", f"{hits['on']['per_s']:.0f}; {per_s}")
+    sent = once["sent_to_engines"]
+    yield Row(f"{once['requests']} equal requests at once: sent to engines", f"{sent}", "1", sent == 1)
+
+
 def beside(microseconds: Mapping[str, float]) -> str:
     return f"{microseconds[NODE]:.0f} µs; {SMG} {microseconds[SMG]:.0f}, {SGLANG} {microseconds[SGLANG]:.0f}"
 
@@ -293,7 +307,7 @@ READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
         reader.__name__: reader
         for reader in (
             *(hit_rate, policies, shapes, engine_caches, stale, nodes, flash_crowd, replay_speed),
-            *(data_plane, decision, tokenize, residency, gossip_cost),
+            *(data_plane, response_cache, decision, tokenize, residency, gossip_cost),
             *(convergence, convergence_processes, nodes_processes),
         )
     }

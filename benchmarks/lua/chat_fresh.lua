@@ -1,8 +1,9 @@
 -- Chats that go on: every request repeats one of 64 histories and adds a message nobody has seen.
--- wrk … -s chat_fresh.lua URL -- HISTORY_BYTES [stream]
+-- wrk … -s chat_fresh.lua URL -- HISTORY_BYTES [stream | greedy | repeated]
+-- greedy: at temperature 0. repeated: the same, with the question of that history each time.
 local HISTORIES, TURN_BYTES, NEW_BYTES = 64, 300, 200
 local WORDS = { "water", "ledger", "copper", "winter", "signal", "garden", "orbit", "timber", "violin", "harbour" }
-local prefixes, sent = {}, 0
+local prefixes, sent, repeated = {}, 0, false
 
 local function prose(bytes)
   local words, length = {}, 0
@@ -27,7 +28,9 @@ end
 
 function init(arguments)
   local bytes = tonumber(arguments[1] or "3000")
-  local kind = arguments[2] == "stream" and '"stream":true,' or ""
+  local kinds = { stream = '"stream":true,', greedy = '"temperature":0,', repeated = '"temperature":0,' }
+  local kind = kinds[arguments[2]] or ""
+  repeated = arguments[2] == "repeated"
   math.randomseed(20)
   for number = 1, HISTORIES do
     prefixes[number] = '{"model":"m",' .. kind .. '"messages":[' .. history(number, bytes)
@@ -39,7 +42,8 @@ end
 
 function request()
   sent = sent + 1
-  local new = message("user", "Question " .. sent .. ": " .. prose(NEW_BYTES))
+  local question = repeated and string.rep("the same words ", NEW_BYTES / 15) or prose(NEW_BYTES)
+  local new = message("user", "Question " .. (repeated and sent % HISTORIES or sent) .. ": " .. question)
   return wrk.format(nil, nil, nil, prefixes[sent % HISTORIES + 1] .. "," .. new .. "]}")
 end
 
