@@ -250,7 +250,7 @@ def test_a_node_is_started_as_anybody_would_start_it() -> None:
     assert command.argv[1:] == (
         *("-m", "ranvier_py", "serve", "--listen", at(lab.nodes["affinity"][0]), "--control", f"127.0.0.1:{control}"),
         *(word for engine in lab.engines for word in ("--backend", engine.url)),
-        *("--policy", "affinity"),
+        *("--policy", "affinity", "--debug-headers"),
     )
     assert (command.ready_port, command.ready_path) == (control, "/readyz")
 
@@ -259,8 +259,9 @@ def test_nodes_of_a_policy_are_peers_of_each_other_where_they_have_a_key() -> No
     """Two nodes and a key that both have; nothing that a node does not know."""
     lab = plan(Settings(nodes=2, engines=1), Random(1))
     commands = node_commands(lab, "affinity", key_file=Path("key"))
-    flags = [dict(options_of(command.argv[4:])) for command in commands]
-    options, unknown = node_parser().parse_known_args(commands[0].argv[3:])
+    words = [[word for word in command.argv if word != "--debug-headers"] for command in commands]
+    flags = [dict(options_of(each[4:])) for each in words]
+    options, unknown = node_parser().parse_known_args(words[0][3:])
     assert unknown == []
     assert flags[0]["--gossip"] != flags[1]["--gossip"]
     assert options.join == [flag["--gossip"] for flag in flags]

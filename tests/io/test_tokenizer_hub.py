@@ -115,7 +115,7 @@ def url_of(server: ThreadingHTTPServer) -> str:
 
 
 def command(tokenizer: str, *backends: str) -> list[str]:
-    flags = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--tokenize-deadline-s", "10"]
+    flags = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--tokenize-deadline-s", "10", "--debug-headers"]
     flags += [part for backend in backends for part in ("--backend", backend)]
     return [sys.executable, "-m", "ranvier_py", "serve", "--tokenizer", tokenizer, *flags]
 
