@@ -15,7 +15,7 @@ from ranvier_py.core.errors import ClientGone, UpstreamClosed
 from ranvier_py.core.metrics import increment
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.response_cache.answer_store import AnswerStore
-from ranvier_py.core.response_cache.cache_keys import Question, question_of
+from ranvier_py.core.response_cache.cache_keys import APIS, Question, question_of
 from ranvier_py.core.response_cache.stored_answers import Arrived, StoredAnswer, stored_answer
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.proxy.driver import Steps
@@ -63,15 +63,16 @@ class ResponseCache:
             yield from forward(served)
 
     def _question(self, request: HttpRequest) -> tuple[Question | None, bytes]:
+        """What is asked, and by whom; None where the cache has no part in it, and for a stream in HTTP/1.0, which has
+        no chunks."""
         fields = request.fields
-        if request.method != b"POST" or not fields.readable:
+        if request.method != b"POST" or not fields.readable or request.path not in APIS:
             return None, b""
         tenant = self.tenants.of(request.headers)
         found = question_of(request.path, request.body, tenant, fields.cache_control, self.store.options.eligible)
-        return (
-            None if found is not None and found.stream and not request.http_minor else found,
-            tenant,
-        )  # 1.0: no chunks
+        if found is not None and found.stream and not request.http_minor:
+            return None, tenant
+        return found, tenant
 
     def _count(self, served: ServedRequest, result: bytes) -> None:
         served.cached = result

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from ranvier_py.core.answers.answer_stream import merge_call, read_usage
+from ranvier_py.core.answers.answer_stream import merge_call, read_usage, unchunked
 from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.prompts.body_json import excess
 from ranvier_py.core.response_cache.cache_keys import CHAT, COMPLETION, Question
@@ -211,9 +211,8 @@ def merged_answer(stored: StoredAnswer) -> bytes | None:
     counts = object_in(stored.counts) if stored.counts else None
     if stored.api not in OBJECTS or counts is None or excess(stored.body):
         return None
-    reader = ChunkedReader(keep=True)
-    reader.feed(stored.body + LAST_CHUNK)
-    events = [object_in(event) for event in b"".join(reader.payload or ()).split(b"\n\n") if event.strip()]
+    payload = unchunked(stored.body + LAST_CHUNK)
+    events = [object_in(event) for event in payload.split(b"\n\n") if event.strip()]
     if not events or any(event is None for event in events):
         return None
     choices: dict[int, dict[str, Any]] = {}
