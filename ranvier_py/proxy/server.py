@@ -43,7 +43,7 @@ WARNING_GAP_S = 1.0
 """At most one line a second says that clients cannot be let in; the counters have them all."""
 
 ACCEPT_BATCH = 64
-"""Connections taken before other tasks run again."""
+"""Connections taken before other tasks run again. A full node takes one for each that it closes."""
 
 REFUSALS_MAX = 64
 """Connections over the limit that are being answered so at once; more are closed without a word."""
@@ -78,6 +78,7 @@ class DataServer:
         self.counters = ServerCounters()
         self._conversations = Conversations(handler, limits, self.counters, report)
         self._clients: dict[int, Client] = {}
+        self._closed = trio.lowlevel.ParkingLot()  # who waits for a connection to be
         self._refusing = 0
         self._listeners: list[socket.socket] = []
         self._accepting = trio.CancelScope()
@@ -137,10 +138,14 @@ class DataServer:
     async def _accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
         while True:
             await wait_readable(listener)
+            if self._is_full:
+                await self._displace()
             try:
                 for _ in range(ACCEPT_BATCH):
                     sock, address = listener.accept()
                     self._admit(sock, address, connections)
+                    if self._is_full:
+                        break
             except BlockingIOError:
                 pass
             except OSError as error:
@@ -150,7 +155,7 @@ class DataServer:
 
     def _admit(self, sock: socket.socket, address: tuple[Any, ...], connections: trio.Nursery) -> None:
         self.counters.accepted += 1
-        if len(self._clients) < self._limits.connections_max or self._displace():
+        if not self._is_full:
             watch = self.readiness.watch(sock.fileno(), readable=self._tls is None)
             transport = TlsTransport(sock, self._tls, watch=watch) if self._tls else PlainTransport(sock, watch)
             client = self._client(transport, f"{address[0]}:{address[1]}")
@@ -168,14 +173,21 @@ class DataServer:
         self._refusing += 1
         connections.start_soon(self._faults.once, "refusal", self._refuse, self._client(PlainTransport(sock), ""))
 
-    def _displace(self) -> bool:
-        """Close the connection that has waited longest for a request, if one does. It is gone in a moment."""
+    @property
+    def _is_full(self) -> bool:
+        return len(self._clients) >= self._limits.connections_max
+
+    async def _displace(self) -> None:
+        """Close the connection that has waited longest for a request, if one does. Its descriptor is free afterwards,
+        unless the close takes longer than the pause.
+        """
         idle = self._conversations.idle
         if not idle:
-            return False
+            return
         idle.pop(next(iter(idle))).interrupt(ConnectionOver())
         self.counters.displaced += 1
-        return True
+        with trio.move_on_after(ACCEPT_PAUSE_S):
+            await self._closed.park()
 
     def _not_let_in(self, kind: str, why: str) -> None:
         """Count a client, and warn of those since the last warning."""
@@ -222,3 +234,4 @@ class DataServer:
         else:
             self.counters.cut += client.started
             client.transport.abort()
+        self._closed.unpark_all()
