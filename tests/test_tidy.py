@@ -41,7 +41,7 @@ LIBRARIES = {
     "zmq": ("zmq_sockets",),
     "redis": ("redis_index",),
     "cryptography": ("seal",),
-    "msgpack": ("frame", "event_frames", "tokenize_frames"),
+    "msgpack": ("frame", "event_frames", "tokenize_frames", "answer_frames"),
     "pydantic": ("config_model", "config_loader", "config_values"),
 }
 """Files that may import a foreign library, by name."""

@@ -210,7 +210,7 @@ class Handlers:
         return await self._port.explain(await raw_body(), field_lines())
 
     async def invalidate_responses(self) -> Mapping[str, Any]:
-        return self._port.invalidate_responses(await json_body("clear_all", *CHOICES))
+        return await self._port.invalidate_responses(await json_body("clear_all", *CHOICES))
 
     def add_worker(self) -> Response:
         url = worker_url()

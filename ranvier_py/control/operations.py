@@ -127,8 +127,8 @@ class Admin:
     def response_cache(self) -> Mapping[str, Any]:
         return response_cache_view(self._node.pipeline.responses)
 
-    def invalidate_responses(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-        return invalidate_responses(self._node.pipeline.responses, wanted)
+    async def invalidate_responses(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await invalidate_responses(self._node.pipeline.responses, wanted)
 
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         now = time.monotonic()
@@ -187,7 +187,7 @@ class Admin:
             samples("tokenizer_worker", node.tokenizer_worker.counters),
             samples("tokenizer_process", node.tokenizer.counters),
             samples("server", node.server.counters),
-            samples("response_cache", responses.store.counters) if responses is not None else (),
+            responses.samples() if responses is not None else (),
             samples("upstream", node.upstream.counters),
             samples("poll", node.poller.counters),
             node.engine_events.samples(),

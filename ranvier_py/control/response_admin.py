@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ranvier_py.core.errors import BadRequest, NotFound
@@ -20,11 +18,11 @@ def response_cache_view(responses: ResponseCache | None) -> Mapping[str, Any]:
     """GET /admin/response-cache/stats. The hit rate is of hits and misses, a string of 4 decimals."""
     if responses is None:
         return {"enabled": False}
-    counters, options = responses.store.counters, responses.store.options
+    counters, options, elsewhere = responses.store.counters, responses.store.options, responses.elsewhere
     requests = {name: counters.requests.get(name, 0) for name in ("hit", "miss", "skip")}
     return {
         "enabled": True,
-        "backend_type": "memory",
+        "backend_type": options.backend,
         "entries": counters.entries,
         "capacity": options.capacity,
         "requests": {**requests, "total": sum(requests.values())},
@@ -36,6 +34,7 @@ def response_cache_view(responses: ResponseCache | None) -> Mapping[str, Any]:
         "saved_prompt_tokens": counters.saved_prompt_tokens,
         "saved_output_tokens": counters.saved_output_tokens,
         "config": config_view(options),
+        **(elsewhere.view() if elsewhere is not None else {}),
     }
 
 
@@ -47,7 +46,7 @@ def hit_rate(counters: ResponseCacheCounters) -> float:
 def config_view(options: ResponseCacheOptions) -> Mapping[str, Any]:
     minutes, seconds = divmod(options.ttl_s, 60)
     return {
-        "backend": "memory",
+        "backend": options.backend,
         "ttl": f"{minutes:.0f}m" if minutes and not seconds else f"{options.ttl_s:g}s",
         "capacity": options.capacity,
         "max_response_size": options.answer_bytes_max,
@@ -55,17 +54,19 @@ def config_view(options: ResponseCacheOptions) -> Mapping[str, Any]:
     }
 
 
-def invalidate_responses(responses: ResponseCache | None, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-    """POST /admin/response-cache/invalidate: all of them, or those of a model, of a tenant, of an age."""
+async def invalidate_responses(responses: ResponseCache | None, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """POST /admin/response-cache/invalidate: all of them, or those of a model, of a tenant, of an age.
+
+    `cleared_entries` is null where nobody can count them.
+    """
     if responses is None:
         raise NotFound("the response cache is off: response_cache turns it on")
     if wanted.get("clear_all") is True and len(wanted) == 1:
-        return {"success": True, "action": "clear_all", "cleared_entries": responses.store.invalidate()}
+        return {"success": True, "action": "clear_all", "cleared_entries": await responses.invalidate()}
     model, tenant, older_s = (wanted.get(name) for name in CHOICES)
     texts = all(each is None or type(each) is str for each in (model, tenant))
     if not wanted or "clear_all" in wanted or not texts or not (older_s is None or type(older_s) in (int, float)):
         raise BadRequest('expected {"clear_all": true}, or some of model, tenant (texts) and older_than_s (a number)')
     digest = None if tenant is None else responses.tenants.named(tenant.encode("utf-8", "replace"))
-    before = inf if older_s is None else time.monotonic() - older_s
-    cleared = responses.store.invalidate(model, digest, before)
+    cleared = await responses.invalidate(model, digest, older_s)
     return {"success": True, "action": "invalidate", "cleared_entries": cleared}

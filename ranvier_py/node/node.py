@@ -311,6 +311,8 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             await nursery.start(node.clustering.run)
             nursery.start_soon(faults.keep, "follow", node.follow, node.clustering)
         nursery.start_soon(node.indexing.run)
+        if (responses := node.pipeline.responses) is not None and responses.elsewhere is not None:
+            nursery.start_soon(faults.keep, "response_cache", responses.elsewhere.run)
         await nursery.start(node.poller.run)
         await nursery.start(node.engine_events.run)
         nursery.start_soon(faults.keep, "calibration", node.calibrating.run)

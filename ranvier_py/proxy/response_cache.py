@@ -1,22 +1,25 @@
 """Answers requests without a backend: from what equal ones got before, or are getting now.
 
 Continuum's tier 2, in front of routing: a hit is matched, placed and counted nowhere else. Of equal requests at once
-one is sent, and all get its answer as it comes; if that fails before it began, one of the others is sent instead.
+one is sent, and all get its answer as it comes; if that fails before it began, one of the others is sent instead. Where
+answers are kept beyond this process, too, who would be sent looks there first, while the others wait.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import inf
+from typing import Any, Protocol
 
 from ranvier_py.core.errors import ClientGone, UpstreamClosed
-from ranvier_py.core.metrics import increment
+from ranvier_py.core.metrics import Sample, increment, samples
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.response_cache.answer_store import AnswerStore
 from ranvier_py.core.response_cache.cache_keys import APIS, Question, question_of
-from ranvier_py.core.response_cache.stored_answers import Arrived, StoredAnswer, stored_answer
+from ranvier_py.core.response_cache.stored_answers import CONTENT_TYPES, Arrived, StoredAnswer, stored_answer
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import HttpRequest
@@ -27,18 +30,47 @@ RESULTS = {HIT: "hit", MISS: "miss", BYPASS: "skip"}
 """The document's words: those of the field X-Cache, and those of metrics."""
 
 
-KINDS = {False: b"application/json", True: b"text/event-stream"}
-"""Content types, by whether it is a stream."""
-
 CHUNKING_BYTES = 65_536  # that a whole answer may have beyond its own, for it may come in chunks
+
+
+class AnswersElsewhere(Protocol):
+    """Answers beyond this process.
+
+    Attributes:
+        backend: what the configuration calls it.
+        uses_memory: what is found and kept there is kept in this process's memory as well.
+    """
+
+    backend: str
+    uses_memory: bool
+
+    async def run(self) -> None:
+        """For ever."""
+
+    async def find(self, key: bytes, max_age_s: float) -> StoredAnswer | None:
+        """The answer, if it is not older than that. Raises nothing, and takes no longer than a deadline of its own."""
+
+    def keep(self, key: bytes, answer: StoredAnswer) -> None:
+        """Have it kept. Raises nothing and waits for nothing."""
+
+    async def invalidate(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> int | None:
+        """Have all answers of this model and tenant that are older dropped. How many those were; None: nobody knows."""
+
+    def view(self) -> Mapping[str, Any]:
+        """What the control port shows beside, or instead of, what it shows of memory."""
+
+    def samples(self) -> Iterator[Sample]:
+        """Its metrics."""
 
 
 class ResponseCache:
     """The response cache of a node. `tenants` tells apart whose answers are whose."""
 
-    def __init__(self, store: AnswerStore, tenants: Tenants) -> None:
+    def __init__(self, store: AnswerStore, tenants: Tenants, elsewhere: AnswersElsewhere | None = None) -> None:
         self.store = store
         self.tenants = tenants
+        self.elsewhere = elsewhere
+        self._uses_memory = elsewhere is None or elsewhere.uses_memory
         self._shared: dict[bytes, SharedAnswer] = {}  # by key: answers under way
 
     def answer(self, served: ServedRequest, forward: Callable[[ServedRequest], Steps[None]]) -> Steps[None]:
@@ -52,11 +84,16 @@ class ResponseCache:
                 break
             shared = self._shared.get(question.key) if question.max_age_s > 0 else None
             if shared is None:
-                self._count(served, MISS)
-                yield from self._lead(served, question, tenant, forward)
-                return
+                result = yield from self._lead(served, question, tenant, forward)
+                if result == MISS:
+                    return
+                break
             if (yield from self._follow(served, question, shared)):
                 result = HIT
+                break
+            stored = shared.stored
+            if stored is not None and time.monotonic() - stored.stored_at <= question.max_age_s:
+                result = self._replay(served, question, stored)
                 break
         self._count(served, result)
         if result != HIT:
@@ -83,7 +120,7 @@ class ResponseCache:
         body = stored.reply(question)
         if body is None:
             return BYPASS
-        kind = stored.content_type if stored.stream == question.stream else KINDS[question.stream]
+        kind = stored.content_type if stored.stream == question.stream else CONTENT_TYPES[question.stream]
         age = b"%d" % (time.monotonic() - stored.stored_at)
         served.client.respond(200, body, ((b"x-cache", HIT), (b"age", age)), kind, chunked=question.stream)
         self._served(served, stored.tokens, len(body))
@@ -102,16 +139,46 @@ class ResponseCache:
         question: Question,
         tenant: bytes,
         forward: Callable[[ServedRequest], Steps[None]],
-    ) -> Steps[None]:
-        """Have a backend answer, for this client and for those who ask the same meanwhile."""
+    ) -> Steps[bytes]:
+        """Look elsewhere, or have a backend answer, for this client and for those who ask the same meanwhile."""
         options = self.store.options
         bytes_max = options.stream_bytes_max if question.stream else options.answer_bytes_max + CHUNKING_BYTES
         with self._leading(SharedAnswer(question, served.client, bytes_max)) as shared:
+            if self.elsewhere is not None and question.max_age_s > 0:
+                shared.stored = yield partial(self._find_elsewhere, question)
+                if shared.stored is not None:
+                    return self._replay(served, question, shared.stored)
+            self._count(served, MISS)
             served.shared = shared
             yield from forward(served)
             self._keep(question, tenant, shared)
         if not shared.has_client:
             raise ClientGone("the client closed the connection")
+        return MISS
+
+    async def _find_elsewhere(self, question: Question) -> StoredAnswer | None:
+        assert self.elsewhere is not None
+        found = await self.elsewhere.find(question.key, question.max_age_s)
+        if found is not None and self._uses_memory:
+            self.store.keep(question.key, found)
+        return found
+
+    def samples(self) -> Iterator[Sample]:
+        """Metrics of the cache, wherever its answers are."""
+        yield from samples("response_cache", self.store.counters)
+        if self.elsewhere is not None:
+            yield from self.elsewhere.samples()
+
+    async def invalidate(
+        self, model: str | None = None, tenant: bytes | None = None, older_than_s: float | None = None
+    ) -> int | None:
+        """Drop the answers of this model and tenant that are older, wherever they are. How many; None: unknown."""
+        before = inf if older_than_s is None else time.monotonic() - older_than_s
+        cleared: int | None = self.store.invalidate(model, tenant, before)
+        if self.elsewhere is not None:
+            more = await self.elsewhere.invalidate(model, tenant, older_than_s)
+            cleared = None if cleared is None or more is None else cleared + more
+        return cleared
 
     @contextmanager
     def _leading(self, shared: SharedAnswer) -> Iterator[SharedAnswer]:
@@ -130,13 +197,17 @@ class ResponseCache:
         found = None
         if shared.is_complete and head is not None and body is not None and head.fields.readable:
             kinds = [value for name, value in head.headers if name.lower() == b"content-type"]
-            arrived = Arrived(kinds[0] if kinds else KINDS[question.stream], head.framing, body, shared.counts)
-            if arrived.content_type.startswith(KINDS[question.stream]):
+            arrived = Arrived(kinds[0] if kinds else CONTENT_TYPES[question.stream], head.framing, body, shared.counts)
+            if arrived.content_type.startswith(CONTENT_TYPES[question.stream]):
                 found = stored_answer(question, tenant, arrived, time.monotonic(), self.store.options.answer_bytes_max)
         if found is None:
             self.store.counters.unkept += 1
         else:
-            self.store.keep(question.key, found)
+            shared.stored = found
+            if self._uses_memory:
+                self.store.keep(question.key, found)
+            if self.elsewhere is not None:
+                self.elsewhere.keep(question.key, found)
 
     def _follow(self, served: ServedRequest, question: Question, shared: SharedAnswer) -> Steps[bool]:
         """Give the client what the leader gets, as it comes; False where that is nothing for this client."""
@@ -160,6 +231,5 @@ class ResponseCache:
         if not shared.is_complete:
             raise UpstreamClosed("the answer that was waited for broke off")
         self.store.counters.shared += 1
-        stored = self.store.find(question.key, time.monotonic(), inf)
-        self._served(served, stored.tokens if stored is not None else (0, 0), follower.at)
+        self._served(served, shared.stored.tokens if shared.stored is not None else (0, 0), follower.at)
         return True

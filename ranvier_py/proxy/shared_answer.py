@@ -16,6 +16,7 @@ import trio
 
 from ranvier_py.core.errors import ClientGone, ClientTooSlow
 from ranvier_py.core.response_cache.cache_keys import Question
+from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase
 
@@ -37,6 +38,7 @@ class SharedAnswer:
         over: nothing more will come.
         is_complete: all of the answer came.
         counts: the event of counts that was taken out of the answer.
+        stored: the whole answer, once it was found elsewhere, or is kept.
     """
 
     def __init__(self, question: Question, client: Client, bytes_max: int) -> None:
@@ -44,6 +46,7 @@ class SharedAnswer:
         self.head: HttpResponseHead | None = None
         self.over = self.is_complete = False
         self.counts = b""
+        self.stored: StoredAnswer | None = None
         self._client: Client | None = client
         self._bytes_max = bytes_max
         self._body = bytearray()

@@ -69,8 +69,8 @@ class FakePort:
     def response_cache(self) -> Mapping[str, Any]:
         return {"enabled": False}
 
-    def invalidate_responses(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-        return invalidate_responses(None, wanted)
+    async def invalidate_responses(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await invalidate_responses(None, wanted)
 
     async def explain(self, body: bytes, headers: object) -> Mapping[str, Any]:
         if body == b"nobody":

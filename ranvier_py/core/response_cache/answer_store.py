@@ -30,6 +30,13 @@ class ResponseCacheOptions(Options):
         section="Responses",
     )
     eligible: CacheKeyOptions = part(CacheKeyOptions)
+    backend: str = option(
+        "memory",
+        "Where answers are kept: in this node's memory, in that of all nodes of the cluster, or in Redis or Valkey.",
+        one_of=("memory", "cluster", "redis"),
+        key="response_cache_backend",
+        section="Responses",
+    )
     capacity: int = option(
         1000,
         "Answers kept; the least recently used goes first.",
@@ -51,6 +58,10 @@ class ResponseCacheOptions(Options):
         key="response_cache_stream_bytes_max",
         section="Responses",
     )
+
+    def contradictions(self) -> list[str]:
+        unbuilt = ("cluster", "redis")
+        return [f"backend: {self.backend} is not built yet"] if self.backend in unbuilt else []
 
 
 @dataclass(slots=True)

@@ -41,7 +41,8 @@ FAULT = re.compile(
 )
 """A stream that failed: by its end, or by an event that is an error. Quotes in generated text are escaped."""
 
-STREAM_TYPE = b"text/event-stream"
+CONTENT_TYPES = {False: b"application/json", True: b"text/event-stream"}
+"""By whether it is a stream."""
 
 
 class Arrived(NamedTuple):
