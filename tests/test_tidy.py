@@ -39,7 +39,7 @@ LIBRARIES = {
         "sse_source",
     ),
     "zmq": ("zmq_sockets",),
-    "redis": ("redis_index",),
+    "redis": ("redis_pool",),
     "cryptography": ("seal",),
     "msgpack": ("frame", "event_frames", "tokenize_frames", "answer_frames"),
     "pydantic": ("config_model", "config_loader", "config_values"),

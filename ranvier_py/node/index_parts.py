@@ -32,9 +32,10 @@ from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.redis_commands import RedisCommands
 from ranvier_py.core.routing.placement.kv_score import IndexedPrefix, KvScore, KvScoreOptions
 from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
-from ranvier_py.io.redis_index import PREPARE_S, RedisLink, RedisOptions
+from ranvier_py.io.redis_index import PREPARE_S, RedisLink
 from ranvier_py.proxy.pipeline import PromptTokenizer
 from ranvier_py.supervision import Faults
 
@@ -138,18 +139,18 @@ class Indexing:
     def enabled(self) -> bool:
         return bool(self._sources) or self._link is not None
 
-    def share(self, url: str, options: RedisOptions, find: Callable[[str], BackendId | None]) -> RedisLink:
-        """Share the index through Redis; `find` knows backends by their URL. Raises ConfigError."""
+    def share(self, commands: RedisCommands, prefix: str, find: Callable[[str], BackendId | None]) -> RedisLink:
+        """Share the index through Redis, in keys with this prefix; `find` knows backends by their URL."""
         states = {backend.id: source.state for backend, source in self._sources}
         shared = SharedIndex(
             self.index,
-            options.prefix,
+            prefix,
             {backend.id: backend.url for backend, _ in self._sources},
             find=find,
             stands=lambda backend: states[backend].connected,
             rng=self._rng,
         )
-        self._link = RedisLink(shared, url, options)
+        self._link = RedisLink(shared, commands)
         return self._link
 
     @property

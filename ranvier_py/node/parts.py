@@ -44,6 +44,7 @@ from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.tokenize.tokenize_frames import Setup
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
 from ranvier_py.io.recorder import Recorder
+from ranvier_py.io.redis_pool import RedisPool
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.node.calibration_parts import Calibrating
 from ranvier_py.node.cluster_parts import FingerprintScheme
@@ -192,7 +193,9 @@ def indexing_of(
         config.index, backends, options, own_rng, engine_caches=engine_caches, api_key=config.api_key, faults=faults
     )
     if config.kv_index_backend == "redis" and config.kv_redis_url is not None:
-        indexing.share(config.kv_redis_url.get_secret_value(), config.redis, partial(backend_at, registry))
+        url, limits = config.kv_redis_url.get_secret_value(), config.redis
+        pool = RedisPool(url, "kv_redis_url", timeout_s=limits.timeout_s, connect_s=limits.connect_s)
+        indexing.share(pool, limits.prefix, partial(backend_at, registry))
     return indexing
 
 

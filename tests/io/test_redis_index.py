@@ -17,7 +17,8 @@ from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, I
 from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
-from ranvier_py.io.redis_index import PREPARE_S, RedisLink, RedisOptions
+from ranvier_py.io.redis_index import PREPARE_S, RedisLink
+from ranvier_py.io.redis_pool import RedisPool
 from ranvier_py.node.index_parts import IndexedBackend, IndexedStream
 from tests.io.redis_server import RedisServer, needs_redis, redis_server
 
@@ -71,7 +72,7 @@ class Side:
         self.shared = SharedIndex(
             self.index, ROOT, names, find=BACKENDS.get, stands=self.standing.__contains__, rng=Random(next(SEEDS))
         )
-        self.link = RedisLink(self.shared, url, RedisOptions(**options))
+        self.link = RedisLink(self.shared, RedisPool(url, "kv_redis_url", **options))
         self.streams = {
             name: IndexedStream(IndexedBackend(BACKENDS[name], name, ""), self.index, None) for name in reads
         }

@@ -19,9 +19,10 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import BackendLimits, Registry
 from ranvier_py.core.routing.placement.kv_score import KvScore
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.io import redis_index as kv_redis
+from ranvier_py.io import redis_pool
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
+from ranvier_py.io.redis_pool import RedisPool
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import indexing_of
 from ranvier_py.supervision import Faults
@@ -123,7 +124,9 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
         client.hset("ranvier:kvidx:routers", "another", 1)
         client.hset("ranvier:kvidx:another:ab", "http://engine", "77 h")
         indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
-        shared = indexing.share(server.url, RedisOptions(), {"http://engine": BackendId(5)}.get).shared
+        shared = indexing.share(
+            RedisPool(server.url, "kv_redis_url"), RedisOptions().prefix, {"http://engine": BackendId(5)}.get
+        ).shared
         with trio.fail_after(DEADLINE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(indexing.run)
@@ -141,7 +144,7 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
 async def test_cr19_a_redis_that_does_not_answer_is_waited_for_until_the_deadline_and_no_longer() -> None:
     """Its first 5 ms are those of the question; nobody answers here, for nobody runs the link."""
     indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
-    shared = indexing.share("redis://127.0.0.1:1", RedisOptions(), {}.get).shared
+    shared = indexing.share(RedisPool("redis://127.0.0.1:1", "kv_redis_url"), RedisOptions().prefix, {}.get).shared
     indexing.join(KvScore())
     tokenizer_worker = Preparing(Tokenizing(None), lambda: indexing)  # type: ignore[arg-type]
     for sharing in (False, True):  # away: nobody waits at all
@@ -169,7 +172,7 @@ def test_cr31_a_shared_index_that_cannot_be_is_refused_at_the_start(bad: dict[st
 
 
 def test_cr31_without_the_client_of_redis_the_node_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_redis, "redis", None)
+    monkeypatch.setattr(redis_pool, "redis", None)
     engine_caches = EngineCaches(RouteTable(capacity=100), lambda _: 0)
     config = config_of(backend=["http://127.0.0.1:9"], kv_index_backend="redis", kv_redis_url=URL)
     with pytest.raises(ConfigError, match=r"ranvier-py\[redis\]"):

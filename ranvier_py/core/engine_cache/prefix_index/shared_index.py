@@ -37,6 +37,7 @@ from typing import NamedTuple
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import NOTHING, TOKENS_MAX, KvIndex
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
+from ranvier_py.core.redis_commands import Command
 from ranvier_py.core.routing.placement.kv_score import IndexedPrefix
 
 PENDING_MAX = 65_536
@@ -59,8 +60,6 @@ less than ten times a second."""
 
 ENTRY = re.compile(rb"(\d{1,10}) ([hw])\Z")
 TOKEN = re.compile(rb"[0-9a-f]{16}\Z")
-
-Command = tuple[str | bytes | int, ...]
 
 
 class BadReply(ValueError):

@@ -1,0 +1,55 @@
+"""What parts of a node send to Redis and get back; io/redis_pool.py does it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+Command = tuple[str | bytes | int, ...]
+
+FailureKind = Literal["connection", "timeout", "other"]  # as Continuum counts them
+
+PREFIX_CHARACTERS_MAX = 60
+
+
+class RedisFailure(NamedTuple):
+    """Nothing is known of what was sent. `why` is for people and holds no secret."""
+
+    kind: FailureKind
+    why: str
+
+
+class RedisRefusal(Exception):  # a reply, which nobody raises
+    """Redis answered one command with an error; `code` is what it calls that, as OOM, READONLY or WRONGTYPE."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class RedisCommands(Protocol):
+    """Sends commands. `place` is the address without secrets; `active` and `idle` count its connections."""
+
+    place: str
+
+    @property
+    def active(self) -> int: ...
+    @property
+    def idle(self) -> int: ...
+
+    def send(self, commands: Sequence[Command], *, connects: bool = False) -> Awaitable[list[object] | RedisFailure]:
+        """Send them as one pipeline. The replies, RedisRefusals among them; raises nothing.
+
+        `connects`: the deadline has room for a new connection.
+        """
+
+    def close_idle(self) -> None: ...
+
+
+def prefix_problems(prefix: str) -> list[str]:
+    """What is wrong with what is to begin the names of keys."""
+    if not 1 <= len(prefix) <= PREFIX_CHARACTERS_MAX or not all("!" <= each <= "~" for each in prefix):
+        return [f"prefix: must be 1 to {PREFIX_CHARACTERS_MAX} visible ASCII characters"]
+    if any(each in "*?[]\\^" for each in prefix):
+        return ["prefix: must not hold any of * ? [ ] ^ or a backslash, which are patterns to Redis"]
+    return []
