@@ -31,7 +31,7 @@ others and the deliberate copies are ours. Reasons: only, warm, common, moved, s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from math import exp, sqrt
 from random import Random
 from typing import NamedTuple
@@ -40,7 +40,7 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.baselines import held_tokens
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from ranvier_py.core.routing.service_rate import Ahead, ServiceRates, ahead_of, new
+from ranvier_py.core.routing.service_rate import ServiceRates, ahead_of, new
 
 COMMON_SHARE = 0.5
 """A match of at least this share of the prompt is worth following, whoever else shares it."""
@@ -60,10 +60,6 @@ prompts where few decode and not where little waits, which costs the Mooncake tr
 
 LOSSES_S = 60.0  # over which waits are counted: long enough for a sum, short enough to forget what nobody wants now
 LOSSES_MAX = 4096  # prefixes whose waits are known; the one that was not asked for longest is forgotten
-
-
-def mean_waiting(candidates: Sequence[Candidate]) -> float:
-    return sum([candidate.waiting for candidate in candidates]) / len(candidates)
 
 
 class Cost(NamedTuple):
@@ -126,7 +122,7 @@ class Ttft(Policy):
         best = self.first(match.own, weighed, sums, rng)
         deepest = holders[0].tokens
         deep = {holder.backend for holder in holders if holder.tokens == deepest}
-        holding = [position for position in sums if candidates[position].id in deep]
+        holding = {position for position in sums if candidates[position].id in deep}
         if not holding:
             return best, "moved"
         home = best if best in holding else weighed.best_of(holding)
@@ -150,7 +146,7 @@ class Ttft(Policy):
         best = self.first(match.own, weighed, sums, rng)
         return best if home is None or sums[home] - sums[best] > error_s else home
 
-    def copy_of(self, match: Match, weighed: Weighed, home: int, deepest: int, holding: Sequence[int]) -> int | None:
+    def copy_of(self, match: Match, weighed: Weighed, home: int, deepest: int, holding: Container[int]) -> int | None:
         """Count what this request loses at its best holder. Returns who shall have a copy if that has become worth its
         prefill."""
         candidates, queue_s, losses = weighed.candidates, weighed.costs[home].queue_s, self.losses
@@ -181,23 +177,22 @@ class Ttft(Policy):
     def weigh(
         self, among: Iterable[int], match: Match, holders: Sequence[Holder], candidates: Sequence[Candidate]
     ) -> Weighed:
-        """What the prompt would cost at each of these positions."""
+        """What the prompt would cost at each of these positions. One flat loop: a decision weighs dozens."""
         held = {holder.backend: holder.tokens for holder in holders}
         ahead = {position: ahead_of(candidates[position], match.at) for position in among}
-        mean = sum([each.waiting for each in ahead.values()]) / len(ahead)
+        mean = sum([each[1] for each in ahead.values()]) / len(ahead)
+        rates, prompt_tokens = self.service_rates, match.prompt_tokens
         costs: dict[int, Cost] = {}
         sums: dict[int, float] = {}
         for position, each in ahead.items():
             backend = candidates[position].id
-            cost = costs[position] = self.cost(backend, match, held.get(backend, 0), each, mean)
-            sums[position] = cost[0] + cost[1] + cost[2]
-        return Weighed(candidates, held, costs, sums)
-
-    def cost(self, backend: BackendId, match: Match, held_tokens: int, ahead: Ahead, mean: float) -> Cost:
-        computed_tokens = max(0, match.prompt_tokens - held_tokens)
-        queue_s, prefill_s = self.service_rates[backend].predict(computed_tokens, ahead)
-        others = OTHERS_SHARE * ahead.decoding + (ahead.waiting + mean) / 2
-        return new(Cost, (queue_s, prefill_s, others * prefill_s))
+            tokens = prompt_tokens - held.get(backend, 0)
+            queue_s, prefill_s = rates[backend].predict(max(0, tokens), each)
+            _, waiting, decoding, _ = each
+            others_s = (OTHERS_SHARE * decoding + (waiting + mean) / 2) * prefill_s
+            costs[position] = new(Cost, (queue_s, prefill_s, others_s))
+            sums[position] = queue_s + prefill_s + others_s
+        return new(Weighed, (candidates, held, costs, sums))
 
     def first(self, key: Fingerprint, weighed: Weighed, among: Iterable[int], rng: Random) -> int:
         """The one `among` these positions with the least sum. Sums that hardly differ are told apart by requests in
@@ -229,11 +224,9 @@ class Ttft(Policy):
 
     def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
         """Seconds of each term, and the rate they were made with."""
-        held = {holder.backend: holder.tokens for holder in match.holders}
         found = []
-        for candidate in candidates:
-            ahead = ahead_of(candidate, match.at)
-            cost = self.cost(candidate.id, match, held.get(candidate.id, 0), ahead, mean_waiting(candidates))
+        costs = self.weigh(range(len(candidates)), match, match.holders, candidates).costs
+        for candidate, cost in zip(candidates, costs.values(), strict=True):
             per_token_s = self.service_rates[candidate.id].per_token_s
             found.append({**cost._asdict(), "sum_s": cost.sum_s, "tokens_per_s": 1.0 / per_token_s})
         return found
