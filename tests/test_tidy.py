@@ -41,7 +41,7 @@ LIBRARIES = {
     "zmq": ("zmq_sockets",),
     "redis": ("redis_pool",),
     "cryptography": ("seal",),
-    "msgpack": ("frame", "event_frames", "tokenize_frames", "answer_frames"),
+    "msgpack": ("frame", "event_frames", "tokenize_frames", "answer_frames", "redis_entries"),
     "pydantic": ("config_model", "config_loader", "config_values"),
 }
 """Files that may import a foreign library, by name."""

@@ -215,8 +215,12 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     retries = config.pipeline.retries
     if retries.total_retries_max < retries.worker_retries_max:
         yield ("worker_retries_max", "total_retries_max"), "is above total_retries_max"
-    if config.kv_index_backend == "redis" and config.kv_redis_url is None:
-        yield ("kv_index_backend", "kv_redis_url"), "set kv_redis_url or kv_redis_url_file"
+    if config.kv_redis_url is None and config.response_cache_redis_url is None:
+        if config.kv_index_backend == "redis":
+            yield ("kv_index_backend", "kv_redis_url"), "set kv_redis_url or kv_redis_url_file"
+        if config.responses.backend == "redis":
+            names = ("response_cache_backend", "response_cache_redis_url")
+            yield names, "set response_cache_redis_url or response_cache_redis_url_file"
     for name in ("cluster_secret", "gossip_admin_key"):
         secret: SecretStr | None = getattr(config, name)
         if secret is not None and len(secret.get_secret_value().encode()) < SECRET_BYTES_MIN:

@@ -46,6 +46,7 @@ from ranvier_py.core.options import SECONDS_MAX, Option, Options, options_of, pa
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
+from ranvier_py.core.response_cache.redis_answer_options import RedisAnswerOptions
 from ranvier_py.core.routing.health import BackendLimits
 from ranvier_py.core.routing.placement.affinity import AffinityOptions
 from ranvier_py.core.routing.placement.policies import POLICIES
@@ -57,7 +58,14 @@ from ranvier_py.proxy.connection_pool import UpstreamLimits
 from ranvier_py.proxy.pipeline import PipelineLimits
 from ranvier_py.proxy.request_reader import ServerLimits
 
-SECRETS = ("control_key", "backend_api_key", "cluster_secret", "gossip_admin_key", "kv_redis_url")
+SECRETS = (
+    "control_key",
+    "backend_api_key",
+    "cluster_secret",
+    "gossip_admin_key",
+    "response_cache_redis_url",
+    "kv_redis_url",
+)
 """Each of these has a twin `<key>_file` that names a file holding it."""
 
 SECTIONS = ("Ports", "Backends", "Tokens", "Routing", "Responses", "Index", "Cluster", "Limits", "Retries", "Logs")
@@ -215,6 +223,14 @@ class Config(Options):
     )
 
     responses: ResponseCacheOptions = part(ResponseCacheOptions)
+    response_cache_redis_url: Secret = key(
+        None,
+        "Responses",
+        "Redis or Valkey for response_cache_backend = redis, as kv_redis_url, which stands in for it where it is not "
+        "set. Where both are the same, all share its connections. Needs ranvier-py[redis].",
+    )
+    response_cache_redis_url_file: OptionalPath = key(None, "Responses", "File that holds this URL.")
+    redis_answers: RedisAnswerOptions = part(RedisAnswerOptions)
 
     index: IndexSettings = part(IndexSettings)
     events: SourceOptions = part(SourceOptions)
@@ -227,7 +243,8 @@ class Config(Options):
     kv_redis_url: Secret = key(
         None,
         "Index",
-        "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB], rediss:// for TLS, or unix:///SOCKET. No Redis Cluster.",
+        "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB], rediss:// for TLS, or unix:///SOCKET. No Redis Cluster. Not set: "
+        "response_cache_redis_url.",
     )
     kv_redis_url_file: OptionalPath = key(None, "Index", "File that holds this URL.")
     redis: RedisOptions = part(RedisOptions)

@@ -46,10 +46,10 @@ class RedisCommands(Protocol):
     def close_idle(self) -> None: ...
 
 
-def prefix_problems(prefix: str) -> list[str]:
+def prefix_problems(field: str, prefix: str) -> list[str]:
     """What is wrong with what is to begin the names of keys."""
     if not 1 <= len(prefix) <= PREFIX_CHARACTERS_MAX or not all("!" <= each <= "~" for each in prefix):
-        return [f"prefix: must be 1 to {PREFIX_CHARACTERS_MAX} visible ASCII characters"]
+        return [f"{field}: must be 1 to {PREFIX_CHARACTERS_MAX} visible ASCII characters"]
     if any(each in "*?[]\\^" for each in prefix):
-        return ["prefix: must not hold any of * ? [ ] ^ or a backslash, which are patterns to Redis"]
+        return [f"{field}: must not hold any of * ? [ ] ^ or a backslash, which are patterns to Redis"]
     return []

@@ -42,7 +42,7 @@ class RedisOptions(Options):
     )
 
     def contradictions(self) -> list[str]:
-        return prefix_problems(self.prefix)
+        return prefix_problems("prefix", self.prefix)
 
 
 class RedisLink:

@@ -65,7 +65,8 @@ class RedisPool:
 
     @property
     def active(self) -> int:
-        return int(self._limiter.borrowed_tokens)
+        """A thread that has just given its connection back is no more counted."""
+        return int(min(self._limiter.borrowed_tokens, self._limiter.total_tokens - len(self._idle)))
 
     @property
     def idle(self) -> int:

@@ -45,6 +45,7 @@ from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.garbage import collected_in_waits
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import (
+    INDEX_REDIS,
     calibrating_of,
     control_settings,
     debugger_of,
@@ -54,6 +55,7 @@ from ranvier_py.node.parts import (
     make_router,
     publishers_of,
     recorder_of,
+    redis_pools_of,
     response_cache_of,
     scheme_of,
     shadows_of,
@@ -123,8 +125,7 @@ class Node:
         )
         self.engine_events.discover_soon = self.poller.discover_soon
         self.engine_events.load_reported = self.poller.load_reported
-        name = secrets.token_hex(4).encode()
-        report = request_line()
+        name, report, pools = secrets.token_hex(4).encode(), request_line(), redis_pools_of(config)
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
@@ -140,7 +141,7 @@ class Node:
             tenants=tenants_of(config, self.scheme),
             may_see=debugger_of(config),
             cache_control=config.anthropic_cache_control,
-            responses=response_cache_of(config, self.scheme),
+            responses=response_cache_of(config, self.scheme, pools, rng),
         )
         self.server = DataServer(
             self.pipeline.handle, config.server, tls=tls_context(config), report=report, faults=self.faults
@@ -149,7 +150,9 @@ class Node:
         self.admin = Admin(self)
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
-        self.indexing: Indexing = indexing_of(config, self.registry, self.engine_events.engine_caches, rng, self.faults)
+        self.indexing: Indexing = indexing_of(
+            config, self.registry, self.engine_events.engine_caches, rng, self.faults, pools.get(INDEX_REDIS)
+        )
         self.indexing.join(self.router.policy)
 
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:

@@ -11,7 +11,7 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -44,6 +44,7 @@ from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.tokenize.tokenize_frames import Setup
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
 from ranvier_py.io.recorder import Recorder
+from ranvier_py.io.redis_answers import RedisAnswers
 from ranvier_py.io.redis_pool import RedisPool
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.node.calibration_parts import Calibrating
@@ -56,6 +57,12 @@ from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
+
+INDEX_REDIS, RESPONSES_REDIS = "kv_redis_url", "response_cache_redis_url"
+
+COMMON_KEY = bytes(32)
+"""What nodes without a secret in common name tenants with, where they share answers: who reads Redis reads those
+anyway."""
 
 RESERVED_DESCRIPTORS = 512
 """For all but clients and what is asked for them: 256 of the control port, 64 probes at once, 64 refusals under way,
@@ -138,12 +145,46 @@ def tenants_of(config: Config, scheme: FingerprintScheme) -> Tenants | None:
     return Tenants(config.tenant_isolation, TextHasher(scheme.key)) if config.tenant_isolation != OFF else None
 
 
-def response_cache_of(config: Config, scheme: FingerprintScheme) -> ResponseCache | None:
+def redis_pools_of(config: Config) -> Mapping[str, RedisPool]:
+    """The connections to each Redis, by the option that names it: one pool where two name the same (CR14)."""
+    pools: dict[str, RedisPool] = {}
+    own, other = config.response_cache_redis_url, config.kv_redis_url
+    answers, index = own or other, other or own
+    if config.responses.enabled and config.responses.backend == "redis" and answers is not None:
+        limits = config.redis_answers
+        pools[RESPONSES_REDIS] = RedisPool(
+            answers.get_secret_value(),
+            RESPONSES_REDIS,
+            size=limits.pool_size,
+            timeout_s=limits.timeout_s,
+            connect_s=limits.connect_s,
+        )
+    if config.kv_index_backend == "redis" and index is not None:
+        shared = pools.get(RESPONSES_REDIS) if index == answers else None
+        pools[INDEX_REDIS] = shared or RedisPool(
+            index.get_secret_value(), INDEX_REDIS, timeout_s=config.redis.timeout_s, connect_s=config.redis.connect_s
+        )
+    return pools
+
+
+def response_cache_of(
+    config: Config, scheme: FingerprintScheme, pools: Mapping[str, RedisPool], rng: Random
+) -> ResponseCache | None:
     """What answers without an engine, where the operator wants that. Nobody gets what another credential got."""
     if not config.responses.enabled:
         return None
     isolation = config.tenant_isolation if config.tenant_isolation != OFF else CREDENTIAL
-    return ResponseCache(AnswerStore(config.responses), Tenants(isolation, TextHasher(scheme.key)))
+    pool = pools.get(RESPONSES_REDIS)
+    if pool is None:
+        return ResponseCache(AnswerStore(config.responses), Tenants(isolation, TextHasher(scheme.key)))
+    answers = RedisAnswers(pool, config.redis_answers, config.responses, Random(rng.getrandbits(64)))  # noqa: S311
+    tenants = Tenants(isolation, TextHasher(scheme.key if has_shared_key(config) else COMMON_KEY))
+    return ResponseCache(AnswerStore(config.responses), tenants, answers)
+
+
+def has_shared_key(config: Config) -> bool:
+    """Whether nodes on several machines make fingerprints with one key."""
+    return bool(config.cluster_secret or config.cluster_key_file or config.insecure_gossip)
 
 
 def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:
@@ -181,10 +222,15 @@ def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
     return Shadows(made, router.registry)
 
 
-def indexing_of(
-    config: Config, registry: Registry, engine_caches: EngineCaches, rng: Random, faults: Faults
+def indexing_of(  # the parts that it joins
+    config: Config,
+    registry: Registry,
+    engine_caches: EngineCaches,
+    rng: Random,
+    faults: Faults,
+    pool: RedisPool | None = None,
 ) -> Indexing:
-    """The index that event streams of Continuum's shape fill; empty without any."""
+    """The index that event streams of Continuum's shape fill; empty without any. `pool`: shared with other nodes."""
     found = [(registry.find(spec.url), spec.kv_index) for spec in config.backend if spec.kv_index]
     backends = [IndexedBackend(one.id, one.name, url, one.url) for one, url in found if one is not None]
     options = replace(config.events, idle_s=config.index.ttl_s)
@@ -192,10 +238,8 @@ def indexing_of(
     indexing = Indexing(
         config.index, backends, options, own_rng, engine_caches=engine_caches, api_key=config.api_key, faults=faults
     )
-    if config.kv_index_backend == "redis" and config.kv_redis_url is not None:
-        url, limits = config.kv_redis_url.get_secret_value(), config.redis
-        pool = RedisPool(url, "kv_redis_url", timeout_s=limits.timeout_s, connect_s=limits.connect_s)
-        indexing.share(pool, limits.prefix, partial(backend_at, registry))
+    if pool is not None:
+        indexing.share(pool, config.redis.prefix, partial(backend_at, registry))
     return indexing
 
 

@@ -166,6 +166,8 @@ class ResponseCache:
     def samples(self) -> Iterator[Sample]:
         """Metrics of the cache, wherever its answers are."""
         yield from samples("response_cache", self.store.counters)
+        label = {"backend": self.store.options.backend}
+        yield Sample("cache_backend_type", "gauge", "Where the response cache is.", 1, label)
         if self.elsewhere is not None:
             yield from self.elsewhere.samples()
 

@@ -59,6 +59,11 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
+    def resume(self) -> None:
+        """It goes on, with what it was sent."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def client(self) -> Any:
         """For looking and for spoiling."""
         return redis.Redis.from_url(self.url, socket_timeout=5)

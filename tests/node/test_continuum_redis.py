@@ -11,21 +11,17 @@ import pytest
 import trio
 
 from ranvier_py.config.config_loader import config_of, load
-from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.backends import BackendLimits, Registry
 from ranvier_py.core.routing.placement.kv_score import KvScore
-from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.io import redis_pool
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
 from ranvier_py.io.redis_pool import RedisPool
 from ranvier_py.node.index_parts import Indexing, Preparing
-from ranvier_py.node.parts import indexing_of
-from ranvier_py.supervision import Faults
+from ranvier_py.node.parts import redis_pools_of
 from tests.io.redis_server import needs_redis, redis_server
 from tests.node.node_lab import DEADLINE_S, Node, turn
 from tests.node.test_continuum_tier4 import OPENING, listening, stats
@@ -173,10 +169,9 @@ def test_cr31_a_shared_index_that_cannot_be_is_refused_at_the_start(bad: dict[st
 
 def test_cr31_without_the_client_of_redis_the_node_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_pool, "redis", None)
-    engine_caches = EngineCaches(RouteTable(capacity=100), lambda _: 0)
     config = config_of(backend=["http://127.0.0.1:9"], kv_index_backend="redis", kv_redis_url=URL)
     with pytest.raises(ConfigError, match=r"ranvier-py\[redis\]"):
-        indexing_of(config, Registry(BackendLimits()), engine_caches, Random(1), Faults())
+        redis_pools_of(config)
 
 
 def test_cr34_the_recipe_of_tier_four_with_redis_loads_and_hides_its_password(tmp_path: Path) -> None:

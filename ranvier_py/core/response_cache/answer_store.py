@@ -60,8 +60,7 @@ class ResponseCacheOptions(Options):
     )
 
     def contradictions(self) -> list[str]:
-        unbuilt = ("cluster", "redis")
-        return [f"backend: {self.backend} is not built yet"] if self.backend in unbuilt else []
+        return ["backend: cluster is not built yet"] if self.backend == "cluster" else []
 
 
 @dataclass(slots=True)

@@ -1,0 +1,82 @@
+"""What an operator sets of the response cache in Redis, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.core.options import Options, option, seconds
+from ranvier_py.core.redis_commands import prefix_problems
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAnswerOptions(Options):
+    """The response cache in Redis. A command has `timeout_s`, a connection `connect_s` before that."""
+
+    key_prefix: str = option(
+        "ranvier:resp:",
+        "Begins every key in Redis; all nodes need the same.",
+        key="response_cache_redis_prefix",
+        section="Responses",
+    )
+    pool_size: int = option(
+        8,
+        "Connections to Redis, at most.",
+        least=1,
+        most=256,
+        key="response_cache_redis_pool_size",
+        section="Responses",
+    )
+    timeout_s: float = seconds(
+        1.0,
+        "A command to Redis that takes longer means that it is away.",
+        key="response_cache_redis_timeout_s",
+        section="Responses",
+    )
+    connect_s: float = seconds(
+        3.0,
+        "Longest wait for a connection to Redis.",
+        key="response_cache_redis_connect_timeout_s",
+        section="Responses",
+    )
+    bytes_max: int = option(
+        4 * 2**20,
+        "Largest answer that is sent to Redis, as it came.",
+        least=1024,
+        most=256 * 2**20,
+        key="response_cache_redis_bytes_max",
+        section="Responses",
+    )
+    retry_s: float = seconds(
+        30.0, "Redis that is away is asked again after this.", key="response_cache_redis_retry_s", section="Responses"
+    )
+    fallback: bool = option(
+        True,
+        "Keep answers in memory while Redis is away; without, nothing is cached then.",
+        key="response_cache_fallback_to_memory",
+        section="Responses",
+    )
+    fallback_capacity: int = option(
+        1000, "Answers kept in memory then.", least=1, key="response_cache_fallback_capacity", section="Responses"
+    )
+    fallback_ttl_s: float = seconds(
+        300.0, "... and how long.", key="response_cache_fallback_ttl_s", section="Responses"
+    )
+
+    def contradictions(self) -> list[str]:
+        return prefix_problems("key_prefix", self.key_prefix)
+
+
+@dataclass(slots=True)
+class RedisAnswerCounters:
+    found: int = counter("Answers found in Redis.")
+    written: int = counter("Answers written to Redis.")
+    too_large: int = counter("Answers that were too large to be sent.")
+    dropped: int = counter("Answers that found the queue for Redis full.")
+    unasked: int = counter("Look-ups that were left out: too many at once, or no generation known.")
+    refused: int = counter("Answers that Redis had no room for.")
+    garbage: int = counter("Entries that could not be read, or were void.")
+    generations: int = counter("Times that this node raised the generation.")
+    outages: int = counter("Times that Redis went away.")
+    fallback_hits: int = counter("Answers found in memory while Redis was away.")
+    waiting: int = gauge("Answers that wait to be written to Redis.")
