@@ -1,0 +1,185 @@
+"""Marconi's simulator on our traces: is every reference integer found, and what do the paper's figures look like here?
+
+`python -m benchmarks.marconi [--quick]`
+
+Traces: `workloads/hybrid_traces.py`, seeded, like the paper's sets and not those sets. Figures that the paper states of
+its own traces are shown beside ours and can't be verified here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.bench import command_line, finish, show_row
+from benchmarks.harness.marconi_reference import (
+    BOOTSTRAP,
+    CASES,
+    CURVES,
+    FIRST_EVICTION,
+    INSIDE,
+    REPAIRED_CASES,
+    RETUNED_ALPHAS_OF_LMSYS,
+    RETUNED_HITS,
+    SINGLE_REPAIRS,
+    SIZE_GB,
+    Case,
+    Tuned,
+)
+from benchmarks.workloads.hybrid_traces import DIGESTS, TRACES, Shape, digest, trace
+from ranvier_py.replay.hybrid.block_states import BlockStates
+from ranvier_py.replay.hybrid.hybrid_model import PAPER_7B, HybridModel
+from ranvier_py.replay.hybrid.state_tree import COMPAT, REPAIRED, Defects, EvictionRule, StateTree
+from ranvier_py.replay.hybrid.trace_caches import (
+    ALPHAS,
+    Marconi,
+    Retuned,
+    Static,
+    TokenRequest,
+    TraceRun,
+    run,
+    saved_flops,
+)
+
+GB = 10**9
+QUICK = ("sharegpt", "rag")
+RETUNED_EVERY = (100, 200)
+
+Requests = Sequence[TokenRequest]
+Row = Mapping[str, Any]
+
+
+def requests_of(shape: Shape) -> list[TokenRequest]:
+    """A trace as caches take it."""
+    found = []
+    for turn in trace(shape):
+        prompt = np.array(turn.prompt, dtype="<u4").tobytes()
+        found.append(TokenRequest(prompt, prompt + np.array(turn.answer, dtype="<u4").tobytes()))
+    return found
+
+
+def tree_of(
+    rule: EvictionRule,
+    gigabytes: float,
+    *,
+    alpha: float = 0.0,
+    defects: Defects = COMPAT,
+    model: HybridModel = PAPER_7B,
+) -> StateTree:
+    return StateTree(model, int(gigabytes * GB), rule, alpha=alpha, defects=defects)
+
+
+def row_of(kind: str, name: str, expected: object, found: object, **more: object) -> Row:
+    return {"kind": kind, "trace": name, "expected": expected, "found": found, "equal": expected == found, **more}
+
+
+def inside_of(cache: StateTree | BlockStates, tokens: int, found: TraceRun) -> tuple[int, int, int, str]:
+    """As `Inside`, the operations written to seven digits."""
+    return cache.clock, cache.nodes, tokens, f"{saved_flops(cache.model, found.reused):.6e}"
+
+
+def inside_row(name: str, kind: str, found: tuple[int, int, int, str]) -> Row:
+    expected = INSIDE[name, kind]
+    return row_of(f"{kind} inside", name, [*expected[:3], f"{expected.saved:.6e}"], list(found))
+
+
+def case_rows(case: Case, requests: Requests, *, inside: bool) -> Iterator[Row]:
+    """The published caches at one capacity, and where they are known the state that they end in."""
+    name, size = case.trace, case.capacity_gb
+    at = {"capacity_gb": size}
+    if case.vllm_plus is not None:
+        blocks = BlockStates(PAPER_7B, size * GB)
+        ran = run(blocks, requests)
+        yield row_of("vllm_plus", name, case.vllm_plus, ran.reused_tokens, **at, hit_rate=ran.hit_rate)
+        if inside:
+            yield inside_row(name, "vllm_plus", inside_of(blocks, blocks.tokens, ran))
+    tree = tree_of("lru", size)
+    ran = run(Static(tree), requests)
+    yield row_of("sglang_plus", name, case.sglang_plus, ran.reused_tokens, **at, hit_rate=ran.hit_rate)
+    if inside:
+        yield inside_row(name, "sglang_plus", inside_of(tree, tree.symbols, ran))
+    cache, ran = marconi(name, size, COMPAT, requests)
+    found = [ran.reused_tokens, cache.tree.alpha, cache.tuned_at]
+    yield row_of("marconi", name, list(case.marconi), found, **at, hit_rate=ran.hit_rate)
+    if inside:
+        yield inside_row(name, "marconi", inside_of(cache.tree, cache.tree.symbols, ran))
+        expected = [FIRST_EVICTION[name], BOOTSTRAP[name] * FIRST_EVICTION[name]]
+        yield row_of("first eviction and window", name, expected, [cache.first_eviction, cache.window])
+
+
+def marconi(name: str, gigabytes: float, defects: Defects, requests: Requests) -> tuple[Marconi, TraceRun]:
+    cache = Marconi(tree_of("utility", gigabytes, defects=defects), BOOTSTRAP[name])
+    return cache, run(cache, requests)
+
+
+def tuned_row(kind: str, name: str, expected: Tuned, defects: Defects, requests: Requests) -> Row:
+    cache, ran = marconi(name, SIZE_GB[name], defects, requests)
+    found = [ran.reused_tokens, cache.tree.alpha]
+    return row_of(kind, name, [expected.reused, expected.alpha], found, hit_rate=ran.hit_rate)
+
+
+def repair_rows(name: str, requests: Requests) -> Iterator[Row]:
+    """All defects repaired, then each alone."""
+    yield tuned_row("repaired", name, REPAIRED_CASES[name], REPAIRED, requests)
+    for defect, expected in SINGLE_REPAIRS.get(name, {}).items():
+        yield tuned_row(f"{defect} repaired", name, expected, replace(COMPAT, **{defect: False}), requests)
+
+
+def curve_row(name: str, requests: Requests) -> Row:
+    """Reused tokens by a static alpha."""
+    found = [run(Static(tree_of("utility", SIZE_GB[name], alpha=alpha)), requests).reused_tokens for alpha in ALPHAS]
+    return row_of("static alpha", name, list(CURVES[name]), found)
+
+
+def retuned_rows(name: str, requests: Requests) -> Iterator[Row]:
+    for every in RETUNED_EVERY:
+        cache = Retuned(tree_of("utility", SIZE_GB[name]), every)
+        rate = round(run(cache, requests).hit_rate, 4)
+        yield row_of(f"retuned every {every}", name, RETUNED_HITS[name][every], rate)
+        if (name, every) == ("lmsys", 100):
+            yield row_of("its alphas", name, list(RETUNED_ALPHAS_OF_LMSYS), cache.alphas)
+
+
+def timed_row(requests: Requests) -> Row:
+    """What Marconi takes on the agents' trace, tuning included."""
+    began = time.process_time()
+    marconi("swebench", SIZE_GB["swebench"], COMPAT, requests)
+    return {"kind": "processor time", "trace": "swebench", "goal_s": 25.0, "s": round(time.process_time() - began, 2)}
+
+
+def tables(name: str) -> Iterator[Row]:
+    """Every reference of one trace."""
+    yield row_of("sha256", name, DIGESTS[name], digest(trace(TRACES[name])))
+    requests = requests_of(TRACES[name])
+    for case in CASES:
+        if case.trace == name:
+            yield from case_rows(case, requests, inside=case.capacity_gb == SIZE_GB[name])
+    yield from repair_rows(name, requests)
+    if name in CURVES:
+        yield curve_row(name, requests)
+    yield from retuned_rows(name, requests)
+    if name == "swebench":
+        yield timed_row(requests)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, quick=f"the tables of {' and '.join(QUICK)} alone")
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    rows = []
+    for name in QUICK if arguments.quick else TRACES:
+        for row in tables(name):
+            show_row(row)
+            rows.append(row)
+    differ = [row for row in rows if not row.get("equal", True)]
+    result = {"checked": sum("equal" in row for row in rows), "differ": differ}
+    return finish("marconi", arguments, result, rows=rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,366 @@
+"""A radix tree over a hybrid model's prefixes, as SGLang+ and Marconi keep it (Pan et al., sections 4.1 and 4.2). Pure.
+
+Every node but the root holds one checkpoint, for the end of its edge, and the keys and values of its edge. A prefix is
+reusable up to the end of the deepest node that it contains whole. Admission is speculative insertion: inserting what
+parts inside an edge splits it, and the state at the junction is kept during that prefill; so a sequence brings at most
+two checkpoints, that of the junction and that after its last token.
+
+Paths are bytes, `width` of them a *symbol*: a token, or a whole block of `unit_tokens` tokens. Time is a counter: a
+lookup takes one step, an insertion two, and one more where it evicts.
+Rules: nothing that is held is evicted; what is inserted is inserted even where it does not fit.
+Bound: `capacity_bytes`, but for one sequence, and for what was held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ranvier_py.replay.hybrid.eviction_order import EvictionOrder
+from ranvier_py.replay.hybrid.hybrid_model import HybridModel
+
+EvictionRule = Literal["lru", "utility"]
+"""`lru`: leaves, the least recently visited first (SGLang+). `utility`: recency and operations saved (Marconi)."""
+
+DTYPES = {4: np.dtype("<u4"), 8: np.dtype("<u8")}
+
+
+@dataclass(frozen=True, slots=True)
+class Defects:
+    """What the published artifact does otherwise than its paper; each can be had alone. Default: none of it.
+
+    `mlp`: the parent's MLP operations are counted as attention. `memory`: savings are relative to the parent, and bytes
+    those of the whole path. `freed`: a deleted leaf counts the edge of the last candidate. `match`: after an edge that
+    matches in part the walk goes on among that node's children.
+    """
+
+    mlp: bool = False
+    memory: bool = False
+    freed: bool = False
+    match: bool = False
+
+
+REPAIRED = Defects()
+COMPAT = Defects(mlp=True, memory=True, freed=True, match=True)
+
+
+@dataclass(slots=True, eq=False)
+class StateNode:
+    """`end`: symbols from the root. `held`: how many running requests read it. `children` in order of insertion."""
+
+    edge: bytes
+    end: int
+    parent: StateNode | None
+    stamp: int
+    number: int = 0
+    held: int = 0
+    children: dict[bytes, StateNode] = field(default_factory=dict)
+    efficiency: float = 0.0  # while it may be evicted
+
+    def __lt__(self, other: StateNode) -> bool:
+        """In a heap of leaves, which thereby are in the order of stamps, and those of one stamp in the heap's own."""
+        return self.stamp < other.stamp
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Of two nodes the one that comes first in preorder has the lesser place."""
+        found: list[int] = []
+        node: StateNode = self
+        while (parent := node.parent) is not None:
+            found.append(next(index for index, child in enumerate(parent.children.values()) if child is node))
+            node = parent
+        return tuple(reversed(found))
+
+
+class Found(NamedTuple):
+    """Symbols that can be reused, and that are stored at all; `visited` from the root to the last node touched."""
+
+    reusable: int
+    raw: int
+    deepest: StateNode
+    visited: list[StateNode]
+
+
+class StateTree:
+    """`alpha` weighs operations saved against recency; it means nothing to `lru`."""
+
+    def __init__(
+        self,
+        model: HybridModel,
+        capacity_bytes: int,
+        rule: EvictionRule,
+        *,
+        alpha: float = 0.0,
+        defects: Defects = REPAIRED,
+        width: int = 4,
+        unit_tokens: int = 1,
+    ) -> None:
+        self.model = model
+        self.capacity_bytes = capacity_bytes
+        self.rule = rule
+        self.alpha = alpha
+        self.defects = defects
+        self.width = width
+        self.unit_tokens = unit_tokens
+        self.clock = 0
+        self.root = StateNode(b"", 0, None, 0)
+        self.nodes = 0
+        self.symbols = 0
+        self.evictions = 0  # calls that evicted
+        self.removed: list[bytes] | None = None  # paths of what is deleted, where somebody wants to know
+        self._numbers = 0
+        self._symbol_bytes = model.token_bytes * unit_tokens
+        self._order = EvictionOrder()
+
+    def empty(self, clock: int = 0) -> StateTree:
+        """Another tree of the same kind without contents."""
+        found = StateTree(
+            self.model,
+            self.capacity_bytes,
+            self.rule,
+            alpha=self.alpha,
+            defects=self.defects,
+            width=self.width,
+            unit_tokens=self.unit_tokens,
+        )
+        found.clock = clock
+        return found
+
+    def copy(self) -> StateTree:
+        """Another tree with the same contents, which nobody follows. Nodes keep their numbers."""
+        found = self.empty(self.clock)
+        found.nodes, found.symbols, found.evictions = self.nodes, self.symbols, self.evictions
+        found._numbers = self._numbers
+        found.root.stamp, found.root.held = self.root.stamp, self.root.held
+        stack = [(self.root, found.root)]
+        while stack:
+            node, twin = stack.pop()
+            for key, child in node.children.items():
+                below = StateNode(child.edge, child.end, twin, child.stamp, child.number, child.held)
+                twin.children[key] = below
+                stack.append((child, below))
+            found._weigh(twin)
+        return found
+
+    @property
+    def bytes_used(self) -> int:
+        return self.nodes * self.model.state_bytes + self.symbols * self._symbol_bytes
+
+    # ---- reading
+
+    def find(self, path: bytes, symbols: int | None = None) -> Found:
+        """What of the first `symbols` symbols of `path` is there. Changes nothing."""
+        width, at = self.width, 0
+        if symbols is not None and symbols * width < len(path):
+            path = path[: symbols * width]
+        node = self.root
+        visited = [node]
+        while (child := node.children.get(path[at : at + width])) is not None:
+            visited.append(child)
+            if not path.startswith(child.edge, at):
+                common = self._common(child.edge, path, at)
+                if self.defects.match:
+                    return self._go_on(path, at // width + common, node, visited)
+                return Found(node.end, at // width + common, node, visited)
+            at += len(child.edge)
+            node = child
+        return Found(node.end, node.end, node, visited)
+
+    def _go_on(self, path: bytes, raw: int, deepest: StateNode, visited: list[StateNode]) -> Found:
+        """The published walk below an edge that matched in part (`Defects.match`)."""
+        width, reusable, node = self.width, deepest.end, visited[-1]
+        while (child := node.children.get(path[raw * width : (raw + 1) * width])) is not None:
+            visited.append(child)
+            common = self._common(child.edge, path, raw * width)
+            raw += common
+            if common * width == len(child.edge):
+                reusable += common
+                deepest = child
+            node = child
+        return Found(reusable, raw, deepest, visited)
+
+    def _common(self, edge: bytes, path: bytes, at: int) -> int:
+        """Leading symbols of `edge` that `path` has from byte `at` on."""
+        dtype = DTYPES[self.width]
+        count = min(len(edge), len(path) - at) // self.width
+        differs = np.frombuffer(edge, dtype, count) != np.frombuffer(path, dtype, count, at)
+        first = int(differs.argmax()) if count else 0
+        return first if count and differs[first] else count
+
+    def walk(self) -> Iterator[StateNode]:
+        """All nodes but the root, in preorder."""
+        stack = list(reversed(self.root.children.values()))
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+    # ---- lookups and insertions
+
+    def match(self, path: bytes, symbols: int | None = None) -> Found:
+        """As `find`, and what was found is used now."""
+        self.clock += 1
+        found = self.find(path, symbols)
+        if self.rule == "lru":
+            for node in found.visited:
+                node.stamp = self.clock
+        elif found.deepest is not self.root:
+            self._stamp(found.deepest)
+        return found
+
+    def insert(self, path: bytes, others_bytes: int = 0) -> None:
+        """Keep a whole sequence. `others_bytes` of the capacity are somebody else's."""
+        self.clock += 1
+        found = self.match(path)
+        states = 2 if found.raw > found.reusable else 1
+        need = states * self.model.state_bytes + (len(path) // self.width - found.raw) * self._symbol_bytes
+        self.make_room(need + others_bytes)
+        self._add(path)
+
+    def make_room(self, need_bytes: int) -> None:
+        """Evict until so much is left, or nothing can be evicted."""
+        over = self.bytes_used + need_bytes - self.capacity_bytes
+        if over > 0:
+            self.evict(over)
+
+    def hold(self, node: StateNode, change: int) -> None:
+        """One running request more or less (1 or -1) reads the path to this node."""
+        at: StateNode | None = node
+        while at is not None:
+            at.held += change
+            self._weigh(at)
+            at = at.parent
+
+    def _add(self, path: bytes) -> None:
+        node, at, width = self.root, 0, self.width
+        while True:
+            if self.rule == "lru":
+                node.stamp = self.clock
+            if at == len(path):
+                return
+            child = node.children.get(path[at : at + width])
+            if child is None:
+                child = self._new(path[at:], node)
+                self.symbols += len(child.edge) // width
+                self._weigh(node)
+            elif not path.startswith(child.edge, at):
+                child = self._split(child, self._common(child.edge, path, at) * width)
+            node = child
+            at += len(child.edge)
+
+    def _new(self, edge: bytes, parent: StateNode) -> StateNode:
+        self._numbers += 1
+        self.nodes += 1
+        node = StateNode(edge, parent.end + len(edge) // self.width, parent, self.clock, self._numbers)
+        parent.children[edge[: self.width]] = node  # in the place of what had this key
+        self._weigh(node)
+        return node
+
+    def _split(self, node: StateNode, at: int) -> StateNode:
+        """Cut the edge behind so many bytes. Returns the new node of the upper part."""
+        assert node.parent is not None
+        upper = self._new(node.edge[:at], node.parent)
+        upper.held = node.held
+        upper.children[node.edge[at : at + self.width]] = node
+        self._order.discard(node)
+        node.edge, node.parent = node.edge[at:], upper
+        self._weigh(node)
+        self._weigh(upper)
+        return upper
+
+    # ---- eviction
+
+    def evict(self, over_bytes: int) -> None:
+        """Free so many bytes, as the rule counts them."""
+        self.clock += 1
+        self.evictions += 1
+        if self.rule == "lru":
+            self._evict_leaves(over_bytes)
+        else:
+            self._evict_least_useful(over_bytes)
+
+    def _evict_leaves(self, over: int) -> None:
+        heap = [node for node in self.walk() if not node.children and not node.held]
+        heapify(heap)
+        while over > 0 and heap and (node := heappop(heap)) is not self.root:
+            over -= self._bytes_of(node)
+            parent = self._delete(node)
+            if not parent.children and not parent.held:
+                heappush(heap, parent)
+
+    def _evict_least_useful(self, over: int) -> None:
+        while over > 0 and (victim := self._order.least(self.clock, self.alpha)) is not None:
+            if victim.children:
+                self._absorb(victim)
+                over -= self.model.state_bytes
+            else:
+                over -= self._bytes_of(self._last() if self.defects.freed else victim)
+                self._delete(victim)
+
+    def _bytes_of(self, node: StateNode) -> int:
+        return self.model.state_bytes + len(node.edge) // self.width * self._symbol_bytes
+
+    def _last(self) -> StateNode:
+        """The last node in preorder, which is a leaf and hence a candidate."""
+        node = self.root
+        while node.children:
+            node = node.children[next(reversed(node.children))]
+        return node
+
+    def _delete(self, node: StateNode) -> StateNode:
+        """Drop a leaf with its keys and values. Returns its parent."""
+        parent = node.parent
+        assert parent is not None
+        if self.removed is not None:
+            self.removed.append(node.edge)
+        del parent.children[node.edge[: self.width]]
+        self._order.discard(node)
+        self.nodes -= 1
+        self.symbols -= len(node.edge) // self.width
+        self._weigh(parent)
+        return parent
+
+    def _absorb(self, node: StateNode) -> None:
+        """Drop the checkpoint of a node with one child: both become one, which ends where the child did."""
+        ((_, child),) = node.children.items()
+        self._order.discard(node)
+        self._order.discard(child)
+        node.edge += child.edge
+        node.end, node.children, node.stamp = child.end, child.children, max(node.stamp, child.stamp)
+        for below in node.children.values():
+            below.parent = node
+        self.nodes -= 1
+        self._weigh(node)
+
+    def _stamp(self, node: StateNode) -> None:
+        self._order.discard(node)
+        node.stamp = self.clock
+        self._weigh(node)
+
+    def _weigh(self, node: StateNode) -> None:
+        """Keep the order of eviction true: something about this node has changed but its stamp and edge."""
+        if self.rule == "lru" or node.parent is None:
+            return
+        is_candidate = len(node.children) <= 1 and not node.held
+        if not is_candidate:
+            self._order.discard(node)
+        elif node not in self._order:
+            node.efficiency = self._efficiency(node)
+            self._order.add(node)
+
+    def _efficiency(self, node: StateNode) -> float:
+        """Operations that its checkpoint saves beyond its parent's, for each byte that it holds."""
+        model, unit = self.model, self.unit_tokens
+        own, end = len(node.edge) // self.width * unit, node.end * unit
+        before = end - own
+        saved = model.recurrent_flops(own) + model.attention_flops(end) - model.attention_flops(before)
+        saved += model.mlp_flops(end) - (self._published_mlp(before) if self.defects.mlp else model.mlp_flops(before))
+        return saved / model.prefix_bytes(end if self.defects.memory else own)
+
+    def _published_mlp(self, tokens: int) -> int:
+        """As many layers as there are MLPs, counted as attention."""
+        return self.model.attention_flops(tokens) // self.model.attention_layers * self.model.mlp_layers
