@@ -33,19 +33,11 @@ from benchmarks.harness.marconi_reference import (
     Tuned,
 )
 from benchmarks.workloads.hybrid_traces import DIGESTS, TRACES, Shape, digest, trace
+from ranvier_py.replay.hybrid.alpha_search import ALPHAS, Retuned, TokenRequest, TunedOnce, saved_flops
 from ranvier_py.replay.hybrid.block_states import BlockStates
 from ranvier_py.replay.hybrid.hybrid_model import PAPER_7B, HybridModel
 from ranvier_py.replay.hybrid.state_tree import COMPAT, REPAIRED, Defects, EvictionRule, StateTree
-from ranvier_py.replay.hybrid.trace_caches import (
-    ALPHAS,
-    Marconi,
-    Retuned,
-    Static,
-    TokenRequest,
-    TraceRun,
-    run,
-    saved_flops,
-)
+from ranvier_py.replay.hybrid.trace_caches import TraceRun, TreeOfTrace, run
 
 GB = 10**9
 QUICK = ("sharegpt", "rag")
@@ -100,27 +92,27 @@ def case_rows(case: Case, requests: Requests, *, inside: bool) -> Iterator[Row]:
         if inside:
             yield inside_row(name, "vllm_plus", inside_of(blocks, blocks.tokens, ran))
     tree = tree_of("lru", size)
-    ran = run(Static(tree), requests)
+    ran = run(TreeOfTrace(tree), requests)
     yield row_of("sglang_plus", name, case.sglang_plus, ran.reused_tokens, **at, hit_rate=ran.hit_rate)
     if inside:
         yield inside_row(name, "sglang_plus", inside_of(tree, tree.symbols, ran))
-    cache, ran = marconi(name, size, COMPAT, requests)
-    found = [ran.reused_tokens, cache.tree.alpha, cache.tuned_at]
+    tree, tuner, ran = marconi(name, size, COMPAT, requests)
+    found = [ran.reused_tokens, tree.alpha, tuner.tuned_at]
     yield row_of("marconi", name, list(case.marconi), found, **at, hit_rate=ran.hit_rate)
     if inside:
-        yield inside_row(name, "marconi", inside_of(cache.tree, cache.tree.symbols, ran))
+        yield inside_row(name, "marconi", inside_of(tree, tree.symbols, ran))
         expected = [FIRST_EVICTION[name], BOOTSTRAP[name] * FIRST_EVICTION[name]]
-        yield row_of("first eviction and window", name, expected, [cache.first_eviction, cache.window])
+        yield row_of("first eviction and window", name, expected, [tuner.first_eviction, tuner.window])
 
 
-def marconi(name: str, gigabytes: float, defects: Defects, requests: Requests) -> tuple[Marconi, TraceRun]:
-    cache = Marconi(tree_of("utility", gigabytes, defects=defects), BOOTSTRAP[name])
-    return cache, run(cache, requests)
+def marconi(name: str, gigabytes: float, defects: Defects, requests: Requests) -> tuple[StateTree, TunedOnce, TraceRun]:
+    tree, tuner = tree_of("utility", gigabytes, defects=defects), TunedOnce(BOOTSTRAP[name])
+    return tree, tuner, run(TreeOfTrace(tree, tuner), requests)
 
 
 def tuned_row(kind: str, name: str, expected: Tuned, defects: Defects, requests: Requests) -> Row:
-    cache, ran = marconi(name, SIZE_GB[name], defects, requests)
-    found = [ran.reused_tokens, cache.tree.alpha]
+    tree, _, ran = marconi(name, SIZE_GB[name], defects, requests)
+    found = [ran.reused_tokens, tree.alpha]
     return row_of(kind, name, [expected.reused, expected.alpha], found, hit_rate=ran.hit_rate)
 
 
@@ -133,17 +125,19 @@ def repair_rows(name: str, requests: Requests) -> Iterator[Row]:
 
 def curve_row(name: str, requests: Requests) -> Row:
     """Reused tokens by a static alpha."""
-    found = [run(Static(tree_of("utility", SIZE_GB[name], alpha=alpha)), requests).reused_tokens for alpha in ALPHAS]
+    found = [
+        run(TreeOfTrace(tree_of("utility", SIZE_GB[name], alpha=alpha)), requests).reused_tokens for alpha in ALPHAS
+    ]
     return row_of("static alpha", name, list(CURVES[name]), found)
 
 
 def retuned_rows(name: str, requests: Requests) -> Iterator[Row]:
     for every in RETUNED_EVERY:
-        cache = Retuned(tree_of("utility", SIZE_GB[name]), every)
-        rate = round(run(cache, requests).hit_rate, 4)
+        tuner = Retuned(every)
+        rate = round(run(TreeOfTrace(tree_of("utility", SIZE_GB[name]), tuner), requests).hit_rate, 4)
         yield row_of(f"retuned every {every}", name, RETUNED_HITS[name][every], rate)
         if (name, every) == ("lmsys", 100):
-            yield row_of("its alphas", name, list(RETUNED_ALPHAS_OF_LMSYS), cache.alphas)
+            yield row_of("its alphas", name, list(RETUNED_ALPHAS_OF_LMSYS), tuner.alphas)
 
 
 def timed_row(requests: Requests) -> Row:

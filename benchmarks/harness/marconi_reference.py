@@ -1,5 +1,5 @@
 """Reference integers of Marconi's simulator on our four traces: reused tokens, found once by an
-implementation of its own and again by this one. COMPAT is the published behaviour, REPAIRED ours (`replay/hybrid/state_tree.py`, Defects).
+implementation of its own and again by this one. COMPAT is the published behaviour, REPAIRED ours (Defects).
 
 Capacities in units of 10**9 bytes. A row that tells no number is not checked.
 """

@@ -22,6 +22,7 @@ from typing import TextIO
 import orjson
 
 from ranvier_py import __version__
+from ranvier_py.replay.engine.engine_values import CacheName
 from ranvier_py.replay.html_report import page
 from ranvier_py.replay.jobs import Done, Ready, RunFailed, Task, execute_all, make_ready, plain
 from ranvier_py.replay.replay_request import SPAN_S_MAX, ReplayRequest, RequestRefused, read_request
@@ -44,8 +45,10 @@ def replay(given: argparse.Namespace) -> int:
         wanted = read_request(given, cores())
         make_folders(wanted)
         ready = named_apart([read_trace(path, wanted) for path in wanted.traces], wanted.traces)
-        done = run(ready, wanted)
-        results = ReplayResults(settings(wanted), [each.summary for each in ready], [each.result for each in done])
+        cached = [(for_cache(each, cache, wanted), cache) for each in ready for cache in wanted.caches]
+        done = run(cached, wanted)
+        summaries = [each.summary for each, _ in cached]
+        results = ReplayResults(settings(wanted), summaries, [each.result for each in done])
         is_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if is_terminal else None
         try:
@@ -97,7 +100,9 @@ def read_trace(path: Path, wanted: ReplayRequest) -> Ready:
     if not trace.requests:
         raise RequestRefused(f"{path}: there is no request in it")
     ready = make_ready(trace)
-    wanted.plans(ready.summary.block_tokens)  # what is wrong with them is said before the next file is read
+    wanted.plans(
+        ready.summary.block_tokens, wanted.caches[0]
+    )  # what is wrong with them is said before the next file is read
     span_s = ready.summary.span_s / min(wanted.rates)
     if span_s > SPAN_S_MAX:
         raise RequestRefused(
@@ -116,9 +121,16 @@ def named_apart(ready: Sequence[Ready], paths: Sequence[Path]) -> list[Ready]:
     ]
 
 
-def run(ready: Sequence[Ready], wanted: ReplayRequest) -> list[Done]:
-    """All runs of all traces, in the order of the table."""
-    tasks = [Task(each, plan) for each in ready for plan in wanted.plans(each.summary.block_tokens)]
+def for_cache(ready: Ready, cache: CacheName, wanted: ReplayRequest) -> Ready:
+    """The same trace before engines of one kind of cache: named after it where there are several."""
+    if len(wanted.caches) == 1:
+        return ready
+    return ready._replace(summary=replace(ready.summary, name=f"{ready.summary.name}, cache {cache}"))
+
+
+def run(ready: Sequence[tuple[Ready, CacheName]], wanted: ReplayRequest) -> list[Done]:
+    """All runs of all traces and caches, in the order of the table."""
+    tasks = [Task(each, plan) for each, cache in ready for plan in wanted.plans(each.summary.block_tokens, cache)]
     requests = sum(len(task.ready.items) for task in tasks)
     progress = Progress(sys.stderr, requests, len(tasks))
     gc.collect()
@@ -135,6 +147,7 @@ def settings(wanted: ReplayRequest) -> dict[str, object]:
     return {
         "version": __version__,
         "policies": list(wanted.policies),
+        "caches": list(wanted.caches),
         "nodes": list(wanted.nodes),
         "rates": list(wanted.rates),
         **plain(wanted.plan),

@@ -9,7 +9,9 @@ import argparse
 from pathlib import Path
 
 from ranvier_py.core.routing.placement.policies import POLICIES
+from ranvier_py.replay.engine.engine_values import CACHES
 from ranvier_py.replay.engine.presets import PRESETS
+from ranvier_py.replay.hybrid.hybrid_model import HYBRID_MODELS
 
 DESCRIPTION = """Replay traces through the real router and modelled engines, in virtual time: what would each policy
 have done with this traffic, and how far is it from the best possible?"""
@@ -55,6 +57,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     kinds = f"of several, engines take turns: {', '.join(PRESETS)} (lab)"
     add("--preset", default="lab", metavar="A,B", help=kinds)
     add("--cache-tokens", metavar="N", help="cache of each engine: 200k, 1M (the preset's)")
+    add(
+        "--cache",
+        default="attention",
+        metavar="A,B",
+        help=f"of each engine, of several one after the other: {', '.join(CACHES)} (attention)",
+    )
+    add(
+        "--hybrid-model",
+        default="paper-7b",
+        metavar="M",
+        help=f"whose checkpoints the caches but the first two keep: {', '.join(HYBRID_MODELS)} (paper-7b)",
+    )
     moment = "a new process of engine ENGINE (0 is the first), S seconds after the first request"
     add("--restart", action="append", default=[], metavar="ENGINE@S", help=moment)
     add = parser.add_argument_group("the trace").add_argument

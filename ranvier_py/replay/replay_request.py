@@ -16,8 +16,9 @@ from typing import Any, TypeVar, get_args
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
-from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.engine.engine_values import CACHES, CacheName, EngineLimits
 from ranvier_py.replay.engine.presets import preset
+from ranvier_py.replay.hybrid.hybrid_model import HYBRID_MODELS
 from ranvier_py.replay.knowledge import KNOWLEDGE
 from ranvier_py.replay.oracles import ORACLES
 from ranvier_py.replay.replay_plan import Plan, Restart
@@ -54,17 +55,18 @@ class ReplayRequest:
     options: TraceOptions
     plan: Plan
     policies: tuple[str, ...]
+    caches: tuple[CacheName, ...]
     nodes: tuple[int, ...]
     rates: tuple[float, ...]
     jobs: int
     out: Path | None
     per_request: Path | None
 
-    def plans(self, block_tokens: int) -> list[Plan]:
+    def plans(self, block_tokens: int, cache: CacheName) -> list[Plan]:
         """The runs of one trace. An oracle is asked once, whatever the number of nodes. Raises RequestRefused."""
         if min(limits.cache_tokens for limits in self.plan.engines) < block_tokens:
             raise RequestRefused(f"--cache-tokens: expected at least the {block_tokens} tokens of a block")
-        engines = tuple(replace(limits, block_size=block_tokens) for limits in self.plan.engines)
+        engines = tuple(replace(limits, block_size=block_tokens, cache=cache) for limits in self.plan.engines)
         routed = [(policy, nodes) for nodes in self.nodes for policy in self.policies if policy not in ORACLES]
         oracles = [(policy, 0) for policy in self.policies if policy in ORACLES]
         return [
@@ -99,6 +101,7 @@ def read_request(given: argparse.Namespace, cores: int) -> ReplayRequest:
         options=trace_options(given, plan.seed),
         plan=plan,
         policies=policies_of(given.policy),
+        caches=several("--cache", given.cache, lambda name: one_of("--cache", name, CACHES)),
         nodes=several("--nodes", given.nodes, whole(1, NODES_MAX)),
         rates=(speed,) if given.sweep is None else rates_of(given.sweep),
         jobs=optional("--jobs", given.jobs, whole(1, JOBS_MAX)) or cores,
@@ -132,6 +135,8 @@ def engines_of(given: argparse.Namespace) -> tuple[EngineLimits, ...]:
         kinds = [preset(name.strip()) for name in given.preset.split(",")]
     except ValueError as error:
         raise RequestRefused(f"--preset: {error}") from error
+    model = one_of("--hybrid-model", given.hybrid_model, tuple(HYBRID_MODELS))
+    kinds = [replace(kind, hybrid_model=model) for kind in kinds]
     cache_tokens = optional("--cache-tokens", given.cache_tokens, whole(1, REQUESTS_MAX))
     if cache_tokens is not None:
         kinds = [replace(kind, cache_tokens=cache_tokens, block_size=1) for kind in kinds]  # the trace has its own

@@ -87,6 +87,24 @@ def test_engines_of_several_kinds_take_turns(trace: Path, tmp_path: Path) -> Non
     assert engines[0]["prefill_tokens_per_s"] > 4 * engines[1]["prefill_tokens_per_s"]
 
 
+def test_each_kind_of_cache_has_its_runs_and_hybrid_ones_reuse_less(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = "attention,marconi,sglang_plus,vllm_plus,vanilla"
+    words = ("--policy", "affinity", "--engines", 2, "--jobs", 1, "--hybrid-model", "qwen3.5-9b", "--out", tmp_path)
+    assert replay(trace, "--cache", kinds, *words) == 0
+    found = json.loads((tmp_path / "results.json").read_text())
+    rates = [run["hit_rate"] for run in found["runs"]]
+    assert rates[0] > rates[1] >= rates[2] > rates[4] == 0.0
+    assert rates[0] >= rates[3] > 0.0
+    assert [summary["name"] for summary in found["traces"]] == [f"small, cache {kind}" for kind in kinds.split(",")]
+    assert (found["settings"]["caches"], found["settings"]["engines"][0]["hybrid_model"]) == (
+        kinds.split(","),
+        "qwen3.5-9b",
+    )
+    assert "small, cache marconi: 60 requests" in capsys.readouterr().out
+
+
 def test_a_bar_is_drawn_over_and_over_where_a_person_looks() -> None:
     class Terminal(StringIO):
         def isatty(self) -> bool:
@@ -117,6 +135,8 @@ def test_oracles_are_run_once_whatever_the_number_of_nodes(trace: Path, capsys: 
         (["--cache-tokens", "1.5"], "--cache-tokens: expected a whole number from 1"),
         (["--cache-tokens", "100"], "--cache-tokens: expected at least the 512 tokens of a block"),
         (["--preset", "abacus"], "--preset: no engine preset 'abacus': there are lab"),
+        (["--cache", "none"], "--cache: there is no 'none', there are attention, vanilla"),
+        (["--hybrid-model", "m"], "--hybrid-model: there is no 'm', there are paper-7b"),
         (["--engines", "0"], "--engines: expected a whole number from 1 to"),
         (["--nodes", "1,,4"], "--nodes: expected a whole number from 1 to"),
         (["--speed", "-1"], "--speed: expected a number above 0"),

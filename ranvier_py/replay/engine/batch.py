@@ -17,8 +17,9 @@ from copy import copy
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 
-from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
+from ranvier_py.replay.engine.block_cache import Job, Lease
 from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits
+from ranvier_py.replay.engine.prefix_cache import PrefixCache
 
 Due = tuple[int, int]
 """The step at which something is due, and the number of the request: earlier admitted ones first."""
@@ -50,7 +51,7 @@ class EngineBatch:
     Between calls: `steps` decode steps are over; if `busy`, work is under way until `ends_at`, when `leap_to` will be.
     """
 
-    def __init__(self, limits: EngineLimits, cache: BlockCache, *, every_token: bool) -> None:
+    def __init__(self, limits: EngineLimits, cache: PrefixCache, *, every_token: bool) -> None:
         self.limits = limits
         self.cache = cache
         self.every_token = every_token

@@ -134,7 +134,10 @@ class BlockCache:
 
     def copy(self) -> BlockCache:
         """Another cache with the same contents that records no events."""
-        found = BlockCache(self.capacity_blocks, self.block_size)
+        return self._filled(BlockCache(self.capacity_blocks, self.block_size))
+
+    def _filled(self, found: BlockCache) -> BlockCache:
+        """With our contents."""
         found._untouched, found._head, found._queued = self._untouched, self._head, self._queued
         found._queue, found._states, found._keys = self._queue.copy(), self._states.copy(), self._keys.copy()
         found._by_key = self._by_key.copy()
@@ -155,6 +158,10 @@ class BlockCache:
     def found_blocks(self) -> int:
         """Distinct keys that can be found."""
         return len(self._by_key)
+
+    def fits(self, job: Job) -> bool:
+        """Whether it would have room if nothing else were there."""
+        return job.tokens_computed <= self.capacity_blocks * self.block_size
 
     def hit_blocks(self, job: Job) -> int:
         """Leading blocks a request for `job` would reuse now. Changes nothing."""

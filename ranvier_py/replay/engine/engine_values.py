@@ -10,7 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+CacheName = Literal["attention", "vanilla", "vllm_plus", "sglang_plus", "marconi", "marconi_retuned"]
+"""What an engine's prefix cache keeps: `replay/hybrid/cache_models.py` says what each is."""
+
+CACHES: tuple[CacheName, ...] = get_args(CacheName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class EngineLimits:
     waiting_max: int = 10_000  # beyond it a request is refused; a real queue of that length is minutes long
     step_tokens_max: int = 2048  # vLLM's max_num_batched_tokens: how long a prefill may hold up the others' decoding
     cache_events_max: int = 0  # undrained cache events; 0 records none
+    cache: CacheName = "attention"
+    hybrid_model: str = "paper-7b"  # whose checkpoints such a cache keeps
 
     def __post_init__(self) -> None:
         sizes = (self.cache_tokens // max(self.block_size, 1), self.running_max, self.step_tokens_max, self.waiting_max)

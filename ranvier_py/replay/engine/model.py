@@ -1,7 +1,8 @@
 """What an engine is to a router: a block cache with a clock. Pure: `now` comes in, events go out.
 
 `EngineModel` follows vLLM's scheduler, but that blocks for the whole answer are promised at admission, so nothing is
-ever preempted. The cache itself is `block_cache`, the steps are `batch`, what would be is `forecast`.
+ever preempted. The cache is `block_cache`, or one of `replay/hybrid` for models with recurrent layers; the steps
+are `batch`, what would be is `forecast`.
 
 Rules: deterministic; time never goes back; a cancelled request holds nothing from that moment on.
 """
@@ -9,7 +10,7 @@ Rules: deterministic; time never goes back; a cancelled request holds nothing fr
 from __future__ import annotations
 
 from ranvier_py.replay.engine.batch import EngineBatch
-from ranvier_py.replay.engine.block_cache import BlockCache, Job
+from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import (
     EngineEvent,
     EngineEventKind,
@@ -19,6 +20,7 @@ from ranvier_py.replay.engine.engine_values import (
     QueueFullError,
 )
 from ranvier_py.replay.engine.forecast import Forecast
+from ranvier_py.replay.hybrid.cache_models import make_cache
 
 
 class EngineModel:
@@ -37,9 +39,7 @@ class EngineModel:
 
     def _start_process(self) -> None:
         limits = self.limits
-        self.cache = BlockCache(
-            limits.cache_tokens // limits.block_size, limits.block_size, events_max=limits.cache_events_max
-        )
+        self.cache = make_cache(limits)
         self._generation += 1
         self._batch = EngineBatch(limits, self.cache, every_token=self.every_token)
         self._forecast = Forecast(self._batch)
@@ -160,7 +160,7 @@ class EngineModel:
         )
 
     def _fits(self, job: Job) -> bool:
-        return job.tokens_computed <= self.cache.capacity_blocks * self.cache.block_size
+        return self.cache.fits(job)
 
     def _catch_up(self, now: float) -> None:
         assert now >= self._now, "time goes back"

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from ranvier_py.replay.hybrid.alpha_search import TokenRequest
 from ranvier_py.replay.hybrid.hybrid_model import HybridModel
-from ranvier_py.replay.hybrid.trace_caches import TokenRequest
 
 TOKEN = 4  # bytes
 

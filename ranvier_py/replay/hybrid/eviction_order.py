@@ -10,7 +10,7 @@ first in preorder.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 
 class Evictable(Protocol):
@@ -24,33 +24,36 @@ class Evictable(Protocol):
     def place(self) -> tuple[int, ...]: ...
 
 
-class EvictionOrder:
+Candidate = TypeVar("Candidate", bound=Evictable)
+
+
+class EvictionOrder(Generic[Candidate]):
     """Candidates by stamp and by efficiency. Neither may change while a candidate is in it."""
 
     def __init__(self) -> None:
-        self._members: dict[int, Evictable] = {}
+        self._members: dict[int, Candidate] = {}
         self._by_stamp: list[tuple[int, int]] = []
         self._by_efficiency: list[tuple[float, int]] = []
 
-    def __contains__(self, node: Evictable) -> bool:
+    def __contains__(self, node: Candidate) -> bool:
         return node.number in self._members
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def add(self, node: Evictable) -> None:
+    def add(self, node: Candidate) -> None:
         self._members[node.number] = node
         insort(self._by_stamp, (node.stamp, node.number))
         insort(self._by_efficiency, (node.efficiency, node.number))
 
-    def discard(self, node: Evictable) -> None:
+    def discard(self, node: Candidate) -> None:
         if self._members.pop(node.number, None) is None:
             return
         stamps, efficiencies = self._by_stamp, self._by_efficiency
         del stamps[bisect_left(stamps, (node.stamp, node.number))]
         del efficiencies[bisect_left(efficiencies, (node.efficiency, node.number))]
 
-    def least(self, clock: int, alpha: float) -> Evictable | None:
+    def least(self, clock: int, alpha: float) -> Candidate | None:
         """The candidate of the least score at `clock`, which is later than every stamp; None where there is none."""
         if not self._members:
             return None

@@ -7,16 +7,18 @@ two checkpoints, that of the junction and that after its last token.
 
 Paths are bytes, `width` of them a *symbol*: a token, or a whole block of `unit_tokens` tokens. Time is a counter: a
 lookup takes one step, an insertion two, and one more where it evicts.
-Rules: nothing that is held is evicted; what is inserted is inserted even where it does not fit.
+Rules: what a running request reads is not deleted, though a checkpoint on its path may be given up; what is inserted is
+inserted even where it does not fit.
 Bound: `capacity_bytes`, but for one sequence, and for what was held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,7 +28,7 @@ from ranvier_py.replay.hybrid.hybrid_model import HybridModel
 EvictionRule = Literal["lru", "utility"]
 """`lru`: leaves, the least recently visited first (SGLang+). `utility`: recency and operations saved (Marconi)."""
 
-DTYPES = {4: np.dtype("<u4"), 8: np.dtype("<u8")}
+DTYPES: Mapping[int, np.dtype[Any]] = MappingProxyType({4: np.dtype("<u4"), 8: np.dtype("<u8")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,10 @@ COMPAT = Defects(mlp=True, memory=True, freed=True, match=True)
 
 @dataclass(slots=True, eq=False)
 class StateNode:
-    """`end`: symbols from the root. `held`: how many running requests read it. `children` in order of insertion."""
+    """`end`: symbols from the root. `children` in order of insertion.
+
+    `pinned`: running requests that went on from its state. `held`: those that read its keys and values.
+    """
 
     edge: bytes
     end: int
@@ -58,6 +63,7 @@ class StateNode:
     stamp: int
     number: int = 0
     held: int = 0
+    pinned: int = 0
     children: dict[bytes, StateNode] = field(default_factory=dict)
     efficiency: float = 0.0  # while it may be evicted
 
@@ -112,9 +118,12 @@ class StateTree:
         self.symbols = 0
         self.evictions = 0  # calls that evicted
         self.removed: list[bytes] | None = None  # paths of what is deleted, where somebody wants to know
+        self.pins = 0
+        self.held_nodes = 0
+        self.held_symbols = 0
         self._numbers = 0
         self._symbol_bytes = model.token_bytes * unit_tokens
-        self._order = EvictionOrder()
+        self._order: EvictionOrder[StateNode] = EvictionOrder()
 
     def empty(self, clock: int = 0) -> StateTree:
         """Another tree of the same kind without contents."""
@@ -130,17 +139,22 @@ class StateTree:
         found.clock = clock
         return found
 
-    def copy(self) -> StateTree:
-        """Another tree with the same contents, which nobody follows. Nodes keep their numbers."""
+    def copy(self, *, pins: bool = False) -> StateTree:
+        """Another tree with the same contents, which nobody follows. Nodes keep their numbers, and with `pins` what
+        running requests read stays theirs."""
         found = self.empty(self.clock)
         found.nodes, found.symbols, found.evictions = self.nodes, self.symbols, self.evictions
         found._numbers = self._numbers
-        found.root.stamp, found.root.held = self.root.stamp, self.root.held
+        if pins:
+            found.pins, found.held_nodes, found.held_symbols = self.pins, self.held_nodes, self.held_symbols
+        found.root.stamp = self.root.stamp
         stack = [(self.root, found.root)]
         while stack:
             node, twin = stack.pop()
             for key, child in node.children.items():
-                below = StateNode(child.edge, child.end, twin, child.stamp, child.number, child.held)
+                below = StateNode(child.edge, child.end, twin, child.stamp, child.number)
+                if pins:
+                    below.held, below.pinned = child.held, child.pinned
                 twin.children[key] = below
                 stack.append((child, below))
             found._weigh(twin)
@@ -212,14 +226,15 @@ class StateTree:
             self._stamp(found.deepest)
         return found
 
-    def insert(self, path: bytes, others_bytes: int = 0) -> None:
-        """Keep a whole sequence. `others_bytes` of the capacity are somebody else's."""
+    def insert(self, path: bytes, others_bytes: int = 0) -> int:
+        """Keep a whole sequence. `others_bytes` of the capacity are somebody else's. Returns the symbols that were
+        there already when room had been made."""
         self.clock += 1
         found = self.match(path)
         states = 2 if found.raw > found.reusable else 1
         need = states * self.model.state_bytes + (len(path) // self.width - found.raw) * self._symbol_bytes
         self.make_room(need + others_bytes)
-        self._add(path)
+        return self._add(path)
 
     def make_room(self, need_bytes: int) -> None:
         """Evict until so much is left, or nothing can be evicted."""
@@ -227,23 +242,30 @@ class StateTree:
         if over > 0:
             self.evict(over)
 
-    def hold(self, node: StateNode, change: int) -> None:
-        """One running request more or less (1 or -1) reads the path to this node."""
-        at: StateNode | None = node
-        while at is not None:
+    def pin(self, node: StateNode, change: int = 1) -> None:
+        """One running request more or less (1 or -1) reads the path to this node, which is not the root."""
+        node.pinned += change
+        self.pins += change
+        self._weigh(node)
+        at = node
+        while at.parent is not None:
+            if at.held == (change < 0):  # nobody did, or nobody will
+                self.held_nodes += change
+                self.held_symbols += change * (len(at.edge) // self.width)
             at.held += change
-            self._weigh(at)
             at = at.parent
 
-    def _add(self, path: bytes) -> None:
+    def _add(self, path: bytes) -> int:
         node, at, width = self.root, 0, self.width
+        before = len(path) // width
         while True:
             if self.rule == "lru":
                 node.stamp = self.clock
             if at == len(path):
-                return
+                return before
             child = node.children.get(path[at : at + width])
             if child is None:
+                before = at // width
                 child = self._new(path[at:], node)
                 self.symbols += len(child.edge) // width
                 self._weigh(node)
@@ -265,6 +287,7 @@ class StateTree:
         assert node.parent is not None
         upper = self._new(node.edge[:at], node.parent)
         upper.held = node.held
+        self.held_nodes += node.held > 0
         upper.children[node.edge[at : at + self.width]] = node
         self._order.discard(node)
         node.edge, node.parent = node.edge[at:], upper
@@ -284,12 +307,12 @@ class StateTree:
             self._evict_least_useful(over_bytes)
 
     def _evict_leaves(self, over: int) -> None:
-        heap = [node for node in self.walk() if not node.children and not node.held]
+        heap = [node for node in self.walk() if not node.children and not node.pinned]
         heapify(heap)
         while over > 0 and heap and (node := heappop(heap)) is not self.root:
             over -= self._bytes_of(node)
             parent = self._delete(node)
-            if not parent.children and not parent.held:
+            if not parent.children and not parent.pinned:
                 heappush(heap, parent)
 
     def _evict_least_useful(self, over: int) -> None:
@@ -327,14 +350,15 @@ class StateTree:
     def _absorb(self, node: StateNode) -> None:
         """Drop the checkpoint of a node with one child: both become one, which ends where the child did."""
         ((_, child),) = node.children.items()
+        parent = node.parent
+        assert parent is not None
         self._order.discard(node)
         self._order.discard(child)
-        node.edge += child.edge
-        node.end, node.children, node.stamp = child.end, child.children, max(node.stamp, child.stamp)
-        for below in node.children.values():
-            below.parent = node
+        child.edge, child.parent, child.stamp = node.edge + child.edge, parent, max(node.stamp, child.stamp)
+        parent.children[child.edge[: self.width]] = child  # in the node's place
         self.nodes -= 1
-        self._weigh(node)
+        self.held_nodes -= node.held > 0
+        self._weigh(child)
 
     def _stamp(self, node: StateNode) -> None:
         self._order.discard(node)
@@ -345,7 +369,7 @@ class StateTree:
         """Keep the order of eviction true: something about this node has changed but its stamp and edge."""
         if self.rule == "lru" or node.parent is None:
             return
-        is_candidate = len(node.children) <= 1 and not node.held
+        is_candidate = len(node.children) <= 1 and not node.pinned
         if not is_candidate:
             self._order.discard(node)
         elif node not in self._order:

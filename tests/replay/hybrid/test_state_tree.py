@@ -131,11 +131,11 @@ def test_what_is_held_is_not_evicted_until_it_is_let_go(rule: EvictionRule) -> N
     tree = tree_of(rule, capacity=2 * (STATE + 10 * TOKEN))
     tree.insert(path([1] * 10))
     held = tree.find(path([1] * 10)).deepest
-    tree.hold(held, 1)
+    tree.pin(held)
     for first in (2, 3, 4):
         tree.insert(path([first] * 10))
     assert tree.find(path([1] * 10)).reusable == 10
-    tree.hold(held, -1)
+    tree.pin(held, -1)
     for first in (5, 6):
         tree.insert(path([first] * 10))
     assert tree.find(path([1] * 10)).reusable == 0

@@ -1,0 +1,132 @@
+"""Which alpha would have saved most: requests that were served are replayed under each. Pure.
+
+`TunedOnce` is the published rule: the first eviction, after n lookups, sets a window of `bootstrap` * n lookups; at its
+end all requests so far are replayed from an empty tree, and the best alpha is taken for ever. `Retuned` is ours: again
+and again, from the tree as it was when its window began. Damped, it moves half of what it found, and only for a gain.
+
+Ties go to the lowest alpha. Bound: a window of `REQUESTS_MAX`; beyond it alpha stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from ranvier_py.replay.hybrid.hybrid_model import HybridModel
+from ranvier_py.replay.hybrid.state_tree import StateTree
+
+ALPHAS = tuple(step / 10 for step in range(21))
+RETUNED_ALPHAS = tuple(step / 5 for step in range(11))
+VALUED_LOOKUPS = 500
+"""So many of the last lookups of a replay count."""
+
+REQUESTS_MAX = 20_000
+GAIN_LEAST = 1.02
+"""What damped retuning moves for: two percent more operations saved."""
+
+
+class TokenRequest(NamedTuple):
+    """Paths of a `StateTree`. `whole`: prompt and answer."""
+
+    prompt: bytes
+    whole: bytes
+
+
+class Tuner(Protocol):
+    """Sets the alpha of a tree. `before` and `after` the insertion of each request, which was looked up before."""
+
+    def before(self, tree: StateTree, request: TokenRequest) -> None: ...
+
+    def after(self, tree: StateTree, request: TokenRequest) -> None: ...
+
+
+class Untuned:
+    """Alpha stays as it is."""
+
+    def before(self, tree: StateTree, request: TokenRequest) -> None:
+        """Nothing to do."""
+
+    def after(self, tree: StateTree, request: TokenRequest) -> None:
+        """Nothing to do."""
+
+
+class TunedOnce:
+    """`tuned_at`: the number of the request in whose insertion alpha was tuned, from 0; None: it was not."""
+
+    def __init__(self, bootstrap: int = 5) -> None:
+        self.bootstrap = bootstrap
+        self.window: int | None = None
+        self.first_eviction: int | None = None  # lookups until then
+        self.tuned_at: int | None = None
+        self._log: list[TokenRequest] = []
+
+    def before(self, tree: StateTree, request: TokenRequest) -> None:
+        if self.tuned_at is not None or len(self._log) == REQUESTS_MAX:
+            return
+        self._log.append(request)
+        if len(self._log) == self.window:
+            tree.alpha = best_alpha(tree.empty(clock=1), self._log, ALPHAS)
+            self.tuned_at = len(self._log) - 1
+            self._log.clear()
+
+    def after(self, tree: StateTree, request: TokenRequest) -> None:  # noqa: ARG002
+        if self.first_eviction is None and tree.evictions:
+            self.first_eviction = len(self._log)
+            self.window = self.bootstrap * self.first_eviction
+
+
+class Retuned:
+    """Every `every` requests, by those since the last time."""
+
+    def __init__(self, every: int, *, damped: bool = False) -> None:
+        self.every = min(every, REQUESTS_MAX)
+        self.damped = damped
+        self.alphas: list[float] = []  # what was taken, in order
+        self._start: StateTree | None = None
+        self._log: list[TokenRequest] = []
+
+    def before(self, tree: StateTree, request: TokenRequest) -> None:  # noqa: ARG002
+        if self._start is None:
+            self._start = tree.empty()
+
+    def after(self, tree: StateTree, request: TokenRequest) -> None:
+        self._log.append(request)
+        if len(self._log) < self.every:
+            return
+        assert self._start is not None
+        found = best_alpha(self._start, self._log, RETUNED_ALPHAS)
+        tree.alpha = self._damped(tree.alpha, found) if self.damped else found
+        self.alphas.append(tree.alpha)
+        self._start = tree.copy()
+        self._log.clear()
+
+    def _damped(self, alpha: float, found: float) -> float:
+        assert self._start is not None
+        gains = saved_under(self._start, self._log, found) >= GAIN_LEAST * saved_under(self._start, self._log, alpha)
+        return (alpha + found) / 2 if gains else alpha
+
+
+def best_alpha(start: StateTree, log: Sequence[TokenRequest], alphas: Iterable[float]) -> float:
+    """The alpha under which replaying `log` from `start` saves most, the lowest of several. `start` stays as it is."""
+    best, most = 0.0, -1
+    for alpha in alphas:
+        saved = saved_under(start, log, alpha)
+        if saved > most:
+            best, most = alpha, saved
+    return best
+
+
+def saved_under(start: StateTree, log: Sequence[TokenRequest], alpha: float) -> int:
+    """Operations that the last lookups of a replay save."""
+    tree = start.copy()
+    tree.alpha = alpha
+    reused = []
+    for request in log:
+        reused.append(tree.match(request.prompt).reusable * tree.unit_tokens)
+        tree.insert(request.whole)
+    return saved_flops(tree.model, reused[-VALUED_LOOKUPS:])
+
+
+def saved_flops(model: HybridModel, reused: Iterable[int]) -> int:
+    """Operations that lookups saved which found so many tokens each."""
+    return sum(model.prefix_flops(tokens) for tokens in reused)

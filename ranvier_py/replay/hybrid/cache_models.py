@@ -1,0 +1,110 @@
+"""The kinds of prefix cache that a modelled engine may have, by name.
+
+| name | what it reuses, and what it evicts |
+|---|---|
+| attention | whole blocks, the oldest first: a model without recurrent layers (vLLM) |
+| vanilla | nothing |
+| vllm_plus | whole blocks of at least 32 tokens, each with a checkpoint, the oldest first |
+| sglang_plus | Marconi's checkpoints, the least recently visited leaf first |
+| marconi | the same, evicted by recency and by what a byte saves; alpha tuned once |
+| marconi_retuned | ours: alpha tuned again every 200 requests, by half of what was found and only for a gain |
+
+The first four of the hybrid ones are those that Marconi's paper compares. All have the same bytes: as many as
+`cache_tokens` tokens of the hybrid model's keys and values take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
+from ranvier_py.replay.engine.engine_values import CacheName, EngineLimits
+from ranvier_py.replay.engine.prefix_cache import PrefixCache
+from ranvier_py.replay.hybrid.alpha_search import Retuned, TunedOnce, Tuner
+from ranvier_py.replay.hybrid.hybrid_model import hybrid_model
+from ranvier_py.replay.hybrid.state_tree import EvictionRule, StateTree
+from ranvier_py.replay.hybrid.tree_cache import KEY_BYTES, TreeCache
+
+RETUNED_EVERY = 200
+FINE_TOKENS = 32
+"""vLLM+ keeps a checkpoint for each block of so many tokens, or for each block of the trace where that is longer."""
+
+
+class NothingKept(BlockCache):
+    """Blocks that nobody can find."""
+
+    def copy(self) -> BlockCache:
+        return self._filled(NothingKept(self.capacity_blocks, self.block_size))
+
+    def hit_blocks(self, job: Job) -> int:  # noqa: ARG002
+        return 0
+
+    def _store(self, lease: Lease, whole: int) -> None:
+        lease.stored = whole
+
+
+class CheckpointedBlocks(BlockCache):
+    """Blocks that go with checkpoints, one for `group` of them: as many of them are found as a checkpoint ends."""
+
+    def __init__(self, capacity_blocks: int, block_size: int, group: int, events_max: int) -> None:
+        super().__init__(capacity_blocks, block_size, events_max=events_max)
+        self._group = group
+
+    def copy(self) -> BlockCache:
+        return self._filled(CheckpointedBlocks(self.capacity_blocks, self.block_size, self._group, 0))
+
+    def hit_blocks(self, job: Job) -> int:
+        return super().hit_blocks(job) // self._group * self._group
+
+
+def attention(limits: EngineLimits) -> PrefixCache:
+    return BlockCache(limits.cache_tokens // limits.block_size, limits.block_size, events_max=limits.cache_events_max)
+
+
+def vanilla(limits: EngineLimits) -> PrefixCache:
+    return NothingKept(limits.cache_tokens // limits.block_size, limits.block_size)
+
+
+def vllm_plus(limits: EngineLimits) -> PrefixCache:
+    model, size = hybrid_model(limits.hybrid_model), limits.block_size
+    group = max(1, FINE_TOKENS // size)
+    group_bytes = model.prefix_bytes(group * size)
+    capacity = limits.cache_tokens * model.token_bytes // group_bytes * group
+    return CheckpointedBlocks(capacity, size, group, limits.cache_events_max)
+
+
+def tree_of(limits: EngineLimits, rule: EvictionRule, tuner: Tuner | None = None) -> PrefixCache:
+    model = hybrid_model(limits.hybrid_model)
+    capacity_bytes = limits.cache_tokens * model.token_bytes
+    tree = StateTree(model, capacity_bytes, rule, width=KEY_BYTES, unit_tokens=limits.block_size)
+    return TreeCache(tree, tuner, events_max=limits.cache_events_max)
+
+
+def sglang_plus(limits: EngineLimits) -> PrefixCache:
+    return tree_of(limits, "lru")
+
+
+def marconi(limits: EngineLimits) -> PrefixCache:
+    return tree_of(limits, "utility", TunedOnce())
+
+
+def marconi_retuned(limits: EngineLimits) -> PrefixCache:
+    return tree_of(limits, "utility", Retuned(RETUNED_EVERY, damped=True))
+
+
+CACHE_MODELS: Mapping[CacheName, Callable[[EngineLimits], PrefixCache]] = MappingProxyType(
+    {
+        "attention": attention,
+        "vanilla": vanilla,
+        "vllm_plus": vllm_plus,
+        "sglang_plus": sglang_plus,
+        "marconi": marconi,
+        "marconi_retuned": marconi_retuned,
+    }
+)
+
+
+def make_cache(limits: EngineLimits) -> PrefixCache:
+    """The cache of an engine's new process. Raises ValueError for a hybrid model that there is not."""
+    return CACHE_MODELS[limits.cache](limits)

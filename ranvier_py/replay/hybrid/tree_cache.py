@@ -1,0 +1,251 @@
+"""A tree of checkpoints as the prefix cache of a modelled engine: SGLang+ and Marconi under concurrent requests. Pure.
+
+A symbol is a block of the trace, so checkpoints lie at the ends of blocks. A request is looked up when it is admitted
+and inserted, as far as it was computed, when it ends. Until then it has memory for what the tree lacks and for two
+states, the one it works with and that of a junction: its insertion always fits. It goes on from a copy of a state, and
+reads the keys and values of the path up to it, which are pinned.
+
+Where a path's own checkpoints leave no room for its request, and nobody else would make some by ending, the request
+goes on from a checkpoint further up.
+Invariant: what the tree holds and what was promised is never more than the capacity.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from ranvier_py.replay.engine.block_cache import CacheEvent, Job, KeyRemoved, KeysCleared, KeysStored, Lease
+from ranvier_py.replay.hybrid.alpha_search import TokenRequest, Tuner, Untuned
+from ranvier_py.replay.hybrid.state_tree import StateNode, StateTree
+
+KEY_BYTES = 8
+PATHS_MAX = 4096
+"""Paths of jobs that are remembered: those in work are asked for again and again."""
+
+
+class JobPaths:
+    """Paths of jobs, at most PATHS_MAX, the ones asked for last. Caches and their copies share it."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Job, bytes] = OrderedDict()
+
+    def __getitem__(self, job: Job) -> bytes:
+        found = self._known.get(job)
+        if found is None:
+            found = self._known[job] = np.array(job.keys, dtype="<u8").tobytes()
+            if len(self._known) > PATHS_MAX:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(job)
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class TreeLease(Lease):
+    """`node`: number of the node whose state the request went on from, 0 for none. `epoch`: of the cache's contents."""
+
+    node: int = 0
+    reserved_bytes: int = 0
+    epoch: int = 0
+
+    def copy(self) -> TreeLease:
+        return TreeLease(
+            self.job,
+            self.blocks.copy(),
+            self.promised,
+            self.hits,
+            self.stored,
+            self.node,
+            self.reserved_bytes,
+            self.epoch,
+        )
+
+
+class TreeCache:
+    """A `PrefixCache`. `events_max` bounds the undrained events; 0 records none."""
+
+    def __init__(self, tree: StateTree, tuner: Tuner | None = None, *, events_max: int = 0) -> None:
+        assert tree.width == KEY_BYTES, "symbols are the keys of blocks"
+        self.tree = tree
+        self.block_size = tree.unit_tokens
+        self.evicted_blocks = 0
+        self.events_lost = 0
+        self._block_bytes = tree.model.token_bytes * self.block_size
+        self.capacity_blocks = tree.capacity_bytes // self._block_bytes
+        self._tuner = tuner or Untuned()
+        self._events: deque[CacheEvent] = deque(maxlen=events_max)
+        self._reserved = 0
+        self._running = 0
+        self._epoch = 0  # one more with each `clear`
+        self._pinned: dict[int, StateNode] = {}  # by number
+        self._paths = JobPaths()
+        tree.removed = []
+
+    def copy(self) -> TreeCache:
+        """Another cache with the same contents that records no events and keeps its alpha."""
+        found = TreeCache(self.tree.copy(pins=True))
+        found.evicted_blocks, found._reserved, found._running = self.evicted_blocks, self._reserved, self._running
+        found._paths, found._epoch = self._paths, self._epoch
+        if self._pinned:
+            found._pinned = {node.number: node for node in found.tree.walk() if node.pinned}
+        return found
+
+    @property
+    def used_blocks(self) -> int:
+        """What running requests hold, in blocks."""
+        return min(self.capacity_blocks, -(-(self._reserved + self._held_bytes()) // self._block_bytes))
+
+    @property
+    def found_blocks(self) -> int:
+        return self.tree.symbols
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    def drain_events(self) -> list[CacheEvent]:
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def fits(self, job: Job) -> bool:
+        return self._need(job, 0) <= self.tree.capacity_bytes
+
+    def hit_blocks(self, job: Job) -> int:
+        node = self._usable(job)
+        return self._deepest(job).end if node is None else node.end
+
+    def has_room(self, job: Job) -> bool:
+        return self._usable(job) is not None
+
+    def outlives(self, job: Job, blocks: int, taken: int) -> bool:  # noqa: ARG002
+        """What growing leases take was promised to them, so nothing is evicted for it."""
+        return True
+
+    def lease(self, job: Job) -> TreeLease | None:
+        node = self._usable(job)
+        if node is None:
+            return None
+        tree = self.tree
+        tree.match(self._paths[job], self._limit(job))
+        need = self._need(job, node.end)
+        if node is not tree.root:
+            tree.pin(node)
+            self._pinned[node.number] = node
+        tree.make_room(need + self._reserved)
+        self._note_removed()
+        self._reserved += need
+        self._running += 1
+        return TreeLease(job, [0] * node.end, 0, node.end, node.end, node.number, need, self._epoch)
+
+    def grow(self, lease: Lease, tokens: int) -> None:
+        """Nothing is findable before the request ends; what it has computed until then is counted."""
+        lease.blocks.extend([0] * (-(-tokens // self.block_size) - len(lease.blocks)))
+        lease.stored = max(lease.stored, min(tokens // self.block_size, len(lease.job.keys)))
+
+    def release(self, lease: Lease) -> None:
+        assert isinstance(lease, TreeLease)
+        self._reserved -= lease.reserved_bytes
+        self._running -= 1
+        lease.blocks = []
+        if lease.epoch != self._epoch:
+            return  # what it went on from is gone
+        if lease.stored:
+            self._insert(lease)
+        if lease.node:
+            node = self._pinned[lease.node]
+            self.tree.pin(node, -1)
+            if not node.pinned:
+                del self._pinned[lease.node]
+
+    def _insert(self, lease: TreeLease) -> None:
+        path = self._paths[lease.job]
+        prompt = path[: min(lease.stored, self._limit(lease.job)) * KEY_BYTES]
+        request = TokenRequest(prompt, path[: lease.stored * KEY_BYTES])
+        self._tuner.before(self.tree, request)
+        before = self.tree.insert(request.whole, self._reserved)
+        self._tuner.after(self.tree, request)
+        self._note_removed()
+        self._note_stored(lease.job.keys[: lease.stored], before)
+
+    def clear(self) -> None:
+        """Forget all contents. What running requests compute is not kept either: the path to it is gone."""
+        self._epoch += 1
+        self.tree = self.tree.empty(self.tree.clock)
+        self.tree.removed = []
+        self._pinned.clear()
+        if self._events.maxlen:
+            self._record(KeysCleared())
+
+    def check(self) -> None:
+        """Assert the invariants. O(nodes): for tests."""
+        nodes = list(self.tree.walk())
+        held = [node for node in nodes if node.held]
+        assert self.tree.bytes_used + self._reserved <= self.tree.capacity_bytes, "more is held than there is"
+        assert self.tree.nodes == len(nodes), "nodes are neither made nor lost"
+        assert self.tree.held_nodes == len(held), "somebody reads a path that is not held"
+        assert self.tree.held_symbols * KEY_BYTES == sum(len(node.edge) for node in held)
+        assert {node.number for node in nodes if node.pinned} == set(self._pinned)
+
+    # ---- room
+
+    def _limit(self, job: Job) -> int:
+        """Blocks of the prompt that could be found: the last token is always computed."""
+        return min(len(job.keys), (job.prompt_tokens - 1) // self.block_size)
+
+    def _deepest(self, job: Job) -> StateNode:
+        return self.tree.find(self._paths[job], self._limit(job)).deepest
+
+    def _usable(self, job: Job) -> StateNode | None:
+        """Where the request would go on from; None: it has to wait."""
+        node = self._deepest(job)
+        while not self._room(job, node):
+            if self._running or node.parent is None:
+                return None
+            node = node.parent
+        return node
+
+    def _room(self, job: Job, node: StateNode) -> bool:
+        return self._reserved + self._held_bytes(node) + self._need(job, node.end) <= self.tree.capacity_bytes
+
+    def _need(self, job: Job, hits: int) -> int:
+        blocks = -(-job.tokens_computed // self.block_size) - hits
+        return blocks * self._block_bytes + 2 * self.tree.model.state_bytes
+
+    def _held_bytes(self, also: StateNode | None = None) -> int:
+        """What can't be evicted, if the path to `also` were read too: its keys and values, and checkpoints on it that
+        stay. `utility` gives up those that have one child; with the junctions of n paths there are fewer than 2 n."""
+        tree = self.tree
+        nodes, symbols, pins = tree.held_nodes, tree.held_symbols, tree.pins
+        if also is not None and also.parent is not None:
+            pins += 1
+            while also.parent is not None and not also.held:
+                nodes += 1
+                symbols += len(also.edge) // KEY_BYTES
+                also = also.parent
+        states = nodes if tree.rule == "lru" else min(nodes, 2 * pins)
+        return states * tree.model.state_bytes + symbols * self._block_bytes
+
+    # ---- events
+
+    def _note_removed(self) -> None:
+        removed = self.tree.removed
+        assert removed is not None
+        for edge in removed:
+            self.evicted_blocks += len(edge) // KEY_BYTES
+            if self._events.maxlen:
+                for key in reversed(np.frombuffer(edge, dtype="<u8").tolist()):
+                    self._record(KeyRemoved(key))
+        removed.clear()
+
+    def _note_stored(self, keys: tuple[int, ...], before: int) -> None:
+        if self._events.maxlen and before < len(keys):
+            ids = np.zeros(0, dtype=np.uint32)
+            self._record(KeysStored(keys[before:], keys[before - 1] if before else 0, ids))
+
+    def _record(self, event: CacheEvent) -> None:
+        self.events_lost += len(self._events) == self._events.maxlen
+        self._events.append(event)
