@@ -82,7 +82,7 @@ class StateNode:
         return tuple(reversed(found))
 
 
-class Found(NamedTuple):
+class Reach(NamedTuple):
     """Symbols that can be reused, and that are stored at all; `visited` from the root to the last node touched."""
 
     reusable: int
@@ -166,7 +166,7 @@ class StateTree:
 
     # ---- reading
 
-    def find(self, path: bytes, symbols: int | None = None) -> Found:
+    def find(self, path: bytes, symbols: int | None = None) -> Reach:
         """What of the first `symbols` symbols of `path` is there. Changes nothing."""
         width, at = self.width, 0
         if symbols is not None and symbols * width < len(path):
@@ -179,12 +179,12 @@ class StateTree:
                 common = self._common(child.edge, path, at)
                 if self.defects.match:
                     return self._go_on(path, at // width + common, node, visited)
-                return Found(node.end, at // width + common, node, visited)
+                return Reach(node.end, at // width + common, node, visited)
             at += len(child.edge)
             node = child
-        return Found(node.end, node.end, node, visited)
+        return Reach(node.end, node.end, node, visited)
 
-    def _go_on(self, path: bytes, raw: int, deepest: StateNode, visited: list[StateNode]) -> Found:
+    def _go_on(self, path: bytes, raw: int, deepest: StateNode, visited: list[StateNode]) -> Reach:
         """The published walk below an edge that matched in part (`Defects.match`)."""
         width, reusable, node = self.width, deepest.end, visited[-1]
         while (child := node.children.get(path[raw * width : (raw + 1) * width])) is not None:
@@ -195,7 +195,7 @@ class StateTree:
                 reusable += common
                 deepest = child
             node = child
-        return Found(reusable, raw, deepest, visited)
+        return Reach(reusable, raw, deepest, visited)
 
     def _common(self, edge: bytes, path: bytes, at: int) -> int:
         """Leading symbols of `edge` that `path` has from byte `at` on."""
@@ -215,7 +215,7 @@ class StateTree:
 
     # ---- lookups and insertions
 
-    def match(self, path: bytes, symbols: int | None = None) -> Found:
+    def match(self, path: bytes, symbols: int | None = None) -> Reach:
         """As `find`, and what was found is used now."""
         self.clock += 1
         found = self.find(path, symbols)
