@@ -370,7 +370,7 @@ class Pipeline:
         if not served.first_byte_at:
             served.first_byte_at = now
         if captured is not None and data:
-            if attempt.first_at is None and (not attempt.prompt.stream or has_token(data)):
+            if attempt.first_at is None and (not attempt.prompt.stream or has_token(data, attempt.prompt.api)):
                 self.router.first_token(attempt, now)
             if served.sent_bytes <= CAPTURE_BYTES_MAX:
                 captured += data
@@ -379,7 +379,7 @@ class Pipeline:
     def _learn(self, attempt: Attempt, captured: bytearray, *, chunked: bool) -> None:
         """The answer is complete. One without output proves a prefill only if the engine says how it finished."""
         raw = bytes(captured)
-        if attempt.first_at is None and has_finished(raw):
+        if attempt.first_at is None and has_finished(raw, attempt.prompt.api):
             self.router.first_token(attempt, time.monotonic())
         if attempt.first_at is not None and attempt.sent_bytes <= CAPTURE_BYTES_MAX:
             self.tokenizer.finish(attempt, raw, chunked=chunked)

@@ -15,14 +15,24 @@ from typing import Any
 import orjson
 
 from ranvier_py.core.answers.chunked import ChunkedReader
+from ranvier_py.core.prompts.request_apis import MESSAGES, RESPONSES
 
-FIRST_TOKEN = re.compile(
+CHAT_TOKEN = re.compile(
     rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{'
 )
-"""Engines open a stream with an empty role chunk, some before the prefill is done: only output proves the prefill."""
+FIRST_TOKEN = {
+    "messages": re.compile(rb'"type"\s*:\s*"(?:(?:text|thinking|input_json)_delta|tool_use)"'),
+    "responses": re.compile(rb'"type"\s*:\s*"(?:response\.[a-z_]+(?:\.[a-z_]+)?\.delta|function_call)"'),
+}
+"""By API, CHAT_TOKEN for the others. Engines open a stream with an empty role chunk, some before the prefill is done:
+only output proves the prefill."""
 
-FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
-"""In the last event of every choice; null before it."""
+CHAT_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
+FINISHED = {
+    "messages": re.compile(rb'"stop_reason"\s*:\s*"'),
+    "responses": re.compile(rb'"(?:type"\s*:\s*"response\.|status"\s*:\s*")(?:completed|incomplete)"'),
+}
+"""The same. In the last event of every choice, message or response; null before it."""
 
 STRING = rb'"((?:[^"\\]++|\\.)*+)"'  # possessive: nothing that is taken is tried in pieces
 DELTA_CONTENT = re.compile(rb'"delta"\s*:\s*\{[^{}]*?"content"\s*:\s*' + STRING)
@@ -50,20 +60,24 @@ class Answer:
 NOTHING = Answer()
 
 
-def has_finished(data: bytes) -> bool:
+def has_finished(data: bytes, api: str = "chat") -> bool:
     """Whether an answer says how it finished; one that is an error and nothing else does not."""
-    return FINISHED.search(data) is not None
+    return FINISHED.get(api, CHAT_FINISHED).search(data) is not None
 
 
-def has_token(data: bytes) -> bool:
+def has_token(data: bytes, api: str = "chat") -> bool:
     """Whether this piece of a stream shows generated output."""
-    return FIRST_TOKEN.search(data) is not None
+    return FIRST_TOKEN.get(api, CHAT_TOKEN).search(data) is not None
 
 
 def read_answer(raw: bytes, *, chunked: bool, streamed: bool, kind: str) -> Answer:
-    """Read a complete body as relayed. `kind` is "chat" or "completion". Never raises."""
+    """Read a complete body as relayed. `kind` is "completion" or the API of a chat. Never raises."""
     try:
         body = unchunked(raw) if chunked else raw
+        if kind == "messages":
+            return read_turn(merged_turn(body) if streamed else orjson.loads(body))
+        if kind == "responses":
+            return read_response(merged_response(body) if streamed else orjson.loads(body))
         if streamed:
             return read_stream(body, kind)
         return read_object(orjson.loads(body), kind)
@@ -139,6 +153,80 @@ def merge_call(call: dict[str, Any], piece: Mapping[str, Any]) -> None:
     function = piece.get("function") or {}
     call["function"]["name"] += function.get("name") or ""
     call["function"]["arguments"] += function.get("arguments") or ""
+
+
+# --- messages, responses ----------------------------------------------------------------------------------------------
+
+
+def read_turn(body: Mapping[str, Any]) -> Answer:
+    """An answer of /v1/messages as one object. What was cached is no part of its `input_tokens`."""
+    usage = body.get("usage") or {}
+    cached, made = count(usage.get("cache_read_input_tokens")), count(usage.get("cache_creation_input_tokens"))
+    tokens = count(usage.get("input_tokens"))
+    prompt_tokens = None if tokens is None else tokens + (cached or 0) + (made or 0)
+    blocks = body["content"]
+    text = "".join(block["text"] for block in blocks if block["type"] == "text")
+    message = MESSAGES.messages({"role": "assistant", "content": blocks})[-1]
+    return Answer(as_turn(message), text, prompt_tokens, cached, count(usage.get("output_tokens")))
+
+
+def merged_turn(body: bytes) -> Mapping[str, Any]:
+    """The object that the events of /v1/messages add up to."""
+    usage: dict[str, Any] = {}
+    blocks: dict[int, dict[str, Any]] = {}
+    for event in stream_events(body):
+        kind = event.get("type")
+        if kind == "message_start":
+            usage.update(event["message"].get("usage") or {})
+        elif kind == "message_delta":
+            counts = event.get("usage") or {}
+            usage.update({name: number for name, number in counts.items() if number is not None})
+        elif kind == "content_block_start":
+            blocks[event["index"]] = {**event["content_block"], "json": ""}
+        elif kind == "content_block_delta":
+            block, delta = blocks[event["index"]], event["delta"]
+            for name, into in (("text", "text"), ("thinking", "thinking"), ("partial_json", "json")):
+                if name in delta:
+                    block[into] = block.get(into, "") + delta[name]
+    for block in blocks.values():
+        written = block.pop("json")
+        if written:
+            block["input"] = orjson.loads(written)
+    return {"content": [blocks[index] for index in sorted(blocks)], "usage": usage}
+
+
+def read_response(body: Mapping[str, Any]) -> Answer:
+    """An answer of /v1/responses as one object. Of several items the first is learned: the next turn begins so."""
+    usage = body.get("usage") or {}
+    details = usage.get("input_tokens_details") or {}
+    counts = count(usage.get("input_tokens")), count(details.get("cached_tokens")), count(usage.get("output_tokens"))
+    items = body.get("output") or ()
+    message = RESPONSES.messages(items[0])[0] if items else {}
+    content = message.get("content")
+    return Answer(as_turn(message), content if type(content) is str else "", *counts)
+
+
+def merged_response(body: bytes) -> Mapping[str, Any]:
+    """The response as its last event has it."""
+    items: list[Any] = []
+    for event in stream_events(body):
+        kind = event.get("type")
+        if kind == "response.output_item.done":
+            items.append(event["item"])
+        elif kind in ("response.completed", "response.incomplete"):
+            response = event["response"]
+            return {"output": response.get("output") or items, "usage": response.get("usage")}
+    return {}
+
+
+def as_turn(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The message as the next turn will carry it; None where that is not certain."""
+    if message.get("role") != "assistant" or message.get("reasoning_content"):
+        return None
+    return message if message.get("content") or message.get("tool_calls") else None
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
 
 
 def stream_usage(body: bytes) -> tuple[int | None, int | None, int | None]:

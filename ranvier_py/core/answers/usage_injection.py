@@ -36,6 +36,9 @@ OWN_OPTIONS = re.compile(rb'"stream_options"\s*:\s*(null|\{[^{}\\]{0,512}\})')
 REFUSALS = frozenset((400, 422))
 """What servers answer to a member they do not know: vLLM and most others 400, FastAPI's own validation 422."""
 
+COUNTED_ANYWAY = ("messages", "responses")
+"""APIs whose streams have their counts whoever asks."""
+
 ASKING_BYTES_MAX = 4 * 1024 * 1024
 """Larger bodies go out as they came: no client should cause a copy of all of it for 40 bytes more."""
 
@@ -74,7 +77,7 @@ class UsageAsking:
 
     def body(self, prompt: Prompt, backend: BackendId, generation: int) -> bytes | None:
         """The body that asks for counts; None where it is not to be changed."""
-        if not self._enabled or not prompt.stream or prompt.kind == "opaque":
+        if not self._enabled or not prompt.stream or prompt.kind == "opaque" or prompt.api in COUNTED_ANYWAY:
             return None
         if self.terms(backend, generation) in (Terms.REFUSES, Terms.UNASKED):
             return None

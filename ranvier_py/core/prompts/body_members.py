@@ -29,9 +29,8 @@ PREFIX_TOKENS_MAX = 1 << 16
 """Longer ones are no beginning."""
 
 
-def misfit(fields: Mapping[str, Any], size: int) -> str:
-    """Why these members of a body of `size` bytes are no chat to us; empty where they are one."""
-    messages = fields.get("messages")
+def misfit(fields: Mapping[str, Any], messages: object, size: int) -> str:
+    """Why these members and messages of a body of `size` bytes are no chat to us; empty where they are one."""
     if not isinstance(messages, list) or not messages or not are_objects(messages):
         return "schema"
     if not has_name(fields):

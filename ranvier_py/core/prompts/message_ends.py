@@ -20,23 +20,40 @@ ENDS_MAX = 16
 
 ARRAY_END = re.compile(rb"}[ \t\r\n]*]")
 GAP_BYTES_MAX = 256  # between two messages: a comma and, where somebody reads it, a line end and blanks
-KNOWN_HISTORY = b'{"messages":[null'
+NEAR_BYTES = 1 << 20
+CACHE_MARK = b'"cache_control"'
 
 
-def load_rest(body: bytes, cut: int) -> dict[str, Any] | None:
-    """The body parsed as if all messages before `cut` were one null, or None when that is no JSON object."""
-    found = object_of(KNOWN_HISTORY + body[cut:])
-    messages = found.get("messages") if found is not None else None  # a second one after the cut would replace ours
-    return found if isinstance(messages, list) and messages and messages[0] is None else None
+def load_rest(body: bytes, cut: int, name: str) -> tuple[list[Any], dict[str, Any]] | None:
+    """(messages after `cut`, members behind them), or None when that is no JSON object.
+
+    It is parsed as if all messages before `cut` were one null; `name` is that of the member with the messages.
+    """
+    found = object_of(b'{"%b":[null%b' % (name.encode(), body[cut:]))
+    messages = found.pop(name) if found is not None else None  # a second one after the cut would replace ours
+    if found is None or not isinstance(messages, list) or not messages or messages[0] is not None:
+        return None
+    return messages[1:], found
 
 
-def is_cut(body: bytes, cut: int, following: int, after: Sequence[str]) -> bool:
-    """Whether `cut` is the message end before the last `following` ones, with the members `after` behind `messages`."""
-    found = load_rest(body, cut)
-    return found is not None and len(found.pop("messages")) == 1 + following and list(found) == list(after)
+def is_cut(body: bytes, cut: int, following: int, after: Sequence[str], name: str) -> bool:
+    """Whether `cut` is the message end before the last `following` ones, with the members `after` behind them."""
+    found = load_rest(body, cut, name)
+    return found is not None and len(found[0]) == following and list(found[1]) == list(after)
 
 
-def last_end(body: bytes, start: int, room: int, after: Sequence[str]) -> int:
+def unmarked(body: bytes, cuts: Sequence[int], room: int) -> int:
+    """The last of the proposed cuts that has no `cache_control` behind it, which moves on with the next turn.
+
+    Nothing where that is the last one anyway, or too far from the end. `cuts` are descending.
+    """
+    start = next((cut for cut in reversed(cuts) if len(body) - cut <= room), 0)
+    mark = body.find(CACHE_MARK, start) if start else -1
+    found = next((cut for cut in cuts if start <= cut < mark), 0)
+    return found if found != cuts[0] else 0
+
+
+def last_end(body: bytes, start: int, room: int, after: Sequence[str], name: str) -> int:
     """Where the last message ends, which does so behind `start`, with the members `after` behind `messages`.
 
     0 where that is not found with a parse of no more than `room` bytes in all.
@@ -47,7 +64,7 @@ def last_end(body: bytes, start: int, room: int, after: Sequence[str]) -> int:
         cut = match.start() + 1
         if len(body) - cut <= room:
             room -= len(body) - cut
-            if is_cut(body, cut, 0, after):
+            if is_cut(body, cut, 0, after, name):
                 return cut
     return 0
 
@@ -57,11 +74,19 @@ def bare_end(body: bytes) -> int:
     return len(body.rstrip()[:-1].rstrip()[:-1].rstrip()) if body[-2:] != b"]}" else len(body) - 2
 
 
-def message_cuts(body: bytes) -> Iterator[int]:
-    """Offsets that look like message ends, last first: just after the `}` before a `,` and `{"role"`."""
+def message_cuts(body: bytes, marks: tuple[bytes, ...]) -> Iterator[int]:
+    """Offsets that look like message ends, last first: just after the `}` before a `,` and an object with a mark.
+
+    The first mark is searched for through all of it, the others near its end alone.
+    """
     stop = len(body)
+    near = max(0, stop - NEAR_BYTES)
+    places = dict.fromkeys(marks, stop + 1)
     for _ in range(CUTS_MAX):
-        role = body.rfind(b'"role"', 0, stop)
+        for mark in marks:
+            if places[mark] >= stop:
+                places[mark] = body.rfind(mark, 0 if mark is marks[0] else near, stop)
+        role = max(places.values())
         opening = body.rfind(b"{", 0, role) if role > 0 else -1
         closing = body.rfind(b"}", 0, opening) if opening > 0 else -1
         if closing < 0:

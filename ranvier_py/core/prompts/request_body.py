@@ -1,6 +1,7 @@
 """Request bodies -> Prompt. The schema is the engine's: only what is not JSON is refused here.
 
-A body that is JSON but not understood becomes an opaque Prompt, which is routed by load, and so does one that would
+Bodies of all APIs that carry a conversation are read as the chat that engines make of them (`request_apis`). A body
+that is JSON but not understood becomes an opaque Prompt, which is routed by load, and so does one that would
 take too long to understand (`body_json`). A chat whose history was seen before is found by the digest of its raw bytes
 up to a message end, and only the bytes after that are parsed:
 
@@ -42,16 +43,19 @@ from ranvier_py.core.prompts.body_members import (
 )
 from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, canonical_message
-from ranvier_py.core.prompts.message_ends import is_cut, last_end, load_rest, message_cuts
+from ranvier_py.core.prompts.message_ends import CUTS_MAX, is_cut, last_end, load_rest, message_cuts, unmarked
 from ranvier_py.core.prompts.namespaces import TokenNamespaces, opening_key
 from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, PromptMemory, detached
+from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, RESPONSES, Api, pieces_of
 
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
-NAMESPACE_FIELDS = ("model", "cache_salt", "lora_path", "tools", *TEMPLATE_FIELDS)
+STORED_FIELDS = ("previous_response_id", "conversation")
+NAMESPACE_FIELDS = ("model", "cache_salt", "lora_path", "tools", *TEMPLATE_FIELDS, *STORED_FIELDS)
 """Members of a body that change the rendered text as a whole, or that keep caches apart: the namespace of texts. That
-of tokens is `prompts.namespaces`."""
+of tokens is `prompts.namespaces`. STORED_FIELDS name a history that an engine keeps and no body shows."""
 
 NAMESPACE = frozenset(NAMESPACE_FIELDS)
+PIECES_MAX = 2 * MESSAGES_MAX  # parts of contents that are made into messages, in all
 
 REPARSED_BYTES_MAX = UNCOUNTED_BYTES_MAX
 """Parsed once more, in all tries together, to find where the last messages end. A longer last message is not passed
@@ -73,14 +77,16 @@ NAMESPACES_MAX = 1024  # cached fingerprints of namespaces that are a model's na
 class Note(NamedTuple):
     """What is to be remembered of a body, once it has been sent on.
 
-    `cut` is a message end that is known already, or 0; `last` where the last message but one seems to end, or 0; `new`
-    how many messages follow `cut`; `known` what the whole of the messages stands for; `after` the names of the members
-    that follow `messages` in the body; `tenant` whose it is.
+    `api` is how the body is read, an item of its history a message there. `cut` is an item's end that is known already,
+    or 0; `cuts` where items behind it seem to end, but for the last one, descending; `ends` what the items behind `cut`
+    stand for, as far as CUTS_MAX of them, the last one first; `known` what the whole history stands for; `after` the
+    names of the members that follow it in the body; `tenant` whose it is.
     """
 
+    api: Api
     cut: int
-    last: int
-    new: int
+    cuts: Sequence[int]
+    ends: Sequence[Boundary]
     known: KnownPrefix
     after: Sequence[str]
     tenant: bytes
@@ -91,7 +97,8 @@ class Prompt:
     """What routing needs to know of one request.
 
     `kind` is "chat", "completion" or "opaque"; an opaque prompt has a chain of no boundaries, and a reason why it is
-    `unread` where it should have one. `tail` are the messages after `base`, the deepest boundary that was known when
+    `unread` where it should have one. `api` is how a chat came and how it is answered (`request_apis`), else the same.
+    `tail` are the messages after `base`, the deepest boundary that was known when
     the body was read; none where they would be too many objects to keep. `note` is what `remember` needs.
     `stream_options` is one of ABSENT, OWN and OPEN; `prefix_len` what a request names so, 0 for nothing. `salt` is the
     `cache_salt` that engines are to get instead of its own; empty where that stands.
@@ -109,6 +116,7 @@ class Prompt:
     prefix_len: int = 0
     salt: str = ""
     note: Note | None = None
+    api: str = ""
 
     @property
     def tokens(self) -> int:
@@ -128,7 +136,8 @@ class Prompt:
         if self.kind != "chat" or len(self.body) > OPENING_BYTES_MAX:
             return b""
         body = load_object(self.body)
-        return opening_key(self.model, body["messages"], body.get("system"), bytes_max)
+        api = APIS[self.api]
+        return opening_key(self.model, api.items(body), body.get(api.lead or "system"), bytes_max)
 
     @property
     def text(self) -> str:
@@ -170,12 +179,12 @@ class PromptReader:
         twin.memory, twin._tokens, twin._namespaces = ForgetfulMemory(self.memory), tokens, dict(self._namespaces)
         return twin
 
-    def chat(self, body: bytes, tenant: bytes = b"") -> Prompt:
-        """A body of /v1/chat/completions. `tenant` is empty where none are told apart.
+    def chat(self, body: bytes, tenant: bytes = b"", api: Api = CHAT) -> Prompt:
+        """A body of this API. `tenant` is empty where none are told apart.
 
         Raises BadRequest when it is not JSON.
         """
-        prompt = self._continuing(body, tenant) if len(body) <= KNOWN_BYTES_MAX else None
+        prompt = self._continuing(body, tenant, api) if len(body) <= KNOWN_BYTES_MAX else None
         if prompt is not None:
             self.memory.counters.found += 1
             return prompt
@@ -183,12 +192,17 @@ class PromptReader:
         if reason:
             return self._unparsed(body, tenant, reason)
         fields = load_object(body)
-        reason = misfit(fields, len(body))
+        items = api.items(fields)
+        reason = misfit(fields, items, len(body))
+        if not reason and api is not CHAT and pieces_of(items) > PIECES_MAX:
+            reason = "messages"
+        if not reason and api is RESPONSES and any(fields.get(name) for name in STORED_FIELDS):
+            reason = "stored"
         if reason:
             return self._opaque(fields, body, tenant, reason)
         self.memory.counters.missed += 1
         try:
-            return self._first_contact(body, fields, tenant)
+            return self._first_contact(body, fields, items, tenant, api)
         except (TypeError, UnicodeError):  # values that only other JSON libraries accept, such as lone surrogates
             return self._opaque(fields, body, tenant, "values")
 
@@ -239,56 +253,87 @@ class PromptReader:
         prompt.salt = self._salt(fields, tenant)
         return prompt
 
-    def _continuing(self, body: bytes, tenant: bytes) -> Prompt | None:
+    def _continuing(self, body: bytes, tenant: bytes, api: Api) -> Prompt | None:
         """The prompt of a chat with a known history, or None."""
-        last = 0
-        for cut in message_cuts(body):
-            last = last or cut
-            known = self.memory.find(self._digest(body, cut, tenant))
+        cuts: list[int] = []
+        for cut in message_cuts(body, api.marks):
+            known = self.memory.find(self._digest(body, cut, tenant, api))
+            cuts.append(cut)
             if known is None:
                 continue
             size = len(body) - cut
-            rest = None if size > UNCOUNTED_BYTES_MAX and excess(body[cut:]) else load_rest(body, cut)
+            rest = None if size > UNCOUNTED_BYTES_MAX and excess(body[cut:]) else load_rest(body, cut, api.history)
             if rest is None:
                 return None
-            messages = rest.pop("messages")[1:]
-            count = known.end.messages + len(messages)
-            if count > MESSAGES_MAX or not are_few(len(messages), size):
+            items = rest[0]
+            if not are_objects(items) or known.end.messages + len(items) > MESSAGES_MAX:
                 return None
-            if not are_objects(messages):
+            if not are_few(len(items), size) or (api is not CHAT and pieces_of(items) > PIECES_MAX):
                 return None
-            fields = {**known.fields, **rest} if rest else known.fields
-            try:
-                alone = NAMESPACE.isdisjoint(rest)
-                if not (alone and known.alone) and self._namespace(fields, tenant) != known.namespace:
-                    return None
-                end = self._extend(known.end, messages)
-            except (TypeError, UnicodeError):
-                return None
-            tail = messages if size <= TAIL_BYTES_MAX else ()
-            prompt = self._prompt("chat", fields, body, tenant, end, known.end, tail)
-            known = KnownPrefix(end, known.namespace, known.fields, alone)
-            prompt.note = Note(cut, last, len(messages), known, list(rest), tenant)
-            return prompt
+            return self._continued(body, cuts, known, rest, tenant, api)
         return None
 
-    def _first_contact(self, body: bytes, fields: dict[str, Any], tenant: bytes) -> Prompt:
-        messages: list[Message] = fields["messages"]
-        root = self._root(fields, tenant)
-        end = self._extend(root, messages)
+    def _continued(
+        self,
+        body: bytes,
+        cuts: Sequence[int],
+        known: KnownPrefix,
+        rest: tuple[Sequence[Message], Mapping[str, Any]],
+        tenant: bytes,
+        api: Api,
+    ) -> Prompt | None:
+        """The prompt of a chat whose history is known up to the last of `cuts`; None where it is another after all."""
+        (items, members), cut = rest, cuts[-1]
+        fields = {**known.fields, **api.members(members)} if members else known.fields
+        try:
+            alone = NAMESPACE.isdisjoint(members) and api.lead not in members
+            if not (alone and known.alone) and not self._is_same(known, fields, tenant):
+                return None
+            if api is RESPONSES and any(fields.get(name) for name in STORED_FIELDS):
+                return None
+            messages, ends = self._extend(known.end, items, api)
+        except (TypeError, UnicodeError):
+            return None
+        if len(messages) > len(items) and not are_few(known.end.messages + len(messages), len(body)):
+            return None
+        end = ends[0] if ends else known.end
+        tail = messages if len(body) - cut <= TAIL_BYTES_MAX else ()
+        prompt = self._prompt("chat", fields, body, tenant, end, known.end, tail)
+        prompt.api = api.name
+        known = KnownPrefix(end, known.namespace, known.fields, alone)
+        prompt.note = Note(api, cut, cuts, ends, known, list(members), tenant)
+        return prompt
+
+    def _first_contact(
+        self, body: bytes, fields: dict[str, Any], items: Sequence[Message], tenant: bytes, api: Api
+    ) -> Prompt:
         names = list(fields)
-        place = names.index("messages")
-        head = self._kept({name: fields[name] for name in names[:place]})
+        fields = {**api.members(fields)}
+        root = self._root(fields, tenant)
+        lead: Sequence[Message] = fields.get(LEAD, ()) if api.lead else ()
+        start = self._extend(root, lead, CHAT)[1]
+        messages, ends = self._extend(start[0] if start else root, items, api)
+        if len(messages) > len(items) and not are_few(len(messages), len(body)):
+            return self._opaque(fields, body, tenant, "messages")
+        place = names.index(api.history)
         after = names[place + 1 :]
-        known = KnownPrefix(end, root.text, head, NAMESPACE.isdisjoint(after))
-        tail = messages if len(body) <= TAIL_BYTES_MAX else ()
-        prompt = self._prompt("chat", fields, body, tenant, end, root, tail)
-        prompt.note = Note(0, next(message_cuts(body), 0), len(messages), known, after, tenant)
+        head = self._kept({name: fields[name] for name in (*names[:place], LEAD) if name in fields})
+        if api.lead in after:
+            head.pop(LEAD, None)
+        alone = NAMESPACE.isdisjoint(after) and api.lead not in after
+        known = KnownPrefix(ends[0], self._opening(root.text, fields), head, alone)
+        tail = [*lead, *messages] if len(body) <= TAIL_BYTES_MAX else ()
+        prompt = self._prompt("chat", fields, body, tenant, ends[0], root, tail)
+        prompt.api = api.name
+        if type(fields[api.history]) is list:
+            prompt.note = Note(api, 0, list(message_cuts(body, api.marks)), ends, known, after, tenant)
         return prompt
 
     def _kept(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """What is remembered of members: no more than `_prompt` and `_namespace` read, and of no size of theirs."""
         kept = self._reduced(fields)
+        if LEAD in fields:
+            kept[LEAD] = self._lead_digest(fields)
         if "stream" in fields:
             kept["stream"] = fields["stream"] is True
         if "stream_options" in fields:
@@ -297,14 +342,21 @@ class PromptReader:
             kept["prefix_len"] = prefix_len(fields)
         return kept
 
-    def _extend(self, boundary: Boundary, messages: Sequence[Message]) -> Boundary:
-        for message in messages:
-            boundary = self.extend(boundary, message)
-        if boundary.parent is not None:
-            self.memory.keep(boundary)
-            if boundary.parent.parent is not None:
-                self.memory.keep(boundary.parent)
-        return boundary
+    def _extend(
+        self, boundary: Boundary, items: Sequence[Message], api: Api
+    ) -> tuple[Sequence[Message], Sequence[Boundary]]:
+        """The messages that these items stand for, and the ends of the last few of them, the last one first."""
+        messages: list[Message] = []
+        ends: list[Boundary] = []
+        for item in items:
+            for message in api.messages(item):
+                boundary = self.extend(boundary, message)
+                messages.append(message)
+            ends.append(boundary)
+        ends = ends[: -CUTS_MAX - 2 : -1]
+        for end in ends[:2]:
+            self.memory.keep(end)
+        return messages, ends
 
     def extend(self, boundary: Boundary, message: Message) -> Boundary:
         """The boundary at the end of `message`, which follows `boundary`. Raises TypeError for values beyond JSON."""
@@ -324,18 +376,24 @@ class PromptReader:
         note, prompt.note = prompt.note, None
         if note is None:
             return
-        body, end = prompt.body, note.known.end
-        room = REPARSED_BYTES_MAX
-        if note.last > note.cut and end.parent is not None and len(body) - note.last <= room:
-            room -= len(body) - note.last
-            if is_cut(body, note.last, 1, note.after):
-                self.memory.remember(self._digest(body, note.last, note.tenant), note.known._replace(end=end.parent))
-        cut = last_end(body, max(note.last, note.cut), room, note.after) if note.new else 0
+        body, cuts = prompt.body, [cut for cut in note.cuts if cut > note.cut]
+        room, name, last = REPARSED_BYTES_MAX, note.api.history, cuts[0] if cuts else 0
+        moving = note.api.lead == "system" and cuts  # only this API's clients mark where caches end
+        for cut in (last, unmarked(body, cuts, room) if moving else 0):
+            following = cuts.index(cut) + 1 if cut else 0
+            if 0 < following < len(note.ends) and len(body) - cut <= room:
+                room -= len(body) - cut
+                if is_cut(body, cut, following, note.after, name):
+                    known = note.known._replace(end=note.ends[following])
+                    self.memory.remember(self._digest(body, cut, note.tenant, note.api), known)
+        cut = last_end(body, max(last, note.cut), room, note.after, name) if note.ends else 0
         if cut:
-            self.memory.remember(self._digest(body, cut, note.tenant), note.known)
+            self.memory.remember(self._digest(body, cut, note.tenant, note.api), note.known)
 
-    def _digest(self, body: bytes, cut: int, tenant: bytes) -> int:
-        seed = self._seed ^ int.from_bytes(tenant[:8], "little") if tenant else self._seed
+    def _digest(self, body: bytes, cut: int, tenant: bytes, api: Api) -> int:
+        seed = self._seed ^ api.number
+        if tenant:
+            seed ^= int.from_bytes(tenant[:8], "little")
         return xxhash.xxh3_128_intdigest(memoryview(body)[:cut], seed)
 
     def _root(self, fields: Mapping[str, Any], tenant: bytes) -> Boundary:
@@ -360,6 +418,19 @@ class PromptReader:
             except (TypeError, UnicodeError):  # lone surrogates
                 own = json.dumps(own).encode()
         return self._texts.digest(b"salt" + tenant + own).hex()
+
+    def _opening(self, namespace: Fingerprint, fields: Mapping[str, Any]) -> Fingerprint:
+        """What the members beside the history stand for: namespace and lead. Never the same for two of them."""
+        return self._texts.extend_bytes(namespace, self._lead_digest(fields)) if LEAD in fields else namespace
+
+    def _is_same(self, known: KnownPrefix, fields: Mapping[str, Any], tenant: bytes) -> bool:
+        """Whether these members lead to the same history as they did."""
+        return self._opening(self._namespace(fields, tenant), fields) == known.namespace
+
+    def _lead_digest(self, fields: Mapping[str, Any]) -> bytes:
+        """Of messages, or of what was kept of them."""
+        lead = fields[LEAD]
+        return lead if type(lead) is bytes else self._texts.digest(orjson.dumps(lead))
 
     def _namespace(self, fields: Mapping[str, Any], tenant: bytes) -> Fingerprint:
         chosen = self._reduced(fields)
@@ -399,7 +470,7 @@ class PromptReader:
     ) -> Prompt:
         model = fields.get("model")
         stream = fields.get("stream") is True
-        prompt = Prompt(kind, model if type(model) is str else "", stream, end, base, tail, body)
+        prompt = Prompt(kind, model if type(model) is str else "", stream, end, base, tail, body, api=kind)
         if "stream_options" in fields:
             prompt.stream_options = stream_options(fields)
         if "prefix_len" in fields:

@@ -27,6 +27,7 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import increment
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
+from ranvier_py.core.prompts.request_apis import CHAT, MESSAGES, RESPONSES
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.attempt import Attempt, Observer, PoolMatch, RouterCounters
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool, Registry, Transition
@@ -39,6 +40,7 @@ __all__ = ["CHAT_PATH", "COMPLETION_PATH", "Attempt", "Observer", "PoolMatch", "
 
 CHAT_PATH = b"/v1/chat/completions"
 COMPLETION_PATH = b"/v1/completions"
+CHAT_PATHS = {CHAT_PATH: CHAT, b"/v1/messages": MESSAGES, b"/v1/responses": RESPONSES}
 
 new = tuple.__new__
 """Makes a NamedTuple in half the time that its name takes; for those that every request needs."""
@@ -90,8 +92,9 @@ class Router:
         `dry`: for `explain`. Nothing of it is remembered, and what is found out about it is found out for it alone.
         """
         reader = self.reader.forgetful(self.hasher) if dry else self.reader
-        if path == CHAT_PATH:
-            prompt = reader.chat(body, tenant)
+        api = CHAT_PATHS.get(path)
+        if api is not None:
+            prompt = reader.chat(body, tenant, api)
         elif path == COMPLETION_PATH:
             prompt = reader.completion(body, tenant)
         else:

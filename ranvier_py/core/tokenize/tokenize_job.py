@@ -64,7 +64,7 @@ class TokenizeJob(NamedTuple):
     read. `body` is the whole body, or empty. `length`: tokens of the whole prompt, as estimated.
     """
 
-    kind: str  # "chat" or "completion"
+    kind: str  # "completion", or how a chat came (`prompts.request_apis`)
     length: int
     known: int
     state: TokenState
@@ -97,7 +97,7 @@ def job_of(
     assert state is not None
     assert root is not None
     return ancestor, TokenizeJob(
-        prompt.kind, end.length, ancestor.messages, state, root.total, content, body, answer, prompt.stream, chunked
+        prompt.api, end.length, ancestor.messages, state, root.total, content, body, answer, prompt.stream, chunked
     )
 
 

@@ -15,8 +15,11 @@ from ranvier_py.core.answers.answer_stream import NOTHING, Answer, read_answer
 from ranvier_py.core.errors import TemplateRefused
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, media_of
+from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, Api
 from ranvier_py.core.prompts.request_body import TEMPLATE_FIELDS
 from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, Status, TokenizeJob, TokenizeResult
+
+COMPLETION = "completion"
 
 
 class Tokenizer(Protocol):
@@ -45,7 +48,7 @@ class TokenizeWork:
         job = self.job
         if job.answer is not None:
             self.answer = read_answer(job.answer, chunked=job.chunked, streamed=job.streamed, kind=job.kind)
-        if job.kind == "chat" and job.content is not None:
+        if job.kind != COMPLETION and job.content is not None:
             new = self.chat().messages[job.known :] if job.body else [*orjson.loads(job.content), *self.answered]
             self.messages = new
 
@@ -60,7 +63,7 @@ class TokenizeWork:
 
     @property
     def is_to_tokenize(self) -> bool:
-        return bool(self.messages) if self.job.kind == "chat" else bool(self.job.content)
+        return bool(self.job.content) if self.job.kind == COMPLETION else bool(self.messages)
 
     @property
     def has_media(self) -> bool:
@@ -70,7 +73,7 @@ class TokenizeWork:
         """The whole conversation, with the answer. Raises BodyNeeded."""
         if not self.job.body:
             raise BodyNeeded
-        chat = chat_of(self.job.body)
+        chat = chat_of(self.job.body, APIS[self.job.kind])
         return Chat([*chat.messages, *self.answered], chat.tools, chat.template)
 
     def tokenize_whole(self, tokenizer: Tokenizer) -> None:
@@ -81,7 +84,7 @@ class TokenizeWork:
         self.is_whole = True
         if self.job.length > TOKENS_MAX:
             raise TemplateRefused("the prompt is too long")
-        if self.job.kind == "completion":
+        if self.job.kind == COMPLETION:
             ids = tokenizer.tokenize_text((self.job.content or b"").decode())
             self.tokenized = TokenizedChat(ids, [len(ids)], "rendered")
         else:
@@ -175,8 +178,10 @@ class TokenizeService:
         return segments
 
 
-def chat_of(body: bytes) -> Chat:
+def chat_of(body: bytes, api: Api = CHAT) -> Chat:
     """The whole conversation of a body."""
     fields = orjson.loads(body)
     template = {name: fields[name] for name in TEMPLATE_FIELDS if fields.get(name)}
-    return Chat(fields["messages"], fields.get("tools") or None, template)
+    items, members = api.items(fields), api.members(fields)
+    lead = members.get(LEAD, ()) if api.lead else ()
+    return Chat([*lead, *api.chat(items)], members.get("tools") or None, template)

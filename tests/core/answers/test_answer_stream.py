@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.answers.answer_stream import has_token, read_answer, unchunked
+from ranvier_py.core.answers.answer_stream import has_finished, has_token, read_answer, unchunked
 
 
 def event(delta: dict[str, object], **more: object) -> bytes:
@@ -87,3 +87,128 @@ def test_garbage_teaches_nothing_and_raises_nothing(raw: bytes, chunked: bool, s
 def test_a_body_that_is_not_chunked_is_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
         unchunked(raw)
+
+
+# --- messages, responses ---------------------------------------------------------------------------------------------
+
+
+def named_event(kind: str, **fields: object) -> bytes:
+    """An event as Anthropic's and OpenAI's newer API name them."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
+
+
+def claude_stream(*blocks: dict[str, object], cached: int | None = 96) -> bytes:
+    """A stream of /v1/messages with these blocks, each in two deltas."""
+    usage = {"input_tokens": 4, "cache_read_input_tokens": cached, "output_tokens": 0}
+    raw = named_event("message_start", message={"id": "msg_1", "role": "assistant", "content": [], "usage": usage})
+    for index, block in enumerate(blocks):
+        kind = str(block["type"])
+        name, delta, empty = {
+            "text": ("text", "text", ""),
+            "thinking": ("thinking", "thinking", ""),
+            "tool_use": ("input", "partial_json", {}),
+        }[kind]
+        whole = block[name] if isinstance(block[name], str) else orjson.dumps(block[name]).decode()
+        half = len(str(whole)) // 2
+        raw += named_event("content_block_start", index=index, content_block={**block, name: empty})
+        for piece in (str(whole)[:half], str(whole)[half:]):
+            change = {"type": "input_json_delta" if kind == "tool_use" else f"{kind}_delta", delta: piece}
+            raw += named_event("content_block_delta", index=index, delta=change)
+        raw += named_event("content_block_stop", index=index)
+    raw += named_event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 7})
+    return raw + named_event("message_stop")
+
+
+SPOKEN = {"type": "text", "text": "Let me see."}
+USED = {"type": "tool_use", "id": "t1", "name": "read", "input": {"path": "a"}}
+CALLED = [{"id": "t1", "type": "function", "function": {"name": "read", "arguments": '{"path":"a"}'}}]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_message_with_a_tool_use_is_read_as_the_next_turn_has_it(streamed: bool) -> None:
+    usage = {"input_tokens": 4, "cache_read_input_tokens": 96, "output_tokens": 7}
+    whole = orjson.dumps({"type": "message", "content": [SPOKEN, USED], "stop_reason": "tool_use", "usage": usage})
+    raw = claude_stream(SPOKEN, USED) if streamed else whole
+    answer = read_answer(raw, chunked=False, streamed=streamed, kind="messages")
+    assert answer.message == {"role": "assistant", "content": "Let me see.", "tool_calls": CALLED}
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (100, 96, 7)
+    assert has_finished(raw, "messages")
+
+
+def test_counts_of_messages_without_those_of_the_cache_have_none_of_it() -> None:
+    raw = claude_stream(SPOKEN, cached=None)
+    answer = read_answer(raw, chunked=False, streamed=True, kind="messages")
+    assert (answer.prompt_tokens, answer.cached_tokens) == (4, None)
+
+
+def test_a_message_with_thoughts_teaches_no_boundary() -> None:
+    raw = claude_stream({"type": "thinking", "thinking": "hm, well"}, SPOKEN)
+    assert read_answer(raw, chunked=False, streamed=True, kind="messages").message is None
+
+
+def test_only_output_is_a_first_token_of_messages() -> None:
+    opening, *events = claude_stream(SPOKEN).split(b"\n\n")
+    assert not has_token(opening, "messages")
+    assert [has_token(each, "messages") for each in events[:3]] == [False, True, True]
+    assert has_token(claude_stream(USED), "messages")
+    ping = named_event("ping") + named_event("error", error={"type": "overloaded_error", "message": "text_delta"})
+    assert not has_token(ping, "messages")
+    assert not has_finished(opening + ping, "messages")
+
+
+WORDS = {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "Yes."}]}
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "t1", "name": "read", "arguments": '{"path":"a"}'}
+
+
+def response_stream(*items: dict[str, object], end: str = "completed") -> bytes:
+    asked = {"id": "resp_1", "instructions": "delta", "tools": [], "text": {"format": {"type": "text"}}}
+    usage = {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 96}, "output_tokens": 7}
+    raw = named_event("response.created", response={**asked, "status": "in_progress", "output": []})
+    for item in items:
+        raw += named_event("response.output_item.added", item={**item, "content": []})
+        raw += named_event("response.output_text.delta", delta="Yes.")
+        raw += named_event("response.output_item.done", item=item)
+    ended = {**asked, "status": end, "output": list(items), "usage": usage}
+    return raw + named_event(f"response.{end}", response=ended)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([WORDS], {"role": "assistant", "content": "Yes."}),
+        ([WORDS, CALL], {"role": "assistant", "content": "Yes."}),
+        ([CALL], {"role": "assistant", "tool_calls": CALLED}),
+        ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, WORDS], None),
+        ([], None),
+    ],
+)
+def test_a_response_is_read_as_the_next_turn_begins(
+    streamed: bool, items: list[dict[str, object]], message: object
+) -> None:
+    usage = {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 96}, "output_tokens": 7}
+    whole = orjson.dumps({"id": "resp_1", "status": "completed", "output": items, "usage": usage})
+    raw = response_stream(*items) if streamed else whole
+    answer = read_answer(raw, chunked=False, streamed=streamed, kind="responses")
+    assert answer.message == message
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (100, 96, 7)
+    assert has_finished(raw, "responses")
+
+
+def test_only_output_is_a_first_token_of_responses() -> None:
+    opening, *events = response_stream(WORDS).split(b"\n\n")
+    assert not has_token(opening, "responses")
+    assert [has_token(each, "responses") for each in events[:2]] == [False, True]
+    failed = named_event("response.failed", response={"id": "resp_1", "status": "failed"})
+    assert not has_token(failed, "responses")
+    assert not has_finished(opening + failed, "responses")
+
+
+@given(st.sampled_from(["messages", "responses"]), st.booleans(), st.data())
+def test_what_is_cut_off_of_an_answer_teaches_nothing_and_raises_nothing(
+    kind: str, streamed: bool, data: st.DataObject
+) -> None:
+    whole = claude_stream(SPOKEN, USED) if kind == "messages" else response_stream(WORDS, CALL)
+    end = data.draw(st.integers(0, len(whole) - 40))
+    read_answer(whole[:end], chunked=False, streamed=streamed, kind=kind)
+    read_answer(whole[end:], chunked=False, streamed=streamed, kind=kind)

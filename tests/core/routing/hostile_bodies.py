@@ -96,8 +96,11 @@ def shapes() -> Iterator[tuple[str, Shape]]:
         yield f"content of {name}", partial(content_of, name, piece)
         yield f"tools of {name}", partial(member_of, b"tools", name, piece)
         yield f"prompt of {name}", partial(prompt_of, name, piece)
+        yield f"blocks of {name}", partial(blocks_of, name, piece)
+        yield f"items of {name}", partial(items_of, name, piece)
     for name, piece in TEXTS.items():
         yield f"text of {name}", partial(text_of, name, piece)
+    yield from ((shape.__name__, shape) for shape in (results, claude_tools, system_blocks, marks))
     own = (keys, decoys, asked_decoys, roles, messages, empty_messages, model, salt, numbers, unclosed, blank, spaced)
     yield from ((shape.__name__, shape) for shape in own)
     yield from ((shape.__name__, shape) for shape in (widened, not_a_number, surrogate, embeddings, noise, array_ends))
@@ -106,6 +109,39 @@ def shapes() -> Iterator[tuple[str, Shape]]:
 def content_of(name: str, piece: bytes, size: int) -> Hostile:
     start, end = chat(b"[")
     return Hostile(f"content of {name}", CHAT_PATH, filled(start, piece, b"]" + end, size))
+
+
+def blocks_of(name: str, piece: bytes, size: int) -> Hostile:
+    """Of a turn and of a tool's result, where each is looked at."""
+    start = b'{"system":"x","messages":[{"role":"user","content":[{"type":"tool_result","content":['
+    return Hostile(f"blocks of {name}", b"/v1/messages", filled(start, piece, b"]}]}]}", size))
+
+
+def items_of(name: str, piece: bytes, size: int) -> Hostile:
+    start = b'{"instructions":"x","input":[{"type":"reasoning","summary":['
+    return Hostile(f"items of {name}", b"/v1/responses", filled(start, piece, b"]}]}", size))
+
+
+def results(size: int) -> Hostile:
+    """Each becomes a message."""
+    start, piece = b'{"messages":[{"role":"user","content":[', b'{"type":"tool_result"},'
+    return Hostile("results", b"/v1/messages", filled(start, piece, b"]}]}", size))
+
+
+def claude_tools(size: int) -> Hostile:
+    start, piece = b'{"messages":[{"role":"user","content":"x"}],"tools":[', b'{"input_schema":{}},'
+    return Hostile("claude_tools", b"/v1/messages", filled(start, piece, b"]}", size))
+
+
+def system_blocks(size: int) -> Hostile:
+    start, piece = b'{"messages":[{"role":"user","content":"x"}],"system":[', b'{"type":"text","text":""},'
+    return Hostile("system_blocks", b"/v1/messages", filled(start, piece, b"]}", size))
+
+
+def marks(size: int) -> Hostile:
+    """Ends of items wherever one looks, and nothing to be found there."""
+    start, piece = b'{"input":[{"role":"user","content":"', b'\\"role\\":\\"function_call\\"reasoning\\",'
+    return Hostile("marks", b"/v1/responses", filled(start, piece, b'"}]}', size))
 
 
 def member_of(member: bytes, name: str, piece: bytes, size: int) -> Hostile:

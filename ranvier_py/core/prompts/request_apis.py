@@ -1,0 +1,269 @@
+"""The request APIs that carry a conversation, and what each of their bodies is as a chat: the canonical form of all.
+
+    chat        /v1/chat/completions   messages
+    messages    /v1/messages           system, messages      Anthropic's
+    responses   /v1/responses          instructions, input   OpenAI's
+
+Engines that serve the latter two make a chat of them before the template renders it, and so do we: equal chats are
+equal tokens, whichever API they came by, and have equal fingerprints. Of a body that is: tools, then what leads
+(`system`, `instructions`), then the messages that each item of the history stands for.
+
+Rules: what no engine renders is left out: `cache_control`, ids of items, signatures, marks of errors. Text is text,
+alone or as the only block of a list. A tool's result is a message of its own, before the rest of the item it came in.
+What is not known here stays as it came, so that two bodies that differ in it never match. An item is made into messages
+by itself alone; nothing here raises for any JSON.
+Sources: vLLM's entrypoints/anthropic/serving.py and entrypoints/openai/responses/utils.py; SGLang's
+entrypoints/anthropic/serving.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from ranvier_py.core.prompts.boundaries import Message
+from ranvier_py.core.prompts.fingerprint import plain_text
+
+LEAD = "lead"
+"""The member of a read body that has the messages before its history."""
+
+TOOLS_MAX = 1024  # a list of more is no list of tools: it counts as it came
+
+TEXT_KINDS = ("text", "input_text", "output_text")
+
+
+class Api(NamedTuple):
+    """One API. `number` keeps digests of raw bytes apart.
+
+    `history`: the member with the items. `lead`: the member that comes before them, if any. `marks`: texts that stand
+    near the beginning of an item, to look for ends in raw bytes. `messages` makes a chat of an item, `tool` of a tool.
+    """
+
+    name: str
+    number: int
+    history: str
+    lead: str
+    marks: tuple[bytes, ...]
+    messages: Callable[[Message], Sequence[Message]]
+    tool: Callable[[Any], Any]
+
+    def members(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Members of a body, as far as they are there, as those of a chat would be; with the lead as messages."""
+        if not self.lead:
+            return fields
+        found = dict(fields)
+        found.pop(LEAD, None)  # the client's own: engines have no such member
+        tools = fields.get("tools")
+        if type(tools) is list and len(tools) <= TOOLS_MAX:
+            found["tools"] = [self.tool(tool) if type(tool) is dict else tool for tool in tools]
+        if self.lead in fields:
+            found[LEAD] = lead_of(fields[self.lead])
+        return found
+
+    def items(self, fields: Mapping[str, Any]) -> Any:
+        """The history of a body, whatever it is."""
+        found = fields.get(self.history)
+        return [{"role": "user", "content": found}] if type(found) is str and self.name == "responses" else found
+
+    def chat(self, items: Sequence[Message]) -> list[Message]:
+        """All messages that these items stand for."""
+        return [message for item in items for message in self.messages(item)]
+
+
+def lead_of(value: Any) -> list[Message]:
+    """`system` or `instructions` as messages: blocks of text are joined as they are."""
+    if not value:
+        return []
+    if type(value) is list:
+        texts = [block.get("text") if is_kind(block, "text") else None for block in value]
+        if all(type(text) is str for text in texts):
+            value = "".join(text for text in texts if text is not None)
+        else:
+            value = [part_of_block(block) for block in value]
+    return [{"role": "system", "content": value}]
+
+
+def is_kind(value: Any, kind: str) -> bool:
+    return type(value) is dict and value.get("type") == kind
+
+
+def content_of_parts(parts: list[Any]) -> Any:
+    """The text of the only part, or all of them."""
+    only = plain_text(parts[0]) if len(parts) == 1 else None
+    return only if type(only) is str else parts
+
+
+def pieces_of(items: Sequence[Message]) -> int:
+    """How many parts the contents of these items have, those of tool results included: what it takes to read them."""
+    count = len(items)
+    for item in items:
+        content = item.get("content") or item.get("output") or item.get("summary")
+        if type(content) is list:
+            count += len(content)
+            for block in content:
+                inner = block.get("content") if type(block) is dict else None
+                if type(inner) is list:
+                    count += len(inner)
+    return count
+
+
+# --- chat -------------------------------------------------------------------------------------------------------------
+
+
+def itself(message: Message) -> Sequence[Message]:
+    return (message,)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def messages_of_turn(item: Message) -> Sequence[Message]:
+    """An item of /v1/messages: results of tools first, then what else it says."""
+    content = item.get("content")
+    if type(content) is not list:
+        if len(item) == 2:
+            return (item,)
+        return ({key: value for key, value in item.items() if key != "cache_control"},)
+    role = item.get("role")
+    found: list[Message] = []
+    parts: list[Any] = []
+    calls: list[Any] = []
+    thoughts: list[str] = []
+    for block in content:
+        kind = block.get("type") if type(block) is dict else None
+        if kind == "tool_use":
+            calls.append(call_of_block(block))
+        elif kind == "tool_result" and role == "user":
+            found += messages_of_result(block)
+        elif kind == "thinking" and type(block.get("thinking")) is str:
+            thoughts.append(block["thinking"])
+        else:
+            parts.append(part_of_block(block))
+    message: dict[str, Any] = {key: value for key, value in item.items() if key not in ("content", "cache_control")}
+    if parts or not (found or calls or thoughts):
+        message["content"] = content_of_parts(parts)
+    if calls:
+        message["tool_calls"] = calls
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    return [*found, message] if len(message) > 1 or not found else found
+
+
+def part_of_block(block: Any) -> Any:
+    """A block of content as a part of a chat's: text, an image by its URL, or as it came."""
+    if type(block) is not dict:
+        return block
+    kind = block.get("type")
+    if kind == "text" and type(block.get("text")) is str:
+        return {"type": "text", "text": block["text"]}
+    source = block.get("source")
+    if kind == "image" and type(source) is dict:
+        url = source.get("url")
+        if source.get("type") == "base64" and type(source.get("data")) is str:
+            url = f"data:{source.get('media_type')};base64,{source['data']}"
+        if type(url) is str:
+            return {"type": "image_url", "image_url": {"url": url}}
+    return {key: value for key, value in block.items() if key != "cache_control"}
+
+
+def call_of_block(block: Mapping[str, Any]) -> Message:
+    """A `tool_use` as a tool call."""
+    arguments = orjson.dumps(block.get("input") or {}).decode()
+    return {"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": arguments}}
+
+
+def messages_of_result(block: Mapping[str, Any]) -> Sequence[Message]:
+    """A `tool_result` as a message of that role, and its images as one of the user's."""
+    content = block.get("content")
+    images: list[Any] = []
+    if type(content) is list:
+        parts = [part_of_block(part) for part in content]
+        images = [part for part in parts if is_kind(part, "image_url")]
+        content = [part for part in parts if not is_kind(part, "image_url")]
+    result = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
+    return [result, {"role": "user", "content": images}] if images else [result]
+
+
+def tool_of_schema(tool: Mapping[str, Any]) -> Any:
+    """A tool of /v1/messages as a chat has it; one that the engine is to know by its type as it came."""
+    if "input_schema" not in tool or tool.get("type", "custom") != "custom":
+        return {key: value for key, value in tool.items() if key != "cache_control"}
+    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
+    others = {key: value for key, value in tool.items() if key not in TOOL_MEMBERS}
+    return {"type": "function", "function": {key: value for key, value in function.items() if value}, **others}
+
+
+TOOL_MEMBERS = ("name", "description", "input_schema", "cache_control", "type")
+
+
+# --- responses --------------------------------------------------------------------------------------------------------
+
+
+def messages_of_item(item: Message) -> Sequence[Message]:
+    """An item of /v1/responses. Its own id is nobody's to see, but for one that refers to another item by it."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        content = item.get("content")
+        if type(content) is list:
+            content = content_of_parts([part_of_input(part) for part in content])
+        return ({"role": item.get("role"), "content": content},)
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return ({"role": "assistant", "tool_calls": [call]},)
+    if kind == "function_call_output":
+        output = item.get("output")
+        if type(output) is list:
+            output = [part_of_input(part) for part in output]
+        return ({"role": "tool", "tool_call_id": item.get("call_id"), "content": output},)
+    if kind == "reasoning":
+        thoughts = [part.get("text") for part in list_of(item.get("content") or item.get("summary"))]
+        found: dict[str, Any] = {
+            "role": "assistant",
+            "reasoning_content": "".join([text for text in thoughts if type(text) is str]),
+        }
+        if item.get("encrypted_content"):
+            found["encrypted_content"] = item["encrypted_content"]
+        return (found,)
+    hidden = ("status",) if kind == "item_reference" else ("status", "id")
+    return ({"role": "item", **{key: value for key, value in item.items() if key not in hidden}},)
+
+
+def list_of(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list, if it is one."""
+    return [part for part in value if type(part) is dict] if type(value) is list else []
+
+
+def part_of_input(part: Any) -> Any:
+    """A part of an item's content as a part of a chat's."""
+    if type(part) is not dict:
+        return part
+    kind = part.get("type")
+    if kind in TEXT_KINDS and type(part.get("text")) is str:
+        return {"type": "text", "text": part["text"]}
+    if kind == "input_image" and type(part.get("image_url")) is str:
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    return part
+
+
+def tool_of_function(tool: Mapping[str, Any]) -> Any:
+    """A function of /v1/responses as a chat has it; any other tool as it came."""
+    if tool.get("type") != "function" or "function" in tool:
+        return tool
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+
+
+CHAT = Api("chat", 0, "messages", "", (b'"role"',), itself, itself)
+MESSAGES = Api("messages", 1, "messages", "system", (b'"role"',), messages_of_turn, tool_of_schema)
+RESPONSES = Api(
+    "responses",
+    2,
+    "input",
+    "instructions",
+    (b'"role"', b'"function_call', b'"reasoning",'),
+    messages_of_item,
+    tool_of_function,
+)
+APIS: Mapping[str, Api] = {api.name: api for api in (CHAT, MESSAGES, RESPONSES)}
