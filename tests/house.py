@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-import io
-import keyword
 import re
 import sys
-import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -258,6 +255,7 @@ def words_of(identifier: str) -> list[str]:
     return [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", identifier)]
 
 
+@cache
 def old_words_in(identifier: str) -> list[str]:
     if identifier.startswith("__"):
         return []
@@ -271,10 +269,23 @@ def old_words() -> Counter[tuple[str, str]]:
     for path in everything():
         if path == Path(__file__):
             continue
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-            if token.type == tokenize.NAME and not keyword.iskeyword(token.string) and old_words_in(token.string):
-                found[short(path), token.string] += 1
+        for identifier in identifiers(tree_of(path)):
+            if old_words_in(identifier):
+                found[short(path), identifier] += 1
     return found
+
+
+def identifiers(tree: ast.AST) -> Iterator[str]:
+    """Every name that a file gives or uses."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "name", "arg", "asname", "module", "rest"):
+            value = getattr(node, field, None)
+            if isinstance(value, str):
+                yield from value.split(".")
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            yield from node.names
+        elif isinstance(node, ast.MatchClass):
+            yield from node.kwd_attrs
 
 
 # --- sizes ----------------------------------------------------------------------------------------------------------
