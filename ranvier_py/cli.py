@@ -25,9 +25,17 @@ import httpx
 import trio
 
 from ranvier_py import __version__
-from ranvier_py.config.config_loader import FILE_VARIABLE, did_you_mean, flag_of, load, read_secret_file, variable_of
+from ranvier_py.config.config_loader import (
+    FILE_VARIABLE,
+    Loaded,
+    flag_of,
+    load_noted,
+    read_secret_file,
+    variable_of,
+)
 from ranvier_py.config.config_model import KEYS, SECRETS, Config
-from ranvier_py.config.config_reference import help_of, reference, toml_value
+from ranvier_py.config.config_reference import as_toml, help_of, reference, toml_value
+from ranvier_py.config.config_values import did_you_mean
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
 from ranvier_py.core.errors import ConfigError, leaves
 from ranvier_py.io.logs import last_words, set_up_logs
@@ -121,8 +129,10 @@ def make_parser() -> argparse.ArgumentParser:
     usage = "ranvier %s [--config FILE] [--KEY VALUE ...]"
     add_config_flags(command("serve", serve_command, "run a node, or several on one port", usage=usage % "serve"))
     meaning = "print every key with its help and default"
-    config = command("config", config_command, meaning, usage=usage % "config [--check]")
+    config = command("config", config_command, meaning, usage=usage % "config [--check | --from FILE.yaml]")
     config.add_argument("--check", action="store_true", help="load the configuration instead, and list what is wrong")
+    meaning = "print this file, TOML or YAML, also one of Continuum Router, as TOML instead"
+    config.add_argument("--from", type=Path, dest="source", metavar="FILE", help=meaning)
     add_config_flags(config)
     explain = command("explain", explain_command, "where would this request go, and why (body on stdin)")
     explain.add_argument("file", nargs="?", type=Path, help="the body, instead of stdin")
@@ -144,7 +154,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """--config, and one flag for each key that is no secret. What is not given is not set."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file; ${FILE_VARIABLE} names one too")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"TOML or YAML file; ${FILE_VARIABLE} names one too"
+    )
     groups: dict[str, Any] = {}
     for name, key in KEYS.items():
         if name in SECRETS:
@@ -187,12 +199,12 @@ def unknown_arguments(extra: Sequence[str], flags: Sequence[str]) -> Iterator[st
         after_unknown_flag = name.startswith("-")
 
 
-def load_from(options: argparse.Namespace) -> tuple[Config, dict[str, str]]:
+def load_from(options: argparse.Namespace, file: Path | None = None) -> Loaded:
     """What these flags ask for. Raises ConfigError with all problems, those of the flags themselves first."""
     given = vars(options)
     flags = {name: given[name] for name in KEYS if name in given}
     try:
-        loaded = load(flags, options.config)
+        loaded = load_noted(flags, file or options.config)
     except ConfigError as error:
         raise ConfigError([*options.problems, *error.problems]) from error
     if options.problems:
@@ -204,28 +216,45 @@ def load_from(options: argparse.Namespace) -> tuple[Config, dict[str, str]]:
 
 
 def serve_command(options: argparse.Namespace) -> int:
-    config, _ = load_from(options)
+    config, _, notes = load_from(options)
     set_up_logs(config.log_level, config.log_format, secrets=config.secret_values())
-    if not os.isatty(0):  # a hang-up asks a service to read its keys again, and they are anyhow when they change
+    for note in notes:
+        log.warning("config.note %s", note)
+    if not os.isatty(0):  # a hang-up asks a service to read its configuration again: none before the node is ready
         signal.signal(signal.SIGHUP, lambda *_: None)
     if config.workers == 1:
-        return run_node(config)
+        return run_node(config, partial(load_from, options))
     key = secrets.token_bytes(32)  # the workers have it by being forked, now and at a restart; nobody else ever does
     supervisor = Supervisor(
         config.workers,
-        lambda index: run_node(config.for_worker(index, key)),
+        lambda index: run_worker(options, config, index, key, is_newer=supervisor.hang_ups > 0),
         stop_timeout_s=config.drain_timeout_s + KILL_MARGIN_S,
         fatal=(EXIT_CONFIG, EXIT_ADDRESS),
     )
     return supervisor.run()
 
 
-def run_node(config: Config) -> int:
-    """One node in this process, until a signal ends it. Returns the exit code."""
+def run_worker(options: argparse.Namespace, config: Config, index: int, key: bytes, *, is_newer: bool) -> int:
+    """One of several workers in this process. `is_newer`: the others have read their configuration again meanwhile."""
+
+    def load() -> Loaded:
+        loaded = load_from(options)
+        return loaded._replace(config=loaded.config.for_worker(index, key))
+
+    def spread() -> None:
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+            os.kill(os.getppid(), signal.SIGHUP)
+
+    return run_node(config.for_worker(index, key), load, spread=spread, is_newer=is_newer)
+
+
+def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:
+    """One node in this process, until a signal ends it; `load` reads its configuration again. Returns the exit code."""
     from ranvier_py.node import node
+    from ranvier_py.node.reload import ConfigSource
 
     try:
-        trio.run(node.run, config)
+        trio.run(partial(node.run, config, source=ConfigSource(load, **source)))
     except (Exception, BaseExceptionGroup) as error:
         known = [describe(leaf) for leaf in leaves(error)]
         if any(code == EXIT_FAILED for _, code in known):
@@ -250,15 +279,21 @@ def describe(error: BaseException) -> tuple[str, int]:
 
 
 def config_command(options: argparse.Namespace) -> int:
+    if options.source is not None:
+        config, origins, notes = load_from(options, options.source)
+        print(as_toml(config, origins, notes), end="")
+        return EXIT_OK
     if not options.check:
         if options.problems:
             raise ConfigError(options.problems)
         print(reference(), end="")
         return EXIT_OK
-    config, origins = load_from(options)
+    config, origins, notes = load_from(options)
     values = config.masked()
     for name, origin in origins.items():
         print(f"{name} = {toml_value(values[name])}  # from {origin}")
+    for note in notes:
+        print(f"note: {note}")
     print(f"good: {len(origins)} keys are set, {len(values) - len(origins)} have their defaults")
     return EXIT_OK
 

@@ -1,8 +1,9 @@
-"""Loading the configuration: flags, environment and TOML file become one Config, or a list of all that is wrong.
+"""Loading the configuration: flags, environment and a file become one Config, or a list of all that is wrong.
 
 The first source that has a key wins: flag, variable, file; then the default. Every problem is reported at once, with
 the key and where it came from, and never shows a secret. Unknown keys are errors, not silence. Nothing is read but the
-configuration's own file and the secrets' files.
+configuration's own file and the secrets' files. A file is TOML, or YAML by its name: then it may be one of Continuum
+Router's (`continuum_file`).
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, NamedTuple, get_origin
 
 from pydantic import BeforeValidator, SecretStr, TypeAdapter, ValidationError
 
 from ranvier_py.config.config_endpoints import problems as cluster_problems
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
-from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, split_items
+from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_mean, split_items
+from ranvier_py.config.continuum_file import EventSourceEntry, read_continuum, with_sources
 from ranvier_py.core.addresses import OFF, host_port, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.options import expected, fits
 
 ENV_PREFIX = "RANVIER_"
 FILE_VARIABLE = "RANVIER_CONFIG"
+
+YAML_SUFFIXES = (".yaml", ".yml")
 
 SECRET_FILE_BYTES_MAX = 4096
 """A key file is one line; whatever is longer is another file by mistake."""
@@ -54,6 +57,8 @@ class Loading:
     origins: dict[str, str] = field(default_factory=dict)  # how the operator calls a key where he set it
     problems: list[str] = field(default_factory=list)
     bad: dict[str, None] = field(default_factory=dict)  # keys with a problem
+    notes: list[str] = field(default_factory=list)  # what the operator may not expect
+    sources: Sequence[EventSourceEntry] = ()  # for backends, by their names
 
     def add(self, key_name: str, message: str) -> None:
         name = key_name.partition("[")[0].partition(".")[0]
@@ -62,10 +67,22 @@ class Loading:
         self.problems.append(f"{key_name}: {message}" + (f" (from {origin})" if origin else ""))
 
 
-def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tuple[Config, dict[str, str]]:
-    """The configuration, and where each key that was set came from.
+class Loaded(NamedTuple):
+    """A configuration, where each key that was set came from, and what the operator may not expect of it."""
 
-    `flags` are values of the command line by key. `file` is the TOML file; without it $RANVIER_CONFIG may name one.
+    config: Config
+    origins: Mapping[str, str]
+    notes: Sequence[str]
+
+
+def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tuple[Config, Mapping[str, str]]:
+    """The configuration, and where each key that was set came from. As `load_noted`."""
+    return load_noted(flags, file)[:2]
+
+
+def load_noted(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Loaded:
+    """`flags` are values of the command line by key. Without a `file`, $RANVIER_CONFIG may name one.
+
     Raises ConfigError with every problem found.
     """
     found = Loading()
@@ -73,16 +90,12 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tu
         file = Path(os.environ[FILE_VARIABLE])
     found.problems.extend(unknown_variables())
     variables = {name: text for name in KEYS if (text := os.environ.get(variable_of(name)))}
-    for values, origin in (
-        (flags or {}, flag_of),
-        (variables, variable_of),
-        (read_toml(file, found.problems), lambda _: str(file)),
-    ):
+    for values, origin in ((flags or {}, flag_of), (variables, variable_of), read_file(file, found)):
         for name, value in values.items():
             if name not in found.values:
                 found.values[name] = value
                 found.origins[name] = origin(name)
-    return loaded(found), found.origins
+    return Loaded(loaded(found), found.origins, found.notes)
 
 
 def config_of(**values: Any) -> Config:
@@ -97,9 +110,24 @@ def loaded(found: Loading) -> Config:
     return config
 
 
-def read_toml(file: Path | None, problems: list[str]) -> Mapping[str, Any]:
+def read_file(file: Path | None, found: Loading) -> tuple[Mapping[str, Any], Callable[[str], str]]:
+    """The values in a file by key, and what says where each stands."""
     if file is None:
-        return {}
+        return {}, str
+    if file.suffix.lower() not in YAML_SUFFIXES:
+        return read_toml(file, found.problems), lambda _: str(file)
+    try:
+        written = read_continuum(file)
+    except ConfigError as error:
+        found.problems += error.problems
+        return {}, str
+    found.problems += written.problems
+    found.notes += written.notes
+    found.sources = written.sources
+    return written.values, written.origins.__getitem__
+
+
+def read_toml(file: Path, problems: list[str]) -> Mapping[str, Any]:
     try:
         with file.open("rb") as stream:
             return tomllib.load(stream)
@@ -138,6 +166,10 @@ def checked(found: Loading) -> Config:
             found.add(name, f"must be {expected(KEYS[name].option)}")
             del values[name]
     values |= secrets_of_files(values, found)
+    if found.sources and "backend" not in found.bad:
+        values["backend"], problems, notes = with_sources(values.get("backend", ()), found.sources)
+        found.problems += problems
+        found.notes += notes
     config = made(values, found)
     for involved, message in contradictions(config):
         if not any(name in found.bad for name in involved):
@@ -283,8 +315,3 @@ def reworded(item: Mapping[str, Any]) -> str:
     for theirs, ours in WORDS.items():
         message = message.replace(theirs, ours)
     return message
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1, cutoff=0.7)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -96,6 +96,12 @@ class Config(Options):
     control_key: Secret = key(None, "Ports", "Bearer key of the control port.")
     control_key_file: OptionalPath = key(None, "Ports", "File that holds the control key.")
     metrics_public: bool = key(False, "Ports", "Serve /metrics without the control key.")
+    metric_names: Literal["ranvier", "continuum"] = key(
+        "ranvier",
+        "Ports",
+        "continuum: metrics that the document of Continuum Router names have its names, which begin with continuum_, "
+        "instead of ranvier_.",
+    )
     debug_headers: bool = key(
         False,
         "Ports",
@@ -108,7 +114,7 @@ class Config(Options):
         1,
         "Ports",
         "Nodes that share the public port, each a process of its own (SO_REUSEPORT). What is changed over a control "
-        "port is changed for that worker alone.",
+        "port is changed for that worker alone, but for a reload.",
         least=1,
         most=256,
     )
@@ -427,6 +433,12 @@ def assembled(values: Mapping[str, Any]) -> Config:
     """A Config of values by key. Raises ConfigError with the fields of components by their own names."""
     config: Config = grown(Config, {KEYS[name].path: value for name, value in values.items()})
     return config
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with other values of these keys. Raises ConfigError as `assembled` does."""
+    whole = {name: one.value_in(config) for name, one in KEYS.items()}
+    return replace(assembled({**whole, **values}), worker_key=config.worker_key)
 
 
 def grown(kind: type[Any], found: Mapping[tuple[str, ...], Any]) -> Any:

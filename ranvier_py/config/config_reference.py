@@ -6,9 +6,11 @@ It follows from the options alone, so it can't be out of date. It loads as it st
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
+from urllib.parse import urlsplit
 
-from ranvier_py.config.config_model import KEYS, Config, Key
+from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key
 from ranvier_py.core.routing.placement.policies import option_reference
 
 WIDTH_CHARACTERS = 110
@@ -46,6 +48,22 @@ def reference() -> str:
             lines += policy_lines()
         lines.append(f"{name} = {toml_value(defaults[name])}")
     return "\n".join(lines) + "\n"
+
+
+def as_toml(config: Config, origins: Mapping[str, str], notes: Sequence[str]) -> str:
+    """The keys that were set, as a file that loads to the same. No secret is shown, but for a URL that holds none."""
+    lines, values = [f"# {note}" for note in notes], config.masked()
+    for name in sorted(origins, key=list(KEYS).index):
+        value, secret = values[name], KEYS[name].value_in(config)
+        if name in SECRETS:
+            value = secret.get_secret_value() if secret is not None else ""
+            if value and ("://" not in value or urlsplit(value).password is not None):
+                lines.append(f"\n# {name} is a secret: write it into a file that {name}_file names ({origins[name]})")
+                continue
+        lines.append(f"\n# {origins[name]}\n{name} = {toml_value(value)}")
+    if values["backend"] and "backend" not in origins:  # of event sources
+        lines.append(f"\nbackend = {toml_value(values['backend'])}")
+    return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def policy_lines() -> list[str]:

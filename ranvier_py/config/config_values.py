@@ -6,6 +6,8 @@ what was written, which may be a secret.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -190,3 +192,9 @@ PolicyOptions = Annotated[tuple[str, ...], BeforeValidator(split_items), AfterVa
 def key(default: Any, section: str, meaning: str, **limits: Any) -> Any:
     """A key of the node as a whole: it has the name of its field."""
     return option(default, meaning, section=section, **limits)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -85,7 +85,7 @@ def make_app(port: Admin, settings: ControlSettings) -> QuartTrio:
     app.register_error_handler(RanvierError, refused)
     app.register_error_handler(HTTPException, refused_by_framework)
     app.register_error_handler(Exception, failed)
-    for route, handler in {**Handlers(port).table(), **ReportHandlers(port, settings.key).table()}.items():
+    for route, handler in {**Handlers(port).table(), **ReportHandlers(port, settings).table()}.items():
         method, path = route.split(" ")
         app.add_url_rule(path, route, view_of(handler), methods=[method])
     return app
@@ -95,18 +95,17 @@ class Guard:
     """Decides who may ask."""
 
     def __init__(self, settings: ControlSettings) -> None:
-        self._key = settings.key
-        self._host = settings.host
-        self._open = (*OPEN_PATHS, "/metrics") if settings.metrics_public else OPEN_PATHS
+        self._settings = settings
 
     async def check(self) -> None:
         """Raises Unauthorized, Forbidden or BadRequest."""
-        if request.path in self._open:
+        key = self._settings.key
+        if request.path in OPEN_PATHS or (request.path == "/metrics" and self._settings.metrics_public):
             return
-        if self._key:
+        if key:
             given = bearer()
-            is_key = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key.encode())
-            if not is_key and not admitted(request.path, given, self._key):
+            is_key = hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
+            if not is_key and not admitted(request.path, given, key):
                 raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
             return
         with input_errors():  # urlsplit refuses some brackets
@@ -118,7 +117,7 @@ class Guard:
         Its own requests carry an Origin; a name of its own that it makes point here (DNS rebinding) shows in Host.
         """
         host = urlsplit(f"//{host_field}").hostname or ""
-        if host and host != self._host and not is_loopback(host) and not is_address(host):
+        if host and host != self._settings.host and not is_loopback(host) and not is_address(host):
             raise Forbidden("without a control key, use an address or localhost, not a name")
         if origin is not None and urlsplit(origin).netloc != host_field:
             raise Forbidden("without a control key, pages from elsewhere may not ask")
@@ -157,6 +156,7 @@ class Handlers:
             "GET /admin/routes/<fingerprint>": self.route_tree,
             "GET /admin/decisions": lambda: {"decisions": port.decisions(limit_of(DECISIONS_MAX))},
             "GET /admin/config": port.config,
+            "POST /admin/reload": port.reload,
             "GET /admin/engine-cache": port.engine_caches,
             "GET /admin/calibration": port.calibration,
             "GET /admin/cluster": port.cluster,
@@ -178,7 +178,7 @@ class Handlers:
         return json_response({"ready": ready, "reason": reason}, 200 if ready else 503)
 
     def metrics(self) -> Response:
-        body, content_type = render(self._port.metrics(), request.headers.get("accept", ""))
+        body, content_type = render(self._port.metrics(), request.headers.get("accept", ""), self._port.metric_names)
         return Response(body, content_type=content_type)
 
     async def add_backend(self) -> Mapping[str, Any]:

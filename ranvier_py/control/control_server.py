@@ -46,9 +46,12 @@ LINGER_BYTES = 1 << 16
 ACCEPT_PAUSE_S = 0.1  # after accept failed, mostly for want of descriptors; trio.serve_listeners waits as long
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ControlSettings:
-    """Where and to whom the control port answers, and what one client may cost. Port 0 takes any free one."""
+    """Where and to whom the control port answers, and what one client may cost. Port 0 takes any free one.
+
+    `key` and `metrics_public` may change while it is served; they count for the next request.
+    """
 
     host: str
     port: int

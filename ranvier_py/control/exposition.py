@@ -2,7 +2,8 @@
 
 Metrics are pulled: whoever asks gets what is true now, from a list of samples made for this answer. There is no
 registry that outlives it, so many nodes fit in one process. Names get the prefix `ranvier_`, counters the suffix
-`_total`. The format is the classic text one, or OpenMetrics where the client's Accept header asks for it.
+`_total`; where an operator wants it, what Continuum Router's document names has its prefix, so that its queries work.
+The format is the classic text one, or OpenMetrics where the client's Accept header asks for it.
 """
 
 from __future__ import annotations
@@ -18,30 +19,63 @@ from prometheus_client.registry import Collector
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.metrics import Sample
 
-PREFIX = "ranvier_"
+PREFIX, CONTINUUM_PREFIX = "ranvier_", "continuum_"
+
+CONTINUUM = frozenset(
+    [
+        "prefix_routing_requests",
+        "prefix_routing_backend_distribution",
+        "prefix_routing_prefix_cardinality",
+        "response_cache_requests",
+        "response_cache_entries",
+        "response_cache_size_bytes",
+        "response_cache_evictions",
+        "response_cache_hit_rate",
+        "cache_backend_type",
+        "cache_redis_connections_active",
+        "cache_redis_connections_idle",
+        "cache_redis_latency_seconds",
+        "cache_redis_errors",
+        "cache_fallback_active",
+        "kv_event_received",
+        "kv_event_processed",
+        "kv_event_dropped",
+        "kv_consumer_connected",
+        "kv_consumer_reconnects",
+        "kv_index_entries",
+        "kv_index_events",
+        "kv_index_query_latency_seconds",
+        "kv_index_routing_decisions",
+        "kv_index_overlap_score",
+        "kv_index_event_source_status",
+    ]
+)
+"""Names of samples that are the document's (CR22)."""
 
 
 class Samples(Collector):
     """A collector of one answer's samples."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[Sample], names: str) -> None:
         self._samples = samples
+        self._names = names
 
     def collect(self) -> Iterator[Metric]:
         """The families in the order of their first sample."""
         families: dict[str, list[Sample]] = {}
         for sample in self._samples:
             families.setdefault(sample.name, []).append(sample)
-        yield from map(family, families.values())
+        for name, found in families.items():
+            yield family(found, CONTINUUM_PREFIX if self._names == "continuum" and name in CONTINUUM else PREFIX)
 
 
-def family(samples: Sequence[Sample]) -> Metric:
+def family(samples: Sequence[Sample], prefix: str) -> Metric:
     """All series of one name."""
     first = samples[0]
     assert all((sample.kind, sample.help) == (first.kind, first.help) for sample in samples), (
         f"two kinds of {first.name}"
     )
-    metric = Metric(PREFIX + first.name, first.help, first.kind)
+    metric = Metric(prefix + first.name, first.help, first.kind)
     for sample in samples:
         for suffix, labels, value in series(sample):
             metric.add_sample(metric.name + suffix, labels, value)
@@ -64,7 +98,7 @@ def le(bound: float) -> str:
     return "+Inf" if bound == inf else repr(float(bound))
 
 
-def render(samples: Sequence[Sample], accept: str = "") -> tuple[bytes, str]:
-    """(body, content type) for a client with this Accept header."""
+def render(samples: Sequence[Sample], accept: str = "", names: str = "ranvier") -> tuple[bytes, str]:
+    """(body, content type) for a client with this Accept header; `names` as the key `metric_names`."""
     encode, content_type = choose_encoder(accept)
-    return encode(cast("Any", Samples(samples))), content_type  # of a registry it asks no more than to collect
+    return encode(cast("Any", Samples(samples, names))), content_type  # of a registry it asks no more than to collect

@@ -170,6 +170,10 @@ class Admin:
             return False, "no backend can be asked"
         return True, ""
 
+    @property
+    def metric_names(self) -> str:
+        return self._node.config.metric_names
+
     def metrics(self) -> Sequence[Sample]:
         """Every metric of the node."""
         node = self._node
@@ -179,6 +183,7 @@ class Admin:
             samples("", node.registry.counters),
             prefix_routing_samples(router),
             samples("", node.faults.counters),
+            samples("config", node.reloads.counters) if node.reloads is not None else (),
             samples("resolver", node.resolver.counters),
             *(backend_samples(backend) for backend in node.registry),
             samples("routes", router.routes.counters),
@@ -203,6 +208,12 @@ class Admin:
 
     def _shadows(self) -> Sequence[Shadow]:
         return self._node.shadows.shadows if self._node.shadows is not None else ()
+
+    async def reload(self) -> Mapping[str, Any]:
+        """Raises ConfigError, with nothing changed, and NotFound."""
+        if self._node.reloads is None:
+            raise NotFound("this node has no configuration to read again")
+        return await self._node.reloads.ordered()
 
     def config(self) -> Mapping[str, Any]:
         return self._node.config.masked()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ranvier_py.core.errors import BadRequest, NotFound
-from ranvier_py.core.response_cache.answer_store import ResponseCacheCounters, ResponseCacheOptions
+from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 
 if TYPE_CHECKING:
     from ranvier_py.proxy.response_cache import ResponseCache
@@ -19,14 +19,14 @@ def response_cache_view(responses: ResponseCache | None) -> Mapping[str, Any]:
     if responses is None:
         return {"enabled": False}
     counters, options, elsewhere = responses.store.counters, responses.store.options, responses.elsewhere
-    requests = {name: counters.requests.get(name, 0) for name in ("hit", "miss", "skip")}
+    requests = counters.requests
     return {
         "enabled": True,
         "backend_type": options.backend,
         "entries": counters.entries,
         "capacity": options.capacity,
         "requests": {**requests, "total": sum(requests.values())},
-        "hit_rate": f"{hit_rate(counters):.4f}",
+        "hit_rate": f"{counters.hit_rate:.4f}",
         "evictions": counters.evictions,
         "size_bytes": counters.size_bytes,
         "shared": counters.shared,
@@ -36,11 +36,6 @@ def response_cache_view(responses: ResponseCache | None) -> Mapping[str, Any]:
         "config": config_view(options),
         **(elsewhere.view() if elsewhere is not None else {}),
     }
-
-
-def hit_rate(counters: ResponseCacheCounters) -> float:
-    hits, misses = counters.requests.get("hit", 0), counters.requests.get("miss", 0)
-    return hits / max(1, hits + misses)
 
 
 def config_view(options: ResponseCacheOptions) -> Mapping[str, Any]:

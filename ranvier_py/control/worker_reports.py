@@ -16,6 +16,7 @@ import trio
 from quart import request
 
 from ranvier_py.control.control_input import bearer, object_of, raw_body
+from ranvier_py.control.control_server import ControlSettings
 from ranvier_py.control.operations import Admin
 from ranvier_py.core.engine_cache.sources.push_credentials import worker_of
 from ranvier_py.core.engine_cache.sources.push_messages import hash_in, read_events, read_eviction, read_sync
@@ -38,9 +39,9 @@ def admitted(path: str, bearer_key: str, control_key: str) -> bool:
 class ReportHandlers:
     """What each route answers."""
 
-    def __init__(self, port: Admin, control_key: str | None) -> None:
+    def __init__(self, port: Admin, settings: ControlSettings) -> None:
         self._port = port
-        self._key = control_key
+        self._settings = settings
         self._readers = trio.CapacityLimiter(READERS_MAX)
 
     def table(self) -> Mapping[str, Callable[[], Any]]:
@@ -73,7 +74,8 @@ class ReportHandlers:
             report = read(object_of(data))
         else:
             report = await trio.to_thread.run_sync(lambda: read(object_of(data)), limiter=self._readers)
-        own = worker_of(bearer(), self._key) if self._key is not None else None
+        key = self._settings.key
+        own = worker_of(bearer(), key) if key is not None else None
         if own is not None and own != report.worker:
             raise Forbidden("worker_id: this credential is another worker's")
         return report

@@ -113,8 +113,7 @@ class Engine:
         self.host = urlsplit(url).hostname or ""
         self.context = context
         self.headers = {"host": self.url.netloc.decode("ascii"), "accept": "*/*", "user-agent": "ranvier"}
-        if api_key:
-            self.headers["authorization"] = f"Bearer {api_key}"
+        self.rekey(api_key)
         self.scope = trio.CancelScope()
         self.health = HealthSchedule(options)
         self.metrics = MetricsSchedule(options)
@@ -123,6 +122,11 @@ class Engine:
         self.publishers = NOTHING
         self.fixed: tuple[Publisher, ...] = ()  # as the operator named them
         self.events = True  # whether they are used
+
+    def rekey(self, api_key: str) -> None:
+        self.headers.pop("authorization", None)
+        if api_key:
+            self.headers["authorization"] = f"Bearer {api_key}"
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[httpx.AsyncHTTPTransport]:
@@ -189,6 +193,22 @@ class EnginePoller:
         self._metrics_limit = trio.CapacityLimiter(options.metrics_at_once_max)
         self._engines: dict[BackendId, Engine] = {}
         self._nursery: trio.Nursery | None = None
+
+    @property
+    def options(self) -> PollOptions:
+        return self._options
+
+    @options.setter
+    def options(self, options: PollOptions) -> None:
+        """From the next wait on. Whether metrics are looked at at all does not change."""
+        self._options = options
+        for engine in self._engines.values():
+            engine.health.options = engine.metrics.options = options
+
+    def rekey(self, api_key: str) -> None:
+        """Ask every engine with this key from now on."""
+        for engine in self._engines.values():
+            engine.rekey(api_key)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Backends may be watched before, and at any time meanwhile."""

@@ -1,4 +1,4 @@
-"""The cluster's keys: read at the start, and again whenever the file changes or SIGHUP comes.
+"""The cluster's keys: read at the start, and again whenever the file changes or the configuration is read again.
 
 The file is that of `core/gossip/wire/keyring`, with one line more that it may have: `fingerprint: <key>`. From that
 key, or else from the first one, follows the secret that keys the fingerprints, unless the operator gives one of his
@@ -15,7 +15,6 @@ Cost: one stat in a thread for each look.
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -124,19 +123,21 @@ class KeyFile:
         self.keys = read_keys(path)
         self._in_use = self.keys.fingerprint_secret
         self._trouble = ""
+        self._asked = trio.Event()
         self.counters = KeyFileCounters(keys=len(self.keys.ring.keys))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. In the main thread only, where signals are."""
-        with trio.open_signal_receiver(signal.SIGHUP) as hang_ups:
-            task_status.started()
-            while True:
-                asked = False
-                with trio.move_on_after(self.interval_s):
-                    async for _ in hang_ups:
-                        asked = True
-                        break
-                await self.look(asked=asked)
+        """Until cancelled."""
+        task_status.started()
+        while True:
+            with trio.move_on_after(self.interval_s):
+                await self._asked.wait()
+            asked, self._asked = self._asked.is_set(), trio.Event()
+            await self.look(asked=asked)
+
+    def look_soon(self) -> None:
+        """Read the file again, whether or not it seems to be another one."""
+        self._asked.set()
 
     async def look(self, *, asked: bool = False) -> None:
         """Read the file again if it is another one than before, or if `asked` to."""

@@ -84,8 +84,22 @@ def set_up_logs(level: str, form: str, *, secrets: Sequence[str] = (), descripto
     if descriptor is None and sys.stderr is not None:
         descriptor = sys.stderr.fileno()
     root.addHandler(LineHandler(descriptor, form, secrets))
+    set_levels(level)
+
+
+def change_logs(level: str, form: str, secrets: Sequence[str]) -> None:
+    """The same for logs that were set up already: from the next line on, with the same descriptor and counters.
+
+    Nothing where they were not. `secrets` are texts that must not appear from now on, beside those of before.
+    """
+    for handler in line_handlers():
+        handler.change(form, secrets)
+        set_levels(level)
+
+
+def set_levels(level: str) -> None:
     number = logging.getLevelNamesMapping()[level.upper()]
-    root.setLevel(max(number, logging.WARNING))
+    logging.getLogger().setLevel(max(number, logging.WARNING))
     logging.getLogger("ranvier_py").setLevel(number)
 
 
@@ -131,11 +145,16 @@ class LineHandler(logging.Handler):
         """`descriptor` is None where the process was started without one."""
         super().__init__()
         self._descriptor = descriptor
-        self._form = JSON if form == "json" else TEXT
-        spelled = {spelling for secret in secrets if secret for spelling in (secret, json.dumps(secret)[1:-1])}
-        self._secrets = sorted(spelled, key=len, reverse=True)
+        self._secrets: Sequence[str] = ()
+        self.change(form, secrets)
         self._second, self._stamp = -1, ""
         self._begin(0)
+
+    def change(self, form: str, secrets: Sequence[str]) -> None:
+        """Write so from now on, and black out these secrets, too."""
+        self._form = JSON if form == "json" else TEXT
+        spelled = {spelling for secret in secrets if secret for spelling in (secret, json.dumps(secret)[1:-1])}
+        self._secrets = sorted(spelled.union(self._secrets), key=len, reverse=True)
 
     def _begin(self, process: int) -> None:
         self._process = process

@@ -133,7 +133,7 @@ class TokenizerWorker:
         self._router = router
         self._hashes = hashes
         self._queue: OrderedDict[Attempt, QueuedPrompt] = OrderedDict()  # oldest first
-        self._queue_max = queue_max
+        self.queue_max = queue_max
         self._queue_bytes = 0
         self._queue_bytes_max = queue_bytes_max
         self._wake = trio.Event()
@@ -161,7 +161,7 @@ class TokenizerWorker:
 
     def _append(self, attempt: Attempt, answer: bytes | None, *, chunked: bool) -> None:
         size_bytes = len(attempt.prompt.body) + len(answer or b"")
-        if len(self._queue) >= self._queue_max:
+        if len(self._queue) >= self.queue_max:
             self.counters.dropped += 1
             return
         if not self._takes(size_bytes):

@@ -1,6 +1,7 @@
 """Worker processes: one node each, on one public port.
 
-The parent serves nothing. It forks the workers before any thread or event loop exists, passes SIGTERM and SIGINT on,
+The parent serves nothing. It forks the workers before any thread or event loop exists, passes SIGTERM, SIGINT and,
+where somebody handles it, SIGHUP on,
 and restarts a worker that dies on its own. The kernel spreads new connections over the workers that listen
 (SO_REUSEPORT), so a dead one takes only its own connections with it.
 
@@ -33,7 +34,7 @@ STABLE_S = 60.0
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-WATCHED = (*STOP_SIGNALS, signal.SIGCHLD)  # blocked, and waited for
+WATCHED = (*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP)  # blocked, and waited for
 IDLE_S = 3600.0  # with nothing to do but to wait for them
 
 
@@ -58,6 +59,7 @@ class Supervisor:
     fatal: Collection[int] = ()
     restart_delay_s: float = RESTART_DELAY_S
     restarts: int = 0
+    hang_ups: int = 0  # that were passed on
     workers: list[Worker] = field(default_factory=list)
     stopping_until: float | None = None
     exit_code: int = 0
@@ -71,6 +73,8 @@ class Supervisor:
             came = signal.sigtimedwait(WATCHED, self._pause_s())
             if came is not None and came.si_signo in STOP_SIGNALS:
                 self._stop(came.si_signo)
+            elif came is not None and came.si_signo == signal.SIGHUP:
+                self._hang_up()
             self._reap()
         return self.exit_code
 
@@ -97,6 +101,14 @@ class Supervisor:
         if self.stopping_until is None:
             self.stopping_until = time.monotonic() + self.stop_timeout_s
         self._signal_all(number)
+
+    def _hang_up(self) -> None:
+        """Workers read their configuration again; where a hang-up is to end the process, it does."""
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            self._stop(signal.SIGTERM)
+        else:
+            self.hang_ups += 1
+            self._signal_all(signal.SIGHUP)
 
     def _signal_all(self, number: int) -> None:
         for worker in self.workers:

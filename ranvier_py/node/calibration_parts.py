@@ -74,7 +74,7 @@ class Calibrating:
         router.observers += (self.calibration,)
         self._registry = router.registry
         self._asking = asking
-        self._interval_s = metrics_interval_s
+        self.metrics_interval_s = metrics_interval_s
         self._clock = clock
         self._looks: dict[BackendId, Look] = {}
 
@@ -93,7 +93,7 @@ class Calibrating:
         for change in self.calibration.tick(now):
             log_change(change, self._name(change.backend))
         for backend, look in list(self._looks.items()):
-            if now - look.at > STALE_INTERVALS * max(self._interval_s, 1.0) + LOOK_S:
+            if now - look.at > STALE_INTERVALS * max(self.metrics_interval_s, 1.0) + LOOK_S:
                 del self._looks[backend]
                 if self._slot(backend) is not None:
                     self._registry.set_foreign_load(backend, 0)

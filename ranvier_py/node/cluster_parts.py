@@ -149,6 +149,11 @@ class ClusterParts:
             log.info("gossip.started as %s at %s in %s", self.peer.me.name, spelled(self.own), self.label)
             task_status.started()
 
+    def read_keys(self) -> None:
+        """Read the cluster's keys again, soon."""
+        if self._key_file is not None:
+            self._key_file.look_soon()
+
     def look(self) -> None:
         """Measure the traffic, and log what peers do not report and only the operator can mend. Call it often."""
         traffic, commands = self.port.counters, self.peer.signed_commands

@@ -165,9 +165,21 @@ class Indexing:
 
     def join(self, policy: object) -> None:
         """Let this policy ask the index, if it can."""
+        self._scoring = None
         if isinstance(policy, KvScore) and self.enabled:
             policy.index = self.index
             self._scoring = policy.options
+
+    def set_options(self, settings: IndexSettings, options: SourceOptions) -> None:
+        """For what comes from now on."""
+        self.index.settings = settings
+        for _, source in self._sources:
+            source.options = options
+
+    def rekey(self, api_key: str) -> None:
+        """Ask event streams with this key."""
+        for _, source in self._sources:
+            source.rekey(api_key)
 
     async def run(self) -> None:
         """Listen for ever."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from random import Random
 
 import trio
@@ -46,6 +45,7 @@ from ranvier_py.node.garbage import collected_in_waits
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import (
     INDEX_REDIS,
+    authorization_of,
     calibrating_of,
     control_settings,
     debugger_of,
@@ -56,6 +56,7 @@ from ranvier_py.node.parts import (
     publishers_of,
     recorder_of,
     redis_pools_of,
+    request_ids,
     response_cache_of,
     scheme_of,
     shadows_of,
@@ -65,6 +66,7 @@ from ranvier_py.node.parts import (
     within_descriptors,
 )
 from ranvier_py.node.push_parts import WorkerReports
+from ranvier_py.node.reload import ConfigSource, Reloads
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.server import DataServer
@@ -99,11 +101,12 @@ class Node:
         self.faults = Faults()
         self.resolver = Resolver(self.faults)
         self.clustering: ClusterParts | None = None
+        self.reloads: Reloads | None = None
         self.drained = trio.Event()  # nobody is served any more, and the peers know it
         self.addresses: dict[str, BackendAddress] = {}
         self.scheme = scheme_of(config, tokenizer.facts, key)
         self.registry = Registry(config.health)
-        keys = key_inbox(config, self.scheme)
+        self.keys = keys = key_inbox(config, self.scheme)
         self.router = make_router(config, tokenizer.facts, self.scheme, self.registry, rng, keys.hasher)
         self.shadows = shadows_of(config, self.router, rng)
         self.log_counters = log_counters  # of the whole process
@@ -125,7 +128,7 @@ class Node:
         )
         self.engine_events.discover_soon = self.poller.discover_soon
         self.engine_events.load_reported = self.poller.load_reported
-        name, report, pools = secrets.token_hex(4).encode(), request_line(), redis_pools_of(config)
+        report, pools = request_line(), redis_pools_of(config)
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
@@ -136,8 +139,8 @@ class Node:
             report=report,
             trouble=self.poller.probe_soon,
             changed=log_transitions,
-            authorization=f"Bearer {config.api_key}".encode() if config.api_key else b"",
-            ids=(b"%b-%x" % (name, number) for number in count(1)),
+            authorization=authorization_of(config),
+            ids=request_ids(),
             tenants=tenants_of(config, self.scheme),
             may_see=debugger_of(config),
             cache_control=config.anthropic_cache_control,
@@ -148,6 +151,7 @@ class Node:
         )
         self.upstream.readiness = self.server.readiness  # runs as long as there are requests
         self.admin = Admin(self)
+        self.control = control_settings(config)
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
         self.indexing: Indexing = indexing_of(
@@ -271,12 +275,17 @@ async def run(
     config: Config,
     *,
     tokenizer_of: Callable[[Config, bytes], TokenizerProcess] = tokenizer_process,
+    source: ConfigSource | None = None,
     task_status: trio.TaskStatus[Addresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run one node until a signal tells it to stop. Raises ConfigError or OSError at the start."""
+    """Run one node until a signal tells it to stop. Raises ConfigError or OSError at the start.
+
+    `source` is what the configuration is read from again; without it the node keeps this one.
+    """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
-    config = within_descriptors(config, raise_descriptor_limit())
+    loaded, descriptors = config, raise_descriptor_limit()
+    config = within_descriptors(config, descriptors)
     keys, key_file = await load_keys(config) if config.gossip_endpoints is not None else (None, None)
     key = fingerprint_key(config, keys.fingerprint_secret if keys is not None else None)
     tokenizer = tokenizer_of(config, key)
@@ -285,6 +294,7 @@ async def run(
         facts = tokenizer.facts
         log.log(logging.INFO if facts.incremental else logging.WARNING, "node.tokenizer %s", facts.probe_report)
         node = Node(config, tokenizer, Random(secrets.randbits(64)), key)  # noqa: S311  # placement draws no secrets
+        node.reloads = Reloads(node, loaded, source, descriptors) if source is not None else None
         with node.resolver.installed(), closing(node.upstream), collected_in_waits():
             if keys is not None:
                 node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme, node.faults)
@@ -320,10 +330,12 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
         await nursery.start(node.engine_events.run)
         nursery.start_soon(faults.keep, "calibration", node.calibrating.run)
         await nursery.start(node.worker_reports.run)
-        settings = control_settings(config)
         with listening_on(config.control):
-            url = await nursery.start(partial(control.serve, node.admin, settings, shutdown=shutdown, faults=faults))
+            serve = partial(control.serve, node.admin, node.control, shutdown=shutdown, faults=faults)
+            url = await nursery.start(serve)
         await nursery.start(node.stop_on_signal)
+        if node.reloads is not None and signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:  # else it ends a process
+            nursery.start_soon(faults.keep, "reload", node.reloads.run)
         with trio.move_on_after(config.polls.probe_timeout_s):  # who serves which model, before the first request asks
             await node.poller.wait_first_round()
         async with trio.open_nursery() as serving:

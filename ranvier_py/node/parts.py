@@ -11,10 +11,11 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
+from itertools import count
 from random import Random
 from urllib.parse import urlsplit
 
@@ -43,6 +44,7 @@ from ranvier_py.core.routing.shadow import Shadows, make_shadow
 from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.tokenize.tokenize_frames import Setup
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
+from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.recorder import Recorder
 from ranvier_py.io.redis_answers import RedisAnswers
 from ranvier_py.io.redis_pool import RedisPool
@@ -233,14 +235,34 @@ def indexing_of(  # the parts that it joins
     """The index that event streams of Continuum's shape fill; empty without any. `pool`: shared with other nodes."""
     found = [(registry.find(spec.url), spec.kv_index) for spec in config.backend if spec.kv_index]
     backends = [IndexedBackend(one.id, one.name, url, one.url) for one, url in found if one is not None]
-    options = replace(config.events, idle_s=config.index.ttl_s)
     own_rng = Random(rng.getrandbits(64))  # noqa: S311
     indexing = Indexing(
-        config.index, backends, options, own_rng, engine_caches=engine_caches, api_key=config.api_key, faults=faults
+        config.index,
+        backends,
+        source_options(config),
+        own_rng,
+        engine_caches=engine_caches,
+        api_key=config.api_key,
+        faults=faults,
     )
     if pool is not None:
         indexing.share(pool, config.redis.prefix, partial(backend_at, registry))
     return indexing
+
+
+def request_ids() -> Iterator[bytes]:
+    """Unique among nodes and restarts."""
+    name = secrets.token_hex(4).encode()
+    return (b"%b-%x" % (name, number) for number in count(1))
+
+
+def source_options(config: Config) -> SourceOptions:
+    return replace(config.events, idle_s=config.index.ttl_s)
+
+
+def authorization_of(config: Config) -> bytes:
+    """What backends get where the client sends none; may be empty."""
+    return f"Bearer {config.api_key}".encode() if config.api_key else b""
 
 
 def backend_at(registry: Registry, url: str) -> BackendId | None:

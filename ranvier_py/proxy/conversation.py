@@ -75,6 +75,7 @@ class Conversations:
     """What the connections of one server have in common: handler, limits, and how much is in flight.
 
     Attributes:
+        limits, report: may be set to others at any time.
         draining: no request is taken after the one that runs.
         idle: connections that wait for a request, by descriptor, the one that has waited longest first.
     """
@@ -87,25 +88,24 @@ class Conversations:
         report: Callable[[RequestSummary], object] | None = None,
     ) -> None:
         self._handler = handler
-        self._report = report
-        self._limits = limits
+        self.report = report
+        self.limits = limits
         self._counters = counters
         self.draining = False
         self.idle: dict[int, Client] = {}
 
     def steps(self, client: Client) -> Steps[bool]:
         """Request after request. True if the connection may be closed in peace."""
-        limits = self._limits
         data = b""
         try:
             if isinstance(client.transport, TlsTransport):
-                client.arm(WaitPhase.HEADER, limits.header_s)
+                client.arm(WaitPhase.HEADER, self.limits.header_s)
                 yield client.transport.handshake
             while not client.must_close:
                 client.started = client.head_only = False
                 client.must_close = self.draining
                 if not data:
-                    client.arm(WaitPhase.IDLE, limits.idle_s)
+                    client.arm(WaitPhase.IDLE, self.limits.idle_s)
                     self.idle[client.fd] = client
                     try:
                         data = yield from received(client.transport)
@@ -133,10 +133,10 @@ class Conversations:
 
         A RanvierError means that framing is lost; the caller answers and closes.
         """
-        limits, counters = self._limits, self._counters
+        limits, counters = self.limits, self._counters
         head = client.last_head
         end = data.find(b"\r\n\r\n") + 4
-        if head is None or not head.again(data[:end], limits):
+        if head is None or end > limits.header_bytes_max or not head.again(data[:end], limits):
             head = client.last_head = RequestHead()
             if end < 4 or end > limits.header_bytes_max or data[0] in b"\r\n":
                 data, end = yield from self._read_head(client, head, data)
@@ -211,10 +211,10 @@ class Conversations:
     def _refuse(self, client: Client, error: RanvierError) -> None:
         """Answer what no handler got, and report it."""
         self._answer_error(client, error)
-        if self._report is not None:
+        if self.report is not None:
             request = client.last_head.request if client.last_head is not None else HttpRequest(b"", b"", [])
             method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
-            self._report(RequestSummary("", method, path, error.status, error.code))
+            self.report(RequestSummary("", method, path, error.status, error.code))
 
     # --- admission --------------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Conversations:
 
         Room is not reserved: else a few clients could hold all of it by announcing what they never send.
         """
-        if self._counters.in_flight >= self._limits.in_flight_max:
+        if self._counters.in_flight >= self.limits.in_flight_max:
             increment(self._counters.refused, "in_flight")
             raise NodeBusy("too many requests at once")
         if length > 0:
@@ -236,7 +236,7 @@ class Conversations:
         client.body_bytes += count
 
     def _check_room(self, count: int) -> None:
-        if self._counters.in_flight_bytes + count > self._limits.in_flight_bytes_max:
+        if self._counters.in_flight_bytes + count > self.limits.in_flight_bytes_max:
             increment(self._counters.refused, "in_flight_bytes")
             raise NodeBusy("too many bytes of requests at once")
 
@@ -249,7 +249,7 @@ class Conversations:
 
         Raises RequestError, ClientGone.
         """
-        limits = self._limits
+        limits = self.limits
         client.arm(WaitPhase.HEADER, limits.header_s)
         fed = 0
         while True:
@@ -273,7 +273,7 @@ class Conversations:
 
         Each window must bring so many bytes of it, or its end, and all of them its end. Raises RequestError, NodeBusy.
         """
-        client.body_until = client.watchdog.clock() + self._limits.body_s
+        client.body_until = client.watchdog.clock() + self.limits.body_s
         self._begin_window(client)
         if head.waits and not data:
             client.write((b"HTTP/1.1 100 Continue\r\n\r\n",))
@@ -300,8 +300,8 @@ class Conversations:
                 used = reader.feed(data)
             except ChunkError as error:
                 raise BadRequest(f"malformed request: {error}") from error
-            if reader.total > self._limits.body_bytes_max:
-                raise BodyTooLarge(f"the body is larger than {self._limits.body_bytes_max} bytes")
+            if reader.total > self.limits.body_bytes_max:
+                raise BodyTooLarge(f"the body is larger than {self.limits.body_bytes_max} bytes")
             self._keep(client, reader.came - client.body_bytes)
             body.add(b"".join(reader.payload or ()))
             reader.payload = []
@@ -323,7 +323,7 @@ class Conversations:
         return data
 
     def _begin_window(self, client: Client) -> None:
-        limits = self._limits
+        limits = self.limits
         client.arm_until(WaitPhase.BODY, min(client.watchdog.clock() + limits.body_window_s, client.body_until))
         client.body_window_bytes = max(limits.body_bytes_min, client.body_bytes // BODY_SHARE)
 

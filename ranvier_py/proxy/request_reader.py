@@ -150,6 +150,8 @@ class RequestHead:
             self.length = int(digits)
             self.headers = headers = headers.copy()  # the request before keeps its own
             headers[self._length_at] = (headers[self._length_at][0], digits)
+        elif self.length > limits.body_bytes_max:  # another limit than before
+            return False
         minor, fields = request.http_minor, request.fields
         self.request = HttpRequest(request.method, request.target, headers, b"", minor, request.keep_alive, fields)
         return True

@@ -166,6 +166,8 @@ class ResponseCache:
     def samples(self) -> Iterator[Sample]:
         """Metrics of the cache, wherever its answers are."""
         yield from samples("response_cache", self.store.counters)
+        words = "Share of hits among hits and misses since the start."
+        yield Sample("response_cache_hit_rate", "gauge", words, self.store.counters.hit_rate)
         label = {"backend": self.store.options.backend}
         yield Sample("cache_backend_type", "gauge", "Where the response cache is.", 1, label)
         if self.elsewhere is not None:

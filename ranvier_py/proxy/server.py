@@ -73,10 +73,9 @@ class DataServer:
         faults: Faults | None = None,
     ) -> None:
         self._faults = faults or Faults()
-        self._limits = limits
-        self._tls = tls
+        self.tls = tls  # connections from now on are served with it
         self.counters = ServerCounters()
-        self._conversations = Conversations(handler, limits, self.counters, report)
+        self.conversations = Conversations(handler, limits, self.counters, report)
         self._clients: dict[int, Client] = {}
         self._closed = trio.lowlevel.ParkingLot()  # who waits for a connection to be
         self._refusing = 0
@@ -116,7 +115,7 @@ class DataServer:
 
     async def drain(self, deadline_s: float) -> None:
         """Stop accepting, finish running requests, cut what is left after `deadline_s`; returns when all is closed."""
-        self._conversations.draining = True
+        self.conversations.draining = True
         self._accepting.cancel()
         self._close_listeners()
         for client in list(self._clients.values()):
@@ -156,18 +155,18 @@ class DataServer:
     def _admit(self, sock: socket.socket, address: tuple[Any, ...], connections: trio.Nursery) -> None:
         self.counters.accepted += 1
         if not self._is_full:
-            watch = self.readiness.watch(sock.fileno(), readable=self._tls is None)
-            transport = TlsTransport(sock, self._tls, watch=watch) if self._tls else PlainTransport(sock, watch)
+            watch = self.readiness.watch(sock.fileno(), readable=self.tls is None)
+            transport = TlsTransport(sock, self.tls, watch=watch) if self.tls else PlainTransport(sock, watch)
             client = self._client(transport, f"{address[0]}:{address[1]}")
             watch.hung_up = client.hang_up
-            client.driver = Driver(self._conversations.steps(client))
+            client.driver = Driver(self.conversations.steps(client))
             self._clients[client.fd] = client
             self.counters.connections += 1
             self.watchdog.watch(client)
             connections.start_soon(self._faults.once, "connection", self._run, client, client.driver)
             return
-        self._not_let_in("connections", f"{self._limits.connections_max} are open")
-        if self._tls or self._refusing >= REFUSALS_MAX:
+        self._not_let_in("connections", f"{self.conversations.limits.connections_max} are open")
+        if self.tls or self._refusing >= REFUSALS_MAX:
             sock.close()
             return
         self._refusing += 1
@@ -175,13 +174,13 @@ class DataServer:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._clients) >= self._limits.connections_max
+        return len(self._clients) >= self.conversations.limits.connections_max
 
     async def _displace(self) -> None:
         """Close the connection that has waited longest for a request, if one does. Its descriptor is free afterwards,
         unless the close takes longer than the pause.
         """
-        idle = self._conversations.idle
+        idle = self.conversations.idle
         if not idle:
             return
         idle.pop(next(iter(idle))).interrupt(ConnectionOver())
@@ -199,7 +198,7 @@ class DataServer:
             self._warn_at, self._unreported = now + WARNING_GAP_S, 0
 
     def _client(self, transport: PlainTransport, peer: str) -> Client:
-        return Client(transport, peer, self._limits, self.watchdog, self.counters)
+        return Client(transport, peer, self.conversations.limits, self.watchdog, self.counters)
 
     async def _refuse(self, client: Client) -> None:
         try:

@@ -75,6 +75,17 @@ class Upstream:
         self._pools: dict[BackendAddress, ConnectionPool] = {}
         self.counters = UpstreamCounters()
 
+    @property
+    def limits(self) -> UpstreamLimits:
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: UpstreamLimits) -> None:
+        """From now on, for every pool."""
+        self._limits = limits
+        for pool in self._pools.values():
+            pool.limits = limits
+
     def open(
         self,
         address: BackendAddress,

@@ -29,6 +29,7 @@ COUNTED = r'ranvier_unexpected_errors_total\{place="\w+"\}|ranvier_server_errors
 ELSEWHERE = {
     "Node.stop_on_signal": "ends the node, as it was asked to",
     "Node._cut_at_next": "ends the node, as it was asked to",
+    "Reloads.run": "goes round for hang-ups alone, each of which reads one file; test_reload.py has it meet a bug",
     "RedisLink.prepare": "a part of one request; without a Redis it never goes round",
     "Wire._read_left": "a part of KvSubscriber._subscribe, for what a publisher leaves behind",
     "Wire._watch": "goes round for events that no connection has",

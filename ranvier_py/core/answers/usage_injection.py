@@ -67,7 +67,7 @@ class UsageAsking:
     """Asks for counts, and remembers of each backend how it takes that."""
 
     def __init__(self, *, enabled: bool = True) -> None:
-        self._enabled = enabled
+        self.enabled = enabled
         self._terms: dict[int, tuple[int, Terms]] = {}
         self.counters = UsageCounters()
 
@@ -77,7 +77,7 @@ class UsageAsking:
 
     def body(self, prompt: Prompt, backend: BackendId, generation: int) -> bytes | None:
         """The body that asks for counts; None where it is not to be changed."""
-        if not self._enabled or not prompt.stream or prompt.kind == "opaque" or prompt.api in COUNTED_ANYWAY:
+        if not self.enabled or not prompt.stream or prompt.kind == "opaque" or prompt.api in COUNTED_ANYWAY:
             return None
         if self.terms(backend, generation) in (Terms.REFUSES, Terms.UNASKED):
             return None

@@ -146,7 +146,7 @@ class PromptMemory:
 
     def __init__(self, entries_max: int = 65_536, kept_max: int = 1_000_000) -> None:
         self.counters = PromptMemoryCounters()
-        self._entries_max = entries_max
+        self.entries_max = entries_max
         self._kept_max = kept_max
         self._prefixes: OrderedDict[int, KnownPrefix] = OrderedDict()
         self._boundaries: OrderedDict[Fingerprint, Boundary] = OrderedDict()
@@ -189,7 +189,7 @@ class PromptMemory:
         counters.boundaries = len(boundaries)
 
     def _is_full(self, entries: int) -> bool:
-        return entries > self._entries_max or (self.counters.kept > self._kept_max and entries > 1)
+        return entries > self.entries_max or (self.counters.kept > self._kept_max and entries > 1)
 
 
 class ForgetfulMemory(PromptMemory):

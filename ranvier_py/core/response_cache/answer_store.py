@@ -76,13 +76,19 @@ class ResponseCacheCounters:
     entries: int = gauge("Answers kept.")
     size_bytes: int = gauge("Memory that they take.")
 
+    @property
+    def hit_rate(self) -> float:
+        """Of hits and misses since the start."""
+        hits, misses = self.requests["hit"], self.requests["miss"]
+        return hits / max(1, hits + misses)
+
 
 class AnswerStore:
     """Answers by key."""
 
     def __init__(self, options: ResponseCacheOptions) -> None:
         self.options = options
-        self.counters = ResponseCacheCounters()
+        self.counters = ResponseCacheCounters(requests={"hit": 0, "miss": 0, "skip": 0})
         self._answers: OrderedDict[bytes, StoredAnswer] = OrderedDict()
 
     def find(self, key: bytes, now: float, max_age_s: float) -> StoredAnswer | None:
@@ -106,6 +112,11 @@ class AnswerStore:
         self._answers[key] = answer
         counters.entries += 1
         counters.size_bytes += answer.size + ENTRY_BYTES
+        self.trim()
+
+    def trim(self) -> None:
+        """Drop the least recently used as long as there are more than may be."""
+        counters = self.counters
         while counters.entries > self.options.capacity or counters.size_bytes > self.options.bytes_max:
             self._drop(next(iter(self._answers)))
             counters.evictions += 1

@@ -163,6 +163,11 @@ class Registry:
         self.generations_used[backend.id] = backend.generation
         heapq.heappush(self.free_ids, backend.id)
 
+    def reweigh(self, name_or_url: str, weight: float) -> None:
+        """Give it another weight from now on. Raises NotFound."""
+        self.known(name_or_url).weight = weight
+        self.version += 1
+
     def drain(self, name_or_url: str, draining: bool = True) -> Backend:
         """Send it no more requests (or, with False, send it requests again). Its claims stay."""
         backend = self.known(name_or_url)

@@ -101,15 +101,17 @@ class EventSource:
     ) -> None:
         self.url = url
         self.state = StreamState()
-        self._options = options
+        self.options = options
         self._received = received
         self._started = started
         self._rng = rng
         self._log_quota = Quota(LOG_LINES_MAX, LOG_LINE_S)
-        self._headers = {
-            "user-agent": "ranvier-kv-events",
-            **({"authorization": f"Bearer {api_key}"} if api_key else {}),
-        }
+        self.rekey(api_key)
+
+    def rekey(self, api_key: str) -> None:
+        """Ask with this key from the next connection on."""
+        key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"user-agent": "ranvier-kv-events", **key}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -119,7 +121,7 @@ class EventSource:
             self.state.connected = False
 
     async def _listen(self) -> None:
-        wait_s, state = self._options.reconnect_s, self.state
+        wait_s, state = self.options.reconnect_s, self.state
         while True:
             before = state.received
             reason = await self._listen_once()
@@ -127,7 +129,7 @@ class EventSource:
                 self._log("kv_index.stream_lost %s: %s", without_secrets(self.url), reason)
             state.connected, state.last_error = False, reason
             if state.received > before:
-                wait_s = self._options.reconnect_s
+                wait_s = self.options.reconnect_s
             await trio.sleep(wait_s * self._rng.random())
             wait_s = min(2 * wait_s, RECONNECT_MAX_S)
             state.reconnects += 1
@@ -162,7 +164,7 @@ class EventSource:
             self._received(events)
 
     async def _server_sent(self) -> None:
-        timeout = httpx.Timeout(CONNECT_S, read=self._options.idle_s)
+        timeout = httpx.Timeout(CONNECT_S, read=self.options.idle_s)
         headers = {**self._headers, "accept": "text/event-stream", "accept-encoding": "identity"}
         async with (
             httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False) as client,
@@ -202,7 +204,7 @@ class EventSource:
             frames = Frames()
             await stream.send_all(frames.open(Request(host=place.netloc, target=target, extra_headers=extra)))
             while True:
-                with trio.fail_after(self._options.idle_s if frames.accepted else CONNECT_S):
+                with trio.fail_after(self.options.idle_s if frames.accepted else CONNECT_S):
                     received = bytes(await stream.receive_some(READ_BYTES_MAX))
                 messages, reply = frames.feed(received)
                 if frames.accepted and not self.state.connected:

@@ -91,10 +91,10 @@ class PollOptions(Options):
 class HealthSchedule:
     """The probes of one backend. `ok` is what the last one found; None before the first."""
 
-    __slots__ = ("_models_at", "_options", "_start_at", "_unsettled", "has_health", "has_metrics", "ok")
+    __slots__ = ("_models_at", "_start_at", "_unsettled", "has_health", "has_metrics", "ok", "options")
 
     def __init__(self, options: PollOptions) -> None:
-        self._options = options
+        self.options = options
         self._unsettled = 0  # probes still to come at the short interval
         self._models_at = self._start_at = -inf  # when they were last known
         self.ok: bool | None = None
@@ -102,14 +102,14 @@ class HealthSchedule:
         self.has_metrics = True
 
     def wants_models(self, now: float) -> bool:
-        return not self.ok or now - self._models_at >= self._options.models_interval_s
+        return not self.ok or now - self._models_at >= self.options.models_interval_s
 
     def models_known(self, now: float) -> None:
         self._models_at = now
 
     def wants_start_time(self, now: float) -> bool:
         """Counts as asked for."""
-        if not self.has_metrics or (self.ok and now - self._start_at < self._options.start_time_interval_s):
+        if not self.has_metrics or (self.ok and now - self._start_at < self.options.start_time_interval_s):
             return False
         self._start_at = now
         return True
@@ -119,14 +119,14 @@ class HealthSchedule:
         if self.ok is None and ok:
             self._unsettled = 0
         else:
-            self._unsettled = self._options.unsettled_probes if ok is not self.ok else max(self._unsettled - 1, 0)
+            self._unsettled = self.options.unsettled_probes if ok is not self.ok else max(self._unsettled - 1, 0)
         if not ok:
             self.has_health = self.has_metrics = True
         self.ok = ok
 
     def interval_s(self, backends: int) -> float:
         """To the next probe. Healthy backends share a budget of probes, so of many each is asked less often."""
-        options = self._options
+        options = self.options
         if self._unsettled > 0:
             return min(options.unsettled_interval_s, options.probe_interval_s)
         return max(options.probe_interval_s, backends / options.probes_per_s_max if self.ok else 0.0)
@@ -135,10 +135,10 @@ class HealthSchedule:
 class MetricsSchedule:
     """The looks at the metrics page of one engine, and what it says of its queue in its event stream."""
 
-    __slots__ = ("_failures", "_loads", "_options", "_page", "_reported_at", "_took_s", "_unknown", "path")
+    __slots__ = ("_failures", "_loads", "_page", "_reported_at", "_took_s", "_unknown", "options", "path")
 
     def __init__(self, options: PollOptions) -> None:
-        self._options = options
+        self.options = options
         self._failures = 0  # in a row
         self._took_s = 0.0
         self._unknown = False
@@ -159,7 +159,7 @@ class MetricsSchedule:
 
     def interval_s(self) -> float:
         """To the next look."""
-        options, wanted_s = self._options, self._options.metrics_interval_s
+        options, wanted_s = self.options, self.options.metrics_interval_s
         if self._unknown:
             return max(wanted_s, options.metrics_unknown_interval_s)
         patient_s = doubled(wanted_s, self._failures, max(wanted_s, options.metrics_interval_max_s))
@@ -174,7 +174,7 @@ class MetricsSchedule:
         if load.running is None or rank >= RANKS_MAX:
             return None
         self._loads[rank] = load
-        if now < self._reported_at + self._options.metrics_interval_s:
+        if now < self._reported_at + self.options.metrics_interval_s:
             return None
         self._reported_at = now
         loads = self._loads.values()

@@ -1,0 +1,349 @@
+"""The configuration, read again while a node runs: at SIGHUP, or by POST /admin/reload.
+
+What changed and may change does so at once, in one synchronous call: requests under way go on, with new limits from
+their next wait on. What needs a restart is named and left as it was, so the next reload names it again. A key that is
+not in APPLY needs a restart; NEEDS_RESTART lists those, so that a new key is put into one of the two on purpose.
+
+Rules: everything that can be wrong is found before anything changes, so what is refused changes nothing. Backends that
+are not of the configuration, because an operator or a peer added them, stay. No value is logged or answered, for it may
+be a secret: keys alone are named.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from secrets import randbits
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+from ranvier_py.config.config_loader import Loaded, contradictions
+from ranvier_py.config.config_model import KEYS, Config, with_values
+from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.control.prefix_admin import ring_of
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
+from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
+from ranvier_py.io.logs import change_logs, request_line
+from ranvier_py.node.parts import (
+    authorization_of,
+    debugger_of,
+    placement_options,
+    response_cache_of,
+    shadows_of,
+    source_options,
+    tls_context,
+    within_descriptors,
+)
+
+if TYPE_CHECKING:
+    from ranvier_py.node.node import Node
+
+log = logging.getLogger(__name__)
+
+
+class ConfigSource(NamedTuple):
+    """Where a node's configuration came from.
+
+    `load` reads it as at the start; it blocks for some small files, and raises ConfigError. `spread` has the siblings
+    of a worker read it, too. `is_newer`: it was read again since this process was configured.
+    """
+
+    load: Callable[[], Loaded]
+    spread: Callable[[], object] = lambda: None
+    is_newer: bool = False
+
+
+@dataclass(slots=True)
+class ReloadCounters:
+    """Since the start."""
+
+    reloads: dict[str, int] = counter("Times that the configuration was read again, by result.", label="result")
+
+
+# --- what may change, and how ---------------------------------------------------------------------------------------
+
+
+def apply_nothing(_node: Node, _: Config) -> None:
+    """For what is looked up in the configuration each time."""
+
+
+def apply_limits(node: Node, _: Config) -> None:
+    """Of connections: both ports of a request share the node's descriptors."""
+    node.server.conversations.limits = node.config.server
+    node.upstream.limits = node.config.upstream
+    node.pipeline.limits = node.config.pipeline
+
+
+def apply_policy(node: Node, before: Config) -> None:
+    """One that is as it was keeps what it learned; another one begins anew, but for the count of openings."""
+    after, kind = node.config, POLICIES[node.config.policy]
+    old, new = placement_options(before), placement_options(after)
+    if before.policy != after.policy or old.build(kind.options) != new.build(kind.options):
+        known = ring_of(node.router)
+        node.router.policy = make_policy(after.policy, new)
+        ring = ring_of(node.router)
+        if known is not None and ring is not None:
+            ring.prefixes = known.prefixes
+        node.indexing.join(node.router.policy)
+        node.keys.prefix_tokens = new.build(StickyLeastLoadedOptions).prefix_tokens
+        if after.policy == StickyLeastLoaded.name:
+            node.keys.hasher.keep((*node.keys.lengths, node.keys.prefix_tokens))
+    if before.shadow != after.shadow or any(
+        old.build(POLICIES[name].options) != new.build(POLICIES[name].options) for name in after.shadow
+    ):
+        replaced, node.shadows = node.shadows, shadows_of(after, node.router, Random(randbits(64)))  # noqa: S311
+        kept = tuple(each for each in node.router.observers if each is not replaced)
+        node.router.observers = kept if node.shadows is None else (node.shadows, *kept)
+
+
+def apply_access(node: Node, _: Config) -> None:
+    """Who may ask the control port, and see how requests were routed."""
+    key = node.config.control_key
+    node.control.key = key.get_secret_value() if key is not None else None
+    node.control.metrics_public = node.config.metrics_public
+    node.pipeline.may_see = debugger_of(node.config)
+
+
+def apply_api_key(node: Node, _: Config) -> None:
+    node.pipeline.authorization = authorization_of(node.config)
+    node.poller.rekey(node.config.api_key)
+    node.indexing.rekey(node.config.api_key)
+
+
+def apply_logs(node: Node, _: Config) -> None:
+    change_logs(node.config.log_level, node.config.log_format, node.config.secret_values())
+    node.pipeline.report = node.server.conversations.report = request_line()
+
+
+def apply_backends(node: Node, before: Config) -> None:
+    """As an operator would over the control port, but for weights, which change in place."""
+    old = {spec.url: spec for spec in before.backend}
+    new = {spec.url: spec for spec in node.config.backend}
+    for url, spec in old.items():
+        after = new.get(url)
+        if (after is None or replace_needed(spec, after)) and node.registry.find(url) is not None:
+            node.remove_backend(url)
+    for url, spec in new.items():
+        known = old.get(url)
+        if node.registry.find(url) is None and (known is None or replace_needed(known, spec)):
+            node.add_backend(url, spec.weight, spec.name, spec)
+        elif known is not None and known.weight != spec.weight and node.registry.find(url) is not None:
+            node.registry.reweigh(url, spec.weight)
+
+
+def replace_needed(old: BackendSpec, new: BackendSpec) -> bool:
+    return old.model_copy(update={"weight": new.weight}) != new
+
+
+def apply_polls(node: Node, _: Config) -> None:
+    node.poller.options = node.config.polls
+    node.calibrating.metrics_interval_s = node.config.polls.metrics_interval_s
+
+
+def apply_health(node: Node, _: Config) -> None:
+    node.registry.limits = node.config.health
+    for backend in node.registry:
+        backend.vitals.limits = node.config.health
+
+
+def apply_responses(node: Node, _: Config) -> None:
+    """What is kept stays as long as it may; a cache that is turned off is empty when it is turned on again."""
+    responses, options = node.pipeline.responses, node.config.responses
+    if responses is None or not options.enabled:
+        node.pipeline.responses = response_cache_of(node.config, node.scheme, {}, Random(randbits(64)))  # noqa: S311
+    else:
+        responses.store.options = options
+        responses.store.trim()
+
+
+def apply_index(node: Node, _: Config) -> None:
+    node.indexing.set_options(node.config.index, source_options(node.config))
+
+
+def apply_tokens(node: Node, _: Config) -> None:
+    node.tokenizer_worker.queue_max = node.config.learn_queue_max
+    node.router.reader.memory.entries_max = node.config.prompt_memory_entries
+    node.router.recent = deque(node.router.recent, node.config.recent_decisions)
+
+
+def apply_bodies(node: Node, _: Config) -> None:
+    """What is changed in bodies on their way to an engine."""
+    node.asking.enabled = node.config.ask_usage
+    node.pipeline.cache_control = node.config.anthropic_cache_control
+
+
+APPLY_PARTS: Mapping[str, Callable[[Node, Config], None]] = {
+    "server": apply_limits,
+    "upstream": apply_limits,
+    "pipeline": apply_limits,
+    "polls": apply_polls,
+    "health": apply_health,
+    "responses": apply_responses,
+    "index": apply_index,
+    "events": apply_index,
+}
+"""By the part of the configuration that holds the key, unless NEEDS_RESTART has it."""
+
+APPLY_KEYS: Mapping[str, Callable[[Node, Config], None]] = {
+    **dict.fromkeys(("control_key", "control_key_file", "metrics_public", "debug_headers"), apply_access),
+    **dict.fromkeys(("metric_names", "drain_timeout_s"), apply_nothing),
+    **dict.fromkeys(("tls_certificate_file", "tls_key_file"), apply_nothing),  # see `Reloads`: read in any case
+    "backend": apply_backends,
+    **dict.fromkeys(("backend_api_key", "backend_api_key_file"), apply_api_key),
+    **dict.fromkeys(("ask_usage", "anthropic_cache_control"), apply_bodies),
+    **dict.fromkeys(("learn_queue_max", "prompt_memory_entries", "recent_decisions"), apply_tokens),
+    **dict.fromkeys(
+        ("policy", "policy_option", "shadow", "load_factor", "load_floor", "placement_compatibility"), apply_policy
+    ),
+    **dict.fromkeys(("log_level", "log_format"), apply_logs),
+}
+
+NEEDS_RESTART = frozenset(
+    """
+    listen control workers
+    kv_events
+    tokenizer chat_template block_size_tokens
+    route_capacity route_ttl_s tenant_isolation cluster_secret cluster_secret_file
+    response_cache_backend response_cache_redis_url response_cache_redis_url_file response_cache_redis_prefix
+    response_cache_redis_pool_size response_cache_redis_timeout_s response_cache_redis_connect_timeout_s
+    response_cache_redis_bytes_max response_cache_redis_retry_s response_cache_fallback_to_memory
+    response_cache_fallback_capacity response_cache_fallback_ttl_s
+    kv_index_backend kv_redis_url kv_redis_url_file kv_redis_prefix kv_redis_timeout_s kv_redis_connect_timeout_s
+    gossip advertise join cluster_key_file insecure_gossip cluster_name node_name gossip_profile gossip_udp
+    gossip_bytes_per_s_max gossip_state_file gossip_admin_key gossip_admin_key_file
+    record_file record_bytes_max record_files_max
+    """.split()  # noqa: SIM905  # by section
+)
+"""Sockets, processes and files that are open; what fingerprints and routes are made with; what peers were given."""
+
+
+def apply_of(name: str) -> Callable[[Node, Config], None] | None:
+    """What makes a key's new value count; None where a restart does."""
+    if name in NEEDS_RESTART:
+        return None
+    found = APPLY_KEYS.get(name)
+    return APPLY_PARTS.get(KEYS[name].path[0]) if found is None and len(KEYS[name].path) > 1 else found
+
+
+# --- reading it again -----------------------------------------------------------------------------------------------
+
+
+class Reloads:
+    """Reads the configuration of one node again.
+
+    Args:
+        config: as it was loaded; the node's own has fewer connections where descriptors are few.
+        descriptors: that this process may have.
+    """
+
+    def __init__(self, node: Node, config: Config, source: ConfigSource, descriptors: int) -> None:
+        self.counters = ReloadCounters()
+        self._node = node
+        self._config = config
+        self._source = source
+        self._descriptors = descriptors
+        self._limiter = trio.CapacityLimiter(1)  # one after the other, in the order in which they were asked for
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """At each SIGHUP, until cancelled. In the main thread only, where signals are."""
+        with trio.open_signal_receiver(signal.SIGHUP) as hang_ups:
+            task_status.started()
+            if self._source.is_newer:
+                with suppress(ConfigError):  # logged
+                    await self.reload("the start of a worker")
+            async for _ in hang_ups:
+                with suppress(ConfigError):
+                    await self.reload("SIGHUP")
+
+    async def ordered(self) -> Mapping[str, Any]:
+        """An operator asks for it over the control port of one worker. Raises ConfigError."""
+        answer = await self.reload("the control port")
+        self._source.spread()
+        return answer
+
+    async def reload(self, cause: str) -> Mapping[str, Any]:
+        """What became of it. Raises ConfigError with all that is wrong, with nothing changed."""
+        if self._node.clustering is not None:
+            self._node.clustering.read_keys()
+        try:
+            loaded = await trio.to_thread.run_sync(self._source.load, limiter=self._limiter)
+            answer = self.apply(loaded)
+        except ConfigError as error:
+            increment(self.counters.reloads, "refused")
+            log.error("config.refused by %s, going on as before: %s", cause, "; ".join(error.problems))
+            raise
+        increment(self.counters.reloads, "done")
+        applied, restart = (", ".join(answer[name]) or "nothing" for name in ("applied", "restart_needed"))
+        log.info("config.reloaded by %s: applied %s; restart needed for %s", cause, applied, restart)
+        for note in loaded.notes:
+            log.warning("config.note %s", note)
+        return answer
+
+    def apply(self, loaded: Loaded) -> Mapping[str, Any]:
+        """Have the node follow what may change. Raises ConfigError, with nothing changed."""
+        node, before, after = self._node, self._config, loaded.config
+        differing = [name for name, key in KEYS.items() if key.value_in(before) != key.value_in(after)]
+        held, is_held = dict(self._held(before, after)), False
+        applied = [name for name in differing if apply_of(name) is not None and name not in held]
+        values = {name: KEYS[name].value_in(after) for name in applied}
+        if "backend" in differing:
+            values["backend"], is_held = with_event_streams_of(before.backend, after.backend)
+            applied = [name for name in applied if name != "backend" or values["backend"] != before.backend]
+        config = with_values(before, values)
+        problems = [f"{names[0]}: {message}" for names, message in contradictions(config)]
+        problems += self._taken(before.backend, config.backend)
+        if problems:
+            raise ConfigError(problems)
+        certificate = tls_context(config)
+        running, self._config = node.config, config
+        node.config = within_descriptors(config, self._descriptors)
+        node.server.tls = certificate
+        for step in dict.fromkeys(apply_of(name) for name in applied):
+            assert step is not None, "what is applied has something that does"
+            step(node, running)
+        restart = [name for name in differing if name not in values]
+        restart += ["backend.kv_index"] if is_held else []
+        return {
+            "applied": applied,
+            "restart_needed": restart,
+            "unchanged": len(KEYS) - len(differing),
+            "notes": list(loaded.notes),
+        }
+
+    def _held(self, before: Config, after: Config) -> Iterator[tuple[str, None]]:
+        """Keys that may change as a rule, and not from this value to that one."""
+        for name in ("tls_certificate_file", "tls_key_file"):
+            if (before.tls_certificate_file is None) != (after.tls_certificate_file is None):
+                yield name, None  # a port that was plain stays so
+        if (before.polls.metrics_interval_s == 0) != (after.polls.metrics_interval_s == 0):
+            yield "engine_metrics_interval_s", None  # nobody looks, or somebody does
+        if before.responses.backend != "memory":
+            yield from (
+                ("response_cache", None),
+                ("response_cache_ttl_s", None),
+            )  # what is elsewhere was made with them
+
+    def _taken(self, before: Sequence[BackendSpec], after: Sequence[BackendSpec]) -> Iterator[str]:
+        """Names of new backends that one has that is not of the configuration."""
+        urls = {spec.url for spec in before} | {spec.url for spec in after}
+        others = {backend.name for backend in self._node.registry if backend.url not in urls}
+        for index, spec in enumerate(after):
+            if spec.label in others:
+                yield f"backend[{index}]: {spec.label} is the name of a backend that was added while the node ran"
+
+
+def with_event_streams_of(
+    before: Sequence[BackendSpec], after: Sequence[BackendSpec]
+) -> tuple[tuple[BackendSpec, ...], bool]:
+    """The new backends with the event streams that are read, and whether others are wanted."""
+    known = {spec.url: spec.kv_index for spec in before}
+    made = tuple(spec.model_copy(update={"kv_index": known.get(spec.url, "")}) for spec in after)
+    return made, made != tuple(after)

@@ -1,0 +1,256 @@
+"""A node, and several workers, as `ranvier serve` runs them: a configuration copied from the document, and hang-ups."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from tests.node.node_lab import MODEL, Lab, opened, turn
+
+CONTINUUM = """\
+prefix_routing:
+  enabled: true
+  load_factor_epsilon: 0.20
+
+response_cache:
+  enabled: true
+  backend: memory
+  capacity: 5000
+  ttl: "10m"
+
+kv_cache_index:
+  enabled: true
+  max_entries: 500000
+  entry_ttl_seconds: 900
+  scoring:
+    overlap_weight: 0.6
+    load_weight: 0.3
+    health_weight: 0.1
+    min_overlap_threshold: 0.25
+  storage_offloading:
+    enabled: true              # Track GPU hot vs. storage warm tiers
+    treat_eviction_as_offload: true
+  event_sources:
+    - backend_name: vllm-1
+      endpoint: "{first}/v1/kv_events"
+    - backend_name: vllm-2
+      endpoint: "{second}/v1/kv_events"
+"""
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 150.0  # a process of a node loads its libraries first
+
+
+class Served:
+    """A process of `ranvier serve`. `control` are the control ports of its workers."""
+
+    def __init__(self, process: trio.Process, public: str, control: list[str], http: httpx.AsyncClient) -> None:
+        self.process, self.url, self.control, self.http = process, f"http://{public}", control, http
+
+    async def config(self, worker: int = 0) -> dict[str, Any]:
+        return dict((await self.http.get(f"{self.control[worker]}/admin/config")).json())
+
+    async def until(self, worker: int = 0, **values: Any) -> None:
+        while True:
+            config = await self.config(worker)
+            if all(config[name] == value for name, value in values.items()):
+                return
+
+
+@asynccontextmanager
+async def served(place: Lab, file: Path, *flags: str, workers: int = 1) -> AsyncIterator[Served]:
+    command = [sys.executable, "-m", "ranvier_py", "serve", "--config", str(file), *flags]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RANVIER_")}
+    options = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "cwd": ROOT,
+        "env": kept,
+    }
+    process = await trio.lowlevel.open_process(command, **options)  # type: ignore[arg-type]
+    assert process.stdout is not None
+    assert process.stderr is not None
+    place.nursery.start_soon(drained, process.stderr, process)
+    text = b""
+    while text.count(b"listening on") < workers or not text.endswith(b"\n"):
+        piece = await process.stdout.receive_some()
+        assert piece, "it ended"
+        text += piece
+    found = re.findall(r"listening on (\S+) control (\S+)", text.decode())
+    try:
+        yield Served(process, found[0][0], sorted(control for _, control in found), place.http)
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
+
+
+async def drained(stream: Any, process: trio.Process) -> None:
+    """What it logs is there to be looked at."""
+    process.logged = b""  # type: ignore[attr-defined]
+    async for piece in stream:
+        process.logged += piece  # type: ignore[attr-defined]
+
+
+PLACES = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
+
+
+async def test_cr34_a_configuration_copied_from_the_document_starts_a_node(tmp_path: Path) -> None:
+    async with opened(Lab, 2, DEADLINE_S) as place:
+        file = tmp_path / "continuum.yaml"
+        file.write_text(CONTINUUM.format(first=place.engines[0], second=place.engines[1]))
+        async with served(place, file, *PLACES, "--metric-names", "continuum") as node:
+            for _ in range(2):
+                body = {"model": MODEL, "messages": turn("hello"), "max_tokens": 4, "temperature": 0}
+                answer = await place.http.post(f"{node.url}/v1/chat/completions", json=body)
+                assert answer.status_code == 200
+            assert answer.headers["x-cache"] == "HIT"
+            backends = (await place.http.get(f"{node.control[0]}/admin/backends")).json()["backends"]
+            assert [(each["name"], each["url"]) for each in backends] == [
+                ("vllm-1", place.engines[0]),
+                ("vllm-2", place.engines[1]),
+            ]
+            stats = (await place.http.get(f"{node.control[0]}/admin/kv-index/stats")).json()
+            assert stats["config"]["max_entries"] == 500_000
+            assert stats["config"]["scoring"]["min_overlap_threshold"] == 0.25
+            assert [each["backend_name"] for each in stats["event_sources"]] == ["vllm-1", "vllm-2"]
+            cached = (await place.http.get(f"{node.control[0]}/admin/response-cache/stats")).json()
+            assert (cached["capacity"], cached["config"]["ttl"], cached["hit_rate"]) == (5000, "10m", "0.5000")
+            ring = (await place.http.get(f"{node.control[0]}/admin/prefix-routing/stats")).json()
+            assert ring["config"]["load_factor_epsilon"] == 0.2
+            page = (await place.http.get(f"{node.control[0]}/metrics")).text
+            assert 'continuum_response_cache_requests_total{result="hit"} 1.0' in page
+            assert b"config.note" in node.process.logged  # type: ignore[attr-defined]
+
+
+async def stream(node: Served, ended: list[str]) -> None:
+    """A stream that goes on for a while; what it ended with."""
+    body = {"model": MODEL, "messages": turn("hello"), "max_tokens": 200, "stream": True, "ignore_eos": True}
+    async with node.http.stream("POST", f"{node.url}/v1/chat/completions", json=body) as answer:
+        assert answer.status_code == 200
+        lines = [line async for line in answer.aiter_lines() if line]
+    ended.append(lines[-1])
+
+
+async def test_hang_ups_during_traffic_break_no_stream_and_a_broken_or_missing_file_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    async with opened(Lab, 2, DEADLINE_S) as place:
+        file = tmp_path / "ranvier.yaml"
+        backends = "".join(f"\n  - {url}" for url in place.engines)
+        file.write_text(f"policy: affinity\nbackend:{backends}\n")
+        async with served(place, file, *PLACES) as node:
+            ended: list[str] = []
+            async with trio.open_nursery() as streams:
+                for _ in range(8):
+                    streams.start_soon(stream, node, ended)
+                for policy in ("ttft", "chwbl", "random"):
+                    file.write_text(f"policy: {policy}\nbackend: ['{place.engines[0]}']\nbody_bytes_max: 9000\n")
+                    node.process.send_signal(signal.SIGHUP)
+                    await node.until(policy=policy)
+                    streams.start_soon(stream, node, ended)
+                file.write_text("policy: [")
+                node.process.send_signal(signal.SIGHUP)
+                await logged(node, b"config.refused", 1)
+                file.unlink()
+                node.process.send_signal(signal.SIGHUP)
+                await logged(node, b"config.refused", 2)
+            assert ended == ["data: [DONE]"] * 11
+            assert (await node.config())["policy"] == "random"
+            assert len((await place.http.get(f"{node.control[0]}/admin/backends")).json()["backends"]) == 1
+
+
+async def logged(node: Served, event: bytes, times: int) -> None:
+    while node.process.logged.count(event) < times:  # type: ignore[attr-defined]  # noqa: ASYNC110
+        await trio.sleep(0.02)  # only the other process can change it
+
+
+@pytest.mark.parametrize("by", ["signal", "port"])
+async def test_all_workers_read_the_configuration_again_those_that_are_restarted_too(tmp_path: Path, by: str) -> None:
+    async with opened(Lab, 1, DEADLINE_S) as place:
+        (public, control) = [await free_ports() for _ in range(2)]
+        file = tmp_path / "ranvier.toml"
+        file.write_text(f'backend = ["{place.engines[0]}"]\npolicy = "random"\ngossip = "off"\n')
+        places = ("--listen", f"127.0.0.1:{public}", "--control", f"127.0.0.1:{control}", "--workers", "2")
+        async with served(place, file, *places, workers=2) as node:
+            file.write_text(f'backend = ["{place.engines[0]}"]\npolicy = "ttft"\ngossip = "off"\n')
+            if by == "signal":
+                node.process.send_signal(signal.SIGHUP)
+            else:
+                answer = await place.http.post(f"{node.control[1]}/admin/reload")
+                assert answer.json()["applied"] == ["policy"]
+            for worker in (0, 1):
+                await node.until(worker, policy="ttft")
+            if by == "port":
+                return
+            children = await trio.run_process(["pgrep", "-P", str(node.process.pid)], capture_stdout=True)
+            os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
+            await logged(node, b"worker.started", 3)
+            for worker in (0, 1):
+                await until_back(node, worker)
+
+
+async def until_back(node: Served, worker: int) -> None:
+    while True:
+        try:
+            await node.until(worker, policy="ttft")
+        except httpx.HTTPError:  # it is being started
+            await trio.sleep(0.05)
+        else:
+            return
+
+
+async def free_ports() -> int:
+    """A port with a free one above it."""
+    while True:
+        with trio.socket.socket() as first, trio.socket.socket() as second:
+            await first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                await second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+def held_by(process: int) -> tuple[int, int]:
+    """Descriptors, and bytes in memory."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return len(os.listdir(f"/proc/{process}/fd")), pages * 4096
+
+
+async def test_fifty_hang_ups_in_a_row_leave_descriptors_and_memory_as_they_were(tmp_path: Path) -> None:
+    async with opened(Lab, 2, DEADLINE_S) as place:
+        file = tmp_path / "ranvier.toml"
+
+        def write(number: int) -> None:
+            ttl = 100.0 + number
+            file.write_text(
+                f'backend = ["{place.engines[number % 2]}"]\nresponse_cache = true\nresponse_cache_ttl_s = {ttl}\n'
+                f'policy = "{("chwbl", "ttft")[number % 2]}"\nshadow = ["{("random", "chwbl")[number % 2]}"]\n'
+            )
+
+        write(0)
+        async with served(place, file, *PLACES) as node:
+            seen: list[tuple[int, int]] = []
+            for number in range(1, 51):
+                write(number)
+                node.process.send_signal(signal.SIGHUP)
+                await node.until(response_cache_ttl_s=100.0 + number)
+                if number in (10, 50):
+                    seen.append(held_by(node.process.pid))
+            (first_files, first_bytes), (files, resident) = seen
+            assert files <= first_files + 3
+            assert resident <= first_bytes + (8 << 20)
+            answer = await place.http.post(f"{node.url}/v1/chat/completions", json={"messages": turn("hello")})
+            assert answer.status_code == 200
