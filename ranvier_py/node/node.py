@@ -92,7 +92,10 @@ SWEEP_ROWS_MAX = 2000
 
 
 class Node:
-    """The parts of one node, wired. Nothing runs until `run`."""
+    """The parts of one node, wired. Nothing runs until `run`, which adds those that not every node has."""
+
+    clustering: ClusterParts | None = None
+    reloads: Reloads | None = None
 
     def __init__(self, config: Config, tokenizer: TokenizerProcess, rng: Random, key: bytes) -> None:
         """`tokenizer` has started; `key` is what fingerprints are made with, there as here."""
@@ -100,8 +103,6 @@ class Node:
         self.tokenizer = tokenizer
         self.faults = Faults()
         self.resolver = Resolver(self.faults)
-        self.clustering: ClusterParts | None = None
-        self.reloads: Reloads | None = None
         self.drained = trio.Event()  # nobody is served any more, and the peers know it
         self.addresses: dict[str, BackendAddress] = {}
         self.scheme = scheme_of(config, tokenizer.facts, key)
