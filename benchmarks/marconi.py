@@ -21,9 +21,11 @@ from benchmarks.harness.bench import command_line, finish, show_row
 from benchmarks.harness.marconi_reference import (
     BOOTSTRAP,
     CASES,
+    CREDITED,
     CURVES,
     FIRST_EVICTION,
     INSIDE,
+    PROFILES,
     REPAIRED_CASES,
     RETUNED_ALPHAS_OF_LMSYS,
     RETUNED_HITS,
@@ -35,6 +37,7 @@ from benchmarks.harness.marconi_reference import (
 from benchmarks.workloads.hybrid_traces import DIGESTS, TRACES, Shape, digest, trace
 from ranvier_py.replay.hybrid.alpha_search import ALPHAS, Retuned, TokenRequest, TunedOnce, saved_flops
 from ranvier_py.replay.hybrid.block_states import BlockStates
+from ranvier_py.replay.hybrid.checkpoint_profile import CHECKPOINT_PROFILES, EndlessCheckpoints
 from ranvier_py.replay.hybrid.hybrid_model import PAPER_7B, HybridModel
 from ranvier_py.replay.hybrid.state_tree import COMPAT, REPAIRED, Defects, EvictionRule, StateTree
 from ranvier_py.replay.hybrid.trace_caches import TraceRun, TreeOfTrace, run
@@ -140,6 +143,24 @@ def retuned_rows(name: str, requests: Requests) -> Iterator[Row]:
             yield row_of("its alphas", name, list(RETUNED_ALPHAS_OF_LMSYS), tuner.alphas)
 
 
+def profile_rows(name: str, requests: Requests) -> Iterator[Row]:
+    """An endless cache under each engine's rule, and what a router believes that knows of attention alone."""
+    column = list(TRACES).index(name)
+    for kind, expected in PROFILES.items():
+        cache = EndlessCheckpoints(CHECKPOINT_PROFILES[kind])
+        ran = run(cache, requests)
+        shares = round(cache.written / len(requests), 2), round(cache.in_vain / cache.worth, 3)
+        credited = round(cache.credited / sum(ran.prompts), 4)
+        yield row_of(
+            f"profile {kind}",
+            name,
+            [*expected[column], *CREDITED[name]],
+            [ran.reused_tokens, *shares, cache.credited, cache.worth],
+            hit_rate=ran.hit_rate,
+            credited=credited,
+        )
+
+
 def timed_row(requests: Requests) -> Row:
     """What Marconi takes on the agents' trace, tuning included."""
     began = time.process_time()
@@ -158,6 +179,7 @@ def tables(name: str) -> Iterator[Row]:
     if name in CURVES:
         yield curve_row(name, requests)
     yield from retuned_rows(name, requests)
+    yield from profile_rows(name, requests)
     if name == "swebench":
         yield timed_row(requests)
 

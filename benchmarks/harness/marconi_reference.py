@@ -139,3 +139,66 @@ RETUNED_HITS = MappingProxyType(
 
 RETUNED_ALPHAS_OF_LMSYS = (1.8, 1.4, 1.2, 0.4, 1.6, 2.0, 0.2, 1.2, 0.8, 1.0, 1.0, 0.4, 1.2, 0.2)
 """Every 100 requests."""
+
+
+class Profiled(NamedTuple):
+    """Of an endless cache: reused tokens, checkpoints for each request, and the share of requests with at least 256
+    tokens computed before that reuse nothing; the latter two rounded."""
+
+    reused: int
+    written: float
+    in_vain: float
+
+
+PROFILES = MappingProxyType(
+    {
+        "vllm_align_528": (
+            Profiled(4_280_496, 0.59, 0.061),
+            Profiled(1_081_344, 0.28, 0.163),
+            Profiled(3_676_464, 1.38, 0.001),
+            Profiled(745_008, 0.87, 0.026),
+        ),
+        "vllm_align_528_without_junctions": (
+            Profiled(4_280_496, 0.59, 0.061),
+            Profiled(1_081_344, 0.28, 0.163),
+            Profiled(1_840_080, 1.18, 0.004),
+            Profiled(679_536, 0.87, 0.108),
+        ),
+        "vllm_align_1056": (
+            Profiled(3_911_424, 0.32, 0.201),
+            Profiled(795_168, 0.12, 0.481),
+            Profiled(3_389_760, 1.11, 0.035),
+            Profiled(555_456, 0.61, 0.354),
+        ),
+        "vllm_all_528": (
+            Profiled(4_280_496, 0.72, 0.061),
+            Profiled(1_081_344, 0.28, 0.163),
+            Profiled(3_795_792, 7.77, 0.0),
+            Profiled(766_656, 1.06, 0.0),
+        ),
+        "sglang_no_buffer": (
+            Profiled(4_644_998, 2.0, 0.012),
+            Profiled(1_388_244, 2.0, 0.0),
+            Profiled(2_090_286, 2.0, 0.035),
+            Profiled(0, 2.0, 1.0),
+        ),
+        "sglang_extra_buffer": (
+            Profiled(4_489_344, 2.07, 0.001),
+            Profiled(1_281_600, 1.62, 0.0),
+            Profiled(3_927_168, 2.40, 0.001),
+            Profiled(871_296, 1.49, 0.040),
+        ),
+        "marconi": (
+            Profiled(4_651_866, 1.02, 0.0),
+            Profiled(1_392_898, 1.02, 0.0),
+            Profiled(3_978_750, 1.76, 0.001),
+            Profiled(889_589, 1.23, 0.0),
+        ),
+    }
+)
+"""What engines reuse by where they keep checkpoints, on lmsys, sharegpt, swebench, rag."""
+
+CREDITED = MappingProxyType(
+    {"lmsys": (4_643_072, 1_365), "sharegpt": (1_384_080, 1_076), "swebench": (4_089_488, 1_120), "rag": (927_648, 576)}
+)
+"""What a router credits that knows of attention alone, and requests with at least 256 tokens computed before."""

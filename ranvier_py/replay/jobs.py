@@ -217,6 +217,5 @@ def plain(plan: Plan) -> dict[str, object]:
 
 
 def shown(limits: EngineLimits) -> dict[str, float]:
-    """What an engine can do; the size of its blocks is the trace's, and its cache is the run's."""
-    hidden = ("block_size", "cache_events_max", "cache")
-    return {name: value for name, value in asdict(limits).items() if name not in hidden}
+    """What an engine can do; the size of its blocks is the trace's."""
+    return {name: value for name, value in asdict(limits).items() if name not in ("block_size", "cache_events_max")}

@@ -121,14 +121,14 @@ def named_apart(ready: Sequence[Ready], paths: Sequence[Path]) -> list[Ready]:
     ]
 
 
-def for_cache(ready: Ready, cache: CacheName, wanted: ReplayRequest) -> Ready:
+def for_cache(ready: Ready, cache: CacheName | None, wanted: ReplayRequest) -> Ready:
     """The same trace before engines of one kind of cache: named after it where there are several."""
     if len(wanted.caches) == 1:
         return ready
     return ready._replace(summary=replace(ready.summary, name=f"{ready.summary.name}, cache {cache}"))
 
 
-def run(ready: Sequence[tuple[Ready, CacheName]], wanted: ReplayRequest) -> list[Done]:
+def run(ready: Sequence[tuple[Ready, CacheName | None]], wanted: ReplayRequest) -> list[Done]:
     """All runs of all traces and caches, in the order of the table."""
     tasks = [Task(each, plan) for each, cache in ready for plan in wanted.plans(each.summary.block_tokens, cache)]
     requests = sum(len(task.ready.items) for task in tasks)
@@ -147,7 +147,7 @@ def settings(wanted: ReplayRequest) -> dict[str, object]:
     return {
         "version": __version__,
         "policies": list(wanted.policies),
-        "caches": list(wanted.caches),
+        "caches": [cache for cache in wanted.caches if cache],
         "nodes": list(wanted.nodes),
         "rates": list(wanted.rates),
         **plain(wanted.plan),

@@ -59,9 +59,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--cache-tokens", metavar="N", help="cache of each engine: 200k, 1M (the preset's)")
     add(
         "--cache",
-        default="attention",
         metavar="A,B",
-        help=f"of each engine, of several one after the other: {', '.join(CACHES)} (attention)",
+        help=f"of all engines, of several one after the other: {', '.join(CACHES)} (the preset's)",
     )
     add(
         "--hybrid-model",

@@ -55,18 +55,21 @@ class ReplayRequest:
     options: TraceOptions
     plan: Plan
     policies: tuple[str, ...]
-    caches: tuple[CacheName, ...]
+    caches: tuple[CacheName | None, ...]
     nodes: tuple[int, ...]
     rates: tuple[float, ...]
     jobs: int
     out: Path | None
     per_request: Path | None
 
-    def plans(self, block_tokens: int, cache: CacheName) -> list[Plan]:
-        """The runs of one trace. An oracle is asked once, whatever the number of nodes. Raises RequestRefused."""
+    def plans(self, block_tokens: int, cache: CacheName | None) -> list[Plan]:
+        """The runs of one trace, before engines with this cache or with those of their presets. An oracle is asked
+        once, whatever the number of nodes. Raises RequestRefused."""
         if min(limits.cache_tokens for limits in self.plan.engines) < block_tokens:
             raise RequestRefused(f"--cache-tokens: expected at least the {block_tokens} tokens of a block")
-        engines = tuple(replace(limits, block_size=block_tokens, cache=cache) for limits in self.plan.engines)
+        engines = tuple(
+            replace(limits, block_size=block_tokens, cache=cache or limits.cache) for limits in self.plan.engines
+        )
         routed = [(policy, nodes) for nodes in self.nodes for policy in self.policies if policy not in ORACLES]
         oracles = [(policy, 0) for policy in self.policies if policy in ORACLES]
         return [
@@ -101,7 +104,7 @@ def read_request(given: argparse.Namespace, cores: int) -> ReplayRequest:
         options=trace_options(given, plan.seed),
         plan=plan,
         policies=policies_of(given.policy),
-        caches=several("--cache", given.cache, lambda name: one_of("--cache", name, CACHES)),
+        caches=(None,) if given.cache is None else several("--cache", given.cache, cache_of),
         nodes=several("--nodes", given.nodes, whole(1, NODES_MAX)),
         rates=(speed,) if given.sweep is None else rates_of(given.sweep),
         jobs=optional("--jobs", given.jobs, whole(1, JOBS_MAX)) or cores,
@@ -141,6 +144,10 @@ def engines_of(given: argparse.Namespace) -> tuple[EngineLimits, ...]:
     if cache_tokens is not None:
         kinds = [replace(kind, cache_tokens=cache_tokens, block_size=1) for kind in kinds]  # the trace has its own
     return tuple(kinds[index % len(kinds)] for index in range(count))
+
+
+def cache_of(name: str) -> CacheName:
+    return one_of("--cache", name, CACHES)
 
 
 def restart_of(text: str, engines: int) -> Restart:

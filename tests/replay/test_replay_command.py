@@ -105,6 +105,17 @@ def test_each_kind_of_cache_has_its_runs_and_hybrid_ones_reuse_less(
     assert "small, cache marconi: 60 requests" in capsys.readouterr().out
 
 
+def test_engines_with_caches_of_several_kinds_stand_before_one_router(trace: Path, tmp_path: Path) -> None:
+    words = ("--cache-tokens", "1M", "--engines", 2, "--policy", "random", "--jobs", 1, "--out", tmp_path)
+    rates = []
+    for kinds in ("attention", "attention,sglang-no-buffer", "sglang-no-buffer"):
+        assert replay(trace, "--preset", kinds, *words) == 0
+        found = json.loads((tmp_path / "results.json").read_text())
+        assert [each["cache"].replace("_", "-") for each in found["settings"]["engines"]] == kinds.split(",")
+        rates.append(found["runs"][0]["hit_rate"])
+    assert rates[0] > rates[1] > rates[2] > 0.0
+
+
 def test_a_bar_is_drawn_over_and_over_where_a_person_looks() -> None:
     class Terminal(StringIO):
         def isatty(self) -> bool:

@@ -12,7 +12,18 @@ from enum import Enum
 from math import inf
 from typing import Literal, NamedTuple, get_args
 
-CacheName = Literal["attention", "vanilla", "vllm_plus", "sglang_plus", "marconi", "marconi_retuned"]
+CacheName = Literal[
+    "attention",
+    "vanilla",
+    "vllm_plus",
+    "sglang_plus",
+    "marconi",
+    "marconi_retuned",
+    "vllm_align",
+    "vllm_all",
+    "sglang_no_buffer",
+    "sglang_extra_buffer",
+]
 """What an engine's prefix cache keeps: `replay/hybrid/cache_models.py` says what each is."""
 
 CACHES: tuple[CacheName, ...] = get_args(CacheName)

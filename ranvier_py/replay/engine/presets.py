@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.engine.engine_values import CacheName, EngineLimits
 
 ARITHMETIC_SHARE = 0.53
 BANDWIDTH_SHARE = 0.75
@@ -85,6 +85,17 @@ def derived(accelerator: Accelerator, model: LanguageModel, modes: int = 1) -> E
     )
 
 
+PROFILES: tuple[CacheName, ...] = (
+    "attention",
+    "vllm_align",
+    "vllm_all",
+    "sglang_no_buffer",
+    "sglang_extra_buffer",
+    "marconi",
+    "marconi_retuned",
+)
+"""Caches that are presets, too: engines of several kinds can stand before one router."""
+
 PRESETS = MappingProxyType(
     {
         "lab": EngineLimits(),  # the lab's fake engine as it is started without options
@@ -93,6 +104,7 @@ PRESETS = MappingProxyType(
         "a100-llama-8b": derived(A100, LLAMA_8B),  # 427k tokens, 10,300/s, 10.5 ms
         "a100-llama-70b-tp4": derived(A100, LLAMA_70B, modes=4),  # 448k tokens, 4,700/s, 23 ms
         "l4-llama-8b": derived(L4, LLAMA_8B),  # 42k tokens, 4,000/s, 71 ms
+        **{name.replace("_", "-"): EngineLimits(cache=name) for name in PROFILES},  # the lab's, by what is reused
     }
 )
 

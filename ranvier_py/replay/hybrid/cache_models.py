@@ -8,9 +8,13 @@
 | sglang_plus | Marconi's checkpoints, the least recently visited leaf first |
 | marconi | the same, evicted by recency and by what a byte saves; alpha tuned once |
 | marconi_retuned | ours: alpha tuned again every 200 requests, by half of what was found and only for a gain |
+| vllm_align | blocks up to a checkpoint: prompt end, answer end, junctions, on the grid of vLLM's longer blocks |
+| vllm_all | the same, with a checkpoint at every multiple of that grid |
+| sglang_no_buffer | checkpoints at the very end of prompts and answers, none at junctions |
+| sglang_extra_buffer | on a grid of 64 tokens, of 256 in answers; junctions too |
 
-The first four of the hybrid ones are those that Marconi's paper compares. All have the same bytes: as many as
-`cache_tokens` tokens of the hybrid model's keys and values take.
+Marconi's paper compares the second to fifth. The last four are what engines do (`checkpoint_profile`). All have the
+same bytes: as many as `cache_tokens` tokens of the hybrid model's keys and values take.
 """
 
 from __future__ import annotations
@@ -22,11 +26,16 @@ from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
 from ranvier_py.replay.engine.engine_values import CacheName, EngineLimits
 from ranvier_py.replay.engine.prefix_cache import PrefixCache
 from ranvier_py.replay.hybrid.alpha_search import Retuned, TunedOnce, Tuner
+from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints, SlottedCheckpoints
+from ranvier_py.replay.hybrid.checkpoint_profile import EXTRA_BUFFER, NO_BUFFER, CheckpointProfile, aligned, on_grid
 from ranvier_py.replay.hybrid.hybrid_model import hybrid_model
 from ranvier_py.replay.hybrid.state_tree import EvictionRule, StateTree
 from ranvier_py.replay.hybrid.tree_cache import KEY_BYTES, TreeCache
 
 RETUNED_EVERY = 200
+SLOTS_SHARE = 0.9 / 1.9
+"""Of the memory, for states: SGLang's `--mamba-full-memory-ratio` 0.9, states to keys and values."""
+
 FINE_TOKENS = 32
 """vLLM+ keeps a checkpoint for each block of so many tokens, or for each block of the trace where that is longer."""
 
@@ -89,6 +98,39 @@ def marconi(limits: EngineLimits) -> PrefixCache:
     return tree_of(limits, "utility", TunedOnce())
 
 
+def vllm_align(limits: EngineLimits) -> PrefixCache:
+    return pooled(limits, aligned(hybrid_model(limits.hybrid_model).block_tokens))
+
+
+def vllm_all(limits: EngineLimits) -> PrefixCache:
+    return pooled(limits, CheckpointProfile(hybrid_model(limits.hybrid_model).block_tokens, every=True))
+
+
+def sglang_no_buffer(limits: EngineLimits) -> PrefixCache:
+    return slotted(limits, NO_BUFFER)
+
+
+def sglang_extra_buffer(limits: EngineLimits) -> PrefixCache:
+    return slotted(limits, EXTRA_BUFFER)
+
+
+def pooled(limits: EngineLimits, profile: CheckpointProfile) -> PrefixCache:
+    """vLLM's one pool."""
+    model, size = hybrid_model(limits.hybrid_model), limits.block_size
+    state_blocks = -(-model.state_bytes // (model.token_bytes * size))
+    blocks = limits.cache_tokens // size
+    return PooledCheckpoints(blocks, size, on_grid(profile, size), state_blocks, limits.cache_events_max)
+
+
+def slotted(limits: EngineLimits, profile: CheckpointProfile) -> PrefixCache:
+    """SGLang's two pools."""
+    model, size = hybrid_model(limits.hybrid_model), limits.block_size
+    capacity_bytes = limits.cache_tokens * model.token_bytes
+    slots = int(capacity_bytes * SLOTS_SHARE / model.state_bytes)
+    blocks = int(capacity_bytes * (1 - SLOTS_SHARE) / (model.token_bytes * size))
+    return SlottedCheckpoints(blocks, size, on_grid(profile, size), slots, limits.cache_events_max)
+
+
 def marconi_retuned(limits: EngineLimits) -> PrefixCache:
     return tree_of(limits, "utility", Retuned(RETUNED_EVERY, damped=True))
 
@@ -101,6 +143,10 @@ CACHE_MODELS: Mapping[CacheName, Callable[[EngineLimits], PrefixCache]] = Mappin
         "sglang_plus": sglang_plus,
         "marconi": marconi,
         "marconi_retuned": marconi_retuned,
+        "vllm_align": vllm_align,
+        "vllm_all": vllm_all,
+        "sglang_no_buffer": sglang_no_buffer,
+        "sglang_extra_buffer": sglang_extra_buffer,
     }
 )
 

@@ -91,6 +91,15 @@ class Reach(NamedTuple):
     visited: list[StateNode]
 
 
+def common_symbols(edge: bytes, path: bytes, at: int, width: int = 4) -> int:
+    """Leading symbols of `edge` that `path` has from byte `at` on."""
+    dtype = DTYPES[width]
+    count = min(len(edge), len(path) - at) // width
+    differs = np.frombuffer(edge, dtype, count) != np.frombuffer(path, dtype, count, at)
+    first = int(differs.argmax()) if count else 0
+    return first if count and differs[first] else count
+
+
 class StateTree:
     """`alpha` weighs operations saved against recency; it means nothing to `lru`."""
 
@@ -176,7 +185,7 @@ class StateTree:
         while (child := node.children.get(path[at : at + width])) is not None:
             visited.append(child)
             if not path.startswith(child.edge, at):
-                common = self._common(child.edge, path, at)
+                common = common_symbols(child.edge, path, at, width)
                 if self.defects.match:
                     return self._go_on(path, at // width + common, node, visited)
                 return Reach(node.end, at // width + common, node, visited)
@@ -189,21 +198,13 @@ class StateTree:
         width, reusable, node = self.width, deepest.end, visited[-1]
         while (child := node.children.get(path[raw * width : (raw + 1) * width])) is not None:
             visited.append(child)
-            common = self._common(child.edge, path, raw * width)
+            common = common_symbols(child.edge, path, raw * width, width)
             raw += common
             if common * width == len(child.edge):
                 reusable += common
                 deepest = child
             node = child
         return Reach(reusable, raw, deepest, visited)
-
-    def _common(self, edge: bytes, path: bytes, at: int) -> int:
-        """Leading symbols of `edge` that `path` has from byte `at` on."""
-        dtype = DTYPES[self.width]
-        count = min(len(edge), len(path) - at) // self.width
-        differs = np.frombuffer(edge, dtype, count) != np.frombuffer(path, dtype, count, at)
-        first = int(differs.argmax()) if count else 0
-        return first if count and differs[first] else count
 
     def walk(self) -> Iterator[StateNode]:
         """All nodes but the root, in preorder."""
@@ -270,7 +271,7 @@ class StateTree:
                 self.symbols += len(child.edge) // width
                 self._weigh(node)
             elif not path.startswith(child.edge, at):
-                child = self._split(child, self._common(child.edge, path, at) * width)
+                child = self._split(child, common_symbols(child.edge, path, at, width) * width)
             node = child
             at += len(child.edge)
 

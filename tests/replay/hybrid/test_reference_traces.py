@@ -8,7 +8,16 @@ from functools import cache
 import pytest
 
 from benchmarks.harness.marconi_reference import CASES, CURVES, REPAIRED_CASES, SINGLE_REPAIRS, SIZE_GB
-from benchmarks.marconi import Requests, case_rows, marconi, repair_rows, requests_of, retuned_rows, tree_of
+from benchmarks.marconi import (
+    Requests,
+    case_rows,
+    marconi,
+    profile_rows,
+    repair_rows,
+    requests_of,
+    retuned_rows,
+    tree_of,
+)
 from benchmarks.workloads.hybrid_traces import DIGESTS, TRACES, digest, trace
 from ranvier_py.replay.hybrid.alpha_search import ALPHAS, TokenRequest, saved_flops
 from ranvier_py.replay.hybrid.state_tree import COMPAT, REPAIRED
@@ -62,6 +71,13 @@ def test_alpha_that_is_tuned_again_and_again_finds_more_than_alpha_tuned_once() 
     assert [row for row in rows if not row["equal"]] == []
     _, _, once = marconi("rag", SIZE_GB["rag"], COMPAT, requests("rag"))
     assert min(row["found"] for row in rows) > once.hit_rate
+
+
+@pytest.mark.parametrize("name", ["sharegpt", "rag"])
+def test_what_engines_reuse_by_where_they_keep_checkpoints_is_the_reference(name: str) -> None:
+    rows = {row["kind"].removeprefix("profile "): row for row in profile_rows(name, requests(name))}
+    assert [row for row in rows.values() if not row["equal"]] == []
+    assert rows["sglang_no_buffer"]["hit_rate"] < rows["marconi"]["hit_rate"]
 
 
 def test_without_a_cache_nothing_is_reused_and_every_prompt_token_is_counted() -> None:

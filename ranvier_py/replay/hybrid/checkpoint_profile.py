@@ -1,0 +1,178 @@
+"""Where an engine keeps checkpoints of a hybrid model, and so what it can reuse. Pure.
+
+Of a prompt of P tokens and an answer up to T, with K tokens that were computed before (never the last of the prompt),
+the engine reuses R: the deepest checkpoint at or before K. Then it keeps some of these positions, on a grid of g:
+
+| rule | position |
+|---|---|
+| every | all multiples of g that were computed |
+| prompt_end | the last multiple of g in the prompt |
+| junction | the last multiple of g in K, where R is at least g before it |
+| decode_end | the last multiple of `decode_grid` before T, where that is behind the prompt |
+
+Positions of vLLM (`align`, `all`: recent main, junctions since #37898) and of SGLang's MambaRadixCache (`no_buffer`,
+`extra_buffer`) as read in their source; a model of those engines, in one prefill chunk. Marconi's are exact.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from ranvier_py.replay.hybrid.alpha_search import TokenRequest
+from ranvier_py.replay.hybrid.state_tree import common_symbols
+
+TOKEN_BYTES = 4
+WORTH_TOKENS = 256
+"""A prefix that is worth asking for."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointProfile:
+    """`decode_grid` 0: nothing is kept of answers; `decode_last`: the state after the last token, whatever the grid."""
+
+    grid: int
+    every: bool = False
+    prompt_end: bool = False
+    junction: bool = False
+    decode_grid: int = 0
+    decode_last: bool = False
+
+    def kept(self, prompt: int, total: int, common: int, reused: int) -> Iterator[int]:
+        """Positions that a request keeps, by P, T, K and R; some may be kept already."""
+        grid = self.grid
+        if self.every:
+            yield from range(grid, (total - 1) // grid * grid + 1, grid)
+        if self.prompt_end and prompt >= grid:
+            yield prompt // grid * grid
+        if self.junction and common // grid * grid - reused >= grid:
+            yield common // grid * grid
+        if self.decode_last:
+            yield total
+        elif self.decode_grid and (at := (total - 1) // self.decode_grid * self.decode_grid) > prompt:
+            yield at
+
+
+def aligned(grid: int, *, junction: bool = True) -> CheckpointProfile:
+    """vLLM's `mamba_cache_mode` align: where a step ends on the grid of its blocks."""
+    return CheckpointProfile(grid, prompt_end=True, junction=junction, decode_grid=grid)
+
+
+NO_BUFFER = CheckpointProfile(1, prompt_end=True, decode_grid=1)
+EXTRA_BUFFER = CheckpointProfile(64, prompt_end=True, junction=True, decode_grid=256)
+MARCONI = CheckpointProfile(1, junction=True, decode_last=True)
+
+CHECKPOINT_PROFILES = MappingProxyType(
+    {
+        "vllm_align_528": aligned(528),
+        "vllm_align_528_without_junctions": aligned(528, junction=False),
+        "vllm_align_1056": aligned(1056),
+        "vllm_all_528": CheckpointProfile(528, every=True),
+        "sglang_no_buffer": NO_BUFFER,
+        "sglang_extra_buffer": EXTRA_BUFFER,
+        "marconi": MARCONI,
+    }
+)
+"""Those whose reuse on our traces is known to the token."""
+
+
+def on_grid(profile: CheckpointProfile, block_tokens: int) -> CheckpointProfile:
+    """The same where only ends of blocks are known: grids become multiples of `block_tokens`."""
+    blocks = -(-profile.grid // block_tokens)
+    decode = -(-profile.decode_grid // block_tokens) if profile.decode_grid else 0
+    return replace(profile, grid=blocks * block_tokens, decode_grid=decode * block_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class MarkedNode:
+    """An edge from `start` on, with the positions of the checkpoints on it, ascending."""
+
+    edge: bytes
+    start: int
+    children: dict[bytes, MarkedNode] = field(default_factory=dict)
+    marks: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.edge) // TOKEN_BYTES
+
+
+class EndlessCheckpoints:
+    """A cache of endless size for `trace_caches.run`, which keeps checkpoints as a profile has it.
+
+    `written`: checkpoints that were kept. `credited`: tokens in whole blocks of 16 that were
+    computed before, which is what a router believes that knows of attention alone. Of requests with at least 256 tokens
+    that were computed before: `worth`, and `in_vain` those of them that reuse nothing.
+    """
+
+    def __init__(self, profile: CheckpointProfile) -> None:
+        self.profile = profile
+        self.root = MarkedNode(b"", 0)
+        self.written = 0
+        self.credited = 0
+        self.worth = 0
+        self.in_vain = 0
+        self._asked = (0, 0)
+
+    def lookup(self, request: TokenRequest) -> int:
+        prompt = len(request.prompt) // TOKEN_BYTES
+        common, reused = self._find(request.prompt, prompt - 1)
+        self._asked = (common, reused)
+        self.credited += common // 16 * 16
+        self.worth += common >= WORTH_TOKENS
+        self.in_vain += common >= WORTH_TOKENS and not reused
+        return reused
+
+    def insert(self, request: TokenRequest) -> None:
+        prompt, total = len(request.prompt) // TOKEN_BYTES, len(request.whole) // TOKEN_BYTES
+        path = self._add(request.whole)
+        for position in dict.fromkeys(self.profile.kept(prompt, total, *self._asked)):
+            node = next(node for node in path if position <= node.end)
+            if position not in node.marks:
+                insort(node.marks, position)
+                self.written += 1
+
+    def _find(self, path: bytes, most: int) -> tuple[int, int]:
+        """(K, R), neither of them beyond `most`."""
+        node, common, reused = self.root, 0, 0
+        while (child := node.children.get(path[common * TOKEN_BYTES : (common + 1) * TOKEN_BYTES])) is not None:
+            node = child
+            common += self._common(child, path)
+            known = bisect_right(child.marks, min(common, most))
+            if known:
+                reused = child.marks[known - 1]
+            if common < child.end:
+                break
+        return min(common, most), reused
+
+    def _add(self, path: bytes) -> list[MarkedNode]:
+        """The nodes of a path, which ends at the end of the last."""
+        node, found = self.root, []
+        while node.end * TOKEN_BYTES < len(path):
+            at = node.end * TOKEN_BYTES
+            child = node.children.get(path[at : at + TOKEN_BYTES])
+            if child is None:
+                child = node.children[path[at : at + TOKEN_BYTES]] = MarkedNode(path[at:], node.end)
+            elif (common := self._common(child, path)) < child.end - child.start:
+                child = self._split(node, child, common)
+            found.append(child)
+            node = child
+        return found
+
+    def _split(self, parent: MarkedNode, node: MarkedNode, tokens: int) -> MarkedNode:
+        """Cut the edge behind so many tokens. Returns the upper part."""
+        at = tokens * TOKEN_BYTES
+        upper = MarkedNode(node.edge[:at], node.start)
+        parent.children[node.edge[:TOKEN_BYTES]] = upper
+        known = bisect_right(node.marks, upper.end)
+        upper.marks, node.marks = node.marks[:known], node.marks[known:]
+        upper.children[node.edge[at : at + TOKEN_BYTES]] = node
+        node.edge, node.start = node.edge[at:], upper.end
+        return upper
+
+    def _common(self, node: MarkedNode, path: bytes) -> int:
+        """Leading tokens of its edge that `path` has there."""
+        at = node.start * TOKEN_BYTES
+        return len(node.edge) // TOKEN_BYTES if path.startswith(node.edge, at) else common_symbols(node.edge, path, at)

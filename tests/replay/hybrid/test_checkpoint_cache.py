@@ -1,0 +1,174 @@
+"""Checkpoints beside blocks, as engines keep them: against the rule on tokens, and under want of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranvier_py.replay.engine.block_cache import Job, KeyRemoved, KeysStored, Lease
+from ranvier_py.replay.hybrid.alpha_search import TokenRequest
+from ranvier_py.replay.hybrid.checkpoint_cache import CheckpointCache, PooledCheckpoints, SlottedCheckpoints
+from ranvier_py.replay.hybrid.checkpoint_profile import (
+    EXTRA_BUFFER,
+    NO_BUFFER,
+    CheckpointProfile,
+    EndlessCheckpoints,
+    aligned,
+    on_grid,
+)
+from ranvier_py.replay.hybrid.trace_caches import run
+
+BLOCK = 4
+PROFILES = {
+    "align": aligned(8),
+    "align without junctions": aligned(8, junction=False),
+    "all": CheckpointProfile(8, every=True),
+    "buffered": CheckpointProfile(4, prompt_end=True, junction=True, decode_grid=8),
+}
+CHATS = st.lists(
+    st.tuples(st.lists(st.sampled_from([1, 2]), min_size=0, max_size=7), st.integers(1, 3)), min_size=1, max_size=25
+)
+
+
+def pooled(blocks: int, profile: CheckpointProfile = PROFILES["align"], events_max: int = 0) -> PooledCheckpoints:
+    return PooledCheckpoints(blocks, BLOCK, profile, 3, events_max)
+
+
+def slotted(
+    blocks: int, profile: CheckpointProfile = PROFILES["align"], slots: int = 3, events_max: int = 0
+) -> SlottedCheckpoints:
+    return SlottedCheckpoints(blocks, BLOCK, profile, slots, events_max)
+
+
+Make = Callable[..., CheckpointCache]
+
+
+def ids_of(blocks: list[int]) -> list[int]:
+    """Four tokens a block, and one more, so that the last block of an answer is computed whole."""
+    return [name * 10 + index for name in blocks for index in range(BLOCK)] + [99]
+
+
+def served(cache: CheckpointCache, work: Job) -> int:
+    lease = cache.lease(work)
+    assert lease is not None
+    cache.grow(lease, work.prompt_tokens)
+    cache.grow(lease, work.tokens_computed)
+    cache.release(lease)
+    cache.check()
+    return lease.hits * BLOCK
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@given(chats=CHATS)
+def test_with_memory_enough_an_engine_reuses_what_the_rule_on_tokens_does(
+    name: str, chats: list[tuple[list[int], int]]
+) -> None:
+    endless = EndlessCheckpoints(PROFILES[name])
+    caches = (pooled(10_000, PROFILES[name]), slotted(10_000, PROFILES[name], slots=10_000))
+    for blocks, answer_blocks in chats:
+        tokens = ids_of([*blocks, *([1, 2, 1][:answer_blocks])])
+        prompt = len(blocks) * BLOCK + 2
+        request = TokenRequest(*(np.array(part, dtype="<u4").tobytes() for part in (tokens[:prompt], tokens)))
+        (expected,) = run(endless, [request]).reused
+        work = Job.of(tokens[:prompt], tokens[prompt:], BLOCK)
+        assert [served(cache, work) for cache in caches] == [expected, expected]
+
+
+def test_positions_are_those_of_the_rule() -> None:
+    assert list(aligned(528).kept(1_100, 1_700, 600, 0)) == [1_056, 528, 1_584]
+    assert list(aligned(528).kept(500, 520, 0, 0)) == []
+    assert list(NO_BUFFER.kept(10, 20, 5, 0)) == [10, 19]
+    assert list(EXTRA_BUFFER.kept(200, 300, 100, 64)) == [192, 256]
+    assert list(CheckpointProfile(8, every=True).kept(10, 26, 0, 0)) == [8, 16, 24]
+    assert on_grid(EXTRA_BUFFER, 48) == replace(EXTRA_BUFFER, grid=96, decode_grid=288)
+
+
+@pytest.mark.parametrize("make", [pooled, slotted])
+def test_a_shared_document_pays_at_its_third_request_where_junctions_are_kept(make: Make) -> None:
+    """The first request computes it, the second keeps the junction, the third goes on from there."""
+    for junction, reused in ((True, [0, 0, 16]), (False, [0, 0, 0])):
+        cache = make(1_000, aligned(8, junction=junction))
+        jobs = [Job.of(ids_of([1, 2, 3, 4, name, name, name]), [5], BLOCK) for name in (6, 7, 8)]
+        assert [served(cache, work) for work in jobs] == reused
+
+
+def test_a_state_that_is_given_up_takes_the_reuse_with_it_and_no_block() -> None:
+    cache = slotted(1_000, slots=3, events_max=1_000)
+    first, *others = (Job.of(ids_of([name] * 4), [5], BLOCK) for name in range(1, 6))
+    assert (served(cache, first), served(cache, first)) == (0, 16)
+    for work in others:
+        served(cache, work)
+    assert served(cache, first) == 0
+    assert not [event for event in cache.drain_events() if isinstance(event, KeyRemoved)]
+
+
+def test_a_checkpoint_goes_with_the_blocks_that_it_stands_on() -> None:
+    for cache in (pooled(20), slotted(8)):
+        first, *others = (Job.of(ids_of([name] * 4), [5], BLOCK) for name in range(1, 6))
+        served(cache, first)
+        assert cache.hit_blocks(first) == 4
+        for work in others:
+            served(cache, work)
+        assert cache.hit_blocks(first) == 0
+
+
+def test_a_running_request_has_memory_for_its_state() -> None:
+    work, other = (Job.of(ids_of([name] * 4), [5], BLOCK) for name in (1, 2))
+    for cache in (pooled(15), slotted(100, slots=1)):
+        held = cache.lease(work)
+        assert held is not None
+        assert not cache.has_room(other)
+        assert cache.lease(other) is None
+        cache.release(held)
+        assert cache.has_room(other)
+    assert not pooled(7).fits(work)
+    assert pooled(8).fits(work)
+    assert not slotted(100, slots=0).fits(work)
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(1, 3), min_size=1, max_size=6)), max_size=40)
+
+
+@pytest.mark.parametrize("make", [pooled, slotted])
+@pytest.mark.parametrize("name", PROFILES)
+@given(steps=STEPS)
+def test_whatever_requests_do_blocks_are_conserved_and_events_are_of_keys_and_values(
+    make: Make, name: str, steps: list[tuple[int, list[int]]]
+) -> None:
+    cache = make(30, PROFILES[name], events_max=10_000)
+    running: list[Lease] = []
+    known: set[int] = set()
+    for action, blocks in steps:
+        work = Job.of(ids_of(blocks), [5] * 6, BLOCK)
+        known.update(work.keys)
+        if action < 5:
+            room, hits = cache.has_room(work), cache.hit_blocks(work)
+            lease = cache.lease(work)
+            assert (lease is not None) == room
+            if lease is not None:
+                assert lease.hits == hits
+                running.append(lease)
+        elif action == 9 and len(blocks) == 6:
+            cache.clear()
+        elif running:
+            lease = running.pop(action % len(running))
+            for tokens in (1, lease.job.prompt_tokens, lease.job.tokens_computed)[: action - 4]:
+                cache.grow(lease, max(tokens, lease.hits * BLOCK))
+            cache.release(lease)
+        twin = cache.copy()
+        assert twin.hit_blocks(work) == cache.hit_blocks(work)
+        twin.check()
+        cache.check()
+    for lease in running:
+        cache.release(lease)
+    assert cache.used_blocks == 0
+    for event in cache.drain_events():
+        if isinstance(event, KeysStored):
+            assert known.issuperset(event.keys)
+        elif isinstance(event, KeyRemoved):
+            assert event.key in known
