@@ -92,8 +92,7 @@ class RedisAnswers:
         self.trouble = ""  # why Redis is away
         lesser = replace(responses, capacity=options.fallback_capacity, ttl_s=options.fallback_ttl_s)
         self.memory = AnswerStore(lesser) if options.fallback else None
-        self._commands, self._options, self._rng = commands, options, rng
-        self._ttl_s = responses.ttl_s
+        self._commands, self._options, self._rng, self.responses = commands, options, rng, responses
         self._written = ExpiringSum(responses.ttl_s)
         self._generation_key = f"{options.key_prefix}generation"
         self._generation: Generation | None = None
@@ -168,7 +167,7 @@ class RedisAnswers:
             self.counters.garbage += 1
             return None
         age_s = now - found.stored_at
-        if age_s >= self._ttl_s or age_s > max_age_s:
+        if age_s >= self.responses.ttl_s or age_s > max_age_s:
             return None
         self.counters.found += 1
         return found
@@ -317,7 +316,7 @@ class RedisAnswers:
         commands: list[Command] = []
         size, now = 0, time.monotonic()
         for key, waiting in list(islice(self._waiting.items(), BATCH_MAX)):
-            ttl_ms = round(1000 * (self._ttl_s - (now - waiting.answer.stored_at)))
+            ttl_ms = round(1000 * (self.responses.ttl_s - (now - waiting.answer.stored_at)))
             mine = waiting.generation or generation
             entry = entry_of(key, waiting.answer, mine, now, self._server_ms + 1000 * now)
             if len(entry) > self._options.bytes_max or ttl_ms <= 0:

@@ -6,18 +6,21 @@ Names begin with a criterion where there is one (CR, CX).
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from math import inf
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+import trustme
 
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.response_cache.redis_answer_options import RedisAnswerOptions
@@ -218,6 +221,28 @@ async def test_cr29_a_look_up_takes_no_longer_than_a_loose_bound_in_99_of_100(se
             if sorted(took)[98] < 0.05:
                 return
         pytest.fail(f"{sorted(took)[98]:g} s")
+
+
+async def test_cr12_redis_is_spoken_to_over_tls_where_its_url_has_it(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "pair"))
+    authority.cert_pem.write_to_path(str(tmp_path / "ca"))
+    stranger = trustme.CA()
+    stranger.cert_pem.write_to_path(str(tmp_path / "stranger"))
+    files = [each for name in ("cert", "key") for each in (f"--tls-{name}-file", str(tmp_path / "pair"))]
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        port = place.getsockname()[1]
+    options = ("--tls-port", str(port), *files, "--tls-ca-cert-file", str(tmp_path / "ca"), "--tls-auth-clients", "no")
+    with redis_server(*options):
+        url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path}"
+        one, two = made(f"{url}/ca"), made(f"{url}/ca")
+        distrusting = made(f"{url}/stranger")
+        async with running(one, two):
+            await written(one, 1)
+            assert await has(two, 1) == [1]
+        async with running(distrusting, shares=False):
+            await until(lambda: distrusting.errors["connection"])
+            assert not distrusting.sharing
 
 
 # --- invalidations ----------------------------------------------------------------------------------------------------
@@ -436,35 +461,67 @@ async def test_a_read_only_replica_is_done_without_until_it_takes_writes(mortal:
         assert await has(one, 1, 3) == [3]
 
 
-async def test_a_flapping_redis_brings_no_invalidated_answer_back(mortal: RedisServer) -> None:
-    """Flapping. Answers are numbered; those below `valid` were invalidated, on whatever node."""
-    rng = Random(5)
-    nodes = (made(mortal.url, timeout_s=0.2), made(mortal.url, timeout_s=0.2))
-    async with running(*nodes):
-        is_dead, number = False, 0
-        for _ in range(60):
-            for node in nodes:
-                number += 1
-                node.keep(key(number % 7), answer(100 + number))
-                await node.find(key(rng.randrange(7)), inf)
-            if rng.random() < 0.3:
-                mortal.start() if is_dead else mortal.kill()
-                is_dead = not is_dead
-            await trio.sleep(0.01)
-        if is_dead:
-            mortal.start()
-        for node in nodes:
-            await until(lambda node=node: node.sharing)  # type: ignore[misc]
-        await written(nodes[0], 0)
-        mortal.kill()
-        for node in nodes:
-            await node.find(key(0), inf)
-        await nodes[1].invalidate(None, None, None)
-        mortal.start()
-        for node in nodes:
-            await until(lambda node=node: node.sharing)  # type: ignore[misc]
-        await until(lambda: not any(node.view()["redis"]["invalidation_owed"] for node in nodes))
-        assert [await has(node, *range(7)) for node in nodes] == [[], []]
+class Flapping:
+    """Redis that comes and goes, and nodes that keep answers whose size is their number, and invalidate them.
+
+    `floors`: at each node, the greatest number that was kept anywhere when it last invalidated all.
+    """
+
+    def __init__(self, server: RedisServer, seed: int) -> None:
+        self.server, self.rng = server, Random(seed)
+        self.nodes = [made(server.url, timeout_s=0.1) for _ in range(3)]
+        self.floors = [0] * len(self.nodes)
+        self.number, self.state = 0, "up"
+
+    def harm(self) -> None:
+        if self.rng.random() > 0.2:
+            return
+        if self.state == "up":
+            self.state = self.rng.choice(("dead", "hanging"))
+            self.server.kill() if self.state == "dead" else self.server.pause()
+        else:
+            self.server.start() if self.state == "dead" else self.server.resume()
+            self.state = "up"
+
+    async def step(self) -> None:
+        index = self.rng.randrange(len(self.nodes))
+        node, chance = self.nodes[index], self.rng.random()
+        if chance < 0.1:
+            floor = self.number
+            await node.invalidate(None, None, None)
+            self.floors[index] = max(self.floors[index], floor)
+        elif chance < 0.5:
+            self.number += 1
+            node.keep(key(self.rng.randrange(5)), answer(self.number))
+        else:
+            await self.look(index, self.floors[index])
+
+    async def look(self, index: int, floor: int) -> None:
+        for number in range(5):
+            stored = await found(self.nodes[index], number)
+            assert stored is None or stored.size > floor, f"node {index}"
+
+    async def recovered(self) -> None:
+        if self.state != "up":
+            self.server.start() if self.state == "dead" else self.server.resume()
+        for node in self.nodes:
+            await until(lambda node=node: node.sharing and not node.view()["redis"]["invalidation_owed"])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_cx20_a_flapping_redis_brings_no_invalidated_answer_back(mortal: RedisServer, seed: int) -> None:
+    """Not to who invalidated it, at any time, and to nobody once all are there again."""
+    place = Flapping(mortal, seed)
+    async with running(*place.nodes):
+        for _ in range(150):
+            place.harm()
+            await place.step()
+            await trio.sleep(0.002)
+        await place.recovered()
+        for index in range(len(place.nodes)):
+            await place.look(index, max(place.floors))
+        await written(place.nodes[0], 1, answer(place.number + 1))
+        assert await has(place.nodes[1], 1) == [1], "and it is shared again"
 
 
 # --- what is in Redis -------------------------------------------------------------------------------------------------
