@@ -258,7 +258,21 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         if secret is not None and len(secret.get_secret_value().encode()) < SECRET_BYTES_MIN:
             yield (name,), f"must be at least {SECRET_BYTES_MIN} bytes long"
     yield from cluster_problems(config)
+    yield from shared_answer_problems(config)
     yield from listed_twice(config)
+
+
+def shared_answer_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Why a node can't share its answers with peers."""
+    key = "response_cache_backend"
+    if not config.responses.enabled or config.responses.backend != "cluster":
+        return
+    if config.gossip_endpoints is None:
+        yield (key, "gossip"), "cluster needs gossip: set cluster_key_file and join, or several workers"
+    if config.insecure_gossip:
+        yield (key, "insecure_gossip"), "with insecure_gossip anybody can ask for answers: set cluster_key_file"
+    if config.tenant_isolation != OFF:
+        yield (key, "tenant_isolation"), "with tenant_isolation no answer leaves its node: use memory"
 
 
 def listed_twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

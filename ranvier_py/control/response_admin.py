@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ranvier_py.core.errors import BadRequest, NotFound
+from ranvier_py.core.gossip.wire.columns import MODEL_BYTES_MAX
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def config_view(options: ResponseCacheOptions) -> Mapping[str, Any]:
 async def invalidate_responses(responses: ResponseCache | None, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
     """POST /admin/response-cache/invalidate: all of them, or those of a model, of a tenant, of an age.
 
-    `cleared_entries` is null where nobody can count them.
+    Of nodes that gossip all do it; `cleared_entries` are those of this one, and null where nobody can count them.
     """
     if responses is None:
         raise NotFound("the response cache is off: response_cache turns it on")
@@ -62,6 +63,8 @@ async def invalidate_responses(responses: ResponseCache | None, wanted: Mapping[
     texts = all(each is None or type(each) is str for each in (model, tenant))
     if not wanted or "clear_all" in wanted or not texts or not (older_s is None or type(older_s) in (int, float)):
         raise BadRequest('expected {"clear_all": true}, or some of model, tenant (texts) and older_than_s (a number)')
+    if model is not None and not (0 < len(model.encode("utf-8", "replace")) <= MODEL_BYTES_MAX and model.isprintable()):
+        raise BadRequest(f"model must be a printable name of at most {MODEL_BYTES_MAX} bytes")
     digest = None if tenant is None else responses.tenants.named(tenant.encode("utf-8", "replace"))
     cleared = await responses.invalidate(model, digest, older_s)
     return {"success": True, "action": "invalidate", "cleared_entries": cleared}

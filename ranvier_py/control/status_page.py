@@ -63,7 +63,12 @@ def response_cache_lines(responses: Mapping[str, Any]) -> list[str]:
     )
     saved = f"{hits} requests, {prompt} prompt and {output} output tokens"
     names = ("requests", "hit_rate", "shared", "entries", "size_bytes", "evictions", "unkept")
-    return ["", "Response cache", *pairs({"saved": saved, **{name: responses[name] for name in names}})]
+    facts = {"saved": saved, **{name: responses[name] for name in names}}
+    if "peers" in responses:
+        facts["peers"] = {name: responses["peers"][name] for name in ("advertised", "known")}
+        facts["of peers"] = responses["peers"]["fetches"]
+        facts["to peers"] = responses["peers"]["given"]
+    return ["", "Response cache", *pairs(facts)]
 
 
 def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:

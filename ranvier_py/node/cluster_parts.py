@@ -25,10 +25,12 @@ from ranvier_py.core.addresses import HostPort, host_port, is_wildcard, spelled
 from ranvier_py.core.gossip.gossip import GossipSettings, RouterPeer
 from ranvier_py.core.gossip.gossip_values import MemberChange
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
+from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerSettings
 from ranvier_py.core.gossip.peer_view import peer_view
 from ranvier_py.core.gossip.port_traffic import TrafficRates
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.discovery import Discovery, own_host
 from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_sockets
@@ -236,6 +238,7 @@ class ClusterParts:
         yield from samples("gossip_facts", peer.facts.counters)
         yield from samples("gossip_port", port.counters)
         yield from peer.streams.samples()
+        yield from peer.answers.samples()
         for name, counters in self._beside().items():
             yield from samples(f"gossip_{name}", counters)
         lag = "From being learned anywhere to being received here, as the senders held it."
@@ -261,6 +264,11 @@ def wall_ms() -> int:
     return int(time.time() * 1000)
 
 
+def answer_settings(options: ResponseCacheOptions) -> PeerAnswerSettings:
+    shares = options.enabled and options.backend == "cluster"
+    return PeerAnswerSettings(shares=shares, ttl_s=options.ttl_s, timeout_s=options.peer_timeout_s)
+
+
 def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, state: bytes) -> GossipSettings:
     host, port = own
     admin = config.gossip_admin_key
@@ -281,6 +289,7 @@ def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, stat
         datagrams=config.gossip_udp,
         profile=PROFILES[config.gossip_profile],
         routes=routes,
+        answers=answer_settings(config.responses),
         fingerprint_key=scheme.key,
         admin_key=blake2b(admin.get_secret_value().encode(), person=b"orders").digest() if admin else b"",
     )

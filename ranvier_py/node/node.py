@@ -38,6 +38,7 @@ from ranvier_py.io.logs import announce, log_counters, request_line
 from ranvier_py.io.resolver import Resolver
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
+from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.calibration_parts import looked_at_by
 from ranvier_py.node.cluster_parts import ClusterParts, load_keys, open_cluster
 from ranvier_py.node.engine_event_parts import EngineEvents
@@ -301,6 +302,8 @@ async def run(
                 node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme, node.faults)
                 node.engine_events.share(node.clustering.peer.streams)
                 node.poller.owns = looked_at_by(node.clustering.peer)
+                if node.pipeline.responses is not None:
+                    share_answers(node.pipeline.responses, node.clustering)
             await run_parts(node, task_status)
     finally:
         await tokenizer.close()

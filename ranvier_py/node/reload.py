@@ -32,6 +32,7 @@ from ranvier_py.core.metrics import counter, increment
 from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
 from ranvier_py.io.logs import change_logs, request_line
+from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.parts import (
     authorization_of,
     debugger_of,
@@ -162,6 +163,8 @@ def apply_responses(node: Node, _: Config) -> None:
     else:
         responses.store.options = options
         responses.store.trim()
+    if node.pipeline.responses is not None and node.clustering is not None:
+        share_answers(node.pipeline.responses, node.clustering)
 
 
 def apply_index(node: Node, _: Config) -> None:

@@ -2,7 +2,8 @@
 
 Continuum's tier 2, in front of routing: a hit is matched, placed and counted nowhere else. Of equal requests at once
 one is sent, and all get its answer as it comes; if that fails before it began, one of the others is sent instead. Where
-answers are kept beyond this process, too, who would be sent looks there first, while the others wait.
+answers are kept beyond this process, too, who would be sent looks there first, while the others wait. What was asked
+for before an operator invalidated it is kept nowhere, and given to nobody who asks later.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from math import inf
 from typing import Any, Protocol
 
 from ranvier_py.core.errors import ClientGone, UpstreamClosed
@@ -19,6 +19,7 @@ from ranvier_py.core.metrics import Sample, increment, samples
 from ranvier_py.core.prompts.tenants import Tenants
 from ranvier_py.core.response_cache.answer_store import AnswerStore
 from ranvier_py.core.response_cache.cache_keys import APIS, Question, question_of
+from ranvier_py.core.response_cache.invalidations import VoidScope
 from ranvier_py.core.response_cache.stored_answers import CONTENT_TYPES, Arrived, StoredAnswer, stored_answer
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.proxy.driver import Steps
@@ -64,13 +65,17 @@ class AnswersElsewhere(Protocol):
 
 
 class ResponseCache:
-    """The response cache of a node. `tenants` tells apart whose answers are whose."""
+    """The response cache of a node. `tenants` tells apart whose answers are whose.
+
+    `voids` is called with what an operator invalidates: scope, moment and time.
+    """
 
     def __init__(self, store: AnswerStore, tenants: Tenants, elsewhere: AnswersElsewhere | None = None) -> None:
         self.store = store
         self.tenants = tenants
         self.elsewhere = elsewhere
         self._uses_memory = elsewhere is None or elsewhere.uses_memory
+        self.voids: Callable[[VoidScope, float, float], object] = partial(store.invalidations.give, number=1)
         self._shared: dict[bytes, SharedAnswer] = {}  # by key: answers under way
 
     def answer(self, served: ServedRequest, forward: Callable[[ServedRequest], Steps[None]]) -> Steps[None]:
@@ -83,6 +88,9 @@ class ResponseCache:
                 result = self._replay(served, question, stored)
                 break
             shared = self._shared.get(question.key) if question.max_age_s > 0 else None
+            if shared is not None and self._is_void(question, tenant, shared.asked_at):
+                del self._shared[question.key]  # who waits for it gets it; nobody else
+                shared = None
             if shared is None:
                 result = yield from self._lead(served, question, tenant, forward)
                 if result == MISS:
@@ -177,8 +185,11 @@ class ResponseCache:
         self, model: str | None = None, tenant: bytes | None = None, older_than_s: float | None = None
     ) -> int | None:
         """Drop the answers of this model and tenant that are older, wherever they are. How many; None: unknown."""
-        before = inf if older_than_s is None else time.monotonic() - older_than_s
-        cleared: int | None = self.store.invalidate(model, tenant, before)
+        now = time.monotonic()
+        scope, before = VoidScope(model or "", tenant or b""), now - (older_than_s or 0.0)
+        cleared: int | None = self.store.void(scope, before)
+        self.store.invalidations.expire(now)
+        self.voids(scope, before, now)
         if self.elsewhere is not None:
             more = await self.elsewhere.invalidate(model, tenant, older_than_s)
             cleared = None if cleared is None or more is None else cleared + more
@@ -204,7 +215,7 @@ class ResponseCache:
             arrived = Arrived(kinds[0] if kinds else CONTENT_TYPES[question.stream], head.framing, body, shared.counts)
             if arrived.content_type.startswith(CONTENT_TYPES[question.stream]):
                 found = stored_answer(question, tenant, arrived, time.monotonic(), self.store.options.answer_bytes_max)
-        if found is None:
+        if found is None or self._is_void(question, tenant, shared.asked_at):
             self.store.counters.unkept += 1
         else:
             shared.stored = found
@@ -212,6 +223,10 @@ class ResponseCache:
                 self.store.keep(question.key, found)
             if self.elsewhere is not None:
                 self.elsewhere.keep(question.key, found)
+
+    def _is_void(self, question: Question, tenant: bytes, asked_at: float) -> bool:
+        """Whether an operator has invalidated what was asked for then."""
+        return self.store.invalidations.void(question.model, tenant, asked_at)
 
     def _follow(self, served: ServedRequest, question: Question, shared: SharedAnswer) -> Steps[bool]:
         """Give the client what the leader gets, as it comes; False where that is nothing for this client."""

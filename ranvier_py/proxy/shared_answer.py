@@ -9,6 +9,7 @@ dropped, and who lags by more than that is cut off.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -39,6 +40,7 @@ class SharedAnswer:
         is_complete: all of the answer came.
         counts: the event of counts that was taken out of the answer.
         stored: the whole answer, once it was found elsewhere, or is kept.
+        asked_at: when it was asked for, by the monotonic clock.
     """
 
     def __init__(self, question: Question, client: Client, bytes_max: int) -> None:
@@ -47,6 +49,7 @@ class SharedAnswer:
         self.over = self.is_complete = False
         self.counts = b""
         self.stored: StoredAnswer | None = None
+        self.asked_at = time.monotonic()
         self._client: Client | None = client
         self._bytes_max = bytes_max
         self._body = bytearray()

@@ -162,18 +162,26 @@ class ClusterLab(Lab):
         self.places.append((await node.ask("/admin/cluster"))["address"])
         return node
 
-    async def process(self) -> trio.Process:
+    async def process(self, **settings: object) -> trio.Process:
         """One more node, in a process of its own, as soon as it serves. It is killed with the lab."""
-        flags = {**PLACES, "gossip": "127.0.0.1:0", "cluster-key-file": str(self.key_file)}.items()
+        return (await self.addressed_process(**settings))[0]
+
+    async def addressed_process(self, **settings: object) -> tuple[trio.Process, str, str]:
+        """The same, with the URLs of its public and its control port. A switch is True."""
+        flags = {**PLACES, "gossip": "127.0.0.1:0", "cluster_key_file": self.key_file, **settings}.items()
         words = [*flags, *(("join", place) for place in self.places), *(("backend", url) for url in self.engines)]
-        command = [sys.executable, "-m", "ranvier_py", "serve", *(f"--{name}={value}" for name, value in words)]
+        options = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in words]
+        command = [sys.executable, "-m", "ranvier_py", "serve", *options]
         start = partial(trio.run_process, command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         process: trio.Process = await self.nursery.start(start)
         assert process.stdout is not None
         sent = b""
         while b"listening" not in sent:
-            sent += await process.stdout.receive_some()
-        return process
+            sent += (piece := await process.stdout.receive_some())
+            assert piece, "it ended"
+        found = re.search(rb"listening on (\S+) control (\S+)", sent)
+        assert found is not None
+        return process, f"http://{found[1].decode()}", found[2].decode()
 
     async def cluster(self, count: int, **settings: Any) -> list[Node]:
         nodes = [await self.start(**settings) for _ in range(count)]

@@ -20,7 +20,7 @@ ADMIN_KEY = "an operator's own secret"
 START_S = 60
 """Of a process, on a machine that does much else."""
 
-PLANES = ("datagram", "probe", "bulk")
+PLANES = ("datagram", "probe", "bulk", "answers")
 
 
 def peer_loads(answer: dict[str, Any]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Gossip: a router among its peers, bytes in, bytes out. It composes the machines below it and decides nothing itself.
 
-    a packet    seal.open -> sessions.accept -> membership, routes, backends or streams, by the kind of its message
+    a packet    seal.open -> sessions.accept -> the machine whose message it is
     time        each machine's tick -> messages
     a message   codec.encode -> seal -> Send, for the shell to carry
     the router  every `flush_interval_s` its table's new routes become updates, what its registry did becomes facts;
@@ -33,6 +33,8 @@ from ranvier_py.core.gossip.membership.live_members import LiveMembers
 from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
+from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerSettings
+from ranvier_py.core.gossip.peer_answers.peer_answers import ANSWER_MESSAGES, AnswerSecrets, PeerAnswers
 from ranvier_py.core.gossip.readers.shared_streams import STREAM_MESSAGES, SharedStreams
 from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
@@ -72,6 +74,10 @@ KINDS_BY_TOPIC = {
     "rows": (Kind.TOTAL_SUM, Kind.PART_SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY),
     "backends": (Kind.LOADS, Kind.FACTS, Kind.COMMANDS),
     "streams": (Kind.READER_CLAIMS, Kind.SNAPSHOT_WANTED, Kind.SNAPSHOT_CHUNK, Kind.SNAPSHOT_REFUSED),
+    "answers": (
+        *(Kind.ANSWER_KEYS, Kind.ANSWER_DIGEST, Kind.ANSWER_WANTED, Kind.ANSWER_PART, Kind.ANSWER_REFUSED),
+        Kind.VOIDED,
+    ),
 }
 """What a message is about, for the counters of traffic."""
 
@@ -99,6 +105,7 @@ class GossipSettings:
     datagrams: bool = True
     profile: Profile = LAN
     routes: RouteGossipSettings = field(default_factory=RouteGossipSettings)
+    answers: PeerAnswerSettings = field(default_factory=PeerAnswerSettings)
     admin_key: bytes = b""
 
 
@@ -162,7 +169,18 @@ class RouterPeer:
         self.routes = RouteGossip(
             session, self.route_sync, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
         )
-        self.live_members = LiveMembers(self.members, self.routes, self.facts, self.signed_commands, self.streams)
+        self.answers = PeerAnswers(
+            settings.answers,
+            AnswerSecrets(settings.fingerprint_key, settings.admin_key),
+            outbox,
+            rng,
+            now,
+            round_trip_s=self._round_trip_s,
+            room=self.routes.room,
+        )
+        self.live_members = LiveMembers(
+            self.members, self.routes, self.facts, self.signed_commands, self.streams, self.answers
+        )
         self.woken: Callable[[], object] = lambda: None
         self.wrong_key_source: Address | None = None
         self._sends = outbox
@@ -182,7 +200,7 @@ class RouterPeer:
     def wake_at(self) -> float:
         """When `tick` is wanted next. Any call may bring it nearer."""
         machines = min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.signed_commands.wake_at)
-        return min(self._flush_at, self.live_members.wake_at, self.streams.wake_at, machines)
+        return min(self._flush_at, self.live_members.wake_at, self.streams.wake_at, self.answers.wake_at, machines)
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
         """A packet came. Never raises."""
@@ -221,6 +239,7 @@ class RouterPeer:
         self.facts.tick(now)
         self.signed_commands.tick(now)
         self.streams.tick(now)
+        self.answers.tick(now)
         self._settle(now)
         self._follow(now)
 
@@ -337,7 +356,7 @@ class RouterPeer:
             if self.live_members.admits(peer.session, now):
                 self.routes.receive(peer, message, now)
             return
-        if message is None or isinstance(message, (Loads, Facts, Commands, *STREAM_MESSAGES)):
+        if message is None or isinstance(message, (Loads, Facts, Commands, *STREAM_MESSAGES, *ANSWER_MESSAGES)):
             self.members.received_from(peer.session, now)
         if isinstance(message, Loads | Facts):
             self.facts.receive(peer, message, now)
@@ -345,6 +364,9 @@ class RouterPeer:
             self.signed_commands.receive(message, now)
         elif isinstance(message, STREAM_MESSAGES):
             self.streams.receive(peer, message, now)
+        elif isinstance(message, ANSWER_MESSAGES):
+            self.live_members.admits(peer.session, now)
+            self.answers.receive(peer, message, now)
         elif message is not None:
             self.members.receive(peer, message, now, plane)
 
@@ -378,6 +400,7 @@ class RouterPeer:
                 self.routes.forget(session, now)
                 self.facts.forget(session)
                 self.streams.forget(session)
+                self.answers.forget(session, now)
             members.gone.clear()
         if members.changes:
             self._changes += members.changes

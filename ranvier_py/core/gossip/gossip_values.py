@@ -21,6 +21,7 @@ class Plane(IntEnum):
     DATAGRAM = 0  # probes and membership; at most DATAGRAM_BYTES_MAX, may be lost, doubled or reordered
     PROBE = 1  # the same over a stream of its own, where datagrams do not pass
     BULK = 2  # routes, facts, whole tables: a stream that may be busy
+    ANSWERS = 3  # stored answers and their keys, a stream of their own: routes don't wait for them
 
 
 DATAGRAM_BYTES_MAX = 1200

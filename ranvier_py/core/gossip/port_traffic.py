@@ -52,7 +52,7 @@ class PortOptions:
     probe_queue_bytes: int = 256 * 1024  # some 200 probes; older ones would come too late
     bulk_queue_bytes: int = 4 * 1024 * 1024  # sixteen of the largest frames: a tenth of a second at 300 Mbit/s
     queued_bytes: int = 64 * 1024 * 1024  # of all streams together
-    streams_out: int = 1024  # two for each of 512 peers
+    streams_out: int = 1024  # two or three for each of 341 peers
     streams_in: int = 512  # a frame of each, 256 KiB, is what strangers can make us hold: 128 MiB
     connect_s: float = 3.0  # one lost SYN and its repetition
     stall_s: float = 10.0  # a peer that takes nothing for this long is gone; TCP_USER_TIMEOUT as well
@@ -65,12 +65,12 @@ class PortOptions:
     settled_s: float = 5.0  # a stream that lived this long was fine: its next trouble is a new story
 
 
-PLANES = tuple(plane.name.lower() for plane in Plane)  # labels of the counters by plane: datagram, probe, bulk
+PLANES = tuple(plane.name.lower() for plane in Plane)  # labels of the counters by plane
 
 
 @dataclass(slots=True)
 class PortCounters:
-    """Totals since the start, and gauges. The planes are datagram, probe and bulk."""
+    """Totals since the start, and gauges. The planes are datagram, probe, bulk and answers."""
 
     streams_out: int = gauge("Streams to peers.")
     streams_in: int = gauge("Streams of peers.")

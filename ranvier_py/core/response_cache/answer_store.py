@@ -6,12 +6,14 @@ Bounds: entries and bytes. Cost: a look-up and a move in a dictionary.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.options import Options, option, part, seconds
 from ranvier_py.core.response_cache.cache_keys import CacheKeyOptions
+from ranvier_py.core.response_cache.invalidations import Invalidations, VoidScope
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 
 ENTRY_BYTES = 700
@@ -32,7 +34,9 @@ class ResponseCacheOptions(Options):
     eligible: CacheKeyOptions = part(CacheKeyOptions)
     backend: str = option(
         "memory",
-        "Where answers are kept: in this node's memory, in that of all nodes of the cluster, or in Redis or Valkey.",
+        "Where answers are kept: in this node's memory, in Redis or Valkey, or in the memory of all nodes of the "
+        "cluster: what a node lacks it fetches from a peer, sealed with the cluster's key. cluster needs "
+        "cluster_key_file, or several workers, and no tenant_isolation.",
         one_of=("memory", "cluster", "redis"),
         key="response_cache_backend",
         section="Responses",
@@ -58,9 +62,12 @@ class ResponseCacheOptions(Options):
         key="response_cache_stream_bytes_max",
         section="Responses",
     )
-
-    def contradictions(self) -> list[str]:
-        return ["backend: cluster is not built yet"] if self.backend == "cluster" else []
+    peer_timeout_s: float = seconds(
+        0.02,
+        "With cluster: a request waits for the answer of a peer that has it no longer than this.",
+        key="response_cache_peer_timeout_s",
+        section="Responses",
+    )
 
 
 @dataclass(slots=True)
@@ -69,7 +76,9 @@ class ResponseCacheCounters:
 
     requests: dict[str, int] = counter("Requests by what the cache made of them: hit, miss or skip.", label="result")
     shared: int = counter("Hits that waited for an equal request under way and got its answer as it came.")
-    unkept: int = counter("Answers to eligible requests that were not kept: too large, an error or not complete.")
+    unkept: int = counter(
+        "Answers to eligible requests that were not kept: too large, an error, cut off or void by then."
+    )
     evictions: int = counter("Answers dropped for want of room.")
     saved_prompt_tokens: int = counter("Prompt tokens of hits, which no engine had to read.")
     saved_output_tokens: int = counter("Output tokens of hits, which no engine had to make.")
@@ -84,11 +93,19 @@ class ResponseCacheCounters:
 
 
 class AnswerStore:
-    """Answers by key."""
+    """Answers by key.
+
+    Attributes:
+        invalidations: what is void, whenever it comes.
+        kept, dropped: are called with what is, so that somebody else knows what is here.
+    """
 
     def __init__(self, options: ResponseCacheOptions) -> None:
         self.options = options
         self.counters = ResponseCacheCounters(requests={"hit": 0, "miss": 0, "skip": 0})
+        self.invalidations = Invalidations(options.ttl_s)
+        self.kept: Callable[[bytes, StoredAnswer], object] = lambda *_: None
+        self.dropped: Callable[[bytes], object] = lambda _: None
         self._answers: OrderedDict[bytes, StoredAnswer] = OrderedDict()
 
     def find(self, key: bytes, now: float, max_age_s: float) -> StoredAnswer | None:
@@ -112,6 +129,7 @@ class AnswerStore:
         self._answers[key] = answer
         counters.entries += 1
         counters.size_bytes += answer.size + ENTRY_BYTES
+        self.kept(key, answer)
         self.trim()
 
     def trim(self) -> None:
@@ -120,6 +138,10 @@ class AnswerStore:
         while counters.entries > self.options.capacity or counters.size_bytes > self.options.bytes_max:
             self._drop(next(iter(self._answers)))
             counters.evictions += 1
+
+    def void(self, scope: VoidScope, before: float) -> int:
+        """Drop what is void by now. How many those were."""
+        return self.invalidate(scope.model or None, scope.tenant or None, before)
 
     def invalidate(self, model: str | None = None, tenant: bytes | None = None, before: float = inf) -> int:
         """Drop all answers of this model and tenant that were stored before. How many those were."""
@@ -135,3 +157,4 @@ class AnswerStore:
     def _drop(self, key: bytes) -> None:
         self.counters.entries -= 1
         self.counters.size_bytes -= self._answers.pop(key).size + ENTRY_BYTES
+        self.dropped(key)

@@ -46,7 +46,7 @@ ACCEPT_PAUSE_S = 0.1  # after accept failed, mostly for want of descriptors; tri
 IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: the port is chosen at connect, where many streams may share it
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
 
-STREAM_PLANES = {int(Plane.PROBE): Plane.PROBE, int(Plane.BULK): Plane.BULK}
+STREAM_PLANES = {int(plane): plane for plane in Plane if plane is not Plane.DATAGRAM}
 
 
 class Port(Protocol):
@@ -151,7 +151,7 @@ class OutboundStreams:
     def _open(self, to: Address, plane: Plane) -> PeerStream:
         assert self.nursery is not None
         options = self.options
-        bytes_max = options.bulk_queue_bytes if plane is Plane.BULK else options.probe_queue_bytes
+        bytes_max = options.probe_queue_bytes if plane is Plane.PROBE else options.bulk_queue_bytes
         stream = self.streams[to, plane] = PeerStream(to, plane, bytes_max)
         self.counters.streams_out = len(self.streams)
         self.nursery.start_soon(self._keep, stream)

@@ -356,10 +356,10 @@ async def test_statistics_count_packets_and_bytes_by_plane() -> None:
         await other.until("receive", 4)
         await checkpoints(lambda: net.counters.queued_bytes == 0)
         sent, received = net.counters, peer.counters
-        assert sent.packets_sent == received.packets_received == {"datagram": 1, "probe": 1, "bulk": 2}
-        assert sent.bytes_sent == received.bytes_received == {"datagram": 100, "probe": 204, "bulk": 608}
+        assert sent.packets_sent == received.packets_received == {"datagram": 1, "probe": 1, "bulk": 2, "answers": 0}
+        assert sent.bytes_sent == received.bytes_received == {"datagram": 100, "probe": 204, "bulk": 608, "answers": 0}
         assert (sent.streams_out, received.streams_in) == (2, 2)
-        assert received.packets_sent == {"datagram": 0, "probe": 0, "bulk": 0}
+        assert received.packets_sent == dict.fromkeys(("datagram", "probe", "bulk", "answers"), 0)
 
 
 # --- addresses ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Who the planes above membership deal with: routes, backends, commands and streams know proved live members only.
+"""Who the planes above membership deal with: all of them know proved live members only.
 
 In a small cluster that is everybody. In a large one it is the neighbours (`neighbour_set`), and the *guests*: members
 that take us for their neighbour because they see other members than we do, and send us route updates. What the others
@@ -18,6 +18,7 @@ from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.roster import Member
+from ranvier_py.core.gossip.peer_answers.peer_answers import PeerAnswers
 from ranvier_py.core.gossip.readers.shared_streams import SharedStreams
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 
@@ -38,6 +39,7 @@ class LiveMembers:
         facts: BackendFacts,
         orders: SignedCommands,
         streams: SharedStreams,
+        answers: PeerAnswers,
     ) -> None:
         self.wake_at = inf
         self.sharing: dict[int, None] = {}
@@ -46,6 +48,7 @@ class LiveMembers:
         self._facts = facts
         self._orders = orders
         self._streams = streams
+        self._answers = answers
         self._guests: BoundedDict[int, None] = BoundedDict(GUESTS_MAX)
         self._alive: Sequence[Member] | None = None
         self._everybody: Sequence[int] = ()
@@ -89,6 +92,7 @@ class LiveMembers:
         self._facts.peers(peers, met)
         self._orders.peers(peers, now)
         self._streams.peers(sharing, met, self._able)
+        self._answers.peers(peers, sharing, now)
 
     def _list(self, alive: Sequence[Member]) -> None:
         """All members, and those of our schema, if any has changed since the last time."""

@@ -154,6 +154,10 @@ class RouteGossip:
         """With some peer."""
         self._pull.audit(now)
 
+    def room(self, now: float) -> int:
+        """Bytes that routes leave of what this node may send now."""
+        return self._outbox.node_room(now)
+
     def forget(self, session: int, now: float) -> None:
         """A member is gone for good. What it sent stays until it expires."""
         if session in self._outbox.peers:

@@ -48,9 +48,13 @@ class RouteOutbox:
             peer.session: kept.get(peer.session) or Window(settings.peer_bytes_per_s) for peer in self.order
         }
 
+    def node_room(self, now: float) -> int:
+        """Bytes that may go to all peers together now, of all but rows."""
+        return self._node.room(now)
+
     def room(self, peer: Peer, now: float) -> int:
         """Bytes that may go to a live peer now, of all but rows."""
-        return min(self._node.room(now), self._windows[peer.session].room(now))
+        return min(self.node_room(now), self._windows[peer.session].room(now))
 
     def send(self, peer: Peer, message: Message, now: float) -> bool:
         """Whether there was room for it, and there is such a peer."""

@@ -66,6 +66,12 @@ class Kind(IntEnum):
     SNAPSHOT_WANTED = 64
     SNAPSHOT_CHUNK = 65
     SNAPSHOT_REFUSED = 66
+    ANSWER_KEYS = 80
+    ANSWER_DIGEST = 81
+    ANSWER_WANTED = 82
+    ANSWER_PART = 83
+    ANSWER_REFUSED = 84
+    VOIDED = 85
 
 
 def port(value: object) -> int:
@@ -86,6 +92,8 @@ COMMANDS = Field(columns.pack_commands, columns.unpack_commands)
 BUCKETS, COLUMN = Field(None, columns.unpack_buckets), Field(None, columns.rows_column)
 GROUPS, GROUP_SUMS = Field(None, columns.unpack_groups), Field(None, columns.unpack_group_sums)
 SNAPSHOT_HEAD = Field(None, columns.unpack_snapshot_head)
+ANSWER_KEYS, ANSWER_NAME = Field(None, columns.unpack_answer_keys), Field(None, columns.unpack_answer_name)
+VOIDED = Field(columns.pack_voided, columns.unpack_voided)
 
 LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
     (Kind.HELLO, m.Hello, (RECORD, IDENTITY)),
@@ -113,6 +121,12 @@ LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
     (Kind.SNAPSHOT_WANTED, m.SnapshotWanted, (U32, U64, U16, U32)),
     (Kind.SNAPSHOT_CHUNK, m.SnapshotChunk, (U32, U32, FLAG, SNAPSHOT_HEAD, *(COLUMN,) * 7)),
     (Kind.SNAPSHOT_REFUSED, m.SnapshotRefused, (U32, FLAG)),
+    (Kind.ANSWER_KEYS, m.AnswerKeys, (U32, FLAG, ANSWER_KEYS, COLUMN, ANSWER_KEYS)),
+    (Kind.ANSWER_DIGEST, m.AnswerDigest, (U32, U64, FLAG)),
+    (Kind.ANSWER_WANTED, m.AnswerWanted, (U32, ANSWER_NAME, U32)),
+    (Kind.ANSWER_PART, m.AnswerPart, (U32, U16, U16, COLUMN)),
+    (Kind.ANSWER_REFUSED, m.AnswerRefused, (U32, FLAG)),
+    (Kind.VOIDED, m.Voided, (VOIDED,)),
 )
 """Each message's fields in their order: the protocol."""
 
@@ -162,4 +176,6 @@ def decode(kind: int, body: bytes) -> m.Message:
         columns.check_rows(message)
     elif type(message) is m.PartSums:
         columns.check_part(message)
+    elif type(message) is m.AnswerKeys:
+        columns.check_answer_keys(message)
     return message

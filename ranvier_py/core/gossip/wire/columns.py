@@ -1,4 +1,4 @@
-"""Route updates, tables, loads, facts and commands as byte strings of columns or rows, within their bounds.
+"""Route updates, tables, loads, facts, commands, keys of answers: byte strings of columns or rows, within bounds.
 
 Rules: numbers are little-endian; a byte string is used up exactly by its rows; a function that makes one raises
 ValueError (or struct.error) for what its reader would refuse, and a reader raises BadFrame. Tables are handed on as
@@ -17,7 +17,16 @@ import numpy as np
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.wire.frame import amount, bad, column, encoded, text
-from ranvier_py.core.gossip.wire.messages import Command, Entry, Fact, PartSums, ReaderClaim, TableRows
+from ranvier_py.core.gossip.wire.messages import (
+    AnswerKeys,
+    Command,
+    Entry,
+    Fact,
+    PartSums,
+    ReaderClaim,
+    TableRows,
+    VoidedAnswers,
+)
 
 ENTRIES_MAX = 4096  # route updates in a message: what an eager queue holds
 ENTRY_BYTES = 4  # what an entry takes beside its route update
@@ -36,6 +45,13 @@ READER_STATE_MAX = 5
 READER_CLAIMS_MAX = 8192  # of one message: every engine's reader, and those that can't
 SNAPSHOT_HEAD_BYTES = 24
 VERB_BYTES_MAX, URL_BYTES_MAX, COMMAND_NAME_BYTES_MAX, SIGNATURE_BYTES = 16, 512, 64, 32
+
+ANSWER_KEYS_MAX = 16_384  # of one node, in one message: 160 KiB
+ANSWER_NAME_BYTES = 32
+ANSWER_PARTS_MAX = 8
+VOIDED_MAX = 128  # in a message
+VOIDED = Struct("<QIHBB")
+MODEL_BYTES_MAX, TENANT_BYTES = 1024, 16
 
 
 class Field(NamedTuple):
@@ -152,6 +168,59 @@ def unpack_commands(field: object) -> tuple[Command, ...]:
         commands.append(Command(clock, signed_ms, verb, url, amount(weight), name, signature))
         at = end
     return tuple(commands)
+
+
+def pack_voided(voided: tuple[VoidedAnswers, ...]) -> bytes:
+    """Each: 8 number | 4 age | 2 length of model | 1 of tenant | 1 of signature | the three."""
+    if len(voided) > VOIDED_MAX:
+        raise ValueError("too many invalidations for a message")
+    return b"".join(map(_pack_voided, voided))
+
+
+def _pack_voided(one: VoidedAnswers) -> bytes:
+    model, tenant, signature = encoded(one.model, MODEL_BYTES_MAX), one.tenant, one.signature
+    if len(tenant) not in (0, TENANT_BYTES) or len(signature) not in (0, SIGNATURE_BYTES):
+        raise ValueError("a tenant has 16 bytes, a signature 32")
+    return VOIDED.pack(one.number, one.older_ms, len(model), len(tenant), len(signature)) + model + tenant + signature
+
+
+def unpack_voided(field: object) -> tuple[VoidedAnswers, ...]:
+    if type(field) is not bytes:
+        bad("invalidations")
+    found: list[VoidedAnswers] = []
+    at = 0
+    while at < len(field):
+        if len(found) == VOIDED_MAX:
+            bad("too many invalidations")
+        try:
+            number, older_ms, model_bytes, tenant_bytes, signature_bytes = VOIDED.unpack_from(field, at)
+        except error:
+            bad("invalidation cut off")
+        tenant_at = at + VOIDED.size + model_bytes
+        signature_at = tenant_at + tenant_bytes
+        end = signature_at + signature_bytes
+        if end > len(field) or tenant_bytes not in (0, TENANT_BYTES) or signature_bytes not in (0, SIGNATURE_BYTES):
+            bad("invalidation cut off")
+        model = text(field[at + VOIDED.size : tenant_at], MODEL_BYTES_MAX)
+        if not number:
+            bad("an invalidation without a number")
+        found.append(VoidedAnswers(number, older_ms, model, field[tenant_at:signature_at], field[signature_at:end]))
+        at = end
+    return tuple(found)
+
+
+def unpack_answer_keys(field: object) -> bytes:
+    return column(field, 8, ANSWER_KEYS_MAX)
+
+
+def unpack_answer_name(field: object) -> bytes:
+    return field if type(field) is bytes and len(field) == ANSWER_NAME_BYTES else bad("name of an answer")
+
+
+def check_answer_keys(keys: AnswerKeys) -> None:
+    """Whether each answer has its age. Raises BadFrame."""
+    if 4 * len(keys.ages) != len(keys.added):
+        bad("columns of different length")
 
 
 def unpack_snapshot_head(field: object) -> bytes:

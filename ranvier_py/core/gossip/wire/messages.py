@@ -7,9 +7,12 @@
     backends    Loads, Facts, Commands                        in-flight counts, generations, verdicts, signed commands
     streams     ReaderClaims, SnapshotWanted,           who reads which engine's events, and snapshots of what an
                 SnapshotChunk, SnapshotRefused          engine holds
+    answers     AnswerKeys, AnswerDigest, Voided        stored answers that the sender has, and those that are void
+                AnswerWanted, AnswerPart, AnswerRefused one of them, to whoever lacks it
 
 Numbers are unsigned unless said otherwise; u16, u32, u64 tell their width. The sender's session and the intended
-receiver's are in the envelope (`seal`), not in the messages. Prompts, tokens and secrets are in none of them.
+receiver's are in the envelope (`seal`), not in the messages. Prompts, tokens and secrets are in none of them; of what
+engines answered only AnswerPart has any.
 """
 
 from __future__ import annotations
@@ -289,10 +292,67 @@ class SnapshotRefused(NamedTuple):
     busy: bool
 
 
+class AnswerKeys(NamedTuple):
+    """What changed since the message before among the answers that the sender has; or all of them, if `whole`."""
+
+    version: int  # u32: counts these messages
+    whole: bool
+    added: bytes  # u64 each: keyed hash of a key
+    ages: bytes  # u16 each, in seconds, rounded up: of the answers behind `added`
+    removed: bytes  # u64 each
+
+
+class AnswerDigest(NamedTuple):
+    """The number of the sender's last AnswerKeys, and the digest of what it knows to be void."""
+
+    version: int  # u32
+    voided: int  # u64
+    wanted: bool  # the receiver's whole AnswerKeys
+
+
+class AnswerWanted(NamedTuple):
+    """Send the answer of this name, if it is not older than that."""
+
+    request: int  # u32, chosen by the asker
+    name: bytes  # 32: keyed hash of a key, of which AnswerKeys has the first 8 bytes
+    age_max_ms: int  # u32
+
+
+class AnswerPart(NamedTuple):
+    """A part of an answer, as `answer_frames` writes it."""
+
+    request: int
+    part: int  # u16: parts count from 0
+    parts: int  # u16
+    data: bytes
+
+
+class AnswerRefused(NamedTuple):
+    """It is not here, or too old; `busy`: too many were asked for."""
+
+    request: int
+    busy: bool
+
+
+class VoidedAnswers(NamedTuple):
+    """Answers of this model and tenant are void that are older than this, in a node's own words or another's."""
+
+    number: int  # u64, not 0: names it at all nodes; the greater one of a subject holds
+    older_ms: int  # u32, when it was sent
+    model: str  # at most 1024 bytes; empty: any
+    tenant: bytes  # 16, or empty: any
+    signature: bytes  # 32: HMAC-SHA256 under the admin key; or empty
+
+
+class Voided(NamedTuple):
+    invalidations: tuple[VoidedAnswers, ...]
+
+
 Message = (
     Hello | Echo | Challenge
     | Ping | Ack | PingRequest | Nack | Push | Members
     | RouteUpdates | Digest | Vector | Reset | TotalSum | PartSums | RowsWanted | TableRows | Busy
     | Loads | Facts | Commands
     | ReaderClaims | SnapshotWanted | SnapshotChunk | SnapshotRefused
+    | AnswerKeys | AnswerDigest | AnswerWanted | AnswerPart | AnswerRefused | Voided
 )  # fmt: skip

@@ -33,7 +33,7 @@ from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing
 
 NONCE = Struct("<IQ")
 SUBKEYS_MAX = 4096  # 2.5 KiB each: as many as sessions are known (`sessions`). The one used longest ago goes first.
-BYTES_MAX = (DATAGRAM_BYTES_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MAX)  # largest packet by plane
+BYTES_MAX = (DATAGRAM_BYTES_MAX, *(FRAME_BYTES_MAX,) * (len(Plane) - 1))  # largest packet by plane
 BODY_BYTES_MAX = tuple(most - OVERHEAD_BYTES for most in BYTES_MAX)  # largest body by plane
 INSECURE_MARK = b"insecure\x00"
 LABEL_BYTES_MAX = 64

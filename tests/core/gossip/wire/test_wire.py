@@ -180,16 +180,16 @@ def test_every_field_is_checked_for_its_type() -> None:
                 continue
             passed.append((make.__name__, make._fields[index], value))  # type: ignore[attr-defined]
     odd = {case[:2] for case in passed if case[2] is not True and case[2] != 2**64 - 1}
-    assert odd == {("SnapshotChunk", name) for name in m.SnapshotChunk._fields[4:]}, (
-        "columns, which engine_cache.snapshot reads"
+    assert odd == {("AnswerPart", "data"), *(("SnapshotChunk", name) for name in m.SnapshotChunk._fields[4:])}, (
+        "columns, which engine_cache.snapshot reads, and what answer_frames does"
     )
-    assert {name for make, name, value in passed if value is True} == {"reply", "last", "busy"}
+    assert {name for make, name, value in passed if value is True} == {"reply", "last", "busy", "whole", "wanted"}
     wide = {(make, name) for make, name, value in passed if value == 2**64 - 1}
     assert wide == {
         ("Hello", "challenge"), ("Echo", "nonce"), ("Echo", "challenge"), ("Challenge", "challenge"),
         ("PingRequest", "session"), ("RouteUpdates", "origin"), ("RouteUpdates", "after"), ("Digest", "vector_hash"),
         ("Digest", "schema"), ("TotalSum", "total"), ("Reset", "origin"), ("Reset", "base"), ("Facts", "observer"),
-        ("SnapshotWanted", "backend"),
+        ("SnapshotWanted", "backend"), ("AnswerDigest", "voided"),
     }  # fmt: skip
 
 

@@ -55,6 +55,12 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.SnapshotWanted(6, 11, 1, 32),
     m.SnapshotChunk(6, 3, False, bytes(range(24)), b"\0abcdefgh", b"\1", b"\0" * 4, b"\x10\0", b"totals!!", b"\1", b""),
     m.SnapshotRefused(6, True),
+    m.AnswerKeys(7, False, bytes(range(16)), b"\1\0\xff\xff", bytes(8)),
+    m.AnswerDigest(7, U64_MAX, True),
+    m.AnswerWanted(8, bytes(range(32)), 2**32 - 1),
+    m.AnswerPart(8, 0, 2, b"answer"),
+    m.AnswerRefused(8, False),
+    m.Voided((m.VoidedAnswers(9, 60_000, "model", bytes(16), bytes(32)), m.VoidedAnswers(U64_MAX, 0, "", b"", b""))),
 )
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -96,6 +102,10 @@ def rows(draw: st.DrawFn) -> m.TableRows:
     )
 
 
+def answer_keys(version: int, whole: bool, added: bytes, removed: bytes) -> m.AnswerKeys:
+    return m.AnswerKeys(version, whole, added, b"\5\0" * (len(added) // 8), removed)
+
+
 def part_sums(groups: AbstractSet[int], reply: bool, request: int) -> m.PartSums:
     return m.PartSums(bytes(sorted(groups)), b"part sum" * (GROUP_BYTES // 8 * len(groups)), reply, request)
 
@@ -114,6 +124,10 @@ commands = st.builds(
 )  # fmt: skip
 standings = st.builds(m.ReaderClaim, u64, identities, u32, st.integers(0, 5))
 columns = (st.binary(max_size=60),) * 7
+digests = st.lists(u64, max_size=5).map(lambda numbers: b"".join(number.to_bytes(8, "little") for number in numbers))
+voided = st.builds(
+    m.VoidedAnswers, identities, u32, texts(1024), st.sampled_from((b"", bytes(16))), st.sampled_from((b"", bytes(32)))
+)
 buckets = st.lists(st.integers(0, BUCKETS - 1), max_size=9).map(
     lambda numbers: b"".join(number.to_bytes(2, "little") for number in numbers)
 )
@@ -144,6 +158,12 @@ STRATEGIES: dict[type, st.SearchStrategy[m.Message]] = {
     m.SnapshotWanted: st.builds(m.SnapshotWanted, u32, u64, u16, u32),
     m.SnapshotChunk: st.builds(m.SnapshotChunk, u32, u32, st.booleans(), st.binary(min_size=24, max_size=24), *columns),
     m.SnapshotRefused: st.builds(m.SnapshotRefused, u32, st.booleans()),
+    m.AnswerKeys: st.builds(answer_keys, u32, st.booleans(), digests, digests),
+    m.AnswerDigest: st.builds(m.AnswerDigest, u32, u64, st.booleans()),
+    m.AnswerWanted: st.builds(m.AnswerWanted, u32, st.binary(min_size=32, max_size=32), u32),
+    m.AnswerPart: st.builds(m.AnswerPart, u32, u16, u16, st.binary(max_size=60)),
+    m.AnswerRefused: st.builds(m.AnswerRefused, u32, st.booleans()),
+    m.Voided: st.builds(m.Voided, many(voided, 3)),
 }
 
 messages: st.SearchStrategy[m.Message] = st.one_of(*STRATEGIES.values())

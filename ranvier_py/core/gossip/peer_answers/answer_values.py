@@ -1,0 +1,48 @@
+"""What sharing stored answers may take, and what is counted of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ranvier_py.core.metrics import counter, gauge
+
+ANSWER_BYTES_MAX = 1024 * 1024
+"""Largest answer that is advertised: more takes a network of 1 Gbit/s longer than anybody waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswerSettings:
+    """`shares`: whether answers are advertised, given and fetched; else peers only learn what is void. `ttl_s`: how old
+    an answer may be here. `timeout_s`: the longest that a request waits for a peer's."""
+
+    shares: bool = False
+    ttl_s: float = 300.0
+    timeout_s: float = 0.02
+    keys_bytes_per_s: int = 64 * 1024  # of keys, sent to all peers together: 800 new answers a second to 8 peers
+    given_bytes_per_s: int = 32 * 1024 * 1024  # of answers, to all peers together
+    given_per_s: int = 2000  # questions of one peer that are answered
+
+
+@dataclass(slots=True)
+class PeerAnswerCounters:
+    """Of one node since its start."""
+
+    advertised: int = gauge("Stored answers that peers know to be here.")
+    known: int = gauge("Stored answers of peers that are known here.")
+    fetches: dict[str, int] = counter("Answers asked of peers, by what came of it.", label="result")
+    fetched_bytes: int = counter("Bytes of answers that came from peers.")
+    given: dict[str, int] = counter("Answers that peers asked for, by what came of it.", label="result")
+    given_bytes: int = counter("Bytes of answers sent to peers.")
+    passed_over: int = counter("Times that a peer was not asked: it fell silent before, or too much was asked of it.")
+    stray_parts: int = counter("Parts of answers that nobody waits for any more.")
+    keys_held_back: int = counter("Times that keys of answers waited for want of room.")
+    keys_dropped: int = counter("Keys of answers beyond what is advertised, or remembered of peers.")
+    key_lists: int = counter("Whole lists of keys sent: to who joined, or missed something.")
+    invalidations: int = gauge("Invalidations that count now.")
+    invalidations_received: int = counter("Invalidations of peers that were new here.")
+    invalidations_refused: int = counter("Invalidations of peers without the admin key's signature.")
+    invalidations_folded: int = counter("Times that invalidations were too many, and became one of everything.")
+
+    def __post_init__(self) -> None:
+        self.fetches.update(dict.fromkeys(("found", "absent", "timeout", "busy", "bad"), 0))
+        self.given.update(dict.fromkeys(("found", "absent", "busy"), 0))

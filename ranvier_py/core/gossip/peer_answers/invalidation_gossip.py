@@ -1,0 +1,110 @@
+"""What is void reaches all nodes: at once, and again whoever was away.
+
+What an operator invalidates here goes to all peers; whoever learns of one passes it on. A newcomer is sent all that
+count. Digests, which peers send each other anyway, show who lacks one: it is sent all of them, and sends its own.
+
+Rules: the admin key signs them where there is one, and then no other is taken. The signature holds what is void, not
+since when: who replays one voids once more, which costs hits. How old answers must be to be void is sent rounded down,
+so it covers no less at the next node.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from math import inf
+from random import Random
+from struct import pack
+
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerCounters
+from ranvier_py.core.gossip.wire.columns import VOIDED_MAX
+from ranvier_py.core.gossip.wire.messages import Voided, VoidedAnswers
+from ranvier_py.core.response_cache.invalidations import NUMBER_BITS, Invalidations, VoidMark, VoidScope
+
+RESEND_S = 2.0  # to one peer whose digest is another
+OLDER_MS_MAX = (1 << 32) - 1
+SIGNED = b"voided answers"
+
+
+class InvalidationGossip:
+    """The invalidations of one node. `invalidated` is called with each that is new here, by whomever."""
+
+    def __init__(
+        self, known: Invalidations, admin_key: bytes, counters: PeerAnswerCounters, outbox: list[Outgoing], rng: Random
+    ) -> None:
+        self.known = known
+        self.invalidated: Callable[[VoidMark], object] = lambda _: None
+        self._key = admin_key
+        self._counters = counters
+        self._outbox = outbox
+        self._rng = rng
+        self._peers: Sequence[Peer] = ()
+        self._fresh: dict[VoidScope, None] = {}
+        self._sent_at: dict[int, float] = {}
+
+    def give(self, scope: VoidScope, before: float, now: float) -> None:
+        """The operator gave one here."""
+        self.known.give(scope, before, now, self._rng.getrandbits(NUMBER_BITS) or 1)
+        self._took(scope)
+
+    def receive(self, message: Voided, now: float) -> None:
+        for one in message.invalidations:
+            scope = VoidScope(one.model, one.tenant)
+            if self._key and not hmac.compare_digest(signature_of(self._key, one.number, scope), one.signature):
+                self._counters.invalidations_refused += 1
+                continue
+            if self.known.take(VoidMark(one.number, scope, now - one.older_ms / 1000, one.signature), now):
+                self._counters.invalidations_received += 1
+                self._took(scope)
+
+    def compare(self, peer: Peer, digest: int, now: float) -> None:
+        """A peer knows what has this digest."""
+        if digest != self.known.digest and now - self._sent_at.get(peer.session, -inf) >= RESEND_S:
+            self._sent_at[peer.session] = now
+            self._send([peer], self.known, now)
+
+    def peers(self, live: Sequence[Peer], now: float) -> None:
+        """Who is there now. A newcomer is sent everything."""
+        before = {peer.session: None for peer in self._peers}
+        self._peers = live
+        self._sent_at = {session: at for session, at in self._sent_at.items() if session in before}
+        self._send([peer for peer in live if peer.session not in before], self.known, now)
+
+    @property
+    def wake_at(self) -> float:
+        return 0.0 if self._fresh else inf
+
+    def tick(self, now: float) -> None:
+        if self._fresh:
+            fresh, self._fresh = self._fresh, {}
+            self._send(self._peers, [one for one in self.known if one.scope in fresh], now)
+        self.known.expire(now)
+        self._counters.invalidations = len(self.known)
+        self._counters.invalidations_folded = self.known.folded
+
+    def _took(self, scope: VoidScope) -> None:
+        """What holds of this scope is new; of too many of them one of everything has become."""
+        for one in self.known:
+            if one.scope == scope or len(self.known) == 1:
+                self._fresh[one.scope] = None
+                self.invalidated(one)
+
+    def _send(self, peers: Sequence[Peer], chosen: Iterable[VoidMark], now: float) -> None:
+        rows = [self._row(one, now) for one in chosen] if peers else []
+        for start in range(0, len(rows), VOIDED_MAX):
+            message = Voided(tuple(rows[start : start + VOIDED_MAX]))
+            for peer in peers:
+                self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+
+    def _row(self, one: VoidMark, now: float) -> VoidedAnswers:
+        older_ms = int(min(OLDER_MS_MAX, max(0.0, 1000 * (now - one.before))))
+        signature = one.signature or (signature_of(self._key, one.number, one.scope) if self._key else b"")
+        return VoidedAnswers(one.number, older_ms, one.scope.model, one.scope.tenant, signature)
+
+
+def signature_of(key: bytes, number: int, scope: VoidScope) -> bytes:
+    """HMAC-SHA256 over what is void, each part with its length."""
+    parts = [SIGNED, pack("<Q", number), scope.model.encode(), scope.tenant]
+    return hmac.new(key, b"".join(pack("<I", len(part)) + part for part in parts), sha256).digest()

@@ -1,0 +1,145 @@
+"""Stored answers among peers, for one node. Composes keys, fetches and invalidations, and takes what peers send.
+
+Down: `AnswerKeyGossip.add` and `drop` follow what the node stores, `find` and `fetches.ask` serve a request that lacks
+an answer, `invalidations.give` what an operator does. Up: `source.find`, `fetches.arrived`, `invalidated`, which the
+node sets. All answers are of peers whose fingerprints are made like ours: they alone share the secret that names keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from random import Random
+from typing import Any, NamedTuple
+
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.peer_answers.answer_fetches import AnswerFetches, AnswerSource
+from ranvier_py.core.gossip.peer_answers.answer_keys import AnswerKeyGossip
+from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerCounters, PeerAnswerSettings
+from ranvier_py.core.gossip.peer_answers.invalidation_gossip import InvalidationGossip
+from ranvier_py.core.gossip.wire.messages import (
+    AnswerDigest,
+    AnswerKeys,
+    AnswerPart,
+    AnswerRefused,
+    AnswerWanted,
+    Message,
+    Voided,
+)
+from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.response_cache.invalidations import Invalidations
+
+ANSWER_MESSAGES = (AnswerKeys, AnswerDigest, AnswerWanted, AnswerPart, AnswerRefused, Voided)
+"""What `PeerAnswers.receive` takes."""
+
+DIGEST_INTERVAL_S = 2.0  # the longest that a lost message stays unnoticed, while nothing else is sent
+
+
+class AnswerSecrets(NamedTuple):
+    """What names keys between nodes, and what signs what an operator invalidates, if anything."""
+
+    fingerprint_key: bytes
+    admin_key: bytes = b""
+
+
+class PeerAnswers:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: PeerAnswerSettings,
+        secrets: AnswerSecrets,
+        outbox: list[Outgoing],
+        rng: Random,
+        now: float,
+        *,
+        round_trip_s: Callable[[int], float] = lambda _: 0.0,
+        room: Callable[[float], int] = lambda _: 1 << 30,
+    ) -> None:
+        self.settings = settings
+        self.counters = PeerAnswerCounters()
+        self.keys = AnswerKeyGossip(secrets.fingerprint_key, settings, self.counters, outbox, room)
+        self.fetches = AnswerFetches(settings, self.counters, outbox, round_trip_s)
+        self.fetches.lacks = self.keys.lacks
+        self.source = AnswerSource(settings, self.counters, outbox)
+        known = Invalidations(settings.ttl_s)
+        self.invalidations = InvalidationGossip(known, secrets.admin_key, self.counters, outbox, rng)
+        self._outbox = outbox
+        self._rng = rng
+        self._sharing: Sequence[Peer] = ()
+        self._near: Sequence[Peer] = ()
+        self._digest_at = now
+
+    def ask(self, key: bytes, age_max_s: float, now: float) -> int | None:
+        """Ask a peer for the answer of this key; None where none is known to have one that is young enough."""
+        name = self.keys.name_of(key)
+        oldest = now - min(age_max_s, self.settings.ttl_s)
+        return self.fetches.ask(name, self.keys.holders(name, oldest), age_max_s, now)
+
+    @property
+    def wake_at(self) -> float:
+        at = self._digest_at if self._near and self._has_any else inf
+        return min(at, self.keys.wake_at, self.fetches.wake_at, self.invalidations.wake_at)
+
+    def tick(self, now: float) -> None:
+        """Send what is due; end what took too long."""
+        self.fetches.tick(now)
+        self.keys.tick(now)
+        self.invalidations.tick(now)
+        if self._has_any and now >= self._digest_at:
+            self._digest_at = now + DIGEST_INTERVAL_S * self._rng.uniform(0.8, 1.2)
+            self.keys.expire(now)
+            self._send(self._near, wanted=False)
+
+    def peers(self, near: Sequence[Peer], sharing: Sequence[Peer], now: float) -> None:
+        """Who is there now; `sharing` are those whose fingerprints are made like ours."""
+        self._near, self._sharing = near, sharing if self.settings.shares else ()
+        self.keys.peers(self._sharing)
+        self.source.peers([peer.session for peer in self._sharing])
+        self.invalidations.peers(near, now)
+
+    def forget(self, session: int, now: float) -> None:
+        """A member is gone for good."""
+        self.fetches.forget(session, now)
+
+    def receive(self, peer: Peer, message: Message, now: float) -> None:
+        """One of ANSWER_MESSAGES, from a live member."""
+        if isinstance(message, Voided):
+            self.invalidations.receive(message, now)
+        elif isinstance(message, AnswerDigest):
+            self._compare(peer, message, now)
+        elif not self.settings.shares:
+            return
+        elif isinstance(message, AnswerKeys):
+            if not self.keys.receive(peer, message, now):
+                self._send([peer], wanted=True)
+        elif isinstance(message, AnswerWanted):
+            self.source.receive(peer, message, now)
+        elif isinstance(message, AnswerPart | AnswerRefused):
+            self.fetches.receive(peer, message, now)
+
+    def view(self) -> dict[str, Any]:
+        return values(self.counters)
+
+    def samples(self) -> Iterator[Sample]:
+        """For metrics."""
+        yield from samples("peer_answers", self.counters)
+
+    def _compare(self, peer: Peer, message: AnswerDigest, now: float) -> None:
+        self.invalidations.compare(peer, message.voided, now)
+        if not self.settings.shares:
+            return
+        if message.wanted:
+            self.keys.owe(peer.session)
+        elif message.version and self.keys.is_behind(peer.session, message.version):
+            self._send([peer], wanted=True)
+
+    @property
+    def _has_any(self) -> bool:
+        """Whether there is anything that peers could lack."""
+        return self.settings.shares or len(self.invalidations.known) > 0
+
+    def _send(self, peers: Sequence[Peer], *, wanted: bool) -> None:
+        message = AnswerDigest(self.keys.version, self.invalidations.known.digest, wanted)
+        for peer in peers:
+            self._outbox.append(Outgoing(peer.address, peer.session, Plane.ANSWERS, message))
