@@ -1,4 +1,4 @@
-"""The command line: `ranvier serve | config | explain | status | replay | reporter | version`.
+"""The command line: `ranvier serve | config | explain | status | replay | lint | reporter | version`.
 
 Flags of `serve` and `config` follow from the fields of Config; nothing about a key is written here. `explain` and
 `status` are clients of a node's control port. Each command returns an exit code; see EXIT_CODES.
@@ -40,6 +40,8 @@ from ranvier_py.control.status_page import NodeStatus, divergence, status_page
 from ranvier_py.core.errors import ConfigError, leaves
 from ranvier_py.io.logs import last_words, set_up_logs
 from ranvier_py.io.workers import Supervisor
+from ranvier_py.replay.lint_command import add_flags as add_lint_flags
+from ranvier_py.replay.lint_command import lint
 from ranvier_py.replay.replay_flags import add_flags as add_replay_flags
 from ranvier_py.reporter import add_flags as add_reporter_flags
 
@@ -145,6 +147,7 @@ def make_parser() -> argparse.ArgumentParser:
     status.add_argument("--against", metavar="URL", help="control port of another node, to compare the route tables")
     add_control_flags(status)
     add_replay_flags(command("replay", replay_command, "what would each policy have done with this traffic"))
+    add_lint_flags(command("lint", lint, "what clients do to their own prefixes, in captured requests"))
     add_reporter_flags(
         command("reporter", reporter_command, "report what an engine holds to routers, by its KV events")
     )

@@ -1,0 +1,1 @@
+"""Which clients there are, and what they do to their own prefixes."""

@@ -1,0 +1,118 @@
+"""Where a prompt departs from the one that it should have continued, and why.
+
+Two prompts of one conversation are compared by their sketches, section by section. What is behind the first difference
+is computed again, however equal it is. Causes, first one that fits:
+
+    model              another model
+    tools_reordered    the same tools in another order
+    tools_changed      other tools
+    uuid nonce time date counter    equal but for that in one line of a section
+    system_turn        a system message stands where the history should go on
+    reasoning_dropped  thoughts of an earlier answer are gone
+    moved_block        the section is there, elsewhere
+    compaction         most of the history is gone, and what leads is the same
+    edited             anything else
+
+Source: the breakers of real agents, research on clients: billing lines, counters in tags, git status, reminders.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ranvier_py.core.clients.prompt_sketch import PromptSketch, Section
+
+CAUSES = (
+    *("model", "tools_reordered", "tools_changed", "uuid", "nonce", "time", "date", "counter"),
+    *("system_turn", "reasoning_dropped", "moved_block", "compaction", "edited"),
+)
+
+COMPACTED_SHARE = 0.5
+"""A history of which less than this is left was compacted."""
+
+
+class PrefixBreak(NamedTuple):
+    """One of them. `path` is of the new prompt and `kind` that of its section; `shared` and `lost` in characters: equal
+    before it, repeated behind."""
+
+    cause: str
+    kind: str
+    path: str
+    line: int
+    shared: int
+    lost: int
+
+
+def prefix_break(before: PromptSketch, now: PromptSketch) -> PrefixBreak | None:
+    """Where `now` does not begin with all of `before`; None where it does, and so continues it."""
+    old, new = before.sections, now.sections
+    if before.model != now.model:
+        return PrefixBreak("model", "system", "$.model", 0, 0, min(before.size, now.size))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a.digest != b.digest), min(len(old), len(new))
+    )
+    if at == len(old):
+        return None
+    shared = sum([section.size for section in old[:at]])
+    repeated = Counter(section.digest for section in old[at:]) & Counter(section.digest for section in new[at:])
+    sizes = {section.digest: section.size for section in old[at:]}
+    lost = sum([sizes[digest] * count for digest, count in repeated.items()])
+    cause, line = cause_of(before, now, at)
+    if at < len(old) and at < len(new) and cause in VOLATILE_CAUSES:
+        lost += min(old[at].size, new[at].size)
+    place = new[min(at, len(new) - 1)] if new else Section("$", "message", "", 0, 0)
+    return PrefixBreak(cause, place.kind, place.path, line, shared, lost)
+
+
+VOLATILE_CAUSES = ("uuid", "nonce", "time", "date", "counter")
+
+
+def cause_of(before: PromptSketch, now: PromptSketch, at: int) -> tuple[str, int]:
+    """Why the sections at `at` differ, and in which line."""
+    old, new = before.sections, now.sections
+    if at >= len(new):
+        return "compaction" if len(new) < COMPACTED_SHARE * len(old) else "edited", 0
+    gone, come = old[at], new[at]
+    if "tool" in (gone.kind, come.kind):
+        return tools_cause(old, new), 0
+    volatile = volatile_cause(before, now, at)
+    if volatile is not None:
+        return volatile
+    if come.role == "system" and come.kind == "message":
+        return "system_turn", 0
+    left = {section.digest for section in new[at:]}
+    if gone.kind == "thought" and gone.digest not in left:
+        return "reasoning_dropped", 0
+    known = {section.digest for section in old[at:]}
+    if gone.digest in left or come.digest in known:
+        return "moved_block", 0
+    history = [section for section in old[at:] if section.kind == "message"]
+    kept = sum(section.digest in left for section in history)
+    if come.kind == "message" and history and kept < COMPACTED_SHARE * len(history) and len(new) < len(old):
+        return "compaction", 0
+    return "edited", 0
+
+
+def tools_cause(old: Sequence[Section], new: Sequence[Section]) -> str:
+    tools = [Counter(section.digest for section in each if section.kind == "tool") for each in (old, new)]
+    return "tools_reordered" if tools[0] == tools[1] else "tools_changed"
+
+
+def volatile_cause(before: PromptSketch, now: PromptSketch, at: int) -> tuple[str, int] | None:
+    """The kind of what differs, where all lines of the section are equal but for volatile words; and the first line."""
+    lines = before.lines.get(at, ()), now.lines.get(at, ())
+    if not lines[0] or len(lines[0]) != len(lines[1]):
+        return None
+    found: tuple[str, int] | None = None
+    for number, (gone, come) in enumerate(zip(*lines, strict=True)):
+        if gone == come:
+            continue
+        old, new = before.marked.get((at, number)), now.marked.get((at, number))
+        if old is None or new is None or old.masked != new.masked or len(old.volatile) != len(new.volatile):
+            return None
+        pairs = [(a[0], b[0]) for a, b in zip(old.volatile, new.volatile, strict=True) if a != b]
+        if pairs and found is None:  # digits alone or with letters: chance makes a nonce look like either
+            found = "nonce" if "nonce" in pairs[0] else pairs[0][1], number
+    return found

@@ -1,0 +1,190 @@
+"""A prompt as digests: enough to find where the next one departs from it, and by what, without keeping its text.
+
+A prompt is a list of sections in the order in which engines render them: each tool, each block of the system prompt,
+each part of each message. Of a section its digest is kept, and of the first HEAD_BYTES of a prompt one digest for each
+line, for there clients put what changes. Of what in a line looks volatile (an id, a date, a number) a digest of its own
+is kept, with its kind; `masked` is the line without.
+
+Rules: digests are keyed. What no engine renders (`cache_control`, ids of items) is in none.
+Bounds: SECTIONS_MAX sections, LINES_MAX lines in each, VOLATILE_MAX volatile words in each line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+import xxhash
+
+from ranvier_py.core.prompts.boundaries import Message
+from ranvier_py.core.prompts.request_apis import Api
+
+HEAD_BYTES = 65_536
+SECTIONS_MAX = 1024
+LINES_MAX = 2048
+LINE_CHARACTERS_MAX = 1024  # of a longer one only the beginning is looked at for volatile words
+VOLATILE_MAX = 8
+
+DIGIT = re.compile(r"\d")
+DATE = r"\d{4}-\d{2}-\d{2}|\d{1,2}/\d{1,2}/\d{4}"
+MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
+DAY = "(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
+VOLATILE = re.compile(
+    rf"""
+      (?P<uuid>[0-9a-fA-F]{{8}}-(?:[0-9a-fA-F]{{4}}-){{3}}[0-9a-fA-F]{{12}})
+    | (?P<time>(?:{DATE})[T ]\d{{1,2}}:\d{{2}}(?::\d{{2}}(?:\.\d+)?)?(?:Z|[+-]\d{{2}}:?\d{{2}})?
+        | \b\d{{1,2}}:\d{{2}}(?::\d{{2}}(?:\.\d+)?)?(?:\s?[AaPp][Mm])?\b)
+    | (?P<date>{DATE}|\b(?:{DAY},?\s)?{MONTH}\s\d{{1,2}}(?:,?\s\d{{4}})?\b)
+    | (?P<nonce>\b(?=[0-9a-f]*\d)(?=\d*[a-f])[0-9a-f]{{3,}}\b
+        | \b(?=[A-Za-z_-]*\d)(?=[0-9_-]*[A-Za-z])(?=[a-z0-9_-]*[A-Z])[A-Za-z0-9_-]{{16,}}\b)
+    | (?P<counter>\d+)
+    """,
+    re.VERBOSE,
+)
+"""What changes by itself, by kind. A number is a counter until it proves to be a part of something else."""
+
+
+class Section(NamedTuple):
+    """A part of a prompt: its JSON path, its kind (tool, system, message, thought), `size` in characters."""
+
+    path: str
+    kind: str
+    role: str
+    digest: int
+    size: int
+
+
+class Line(NamedTuple):
+    """A line of a section with something volatile in it: digests, and of each volatile word its kind as well."""
+
+    masked: int
+    volatile: Sequence[tuple[str, int]]
+
+
+class PromptSketch:
+    """One prompt. It grows with its conversation.
+
+    `lines` has digests of lines by section, `marked` those of them with something volatile, by section and line.
+    """
+
+    __slots__ = ("_key", "_leading", "_room", "lines", "marked", "model", "sections", "size")
+
+    def __init__(self, model: str, key: int) -> None:
+        """`key` seeds the digests: 64 bits."""
+        self.model = model
+        self.sections: list[Section] = []
+        self.lines: dict[int, Sequence[int]] = {}
+        self.marked: dict[tuple[int, int], Line] = {}
+        self.size = 0  # characters
+        self._key = key
+        self._leading = True  # no message but the system's was added
+        self._room = HEAD_BYTES
+
+    def add_tools(self, tools: object) -> None:
+        for number, tool in enumerate(tools if type(tools) is list else ()):
+            self._add(f"$.tools[{number}]", "tool", "", text_of(tool))
+
+    def add_lead(self, name: str, value: object) -> None:
+        """The member that comes before the history: `system` or `instructions`."""
+        for path, text in parts_of(f"$.{name}", value):
+            self._add(path, "system", "system", text)
+
+    def add_message(self, path: str, message: Message) -> None:
+        """A message in its canonical form."""
+        role = message.get("role")
+        role = role if type(role) is str else ""
+        self._leading = self._leading and role in ("system", "developer")
+        kind = "system" if self._leading else "message"
+        thoughts = message.get("reasoning_content")
+        if type(thoughts) is str and thoughts:
+            self._add(f"{path}.reasoning_content", "thought", role, thoughts)
+        for place, text in parts_of(f"{path}.content", message.get("content")):
+            self._add(place, kind, role, text)
+        others = {name: value for name, value in message.items() if name not in ALREADY_ADDED}
+        if others:
+            self._add(path, kind, role, text_of(others))
+
+    def head(self) -> int:
+        """A digest of tools and system prompt without what is volatile in them: of the application."""
+        found = [self.model]
+        for number, section in enumerate(self.sections):
+            if section.kind not in ("tool", "system"):
+                break
+            for line, digest in enumerate(self.lines.get(number, (section.digest,))):
+                marked = self.marked.get((number, line))
+                found.append(f"{digest if marked is None else marked.masked}")
+        return digest_of(" ".join(found), self._key)
+
+    def _add(self, path: str, kind: str, role: str, text: str) -> None:
+        number = len(self.sections)
+        if number >= SECTIONS_MAX:
+            return
+        if self._room > 0 and kind != "tool":  # of tools it is enough that one is another
+            self._room -= len(text)
+            lines = text.split("\n", LINES_MAX)
+            for place, line in enumerate(lines):
+                if DIGIT.search(line):  # all that is volatile has one
+                    marked = line_of(line[:LINE_CHARACTERS_MAX], self._key)
+                    if marked is not None:
+                        self.marked[number, place] = marked
+            self.lines[number] = [digest_of(line, self._key) for line in lines]
+        self.sections.append(Section(path, kind, role, digest_of(f"{kind}\0{role}\0{text}", self._key), len(text)))
+        self.size += len(text)
+
+
+ALREADY_ADDED = ("role", "content", "reasoning_content")
+
+
+def sketch_of(fields: Mapping[str, Any], api: Api, key: int) -> PromptSketch:
+    """The sketch of a parsed body. Raises nothing for any JSON."""
+    sketch = PromptSketch(fields["model"] if type(fields.get("model")) is str else "", key)
+    sketch.add_tools(api.members(fields).get("tools"))
+    if api.lead:
+        sketch.add_lead(api.lead, fields.get(api.lead))
+    items = api.items(fields)
+    for number, item in enumerate(items if type(items) is list else ()):
+        for message in api.messages(item) if type(item) is dict else ():
+            sketch.add_message(f"$.{api.history}[{number}]", message)
+    return sketch
+
+
+def line_of(line: str, key: int) -> Line | None:
+    """What is volatile in a line; None where nothing is."""
+    volatile: list[tuple[str, int]] = []
+    rest: list[str] = []
+    at = 0
+    for match in VOLATILE.finditer(line):
+        if len(volatile) >= VOLATILE_MAX:
+            break
+        volatile.append((match.lastgroup or "", digest_of(match.group(), key)))
+        rest.append(line[at : match.start()])
+        at = match.end()
+    if not volatile:
+        return None
+    return Line(digest_of("\0".join([*rest, line[at:]]), key), volatile)
+
+
+def parts_of(path: str, content: object) -> Iterator[tuple[str, str]]:
+    """(path, text) of each part of a content: a text is one part."""
+    if content is None:
+        return
+    if type(content) is not list:
+        yield path, content if type(content) is str else text_of(content)
+        return
+    for number, block in enumerate(content):
+        only = block.get("text") if type(block) is dict and block.get("type") == "text" else None
+        yield f"{path}[{number}]", only if type(only) is str else text_of(block)
+
+
+def text_of(value: object) -> str:
+    """JSON of whatever it is."""
+    try:
+        return orjson.dumps(value, default=str).decode()
+    except (TypeError, UnicodeError):
+        return repr(value)
+
+
+def digest_of(text: str, key: int) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), key)

@@ -1,0 +1,121 @@
+"""`ranvier lint FILE`: what clients do to their own prefixes, in captured requests: where, why, and what it costs.
+
+A line of FILE is a request, `{"path": …, "headers": [[name, value], …], "body": {…}}`, or a body alone, in the order in
+which they were sent. Text is read here and kept nowhere; the page shows paths and causes. Tokens are estimated by
+characters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ranvier_py.core.clients.client_watch import ClientWatch, client_rows
+from ranvier_py.core.clients.known_clients import Headers
+from ranvier_py.core.prompts.request_apis import APIS, CHAT, MESSAGES, RESPONSES, Api
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = range(3)
+LINE_BYTES_MAX = 1 << 26
+CHARACTERS_PER_TOKEN = 4.0
+PATHS = {"/v1/chat/completions": CHAT, "/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
+
+ADVICE = {
+    "model": "conversations that change their model begin anew there",
+    "tools_reordered": "send the tools in one order: sort them by name",
+    "tools_changed": "add tools at the end, or not within a conversation",
+    "uuid": "leave the id out, or send it behind the history or in a header",
+    "nonce": "leave it out (Claude Code: CLAUDE_CODE_ATTRIBUTION_HEADER=0), or send it in a header",
+    "time": "leave the time out, or send it in the last message",
+    "date": "send the date in the last message, or leave it as the conversation began with",
+    "counter": "send the number behind the history, not before it",
+    "system_turn": "send it as a user message: templates move system messages to the front",
+    "reasoning_dropped": "keep the thoughts in the history, and have the template keep them (preserve_thinking)",
+    "moved_block": "leave the block where it was: append, never insert",
+    "compaction": "compact seldom: what is left is computed anew",
+    "edited": "append to the history instead of changing it",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="captured requests, one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def lint(given: argparse.Namespace) -> int:
+    """The command, its flags parsed. Returns the exit code: 1 where a prefix broke."""
+    watch = ClientWatch(secrets.randbits(64))
+    try:
+        for path in given.files:
+            for headers, body, api in requests_of(path):
+                size = len(orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS))
+                watch.observe(headers, body, api, round(size / CHARACTERS_PER_TOKEN))
+    except (OSError, ValueError) as error:
+        print(f"ranvier lint: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    rows = client_rows(watch)
+    if given.json:
+        print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
+    else:
+        print("\n".join(page(rows)))
+    return EXIT_FAILED if any(row["breaks"] for row in rows) else EXIT_OK
+
+
+def requests_of(path: Path) -> Iterator[tuple[Headers, Mapping[str, Any], Api]]:
+    """Requests of a file. Raises OSError, and ValueError with the place of what is none."""
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX), b""), 1):
+            if not line.strip():
+                continue
+            try:
+                found = orjson.loads(line)
+            except ValueError:
+                raise ValueError(f"{path}:{number}: not JSON") from None
+            body = found.get("body", found) if isinstance(found, dict) else None
+            if not isinstance(body, dict):
+                raise ValueError(f"{path}:{number}: expected a request, an object with a body, or a body")
+            headers = found.get("headers", ()) if body is not found else ()
+            route = found.get("path") if body is not found else None
+            api = PATHS.get(route.partition("?")[0]) if isinstance(route, str) else api_of(body)
+            if api is not None:  # other paths carry no conversation
+                yield headers_of(headers, f"{path}:{number}"), body, api
+
+
+def headers_of(headers: object, place: str) -> Headers:
+    """As a node has them, from pairs or from an object."""
+    pairs: Any = headers.items() if isinstance(headers, dict) else headers
+    try:
+        return [(name.lower().encode("latin-1"), value.encode("latin-1", "replace")) for name, value in pairs]
+    except (TypeError, ValueError, AttributeError):
+        raise ValueError(f"{place}: headers must be an object, or a list of pairs") from None
+
+
+def api_of(body: Mapping[str, Any]) -> Api | None:
+    """Which API a body without a path is of, by its members."""
+    if RESPONSES.history in body:
+        return RESPONSES
+    if CHAT.history not in body:
+        return None
+    return MESSAGES if MESSAGES.lead in body else APIS["chat"]
+
+
+def page(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What is printed."""
+    if not rows:
+        yield "no conversations: nothing of /v1/chat/completions, /v1/messages or /v1/responses"
+    for row in rows:
+        lost = row["break_tokens"]
+        share = 100 * lost / max(1, row["prompt_tokens"])
+        yield (
+            f"{row['client']}: {row['turns']} turns, about {row['prompt_tokens']:,} prompt tokens, "
+            f"{lost:,} ({share:.1f} %) computed again"
+        )
+        for each in row["breaks"]:
+            where = "within a session" if each["scope"] == "turn" else "from session to session"
+            yield f"  {each['tokens']:>9,} tokens  {each['count']:>4} x  {each['cause']:17} {each['path']}  {where}"
+            yield f"{'':28}{ADVICE[each['cause']]}"

@@ -1,0 +1,330 @@
+"""What breaks the prefix of a conversation is found, placed and named; what engines do not see breaks nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranvier_py.core.clients.client_watch import BRANCHES_MAX, CONVERSATIONS_MAX, ClientWatch, client_rows
+from ranvier_py.core.clients.known_clients import CLIENTS, client_of, session_of
+from ranvier_py.core.clients.prefix_break import PrefixBreak, prefix_break
+from ranvier_py.core.clients.prompt_sketch import SECTIONS_MAX, sketch_of
+from ranvier_py.core.prompts.request_apis import CHAT, MESSAGES, RESPONSES, Api
+
+KEY = 0x5EED
+BILLING = "x-anthropic-billing-header: cc_version=2.1.161.1ab; cc_entrypoint=cli; cch=%s;"
+SESSION = [(b"x-claude-code-session-id", b"one"), (b"user-agent", b"claude-cli/2.1.161 (external, cli)")]
+
+Body = dict[str, Any]
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"name": name, "description": f"does {name}", "input_schema": {"type": "object"}}
+
+
+def agent_body() -> Body:
+    """A turn of an agent, by /v1/messages."""
+    return {
+        "model": "m",
+        "tools": [tool("read"), tool("write")],
+        "system": [
+            {"type": "text", "text": BILLING % "5fa2b"},
+            {"type": "text", "text": "You help.\nToday is 2026-11-22.\nSession 9d0c1c9e-0c4b-4b3a-9a53-6f3b5d1f1a11."},
+            {"type": "text", "text": "It is 2026-11-22T10:15:00Z.", "cache_control": {"type": "ephemeral"}},
+        ],
+        "messages": [
+            {"role": "user", "content": "Please look into the file. <left>900 tokens left</left>"},
+            {
+                "role": "assistant",
+                "content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "I will."}],
+            },
+            {"role": "user", "content": [{"type": "text", "text": "And then change the second line of it."}]},
+        ],
+    }
+
+
+def next_turn(body: Body) -> Body:
+    grown = copy.deepcopy(body)
+    grown["messages"] += [
+        {"role": "assistant", "content": "It is done, both lines are changed."},
+        {"role": "user", "content": "Thanks, now the third one."},
+    ]
+    return grown
+
+
+def broken(before: Body, now: Body, api: Api = MESSAGES) -> PrefixBreak | None:
+    return prefix_break(sketch_of(before, api, KEY), sketch_of(now, api, KEY))
+
+
+def replace_text(place: int, old: str, new: str) -> Callable[[Body], None]:
+    def change(body: Body) -> None:
+        block = body["system"][place]
+        assert old in block["text"]
+        block["text"] = block["text"].replace(old, new)
+
+    return change
+
+
+def change_counter(body: Body) -> None:
+    body["messages"][0]["content"] = body["messages"][0]["content"].replace("900", "850")
+
+
+def insert_system_turn(body: Body) -> None:
+    body["messages"].insert(1, {"role": "system", "content": "Do not forget your list."})
+
+
+def insert_reminder(body: Body) -> None:
+    body["messages"].insert(0, {"role": "user", "content": "A reminder that was not there."})
+
+
+def drop_thoughts(body: Body) -> None:
+    del body["messages"][1]["content"][0]
+
+
+def compact(body: Body) -> None:
+    body["messages"] = [{"role": "user", "content": "Summary of all that was done before."}]
+
+
+def swap_tools(body: Body) -> None:
+    body["tools"].reverse()
+
+
+def add_tool(body: Body) -> None:
+    body["tools"].append(tool("search"))
+
+
+def change_model(body: Body) -> None:
+    body["model"] = "other"
+
+
+def edit(body: Body) -> None:
+    body["messages"][0]["content"] = "Something else altogether."
+
+
+@pytest.mark.parametrize(
+    ("change", "cause", "path"),
+    [
+        (replace_text(0, "5fa2b", "0c91d"), "nonce", "$.system[0]"),
+        (replace_text(0, "5fa2b", "12345"), "nonce", "$.system[0]"),
+        (replace_text(1, "9d0c1c9e", "11111111"), "uuid", "$.system[1]"),
+        (replace_text(1, "2026-11-22", "2026-11-23"), "date", "$.system[1]"),
+        (replace_text(2, "10:15:00", "10:16:30"), "time", "$.system[2]"),
+        (change_counter, "counter", "$.messages[0].content"),
+        (insert_system_turn, "system_turn", "$.messages[1].content"),
+        (insert_reminder, "moved_block", "$.messages[0].content"),
+        (drop_thoughts, "reasoning_dropped", "$.messages[1].content"),
+        (compact, "compaction", "$.messages[0].content"),
+        (swap_tools, "tools_reordered", "$.tools[0]"),
+        (add_tool, "tools_changed", "$.tools[2]"),
+        (change_model, "model", "$.model"),
+        (edit, "edited", "$.messages[0].content"),
+    ],
+)
+def test_each_cause_of_a_break_is_named_with_its_place(change: Callable[[Body], None], cause: str, path: str) -> None:
+    before = agent_body()
+    now = next_turn(before)
+    change(now)
+    found = broken(before, now)
+    assert found is not None
+    assert (found.cause, found.path) == (cause, path)
+
+
+def test_the_line_of_what_is_volatile_is_known() -> None:
+    now = agent_body()
+    replace_text(1, "9d0c1c9e", "11111111")(now)
+    found = broken(agent_body(), now)
+    assert found is not None
+    assert found.line == 2
+
+
+def test_what_is_repeated_behind_a_break_is_lost_and_what_is_before_it_is_not() -> None:
+    before = agent_body()
+    now = next_turn(before)
+    replace_text(2, "10:15:00", "10:16:30")(now)
+    found = broken(before, now)
+    sketch = sketch_of(before, MESSAGES, KEY)
+    assert found is not None
+    assert found.shared + found.lost == sketch.size
+    assert 0 < found.shared < found.lost + sketch.size
+
+
+def move_cache_marks(body: Body) -> None:
+    del body["system"][2]["cache_control"]
+    body["messages"][2]["content"][0]["cache_control"] = {"type": "ephemeral"}
+
+
+def text_for_list(body: Body) -> None:
+    body["messages"][2]["content"] = body["messages"][2]["content"][0]["text"]
+
+
+@pytest.mark.parametrize("change", [lambda _: None, move_cache_marks, text_for_list])
+def test_what_engines_do_not_render_breaks_nothing(change: Callable[[Body], None]) -> None:
+    before = agent_body()
+    now = next_turn(before)
+    change(now)
+    assert broken(before, now) is None
+
+
+def test_ids_of_items_break_nothing_in_responses() -> None:
+    def turn(prefix: str) -> Body:
+        call = {"type": "function_call", "call_id": "c", "name": "read", "arguments": "{}"}
+        items = [
+            {"role": "user", "content": "Read it."},
+            call,
+            {"type": "function_call_output", "call_id": "c", "output": "x"},
+        ]
+        return {
+            "model": "m",
+            "instructions": "Help.",
+            "input": [{**item, "id": f"{prefix}{i}"} for i, item in enumerate(items)],
+        }
+
+    assert broken(turn("a"), turn("b"), RESPONSES) is None
+    other = turn("a")
+    other["instructions"] = "Do not help."
+    found = broken(turn("a"), other, RESPONSES)
+    assert found is not None
+    assert found.path == "$.instructions"
+
+
+texts = st.text(max_size=40)
+blocks = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": texts}), max_size=3)
+turns = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": texts | blocks}),
+    max_size=8,
+)
+
+
+@given(turns, turns, st.sampled_from([CHAT, MESSAGES]))
+def test_a_conversation_that_only_grows_never_breaks(old: list[Any], new: list[Any], api: Api) -> None:
+    assert broken({"messages": old}, {"messages": [*old, *new]}, api) is None
+
+
+@given(turns, turns)
+def test_a_break_is_found_exactly_where_the_parts_of_two_prompts_differ_first(old: list[Any], new: list[Any]) -> None:
+    def parts(messages: list[Any]) -> list[tuple[str, str]]:
+        found = []
+        for message in messages:
+            content = message["content"]
+            blocks = [content] if isinstance(content, str) else [block["text"] for block in content]
+            found += [(message["role"], text) for text in blocks]
+        return found
+
+    before, now = parts(old), parts(new)
+    found = broken({"messages": old}, {"messages": new}, CHAT)
+    at = next(
+        (i for i, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), min(len(before), len(now))
+    )
+    if at == len(before):
+        assert found is None
+    elif found is None:  # a system message that leads is another section than one behind a user's: never less than that
+        raise AssertionError("a difference was not seen")
+    else:
+        assert found.shared <= sum(len(text) for _, text in before[:at])
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | texts, lambda each: st.lists(each) | st.dictionaries(texts, each)
+    )
+)
+def test_no_json_makes_the_sketch_raise(value: Any) -> None:
+    for api in (CHAT, MESSAGES, RESPONSES):
+        for member in ("messages", "input", "system", "instructions", "tools", "model"):
+            sketch_of({member: value, "messages": [{"content": value}]}, api, KEY)
+
+
+def test_a_prompt_of_many_parts_is_sketched_up_to_the_bound() -> None:
+    body = {"messages": [{"role": "user", "content": f"{i}"} for i in range(2 * SECTIONS_MAX)]}
+    assert len(sketch_of(body, CHAT, KEY).sections) == SECTIONS_MAX
+
+
+# --- whole conversations ----------------------------------------------------------------------------------------------
+
+
+def breaks_of(watch: ClientWatch, client: str = "claude-code") -> Mapping[tuple[str, str, str], int]:
+    (row,) = [row for row in client_rows(watch) if row["client"] == client]
+    return {(each["cause"], each["path"], each["scope"]): each["count"] for each in row["breaks"]}
+
+
+def test_a_nonce_in_each_turn_is_counted_once_a_turn_with_its_tokens() -> None:
+    watch, body = ClientWatch(KEY), agent_body()
+    for number in range(5):
+        body["system"][0]["text"] = BILLING % f"{number}fa2b"
+        watch.observe(SESSION, body, MESSAGES, 1000)
+        body = next_turn(body)
+    assert breaks_of(watch) == {("nonce", "$.system[0]", "turn"): 4}
+    (row,) = client_rows(watch)
+    assert (row["turns"], row["sessions"]) == (5, 1)
+    assert 1500 < row["break_tokens"] < 4000
+
+
+def test_what_keeps_sessions_from_sharing_the_system_prompt_is_counted_by_session() -> None:
+    watch = ClientWatch(KEY)
+    for number in range(3):
+        body = agent_body()
+        body["system"][0]["text"] = BILLING % f"{number}fa2b"
+        body["messages"][0]["content"] = f"Task {number}"
+        watch.observe([(b"x-claude-code-session-id", b"%d" % number)], body, MESSAGES, 1000)
+    assert breaks_of(watch) == {("nonce", "$.system[0]", "session"): 2}
+
+
+def test_other_tasks_and_side_branches_are_no_breaks() -> None:
+    watch, body = ClientWatch(KEY), agent_body()
+    watch.observe(SESSION, body, MESSAGES, 1000)
+    suggestion = copy.deepcopy(body)
+    suggestion["messages"].append({"role": "user", "content": "Suggest what the user may ask next."})
+    watch.observe(SESSION, suggestion, MESSAGES, 1000)
+    watch.observe(SESSION, next_turn(body), MESSAGES, 1000)
+    title = {
+        "model": "m",
+        "system": "Give it a title.",
+        "messages": [{"role": "user", "content": "Please look into 3 files"}],
+    }
+    watch.observe(SESSION, title, MESSAGES, 100)
+    another = agent_body()
+    another["messages"] = [{"role": "user", "content": "Write 12 tests."}]
+    watch.observe([(b"x-claude-code-session-id", b"two")], another, MESSAGES, 1000)
+    assert breaks_of(watch) == {}
+
+
+def test_what_is_known_of_conversations_is_bounded() -> None:
+    watch = ClientWatch(KEY)
+    for number in range(CONVERSATIONS_MAX + 10):
+        body = {"messages": [{"role": "user", "content": "Hello."}]}
+        watch.observe([(b"session-id", b"%d" % number)], body, CHAT, 10)
+    assert watch.dropped == 10
+    for _ in range(3 * BRANCHES_MAX):
+        watch.observe([(b"session-id", b"0")], {"messages": [{"role": "user", "content": "x" * 50}]}, CHAT, 10)
+    assert watch.dropped == 11
+
+
+def test_clients_are_known_by_fields_of_their_own_before_the_product_they_name() -> None:
+    assert client_of(SESSION) == "claude-code"
+    assert client_of([(b"user-agent", b"claude-cli/0.24.4 (external, cli)"), (b"accept-language", b"*")]) == "qwen-code"
+    assert client_of([(b"user-agent", b"opencode/1.18.33 ai-sdk/provider-utils/4.0.46")]) == "opencode"
+    assert client_of([(b"user-agent", b"OpenAI/Python 2.20.0")]) == "openai-sdk"
+    assert client_of([(b"user-agent", b"\xff\x00 Mozilla")]) == client_of([]) == "other"
+    assert {client_of([(b"user-agent", name.encode())]) for name in ("curl/8", "evil/1")} <= set(CLIENTS)
+
+
+@pytest.mark.parametrize(
+    ("headers", "members", "session"),
+    [
+        (SESSION, {}, b"one"),
+        ([*SESSION, (b"x-claude-code-agent-id", b"sub")], {}, b"one/sub"),
+        ([(b"x-session-id", b"s")], {"prompt_cache_key": "k"}, b"s"),
+        ([], {"prompt_cache_key": "k"}, b"k"),
+        ([], {"session_params": {"session_id": "v"}}, b"v"),
+        ([], {"nvext": {"agent_context": {"session_id": "d"}}}, b"d"),
+        ([], {"session_params": 3, "prompt_cache_key": ["k"]}, b""),
+        ([(b"x-session-id", b"s" * 300)], {}, b""),
+    ],
+)
+def test_sessions_are_known_by_what_clients_send(headers: Any, members: Mapping[str, Any], session: bytes) -> None:
+    assert session_of(headers, members) == session
