@@ -5,8 +5,9 @@
 Two nodes before the same two stub engines, one with `--response-cache`, take turns under the load of `wrk` with 16
 connections and chats of 3 kB at temperature 0. With messages that nobody has seen every request is a miss: the
 difference in processor time is what looking, keeping and sharing cost. With 64 requests again and again every one is a
-hit, beside the engines themselves under the same load. Then 200 clients send one new request at once, and what reaches
-the engines is counted.
+hit, beside the engines themselves under the same load, and a node whose answers are in a redis-server, where there is
+one; the p99 of its look-ups there is by its own histogram. Then 200 clients send one new request at once, and what
+reaches the engines is counted.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.harness.bench import ROOT, command_line, finish, show_row
-from benchmarks.harness.processes import Target, node, processor_s, stub_engines
+from benchmarks.harness.processes import READY_S, Target, node, process, processor_s, stub_engines
 
 SCRIPT = ROOT / "benchmarks" / "lua" / "chat_fresh.lua"
 CONNECTIONS, BODY_BYTES, EQUAL = 16, 3_000, 200
@@ -85,6 +88,38 @@ def equal_at_once(target: Target) -> dict[str, int]:
     return {"requests": EQUAL, "answered": good, "sent_to_engines": placed(target) - before}
 
 
+@contextmanager
+def node_with_redis(urls: Sequence[str], tokenizer: Path) -> Iterator[Target]:
+    """A node whose answers are in a redis-server of its own, on a Unix socket. Raises TimeoutError."""
+    with TemporaryDirectory() as directory:
+        place = Path(directory)
+        (place / "url").write_text(f"unix://{place}/socket")
+        server = ("redis-server", "--port", "0", "--unixsocket", f"{place}/socket", "--save", "", "--dir", directory)
+        flags = ("--response-cache-backend", "redis", "--response-cache-redis-url-file", f"{place}/url")
+        with process(server), node(urls, tokenizer, "--response-cache", *flags) as target:
+            until = time.monotonic() + READY_S
+            while not stats_of(target)["redis"]["connected"]:
+                if time.monotonic() > until:
+                    raise TimeoutError("the node did not reach its redis-server")
+                time.sleep(0.1)
+            yield target
+
+
+def stats_of(target: Target) -> Any:
+    with urllib.request.urlopen(f"{target.control}/admin/response-cache/stats", timeout=30) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+def look_ups(target: Target) -> dict[str, float]:
+    """How many in Redis, and the bound of the histogram within which 99 of 100 were, in ms."""
+    name = 'ranvier_cache_redis_latency_seconds_bucket{le="'
+    with urllib.request.urlopen(f"{target.control}/metrics", timeout=30) as answer:  # noqa: S310
+        rows = [line.removeprefix(name) for line in answer.read().decode().splitlines() if line.startswith(name)]
+    counts = {row.partition('"')[0]: float(row.rpartition(" ")[2]) for row in rows if 'operation="get"' in row}
+    total = max(counts.values())
+    return {"look_ups": total, "p99_ms_max": min(1000 * float(le) for le, n in counts.items() if n >= 0.99 * total)}
+
+
 def placed(target: Target) -> int:
     with urllib.request.urlopen(f"{target.control}/admin/routes", timeout=30) as answer:  # noqa: S310
         return sum(json.load(answer)["decisions"].values())
@@ -105,10 +140,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             "on": stack.enter_context(node(urls, arguments.tokenizer, "--response-cache")),
         }
         misses = paired(nodes, "greedy", arguments.rounds, arguments.seconds)
-        hits = paired({"direct": Target(urls[0]), **nodes}, "repeated", arguments.rounds, arguments.seconds)
+        beside = {"direct": Target(urls[0]), **nodes}
+        if shutil.which("redis-server") is not None:
+            beside["redis"] = stack.enter_context(node_with_redis(urls, arguments.tokenizer))
+        hits = paired(beside, "repeated", arguments.rounds, arguments.seconds)
+        in_redis = look_ups(beside["redis"]) if "redis" in beside else None
         once = equal_at_once(nodes["on"])
     show_row(once)
-    return finish("response_cache", arguments, {"misses": misses, "hits": hits, "equal_at_once": once})
+    found = {"misses": misses, "hits": hits, "in_redis": in_redis, "equal_at_once": once}
+    return finish("response_cache", arguments, found)
 
 
 if __name__ == "__main__":
