@@ -2,17 +2,17 @@
 
     away --hello answered--> sharing --failure, deadline, refusal--> away
 
-Sharing: a look-up is one round trip, for the generation and the entry (core/response_cache/redis_entries.py); what is
-kept waits in a queue for the one writer, and is found there meanwhile. So an invalidation counts everywhere as soon as
-Redis has it.
+Sharing: look-ups are one round trip, for the generation and the entries (core/response_cache/redis_entries.py), of all
+requests that came during the last one; what is kept waits for the one writer, and is found there meanwhile. So an
+invalidation counts everywhere as soon as Redis has it.
 Away: from the first failure on, in the very request that met it, answers are in memory, or nowhere, as the operator
 wants. Redis is asked again every `retry_s`. On return the generation is raised, unless another node has done so since,
 and what memory had is dropped: what an operator invalidated meanwhile, here or on another node, comes back from neither
 (CX20). An invalidation that Redis did not get is owed to it, and settled before anything is found there again.
 
-Rules: nothing here fails a request or has it wait longer than `timeout_s`. Redis without room (OOM) is not away: what
-it refuses is not kept. Neither SCAN nor KEYS.
-Bounds: FINDS_MAX look-ups at once, WAITING_MAX answers and WAITING_BYTES_MAX in the queue; more are left out, counted.
+Rules: nothing here fails a request or has it wait much longer than `timeout_s`. Redis without room (OOM) is not away:
+what it refuses is not kept. Neither SCAN nor KEYS.
+Bounds: FINDS_MAX look-ups at once, those of WaitingAnswers in the queue; more are left out, counted.
 Source: Continuum Router, tier 3 (CR11 to CR14).
 """
 
@@ -21,12 +21,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import zip_longest
 from math import inf
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import trio
 
@@ -47,13 +47,14 @@ from ranvier_py.core.response_cache.redis_entries import (
     new_generation,
 )
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
+from ranvier_py.core.response_cache.waiting_answers import Waiting, WaitingAnswers
 
 log = logging.getLogger(__name__)
 
 LATENCY_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-FINDS_MAX = 64
-WAITING_MAX = 256
-WAITING_BYTES_MAX = 32 << 20
+FINDS_MAX = 256
+READERS = 2  # round trips for look-ups at once
+PATIENCE = 1.1  # a request waits for its look-up no longer than this times the deadline of a command
 BATCH_MAX, BATCH_BYTES_MAX = 16, 4 << 20  # of one round trip
 TICK_S = 1.0
 SWAPS_MAX = 5  # tries to add an invalidation while others do; then all is cleared
@@ -64,11 +65,21 @@ BEARABLE = frozenset(("OOM", "WRONGTYPE"))
 """Refusals that are no reason to do without Redis: it is full, or a key of ours is somebody else's."""
 
 
-class Waiting(NamedTuple):
-    """An answer in the queue, and the generation that it belongs to; None: that of the moment of writing."""
+class LookUp:
+    """A request's question to Redis.
 
-    answer: StoredAnswer
-    generation: Generation | None
+    Attributes:
+        found: the answer.
+        is_over: Redis was asked, or need not be; else the request looks in memory.
+    """
+
+    __slots__ = ("done", "found", "is_over", "key", "max_age_s")
+
+    def __init__(self, key: bytes, max_age_s: float) -> None:
+        self.key, self.max_age_s = key, max_age_s
+        self.found: StoredAnswer | None = None
+        self.is_over = False
+        self.done = trio.Event()
 
 
 class RedisAnswers:
@@ -100,27 +111,29 @@ class RedisAnswers:
         self._is_owed = False
         self._outage = 0  # how often it was left, for what began before
         self._server_ms = 0.0  # Redis's clock where ours is 0
-        self._waiting: dict[bytes, Waiting] = {}
-        self._waiting_bytes = self._finding = 0
+        self._waiting = WaitingAnswers()
+        self._asked = deque[LookUp]()
+        self._finding = 0  # those that were taken up
         self._tick_at = self._retry_at = -inf
-        self._due = trio.Event()
+        self._due, self._asked_due = trio.Event(), trio.Event()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def find(self, key: bytes, max_age_s: float) -> StoredAnswer | None:
         if not self.sharing:
             return self._in_memory(key, max_age_s)
-        waiting = self._waiting.get(key)
+        waiting = self._waiting.find(key)
         if waiting is not None:
-            return waiting.answer if time.monotonic() - waiting.answer.stored_at <= max_age_s else None
-        if self._generation is None or self._is_owed or self._finding >= FINDS_MAX:
+            return waiting if time.monotonic() - waiting.stored_at <= max_age_s else None
+        if self._generation is None or self._is_owed or len(self._asked) + self._finding >= FINDS_MAX:
             self.counters.unasked += 1
             return None
-        self._finding += 1
-        try:
-            return await self._ask(key, self._generation, max_age_s)
-        finally:
-            self._finding -= 1
+        look_up = LookUp(key, max_age_s)
+        self._asked.append(look_up)
+        self._asked_due.set()
+        with trio.move_on_after(PATIENCE * self._options.timeout_s):
+            await look_up.done.wait()
+        return look_up.found if look_up.is_over else self._in_memory(key, max_age_s)
 
     def keep(self, key: bytes, answer: StoredAnswer) -> None:
         if not self.sharing:
@@ -128,33 +141,35 @@ class RedisAnswers:
                 self.memory.keep(key, answer)
         elif answer.size > self._options.bytes_max:
             self.counters.too_large += 1
-        elif len(self._waiting) >= WAITING_MAX or self._waiting_bytes + answer.size > WAITING_BYTES_MAX:
-            self.counters.dropped += 1
-        else:
-            self._forget(key)
-            self._waiting[key] = Waiting(answer, self._generation)
-            self._waiting_bytes += answer.size
-            self.counters.waiting += 1
+        elif self._waiting.add(key, answer, self._generation):
             self._due.set()
+        else:
+            self.counters.dropped += 1
+        self.counters.waiting = len(self._waiting)
 
-    async def _ask(self, key: bytes, generation: Generation, max_age_s: float) -> StoredAnswer | None:
-        """Twice where the generation is another one by now."""
-        outage, most = self._outage, self._options.bytes_max
+    async def _look_up(self, batch: Sequence[LookUp]) -> None:
+        """In one round trip; in two where the generation is another one by now."""
+        generation, outage, most = self._generation, self._outage, self._options.bytes_max
+        data: list[object] = []
         for _ in range(2):
-            name = entry_name(self._options.key_prefix, generation, key)
-            replies = await self._send("get", self._generation_read(), ("GETRANGE", name, 0, most))
+            if generation is None:
+                break
+            names = [entry_name(self._options.key_prefix, generation, each.key) for each in batch]
+            reads: list[Command] = [("GETRANGE", name, 0, most) for name in names]
+            replies = await self._send("get", self._generation_read(), *reads)
             if replies is None or outage != self._outage:
-                return self._in_memory(key, max_age_s)
-            raw, data = replies
-            was = generation.id
-            if raw != generation.raw:
-                found = self._adopt(raw)
-                if found is None:
-                    return None
-                generation = found
-            if generation.id == was:
-                return self._read(key, data, generation, max_age_s)
-        return None
+                return
+            was, now_there = generation, replies[0]
+            if now_there != generation.raw:
+                generation = self._adopt(now_there)
+            if generation is not None and generation.id == was.id:
+                data = replies[1:]
+                break
+        for each, reply in zip_longest(batch, data, fillvalue=b""):
+            assert isinstance(each, LookUp)
+            each.is_over = True
+            if generation is not None:
+                each.found = self._read(each.key, reply, generation, each.max_age_s)
 
     def _read(self, key: bytes, data: object, generation: Generation, max_age_s: float) -> StoredAnswer | None:
         now, most = time.monotonic(), self._options.bytes_max
@@ -177,20 +192,13 @@ class RedisAnswers:
         self.counters.fallback_hits += found is not None
         return found
 
-    def _forget(self, key: bytes) -> None:
-        waiting = self._waiting.pop(key, None)
-        if waiting is not None:
-            self._waiting_bytes -= waiting.answer.size
-            self.counters.waiting -= 1
-
     # --- operators ----------------------------------------------------------------------------------------------------
 
     async def invalidate(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> int | None:
         """All: how many this node had written. Others can't be counted without a search."""
         before = inf if older_than_s is None else time.monotonic() - older_than_s
-        for key, (answer, _) in list(self._waiting.items()):
-            if model in (None, answer.model) and tenant in (None, answer.tenant) and answer.stored_at < before:
-                self._forget(key)
+        self._waiting.invalidate(model, tenant, before)
+        self.counters.waiting = len(self._waiting)
         cleared = self.memory.invalidate(model, tenant, before) if self.memory is not None else 0
         is_all = model is None and tenant is None and older_than_s is None
         written = self._written.total(time.monotonic())[0]
@@ -255,10 +263,32 @@ class RedisAnswers:
     async def run(self) -> None:
         """For ever."""
         try:
-            while True:
-                await self._round()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._follow)
+                for _ in range(READERS):
+                    nursery.start_soon(self._serve_look_ups)
         finally:
             self._commands.close_idle()
+
+    async def _serve_look_ups(self) -> None:
+        """All that came meanwhile at once, for ever: a round trip costs more than what it asks."""
+        while True:
+            while not self._asked:
+                await self._asked_due.wait()
+                self._asked_due = trio.Event()
+            batch = [self._asked.popleft() for _ in range(min(len(self._asked), BATCH_MAX))]
+            self._finding += len(batch)
+            try:
+                await self._look_up(batch)
+            finally:
+                self._finding -= len(batch)
+                for each in batch:
+                    each.done.set()
+
+    async def _follow(self) -> None:
+        """Redis as it comes and goes, its clock and generation, and write, for ever."""
+        while True:
+            await self._round()
 
     async def _round(self) -> None:
         now = time.monotonic()
@@ -315,13 +345,13 @@ class RedisAnswers:
         batch: list[tuple[bytes, Waiting, int]] = []
         commands: list[Command] = []
         size, now = 0, time.monotonic()
-        for key, waiting in list(islice(self._waiting.items(), BATCH_MAX)):
+        for key, waiting in self._waiting.oldest(BATCH_MAX):
             ttl_ms = round(1000 * (self.responses.ttl_s - (now - waiting.answer.stored_at)))
             mine = waiting.generation or generation
             entry = entry_of(key, waiting.answer, mine, now, self._server_ms + 1000 * now)
             if len(entry) > self._options.bytes_max or ttl_ms <= 0:
                 self.counters.too_large += ttl_ms > 0
-                self._forget(key)
+                self._waiting.remove(key)
                 continue
             batch.append((key, waiting, len(entry)))
             commands.append(("SET", entry_name(self._options.key_prefix, mine, key), entry, "PX", ttl_ms))
@@ -335,8 +365,8 @@ class RedisAnswers:
             else:
                 self.counters.written += 1
                 self._written.add(length, now)
-            if self._waiting.get(key) is waiting:
-                self._forget(key)
+            self._waiting.remove(key, waiting)
+        self.counters.waiting = len(self._waiting)
 
     def _generation_read(self) -> Command:
         return "GETRANGE", self._generation_key, 0, GENERATION_BYTES_MAX
@@ -371,10 +401,12 @@ class RedisAnswers:
         self.sharing = False
         self._outage += 1
         self.counters.outages += 1
-        for key, waiting in list(self._waiting.items()):
+        for key, answer in self._waiting.drain():
             if self.memory is not None:
-                self.memory.keep(key, waiting.answer)
-            self._forget(key)
+                self.memory.keep(key, answer)
+        self.counters.waiting = 0
+        while self._asked:
+            self._asked.popleft().done.set()
         self._due.set()
 
     def _adopt(self, raw: object) -> Generation | None:

@@ -91,10 +91,25 @@ async def test_look_ups_beyond_the_bound_are_left_out_and_counted(server: RedisS
     one = made(mortal.url, timeout_s=DEADLINE_S)
     async with running(one), trio.open_nursery() as nursery:
         mortal.pause()
-        for number in range(70):
+        for number in range(260):
             nursery.start_soon(found, one, number)
-        await until(lambda: one.counters.unasked == 70 - 64)
+        await until(lambda: one.counters.unasked == 260 - 256)
         nursery.cancel_scope.cancel()
+
+
+async def test_look_ups_that_come_meanwhile_go_in_one_round_trip(mortal: RedisServer) -> None:
+    one = made(mortal.url, timeout_s=DEADLINE_S)
+    async with running(one):
+        await written(one, 1)
+        before = one.latency["get"].count
+        mortal.pause()
+        async with trio.open_nursery() as nursery:
+            for _ in range(34):
+                nursery.start_soon(found, one, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            mortal.resume()
+        assert one.counters.found == 34
+        assert one.latency["get"].count - before <= 4
 
 
 async def test_answers_that_find_the_queue_full_are_dropped_and_counted(mortal: RedisServer) -> None:

@@ -1,0 +1,68 @@
+"""Answers that wait to be written elsewhere, oldest first. They are found here meanwhile.
+
+Bounds: ANSWERS_MAX and BYTES_MAX; what comes beyond them is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from math import inf
+from typing import NamedTuple
+
+from ranvier_py.core.response_cache.redis_entries import Generation
+from ranvier_py.core.response_cache.stored_answers import StoredAnswer
+
+ANSWERS_MAX = 256
+BYTES_MAX = 32 << 20
+
+
+class Waiting(NamedTuple):
+    """An answer, and the generation that it belongs to; None: that of the moment of writing."""
+
+    answer: StoredAnswer
+    generation: Generation | None
+
+
+class WaitingAnswers:
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, Waiting] = {}
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, key: bytes, answer: StoredAnswer, generation: Generation | None) -> bool:
+        """False where there is no room."""
+        if len(self._waiting) >= ANSWERS_MAX or self._bytes + answer.size > BYTES_MAX:
+            return False
+        self.remove(key)
+        self._waiting[key] = Waiting(answer, generation)
+        self._bytes += answer.size
+        return True
+
+    def find(self, key: bytes) -> StoredAnswer | None:
+        waiting = self._waiting.get(key)
+        return waiting.answer if waiting is not None else None
+
+    def oldest(self, count: int) -> list[tuple[bytes, Waiting]]:
+        return list(islice(self._waiting.items(), count))
+
+    def remove(self, key: bytes, expected: Waiting | None = None) -> None:
+        """The answer with this key, if it is still the expected one."""
+        waiting = self._waiting.get(key)
+        if waiting is not None and expected in (None, waiting):
+            del self._waiting[key]
+            self._bytes -= waiting.answer.size
+
+    def invalidate(self, model: str | None, tenant: bytes | None, before: float = inf) -> None:
+        """Remove those of this model and tenant that were stored before."""
+        for key, (answer, _) in list(self._waiting.items()):
+            if model in (None, answer.model) and tenant in (None, answer.tenant) and answer.stored_at < before:
+                self.remove(key)
+
+    def drain(self) -> Iterator[tuple[bytes, StoredAnswer]]:
+        """All of them, removed as they are taken."""
+        for key, waiting in list(self._waiting.items()):
+            self.remove(key)
+            yield key, waiting.answer
