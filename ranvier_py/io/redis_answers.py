@@ -4,7 +4,8 @@
 
 Sharing: look-ups are one round trip, for the generation and the entries (core/response_cache/redis_entries.py), of all
 requests that came during the last one; what is kept waits for the one writer, and is found there meanwhile. So an
-invalidation counts everywhere as soon as Redis has it.
+invalidation counts everywhere as soon as Redis has it, also for what engines are at work on: an answer belongs to the
+generation in which it was asked for.
 Away: from the first failure on, in the very request that met it, answers are in memory, or nowhere, as the operator
 wants. Redis is asked again every `retry_s`. On return the generation is raised, unless another node has done so since,
 and what memory had is dropped: what an operator invalidated meanwhile, here or on another node, comes back from neither
@@ -30,6 +31,7 @@ from typing import Any
 
 import trio
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.redis_commands import Command, RedisCommands, RedisFailure, RedisRefusal
@@ -59,7 +61,7 @@ BATCH_MAX, BATCH_BYTES_MAX = 16, 4 << 20  # of one round trip
 TICK_S = 1.0
 SWAPS_MAX = 5  # tries to add an invalidation while others do; then all is cleared
 PROBE_MS = 60_000  # what only shows that one may write expires
-KNOWN_MAX = 16
+KNOWN_MAX, BEGUN_MAX = 16, 4096
 
 BEARABLE = frozenset(("OOM", "WRONGTYPE"))
 """Refusals that are no reason to do without Redis: it is full, or a key of ours is somebody else's."""
@@ -112,6 +114,7 @@ class RedisAnswers:
         self._outage = 0  # how often it was left, for what began before
         self._server_ms = 0.0  # Redis's clock where ours is 0
         self._waiting = WaitingAnswers()
+        self._begun = BoundedDict[bytes, Generation | None](BEGUN_MAX)  # of answers that engines are at work on
         self._asked = deque[LookUp]()
         self._finding = 0  # those that were taken up
         self._tick_at = self._retry_at = -inf
@@ -133,7 +136,11 @@ class RedisAnswers:
         self._asked_due.set()
         with trio.move_on_after(PATIENCE * self._options.timeout_s):
             await look_up.done.wait()
-        return look_up.found if look_up.is_over else self._in_memory(key, max_age_s)
+        if not look_up.is_over:
+            return self._in_memory(key, max_age_s)
+        if look_up.found is None:
+            self._begun[key] = self._generation
+        return look_up.found
 
     def keep(self, key: bytes, answer: StoredAnswer) -> None:
         if not self.sharing:
@@ -141,7 +148,7 @@ class RedisAnswers:
                 self.memory.keep(key, answer)
         elif answer.size > self._options.bytes_max:
             self.counters.too_large += 1
-        elif self._waiting.add(key, answer, self._generation):
+        elif self._waiting.add(key, answer, self._begun.pop(key, self._generation)):
             self._due.set()
         else:
             self.counters.dropped += 1

@@ -303,6 +303,24 @@ async def test_an_answer_is_written_to_the_generation_in_which_it_was_kept(serve
         assert await has(one, 1, 2, 3) == await has(two, 1, 2, 3) == [3]
 
 
+@pytest.mark.parametrize("model", [None, "m"])
+async def test_what_was_asked_for_before_an_invalidation_is_not_found_after_it(
+    server: RedisServer, model: str | None
+) -> None:
+    one, two = made(server.url), made(server.url)
+    async with running(one, two):
+        assert await has(one, 1, 2) == [], "so an engine is asked for both"
+        one.keep(key(1), answer())
+        await two.invalidate(model, None, None)
+        assert await has(one, 9) == [], "now it knows"
+        await written(one, 2)
+        await written(one, 3)
+        assert await has(two, 1, 2, 3) == [3]
+        assert await has(one, 1, 2) == []
+        await written(one, 2)
+        assert await has(two, 2) == [2]
+
+
 async def test_nodes_that_begin_at_once_begin_one_generation(server: RedisServer) -> None:
     nodes = [made(server.url) for _ in range(12)]
     async with running(*nodes):
