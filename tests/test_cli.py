@@ -373,7 +373,7 @@ def serve_with(run: Any, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
 def test_serve_runs_a_node_with_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Config] = []
 
-    async def run(config: Config) -> None:
+    async def run(config: Config, *, source: Any) -> None:
         seen.append(config)
 
     assert serve_with(run, monkeypatch, "--policy", "random", "--backend", "http://a:1") == cli.EXIT_OK
@@ -394,7 +394,7 @@ def test_serve_runs_a_node_with_the_configuration(monkeypatch: pytest.MonkeyPatc
 def test_what_keeps_a_node_from_starting_has_an_exit_code(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def run(_: Config) -> None:
+    async def run(_: Config, *, source: Any) -> None:
         raise error
 
     assert serve_with(run, monkeypatch) == code
@@ -402,7 +402,7 @@ def test_what_keeps_a_node_from_starting_has_an_exit_code(
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    async def run(_: Config) -> None:
+    async def run(_: Config, *, source: Any) -> None:
         raise ExceptionGroup("", [OSError(98, "Address already in use"), RuntimeError("a bug")])
 
     assert serve_with(run, monkeypatch) == cli.EXIT_FAILED
@@ -414,7 +414,7 @@ import sys, types, trio, signal
 import ranvier_py.node
 from ranvier_py import cli
 
-async def run(config):
+async def run(config, *, source):
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         import hashlib, os
         key = hashlib.sha256(config.worker_key).hexdigest()

@@ -137,6 +137,7 @@ def test_the_sections_are_in_the_order_of_a_first_reading() -> None:
         "Answers that",
         "What would",
         "Several nodes",
+        "Coming from",
         "Measured",
         "More",
     )

@@ -407,7 +407,7 @@ import sys, types
 import ranvier_py.node
 from ranvier_py import cli
 
-async def run(config):
+async def run(config, *, source):
     raise RuntimeError("a bug")
 
 ranvier_py.node.node = sys.modules["ranvier_py.node.node"] = types.SimpleNamespace(run=run)
