@@ -113,9 +113,12 @@ class PlainTransport:
 
 
 class TlsTransport(PlainTransport):
-    """A TLS session over a non-blocking TCP socket, whose handshake the first call makes. Takes the socket over."""
+    """A TLS session over a non-blocking TCP socket, whose handshake the first call makes. Takes the socket over.
 
-    __slots__ = ("_received", "_stream")
+    What fails while it waits is raised by `receive_now`: who waits for two sides must know whose failure it was.
+    """
+
+    __slots__ = ("_failure", "_received", "_stream")
 
     def __init__(
         self,
@@ -127,6 +130,7 @@ class TlsTransport(PlainTransport):
         super().__init__(sock, watch)
         self._sock = wrapped = trio.socket.from_stdlib_socket(sock)
         self._received: bytes | None = None
+        self._failure: OSError | None = None
         self.readable = self._wait
         self._stream = trio.SSLStream(
             trio.SocketStream(wrapped),
@@ -142,13 +146,19 @@ class TlsTransport(PlainTransport):
             await self._stream.do_handshake()
 
     async def _wait(self) -> None:
-        if not self._received:
+        if self._received or self._failure is not None:
+            return
+        try:
             with _mapped_errors():
                 self._received = bytes(await self._stream.receive_some(RECEIVE_BYTES))
+        except OSError as error:
+            self._failure = error
 
     def receive_now(self, bytes_max: int = RECEIVE_BYTES) -> bytes | None:
         data = self._received
         if data is None:
+            if self._failure is not None:
+                raise self._failure
             return None
         self._received = data[bytes_max:] or None
         return data[:bytes_max]

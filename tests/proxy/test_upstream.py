@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import socket
+import struct
+from functools import partial
 
 import pytest
 import trio
@@ -501,3 +504,34 @@ async def test_a_backend_can_speak_tls_and_must_prove_its_name() -> None:
             await run(Upstream(LIMITS).open(address, request()))
         assert "certificate verify failed" in words_of(caught.value)
         assert "certificate" not in str(caught.value), "its words may name hosts, and the client is told the rest"
+
+
+async def test_a_tls_backend_that_breaks_off_its_answer_is_to_blame_for_it() -> None:
+    context, trusting = tls_contexts()
+    seen = trio.Event()
+
+    async def broken_off(stream: trio.SocketStream) -> None:
+        secured = trio.SSLStream(stream, context, server_side=True)
+        await secured.receive_some()
+        await secured.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
+        await seen.wait()
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stream.socket.close()
+
+    def whole(upstream: Upstream, address: BackendAddress) -> Steps[None]:
+        exchange = yield from upstream.open(address, request())
+        seen.set()
+        try:
+            while not exchange.complete:
+                yield exchange.readable
+                exchange.receive()
+        finally:
+            exchange.release()
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(partial(trio.serve_listeners, broken_off, [listener]))
+        address = BackendAddress("https", "127.0.0.1", listener.socket.getsockname()[1])
+        with pytest.raises(UpstreamClosed, match="broke off its answer"):
+            await run(whole(Upstream(LIMITS, tls=trusting), address))
+        nursery.cancel_scope.cancel()
