@@ -63,9 +63,8 @@ def read_object(body: bytes) -> dict[str, Any]:
     return parsed
 
 
-def read_ask(body: bytes, *, chat: bool, default_model: str) -> Ask:
-    """The request in a body. Raises ApiError 400 for what vLLM refuses too."""
-    fields = read_object(body)
+def read_ask(fields: Mapping[str, Any], *, chat: bool, default_model: str) -> Ask:
+    """The request that these members are. Raises ApiError 400 for what vLLM refuses too."""
     if fields.get("n") not in (None, 1):
         raise bad_request("only n=1 is supported", "n")
     options = fields.get("stream_options") or {}

@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 import trio
 
+from cluster.engine.agent_apis import ClaudeReply, ResponseReply, StoredResponses, chat_of_claude, chat_of_items
 from cluster.engine.engine_api import (
     ApiError,
     Ask,
@@ -46,6 +47,8 @@ INLINE_BYTES_MAX = 4096
 """Larger bodies are tokenized in a worker thread: 1 ms of tokenizing is where the hop (0.1 ms) is worth it."""
 
 TOKENIZER_THREADS = 2
+STORED = b"/v1/responses/"
+REPLIES: dict[str, type[Reply]] = {"msg": ClaudeReply, "resp": ResponseReply}
 
 CACHE_EVENTS_MAX = 1 << 20
 """Of one step; they are told after each."""
@@ -82,6 +85,7 @@ class Engine:
         limits = replace(config.limits, cache_events_max=CACHE_EVENTS_MAX) if config.kv else config.limits
         self.live = LiveEngine(limits, self.kv.publish) if self.kv else LiveEngine(limits)
         self.faults = Faults(Random(config.seed))
+        self.responses = StoredResponses()
         self.cut = 0  # connections cut by faults and restarts
         self._tokenizer = tokenizer
         self._book = AnswerBook(tokenizer, config.answer_tokens, config.seed)
@@ -90,8 +94,11 @@ class Engine:
         self._created = int(time.time())
         self._requests = 0
         self._routes: dict[tuple[bytes, bytes], Callable[[HttpRequest, Client], Awaitable[None]]] = {
-            (b"POST", b"/v1/chat/completions"): partial(self.generate, chat=True),
-            (b"POST", b"/v1/completions"): partial(self.generate, chat=False),
+            (b"POST", b"/v1/chat/completions"): partial(self.generate, api="chatcmpl"),
+            (b"POST", b"/v1/completions"): partial(self.generate, api="cmpl"),
+            (b"POST", b"/v1/messages"): partial(self.generate, api="msg"),
+            (b"POST", b"/v1/messages/count_tokens"): self.count_tokens,
+            (b"POST", b"/v1/responses"): partial(self.generate, api="resp"),
             (b"GET", b"/v1/models"): partial(self.probe, body=self._models),
             (b"GET", b"/health"): partial(self.probe, body=bytes),
             (b"GET", b"/ping"): partial(self.probe, body=bytes),
@@ -117,6 +124,8 @@ class Engine:
         client.work()
         method = b"GET" if request.method == b"HEAD" else request.method
         route = self._routes.get((method, request.path))
+        if route is None and request.path.startswith(STORED):
+            route = self.stored
         try:
             if route is None:
                 known = any(path == request.path for _, path in self._routes)
@@ -127,20 +136,20 @@ class Engine:
 
     # --- generation -------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: HttpRequest, client: Client, *, chat: bool) -> None:
+    async def generate(self, request: HttpRequest, client: Client, *, api: str) -> None:
         fault = self.faults.draw(trio.current_time())
         await self._begin(fault)
-        ask = read_ask(request.body, chat=chat, default_model=self.config.models[0])
+        fields = self._chat_fields(read_object(request.body), api)
+        ask = read_ask(fields, chat=api != "cmpl", default_model=self.config.models[0])
         if ask.model not in self.config.models:
             raise ApiError(404, "NotFoundError", f"The model `{ask.model}` does not exist.", "model")
         job, answer = await self._prepare(ask, len(request.body))
         if self.kv is not None and job.keys:
             self.kv.encoder.note(job.keys[0], Scope("" if ask.model == self.config.models[0] else ask.model, ask.salt))
         self._requests += 1
-        kind = "chatcmpl" if chat else "cmpl"
-        request_id = f"{kind}-{self.name}-{self._requests}"
+        request_id = f"{api}{'_' if api == 'resp' else '-'}{self.name}-{self._requests}"
         mailbox = self._submit(request_id, job)
-        reply = Reply(request_id, int(time.time()), ask.model, self.name, chat)
+        reply = REPLIES.get(api, Reply)(request_id, int(time.time()), ask.model, self.name, ask.chat)
         try:
             if ask.stream:
                 done = await self._stream(StreamWriter(request, client, self.name), ask, reply, mailbox, answer, fault)
@@ -150,6 +159,30 @@ class Engine:
             self.live.leave(mailbox)
         if not done:
             raise self._cut()
+        if api == "resp" and fields.get("store") is not False:
+            self.responses.keep(request_id, ask.messages or (), "".join(answer.pieces))
+
+    def _chat_fields(self, fields: dict[str, Any], api: str) -> dict[str, Any]:
+        """A body of any API as one that vLLM would make of it. Raises ApiError."""
+        if api == "msg":
+            return chat_of_claude(fields)
+        if api == "resp":
+            previous = fields.get("previous_response_id")
+            return chat_of_items(fields, self.responses.messages(previous) if previous else ())
+        return fields
+
+    async def stored(self, request: HttpRequest, client: Client) -> None:
+        """What a client asks of a response that is kept here."""
+        name = request.path.removeprefix(STORED).partition(b"/")[0].decode()
+        self.responses.messages(name)
+        if request.method == b"DELETE":
+            self.responses.delete(name)
+        client.respond(200, orjson.dumps({"id": name, "object": "response"}), self._headers)
+
+    async def count_tokens(self, request: HttpRequest, client: Client) -> None:
+        fields = chat_of_claude(read_object(request.body))
+        ids = self._chat_ids(read_messages(fields), fields["tools"], {}, generation=True)
+        client.respond(200, orjson.dumps({"input_tokens": len(ids)}), self._headers)
 
     def _submit(self, request_id: str, job: Job) -> Mailbox:
         try:
@@ -246,7 +279,8 @@ class Engine:
                     return False
                 fault_at = NEVER
         usage = usage_of(mailbox.job.prompt_tokens, len(answer.ids), mailbox.cached_tokens)
-        await writer.write(reply.last_chunks(finish_reason(answer), usage if ask.stream_usage else None))
+        counted = ask.stream_usage or type(reply) is not Reply
+        await writer.write(reply.last_chunks(finish_reason(answer), usage if counted else None))
         await writer.end()
         return True
 
@@ -308,6 +342,7 @@ class Engine:
 
     async def restart(self, _: HttpRequest, client: Client) -> None:
         self.live.restart()
+        self.responses.forget()
         if self.kv is not None:
             self.kv.restart()
         await self.statistics(_, client)

@@ -17,7 +17,8 @@ from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.routing.backends import Backend, Circuit, Health
 from ranvier_py.core.routing.placement import Decision
-from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH
+from ranvier_py.core.routing.retries import RESPONSES_PATH
+from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH
 from ranvier_py.core.routing.shadow import Shadow
 
 if TYPE_CHECKING:  # whose parts it reads, and which makes it
@@ -180,6 +181,7 @@ class Admin:
         router, recorder, responses = node.router, node.recorder, node.pipeline.responses
         found = [
             samples("", router.counters),
+            samples("owners", router.owners.counters),
             samples("", node.registry.counters),
             prefix_routing_samples(router),
             samples("", node.faults.counters),
@@ -226,12 +228,15 @@ class Admin:
 
 
 def path_of(body: bytes) -> bytes:
-    """Where a client would send this body: a completion has a prompt and no messages."""
+    """Where a client would send this body: by the members that only one API has."""
     try:
         asked = orjson.loads(body)
     except orjson.JSONDecodeError:
         return CHAT_PATH  # where reading it finds what is wrong with it
-    return COMPLETION_PATH if isinstance(asked, dict) and "prompt" in asked and "messages" not in asked else CHAT_PATH
+    members = asked if isinstance(asked, dict) else {}
+    if "messages" in members:
+        return MESSAGES_PATH if "system" in members else CHAT_PATH
+    return COMPLETION_PATH if "prompt" in members else RESPONSES_PATH if "input" in members else CHAT_PATH
 
 
 def backend_view(backend: Backend) -> dict[str, Any]:

@@ -7,6 +7,7 @@
     │   ├── Unauthorized        401
     │   ├── Forbidden           403
     │   ├── NotFound            404
+    │   │   └── ResponseLost    404
     │   ├── MethodNotAllowed    405
     │   ├── RequestTimeout      408
     │   ├── BodyTooLarge        413
@@ -76,6 +77,7 @@ class RanvierError(Exception):
     status: int = 500
     code: str = "internal_error"
     kind: str = "api_error"
+    param: str | None = None  # the member of the request that is wrong
 
 
 class ConfigError(RanvierError):
@@ -104,6 +106,12 @@ class Forbidden(RequestError):
 
 class NotFound(RequestError):
     status, code = 404, "not_found"
+
+
+class ResponseLost(NotFound):
+    """No engine keeps the response that a request names, or nobody knows which."""
+
+    code, param = "previous_response_not_found", "previous_response_id"
 
 
 class MethodNotAllowed(RequestError):

@@ -36,7 +36,7 @@ def error_response(error: RanvierError, api: str = "openai") -> tuple[int, Heade
         kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         body = {"type": "error", "error": {"type": kind, "message": message}}
     else:
-        body = {"error": {"message": message, "type": error.kind, "param": None, "code": error.code}}
+        body = {"error": {"message": message, "type": error.kind, "param": error.param, "code": error.code}}
     headers: Headers = []
     if isinstance(error, Unavailable):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))

@@ -49,6 +49,19 @@ WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect", CONTROL_KEY))
 """Fields of a request that the backend gets from us, besides the hop-by-hop ones, or not at all: an expectation was
 ours to meet, a control key is for us."""
 
+SESSION_FIELDS = (
+    b"x-parent-session-id",
+    b"x-codex-parent-thread-id",
+    b"x-claude-code-session-id",
+    b"session-id",
+    b"session_id",
+    b"x-session-affinity",
+    b"x-session-id",
+    b"x-litellm-session-id",
+    b"thread-id",
+)
+"""By which clients name their session, those that name a parent's first: Claude Code, Codex, OpenCode and LiteLLM."""
+
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
 
 
@@ -100,7 +113,7 @@ class RequestFields(NamedTuple):
     """What matters of a request's fields: the lines that go on to a backend, and what the pipeline asks for.
 
     `readable`: the body is plain text to us; a compressed one is for an engine to read. `multipart`: it is a form.
-    `cache_control`: all its directives.
+    `cache_control`: all its directives. `session`: what the client calls its session, or the one that began it.
     """
 
     lines: bytes
@@ -110,13 +123,14 @@ class RequestFields(NamedTuple):
     multipart: bool
     control_key: bytes | None
     cache_control: bytes
+    session: bytes = b""
 
     @classmethod
     def of(cls, headers: Headers) -> RequestFields:
         dropped = dropped_fields(headers) | WRITTEN_BY_US
         request_id = control_key = None
         authorized, readable, cache_control = False, True, b""
-        kinds, lines = set(), list[bytes]()
+        kinds, lines, sessions = set(), list[bytes](), dict[bytes, bytes]()
         for name, value in headers:
             key = name.lower()
             if key not in dropped:
@@ -133,7 +147,11 @@ class RequestFields(NamedTuple):
                 control_key = value
             elif key == b"cache-control":
                 cache_control += value + b","
-        return cls(b"".join(lines), request_id, authorized, readable, kinds == {True}, control_key, cache_control)
+            elif key in SESSION_FIELDS:
+                sessions[key] = value
+        session = next((sessions[name] for name in SESSION_FIELDS if sessions.get(name)), b"")
+        multipart = kinds == {True}
+        return cls(b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control, session)
 
 
 class ResponseFields(NamedTuple):

@@ -11,6 +11,7 @@ away ends the whole: the backend's connection is closed at once; only what was p
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from functools import partial
 from typing import Any, Protocol
 
 import orjson
+import trio
 
-from ranvier_py.core.answers.answer_stream import has_finished, has_token
+from ranvier_py.core.answers.answer_stream import ResponseName, has_finished, has_token
 from ranvier_py.core.answers.usage_injection import REFUSALS, Terms, UsageAsking
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.errors import (
@@ -30,6 +32,7 @@ from ranvier_py.core.errors import (
     NodeExhausted,
     NotFound,
     RanvierError,
+    ResponseLost,
     UpstreamError,
     UpstreamTimeout,
 )
@@ -40,7 +43,7 @@ from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.prompts.tenants import Tenants, salted_body
 from ranvier_py.core.routing.backends import Outcome, Transition
 from ranvier_py.core.routing.health import outcome_of
-from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits, is_inference, may_repeat
+from ranvier_py.core.routing.retries import RESPONSES_PATH, Next, RetryBudget, RetryLimits, is_inference, may_repeat
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, PoolMatch, Router
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
@@ -53,6 +56,13 @@ from ranvier_py.proxy.upstream import Exchange, Upstream
 
 CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed like any other, and not learned: 1 MiB of a stream is some 5,000 tokens."""
+
+STORED_PATH = re.compile(rb"/v1/responses/([^/]{1,200})(?:/(?:cancel|input_items))?")
+"""What is kept of one response: GET, DELETE, and what else an engine does with it."""
+
+OWNER_WAIT_S, OWNER_PAUSE_S = 0.5, 0.01
+"""A response that nobody here knows is waited for so long, and looked for so often: it may be on its way from a peer.
+Without peers nobody waits."""
 
 FIRST_BYTE_TOTAL_S = 600.0
 """All tries of one request together wait so long for a first byte, for openai's SDK waits no longer (its
@@ -162,9 +172,9 @@ class Pipeline:
     def _forward(self, served: ServedRequest) -> Steps[None]:
         """Ask one backend after the other, until one has answered."""
         router, request = self.router, served.request
-        path = request.path if request.method == b"POST" and request.fields.readable else b""
-        tenant = self._tenant(request)
-        prompt = router.read(path, request.body, tenant)
+        prompt = self._read(served)
+        if prompt.kept and router.owners.collecting and router.owners.find(prompt.kept, time.monotonic()) is None:
+            yield partial(self._await_owner, prompt.kept)
         found = router.find(prompt, time.monotonic())
         if router.too_little(prompt, found):
             yield partial(self.tokenizer.tokenize_first, prompt, self.limits.tokenize_deadline_s)
@@ -178,6 +188,26 @@ class Pipeline:
             served.attempt = attempt
             served.tries += 1
             elsewhere = yield from self._attempt(served, attempt, budget)
+
+    def _read(self, served: ServedRequest) -> Prompt:
+        """The prompt of the request, and whether its answer may be kept by an engine."""
+        router, request = self.router, served.request
+        path = request.path if request.method == b"POST" and request.fields.readable else b""
+        tenant = self._tenant(request)
+        prompt = router.read(path, request.body, tenant, request.fields.session)
+        named = STORED_PATH.fullmatch(request.path)
+        if named is not None:
+            owner = self.tenants.of(request.headers) if self.tenants is not None else b""
+            prompt.kept = router.owners.response_key(named[1].decode("latin-1"), owner)
+        elif path == RESPONSES_PATH and prompt.stores:
+            served.naming, served.tenant = ResponseName(), tenant
+        return prompt
+
+    async def _await_owner(self, digest: int) -> None:
+        """A peer may have learned of a response just now: what is on its way is here in a moment."""
+        with trio.move_on_after(OWNER_WAIT_S):
+            while self.router.owners.find(digest, time.monotonic()) is None:  # noqa: ASYNC110  # the core has no events
+                await trio.sleep(OWNER_PAUSE_S)
 
     def _tenant(self, request: HttpRequest) -> bytes:
         """Whose prompt it is; empty for what is none, or where nobody is told apart."""
@@ -217,6 +247,8 @@ class Pipeline:
                 raise
             elsewhere = self._elsewhere(served, attempt, outcome, budget)
             if elsewhere is None:
+                if attempt.prompt.kept and outcome is Outcome.CONNECT_ERROR:
+                    raise ResponseLost("the engine that keeps this response is not there") from error
                 raise
             return elsewhere
         finally:
@@ -374,6 +406,8 @@ class Pipeline:
                 self.router.first_token(attempt, now)
             if served.sent_bytes <= CAPTURE_BYTES_MAX:
                 captured += data
+        if served.naming is not None and data and 200 <= attempt.status < 300 and (name := served.naming.feed(data)):
+            self.router.stored(attempt, name, served.tenant, now)
         served.sent_bytes = attempt.sent_bytes = served.sent_bytes + len(data)
 
     def _learn(self, attempt: Attempt, captured: bytearray, *, chunked: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ranvier_py.core.answers.answer_stream import ResponseName
 from ranvier_py.core.errors import RanvierError, words_of
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.summary import RequestSummary
@@ -32,6 +33,8 @@ class ServedRequest:
     error: str = ""  # of the last attempt that failed
     cached: bytes = b""  # what the response cache made of it: HIT, MISS or BYPASS; empty without one
     shared: SharedAnswer | None = None  # others may get its answer, too
+    naming: ResponseName | None = None  # an engine may keep its answer, by the id that is in there
+    tenant: bytes = b""
 
     def failed(self, error: RanvierError) -> None:
         """An attempt did. Its words, with the cause that no client is to know."""

@@ -226,6 +226,29 @@ def as_turn(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return message if message.get("content") or message.get("tool_calls") else None
 
 
+RESPONSE_NAME = re.compile(rb'(?:"response"\s*:\s*|\A)\{[^{}\[\]]*?"id"\s*:\s*"([!#-\[\]-~]{1,200})"')
+NAME_BYTES_MAX = 16 * 1024  # an engine names its response in the first event, before what was asked
+
+
+class ResponseName:
+    """Looks for the id of a response in what comes of it first."""
+
+    __slots__ = ("_data", "_over")
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._over = False
+
+    def feed(self, data: bytes) -> str:
+        """The id, once, as soon as it is here; empty before that and after."""
+        if self._over:
+            return ""
+        self._data += data[: NAME_BYTES_MAX - len(self._data)]
+        found = RESPONSE_NAME.search(self._data[max(self._data.find(b"{"), 0) :])
+        self._over = found is not None or len(self._data) >= NAME_BYTES_MAX
+        return found[1].decode() if found is not None else ""
+
+
 # --- counts -----------------------------------------------------------------------------------------------------------
 
 

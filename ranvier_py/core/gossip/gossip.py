@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from struct import Struct
 
@@ -63,6 +64,9 @@ STATE_MAGIC = b"RGS2"
 STRANGERS_MAX = 8
 """Of MESH_MEMBERS_MAX addresses or more that are named at one time so many are greeted: one that answers is enough, and
 DNS names them all, again and again."""
+
+RENEWERS = 2
+RENEW_AFTER_S = 2.0  # a newcomer copies a table first, and takes for known what was sent meanwhile
 
 TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
 SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)  # of a packet in our form: another key, or another cluster's label
@@ -158,7 +162,7 @@ class RouterPeer:
             settings.admin_key, outbox, rng, now, wall_ms=settings.wall_ms, floors=floors
         )
         self.backends = RegistrySync(router.registry, self.facts, settings.fingerprint_key)
-        self.route_sync = RouteSync(router.routes, self.backends)
+        self.route_sync = RouteSync(router.routes, self.backends, router.owners)
         self.streams = SharedStreams(session, self.backends, router.hasher, outbox, rng, now)
         self.sealer = Sealer(session, ring, settings.label, subkeys)
         self.counters = GossipCounters(self.sealer.refused, self.sealer.sealed, self.sealer.opened)
@@ -188,8 +192,10 @@ class RouterPeer:
         self._tried: BoundedDict[Address, bool] = BoundedDict(TRIED_MAX)
         self._changes: list[MemberChange] = []
         self._now = self._flushed_at = self._flush_at = now
+        self._renew_at = inf
         self.route_sync.copy.asked = self._send_everything
         router.routes.outgoing.collect(self._hurry)
+        router.owners.collect(self._hurry)
         router.registry.busied = self._hurry
         self.members.remember(remembered, now)
         self._settle(now)
@@ -245,6 +251,8 @@ class RouterPeer:
 
     def flush(self, now: float) -> None:
         """Hand down what the router learned and saw since the last time."""
+        if now >= self._renew_at:
+            self._renew_owners()
         busy = self.backends.look(now)
         self._flushed_at = now
         self._flush_at = now + (FLUSH_INTERVAL_S if busy else IDLE_INTERVAL_S)
@@ -404,11 +412,20 @@ class RouterPeer:
             members.gone.clear()
         if members.changes:
             self._changes += members.changes
+            if any(change.what in ("joined", "returned") for change in members.changes):
+                self._renew_at = now + RENEW_AFTER_S
             members.changes.clear()
             self.live_members.changed(now)
         self.sessions.me = members.me
         if self._sends:
             self._seal(now)
+
+    def _renew_owners(self) -> None:
+        """Who came knows nothing of what engines keep. The first two of us send it: one may have come itself."""
+        self._renew_at = inf
+        mine = self.me.session
+        if sum(member.record.session < mine for member in self.members.alive()) < RENEWERS:
+            self.router.owners.renew()
 
     def _seal(self, now: float) -> None:
         """Messages -> effects. One message to many is written once."""

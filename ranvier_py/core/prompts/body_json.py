@@ -136,6 +136,16 @@ def members_at(body: bytes, name: bytes) -> Iterator[tuple[int, Mapping[str, Any
             yield place, before
 
 
+def text_at_ends(body: bytes, name: str) -> str:
+    """The text of this member of a body that is not parsed as a whole; empty where none is near its ends."""
+    spelled = re.compile(rb'"%b"[ \t\r\n]*:[ \t\r\n]*"([!#-\[\]-~]{1,%d})"' % (name.encode(), NAME_CHARACTERS_MAX))
+    for place, _ in members_at(body, b'"%b"' % name.encode()):
+        found = spelled.match(body, place)
+        if found is not None:
+            return found[1].decode()
+    return ""
+
+
 def members_at_ends(body: bytes) -> dict[str, Any]:
     """Model and `stream` of a body that is not parsed as a whole, as far as they are near its ends."""
     for place, members in members_at(body, b'"model"'):

@@ -76,6 +76,14 @@ def prefix_len(fields: Mapping[str, Any]) -> int:
     return length if type(length) is int and 0 < length <= PREFIX_TOKENS_MAX else 0
 
 
+def session_name(fields: Mapping[str, Any]) -> str:
+    """What a body calls its session: `prompt_cache_key` as OpenAI's clients have it, or vLLM's `session_params`."""
+    name = fields.get("prompt_cache_key")
+    if name is None and type(options := fields.get("session_params")) is dict:
+        name = options.get("session_id")
+    return name if type(name) is str and len(name) <= NAME_CHARACTERS_MAX else ""
+
+
 def is_short(value: object) -> bool:
     """Whether a member of a body is kept as it is: short text, and what is a digest already."""
     return type(value) is bytes or (type(value) is str and len(value) <= NAME_CHARACTERS_MAX)

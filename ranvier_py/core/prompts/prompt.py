@@ -20,7 +20,14 @@ from typing import Any, NamedTuple
 
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.core.prompts.body_json import UNCOUNTED_BYTES_MAX, load_object
+from ranvier_py.core.prompts.body_members import ABSENT, first_prompt
+from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import Segment, TokenState
+from ranvier_py.core.prompts.namespaces import opening_key
+from ranvier_py.core.prompts.request_apis import APIS, Api
+
+OPENING_BYTES_MAX = 2 * UNCOUNTED_BYTES_MAX  # on the event loop, and beside the first parse
 
 PrefixKey = tuple[int, int, int]
 """(tokens, token fingerprint, text fingerprint); 0 = not known. What the route table is keyed by."""
@@ -123,6 +130,84 @@ class KnownPrefix(NamedTuple):
     namespace: Fingerprint
     fields: Mapping[str, Any]
     alone: bool
+
+
+class Note(NamedTuple):
+    """What is to be remembered of a body, once it has been sent on.
+
+    `api` is how the body is read, an item of its history a message there. `cut` is an item's end that is known already,
+    or 0; `cuts` where items behind it seem to end, but for the last one, descending; `ends` what the items behind `cut`
+    stand for, as far as CUTS_MAX of them, the last one first; `known` what the whole history stands for; `after` the
+    names of the members that follow it in the body; `tenant` whose it is.
+    """
+
+    api: Api
+    cut: int
+    cuts: Sequence[int]
+    ends: Sequence[Boundary]
+    known: KnownPrefix
+    after: Sequence[str]
+    tenant: bytes
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What routing needs to know of one request.
+
+    `kind` is "chat", "completion" or "opaque"; an opaque prompt has a chain of no boundaries, and a reason why it is
+    `unread` where it should have one. `api` is how a chat came and how it is answered (`request_apis`), else the same.
+    `tail` are the messages after `base`, the deepest boundary that was known when
+    the body was read; none where they would be too many objects to keep. `note` is what `remember` needs.
+    `stream_options` is one of ABSENT, OWN and OPEN; `prefix_len` what a request names so, 0 for nothing. `salt` is the
+    `cache_salt` that engines are to get instead of its own; empty where that stands. `previous` is the stored response
+    that it goes on from, `stores` whether its own may be stored, `session_name` what its body calls its session. `kept`
+    and `session` are those as `routing.owners` has them, or 0.
+    """
+
+    kind: str
+    model: str
+    stream: bool
+    end: Boundary
+    base: Boundary
+    tail: Sequence[Message]
+    body: bytes
+    unread: str = ""
+    stream_options: str = ABSENT
+    prefix_len: int = 0
+    salt: str = ""
+    note: Note | None = None
+    api: str = ""
+    previous: str = ""
+    kept: int = 0
+    stores: bool = True
+    session_name: str = ""
+    session: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Length in tokens, exact or estimated."""
+        return self.end.tokens
+
+    def detach(self) -> None:
+        """Give it a chain of its own: what is found out about it is found out for it alone."""
+        chain = detached(self.end)
+        self.end, self.base, self.note = chain[-1], chain[self.base.messages], None
+
+    def opening(self, bytes_max: int) -> bytes:
+        """What names so much of the conversation's opening (`placement.chwbl`); empty where there is none.
+
+        Parses the body again, if it is not large: what has so much behind its opening is found by its routes.
+        """
+        if self.kind != "chat" or len(self.body) > OPENING_BYTES_MAX:
+            return b""
+        body = load_object(self.body)
+        api = APIS[self.api]
+        return opening_key(self.model, api.items(body), body.get(api.lead or "system"), bytes_max)
+
+    @property
+    def text(self) -> str:
+        """The text of a completion. Parses the body again."""
+        return str(first_prompt(load_object(self.body)))
 
 
 @dataclass(slots=True)

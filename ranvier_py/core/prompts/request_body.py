@@ -20,16 +20,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 import xxhash
 
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.prompts.body_json import UNCOUNTED_BYTES_MAX, excess, load_object, members_at_ends, object_of
+from ranvier_py.core.prompts.body_json import (
+    UNCOUNTED_BYTES_MAX,
+    excess,
+    load_object,
+    members_at_ends,
+    object_of,
+    text_at_ends,
+)
 from ranvier_py.core.prompts.body_members import (
-    ABSENT,
     MESSAGES_MAX,
     are_few,
     are_objects,
@@ -38,15 +43,18 @@ from ranvier_py.core.prompts.body_members import (
     is_short,
     misfit,
     prefix_len,
+    session_name,
     stream_options,
     token_ids,
 )
 from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, canonical_message
 from ranvier_py.core.prompts.message_ends import CUTS_MAX, is_cut, last_end, load_rest, message_cuts, unmarked
-from ranvier_py.core.prompts.namespaces import TokenNamespaces, opening_key
-from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, PromptMemory, detached
-from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, RESPONSES, Api, pieces_of
+from ranvier_py.core.prompts.namespaces import TokenNamespaces
+from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, Note, Prompt, PromptMemory
+from ranvier_py.core.prompts.request_apis import CHAT, LEAD, RESPONSES, Api, pieces_of
+
+__all__ = ["Prompt", "PromptReader"]
 
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
 STORED_FIELDS = ("previous_response_id", "conversation")
@@ -68,81 +76,8 @@ KNOWN_BYTES_MAX = 16 * 1024 * 1024
 TAIL_BYTES_MAX = 8 * 1024
 """A longer tail is not kept as objects, which may take 27 times its size; who needs them parses the body again."""
 
-OPENING_BYTES_MAX = 2 * UNCOUNTED_BYTES_MAX  # on the event loop, and beside the first parse
-
 MESSAGE_OVERHEAD_TOKENS = 5  # markers and role of one message in ChatML and Llama 3, for estimates alone
 NAMESPACES_MAX = 1024  # cached fingerprints of namespaces that are a model's name alone
-
-
-class Note(NamedTuple):
-    """What is to be remembered of a body, once it has been sent on.
-
-    `api` is how the body is read, an item of its history a message there. `cut` is an item's end that is known already,
-    or 0; `cuts` where items behind it seem to end, but for the last one, descending; `ends` what the items behind `cut`
-    stand for, as far as CUTS_MAX of them, the last one first; `known` what the whole history stands for; `after` the
-    names of the members that follow it in the body; `tenant` whose it is.
-    """
-
-    api: Api
-    cut: int
-    cuts: Sequence[int]
-    ends: Sequence[Boundary]
-    known: KnownPrefix
-    after: Sequence[str]
-    tenant: bytes
-
-
-@dataclass(slots=True)
-class Prompt:
-    """What routing needs to know of one request.
-
-    `kind` is "chat", "completion" or "opaque"; an opaque prompt has a chain of no boundaries, and a reason why it is
-    `unread` where it should have one. `api` is how a chat came and how it is answered (`request_apis`), else the same.
-    `tail` are the messages after `base`, the deepest boundary that was known when
-    the body was read; none where they would be too many objects to keep. `note` is what `remember` needs.
-    `stream_options` is one of ABSENT, OWN and OPEN; `prefix_len` what a request names so, 0 for nothing. `salt` is the
-    `cache_salt` that engines are to get instead of its own; empty where that stands.
-    """
-
-    kind: str
-    model: str
-    stream: bool
-    end: Boundary
-    base: Boundary
-    tail: Sequence[Message]
-    body: bytes
-    unread: str = ""
-    stream_options: str = ABSENT
-    prefix_len: int = 0
-    salt: str = ""
-    note: Note | None = None
-    api: str = ""
-
-    @property
-    def tokens(self) -> int:
-        """Length in tokens, exact or estimated."""
-        return self.end.tokens
-
-    def detach(self) -> None:
-        """Give it a chain of its own: what is found out about it is found out for it alone."""
-        chain = detached(self.end)
-        self.end, self.base, self.note = chain[-1], chain[self.base.messages], None
-
-    def opening(self, bytes_max: int) -> bytes:
-        """What names so much of the conversation's opening (`placement.chwbl`); empty where there is none.
-
-        Parses the body again, if it is not large: what has so much behind its opening is found by its routes.
-        """
-        if self.kind != "chat" or len(self.body) > OPENING_BYTES_MAX:
-            return b""
-        body = load_object(self.body)
-        api = APIS[self.api]
-        return opening_key(self.model, api.items(body), body.get(api.lead or "system"), bytes_max)
-
-    @property
-    def text(self) -> str:
-        """The text of a completion. Parses the body again."""
-        return str(first_prompt(load_object(self.body)))
 
 
 class PromptReader:
@@ -169,6 +104,7 @@ class PromptReader:
         self._identity = identity
         self._bytes_per_token = bytes_per_token
         self._seed = digest_seed
+        self.digest = texts.digest
         self._namespaces: dict[str, Fingerprint] = {}
         self._token_namespaces = TokenNamespaces(texts, identity)
         self.namespace_of = self._token_namespaces.of  # of tokens, whatever tools and templates a prompt has
@@ -190,7 +126,9 @@ class PromptReader:
             return prompt
         reason = excess(body)
         if reason:
-            return self._unparsed(body, tenant, reason)
+            prompt = self._unparsed(body, tenant, reason)
+            prompt.previous = text_at_ends(body, STORED_FIELDS[0]) if api is RESPONSES else ""
+            return prompt
         fields = load_object(body)
         items = api.items(fields)
         reason = misfit(fields, items, len(body))
@@ -199,7 +137,10 @@ class PromptReader:
         if not reason and api is RESPONSES and any(fields.get(name) for name in STORED_FIELDS):
             reason = "stored"
         if reason:
-            return self._opaque(fields, body, tenant, reason)
+            prompt = self._opaque(fields, body, tenant, reason)
+            if api is RESPONSES and type(previous := fields.get(STORED_FIELDS[0])) is str:
+                prompt.previous = previous
+            return prompt
         self.memory.counters.missed += 1
         try:
             return self._first_contact(body, fields, items, tenant, api)
@@ -340,6 +281,10 @@ class PromptReader:
             kept["stream_options"] = stream_options(fields)
         if "prefix_len" in fields:
             kept["prefix_len"] = prefix_len(fields)
+        if "store" in fields:
+            kept["store"] = fields["store"] is not False
+        if name := session_name(fields):
+            kept["prompt_cache_key"] = name
         return kept
 
     def _extend(
@@ -475,6 +420,9 @@ class PromptReader:
             prompt.stream_options = stream_options(fields)
         if "prefix_len" in fields:
             prompt.prefix_len = prefix_len(fields)
+        if "store" in fields:
+            prompt.stores = fields["store"] is not False
+        prompt.session_name = session_name(fields)
         if tenant:
             prompt.salt = self._salt(fields, tenant)
         return prompt

@@ -23,27 +23,43 @@ from random import Random
 from typing import Any
 
 from ranvier_py.core.answers.answer_stream import Answer
+from ranvier_py.core.errors import ResponseLost
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import increment
+from ranvier_py.core.prompts.cache_control import MESSAGES_PATH
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_apis import CHAT, MESSAGES, RESPONSES
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.attempt import Attempt, Observer, PoolMatch, RouterCounters
-from ranvier_py.core.routing.backends import Backend, Outcome, Pool, Registry, Transition
+from ranvier_py.core.routing.backends import Backend, Health, Outcome, Pool, Registry, Transition
+from ranvier_py.core.routing.owners import Owners
 from ranvier_py.core.routing.placement import SEVERAL_HOLDERS, Choice, Decision, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
+from ranvier_py.core.routing.retries import RESPONSES_PATH
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation
 
-__all__ = ["CHAT_PATH", "COMPLETION_PATH", "Attempt", "Observer", "PoolMatch", "Router", "RouterCounters"]
+__all__ = [
+    "CHAT_PATH",
+    "COMPLETION_PATH",
+    "MESSAGES_PATH",
+    "Attempt",
+    "Observer",
+    "PoolMatch",
+    "Router",
+    "RouterCounters",
+]
 
 CHAT_PATH = b"/v1/chat/completions"
 COMPLETION_PATH = b"/v1/completions"
-CHAT_PATHS = {CHAT_PATH: CHAT, b"/v1/messages": MESSAGES, b"/v1/responses": RESPONSES}
+CHAT_PATHS = {CHAT_PATH: CHAT, MESSAGES_PATH: MESSAGES, RESPONSES_PATH: RESPONSES}
 
 new = tuple.__new__
 """Makes a NamedTuple in half the time that its name takes; for those that every request needs."""
+
+SESSION_LOAD_FACTOR, SESSION_LOAD_FREE = 2, 2
+"""A session is followed to a backend with so much more in flight than the least loaded one, as prefixes are."""
 
 ENOUGH_SHARE = 0.5
 """A text match below this share of the prompt is too little to place on: tokens may match deeper, in mid-message."""
@@ -74,6 +90,7 @@ class Router:
         self.reader = reader
         self.hasher = hasher
         self.routes = routes
+        self.owners = Owners(reader.digest)
         self.speculation = speculation
         self.registry = registry
         self.policy = policy
@@ -85,10 +102,11 @@ class Router:
 
     # --- read -------------------------------------------------------------------------------------------------------
 
-    def read(self, path: bytes, body: bytes, tenant: bytes = b"", *, dry: bool = False) -> Prompt:
+    def read(self, path: bytes, body: bytes, tenant: bytes = b"", session: bytes = b"", *, dry: bool = False) -> Prompt:
         """The prompt of a request. Raises BadRequest when the body is not JSON.
 
-        `tenant`: whose it is (`prompts.tenants`); empty where nobody is told apart.
+        `tenant`: whose it is (`prompts.tenants`); empty where nobody is told apart. `session`: what its fields call
+        the session that it belongs to.
         `dry`: for `explain`. Nothing of it is remembered, and what is found out about it is found out for it alone.
         """
         reader = self.reader.forgetful(self.hasher) if dry else self.reader
@@ -99,6 +117,11 @@ class Router:
             prompt = reader.completion(body, tenant)
         else:
             prompt = reader.other(body, tenant)
+        if prompt.previous:
+            prompt.kept = self.owners.response_key(prompt.previous, tenant)
+        if session or prompt.session_name:
+            name = session or prompt.session_name.encode("utf-8", "surrogatepass")
+            prompt.session = self.owners.session_key(name, tenant)
         if dry:
             prompt.detach()
         elif prompt.unread:
@@ -112,14 +135,30 @@ class Router:
 
         `touch` False: a dry run, which changes nothing; nobody was tried then.
 
-        Raises NotFound for a model nobody serves and NoBackend when nobody who does can be asked now.
+        Raises NotFound for a model nobody serves and NoBackend when nobody who does can be asked now, ResponseLost for
+        a stored response whose engine is not there any more.
         """
+        if prompt.kept:
+            return self._found_keeper(prompt, now, tried)
         pool = self.registry.pool(prompt.model, now, tried) if touch else self.registry.pool_then(prompt.model, now)
         if not pool.ids:
             raise pool.error(prompt.model)
         unheld: list[PrefixKey] = []
         learned, holders = self._holders(prompt, pool, now, self.policy.depths_wanted, unheld, touch=touch)
         return new(PoolMatch, (pool, holders, source_of(prompt, holders), learned, unheld, now))
+
+    def _found_keeper(self, prompt: Prompt, now: float, tried: Collection[BackendId]) -> PoolMatch:
+        """The engine that keeps the response which the prompt names: no other may be asked."""
+        owner = self.owners.find(prompt.kept, now)
+        backend = self.registry.current(owner.backend) if owner is not None else None
+        gone = backend is None or owner is None or backend.generation != owner.generation
+        if backend is None or gone or backend.health is Health.UNHEALTHY or backend.id in tried:
+            self.owners.counters.lost += 1
+            raise ResponseLost("no engine keeps this response: it was never stored, or its engine has ended since")
+        return new(
+            PoolMatch,
+            (Pool([backend], len(self.registry.slots), last_resort=False, unknown=False), (), "none", 0, [], now),
+        )
 
     def too_little(self, prompt: Prompt, found: PoolMatch) -> bool:
         """Whether the text chain found so little that tokenizing before placement may pay."""
@@ -132,9 +171,22 @@ class Router:
 
     def place(self, prompt: Prompt, found: PoolMatch) -> Decision:
         """The policy's choice among what was found."""
-        match = self._match(prompt, found)
-        choice = self.policy.choose(match, found.pool.backends, self._rng)
+        choice = self._hinted(prompt, found) if prompt.session and not found.holders else None
+        if choice is None:
+            match = self._match(prompt, found)
+            choice = self.policy.choose(match, found.pool.backends, self._rng)
         return self._decision(prompt, found, choice)
+
+    def _hinted(self, prompt: Prompt, found: PoolMatch) -> Choice | None:
+        """Where the rest of its session is, unless others there have much less to do."""
+        owner, backends = self.owners.find(prompt.session, found.at), found.pool.backends
+        backend = next((each for each in backends if owner is not None and each.id == owner.backend), None)
+        if owner is None or backend is None or backend.generation != owner.generation:
+            return None
+        if backend.load > SESSION_LOAD_FACTOR * min(each.load for each in backends) + SESSION_LOAD_FREE:
+            return None
+        self.owners.counters.hinted += 1
+        return Choice(backend.id, "session", 0)
 
     def _match(self, prompt: Prompt, found: PoolMatch) -> Match:
         """What the policy reads."""
@@ -190,7 +242,7 @@ class Router:
         decided = (
             backend,
             self.registry[backend].name,
-            "last_resort" if pool.last_resort else reason,
+            "last_resort" if pool.last_resort else "owner" if prompt.kept else reason,
             self.policy.name,
             tokens,
             prompt.tokens,
@@ -301,6 +353,12 @@ class Router:
             attempt.backend, outcome, now, attempt.computed_tokens, prefilled=prefilled, judged=attempt.judged
         )
 
+    def stored(self, attempt: Attempt, name: str, tenant: bytes, now: float) -> None:
+        """The engine has given its answer an id, by which it may be named from now on."""
+        target = attempt.target
+        if not target.removed and target.generation == attempt.generation:
+            self.owners.learn(self.owners.response_key(name, tenant), attempt.backend, attempt.generation, now)
+
     # --- learning off the path --------------------------------------------------------------------------------------
 
     def absorb(self, prompt: Prompt, ancestor: Boundary, segments: Sequence[Segment | None]) -> None:
@@ -391,6 +449,9 @@ class Router:
         self.speculation.remove(claimed, attempt.backend)
 
     def _learn(self, attempt: Attempt, end: Boundary, now: float) -> None:
+        session = attempt.prompt.session
+        if session and not attempt.target.removed and attempt.target.generation == attempt.generation:
+            self.owners.learn(session, attempt.backend, attempt.generation, now)
         if attempt.prompt.kind == "opaque":
             return
         self.reader.remember(attempt.prompt)

@@ -12,6 +12,8 @@ dropped; a later one starts in the registry first. A removal withdraws the claim
 unless their evidence is younger: then the engine stored it again, and whoever served that sends it once more. Whoever
 follows a removal does not send it: that is for the reader of the engine's events.
 
+What an engine alone keeps (`routing.owners`) goes the same way, as updates of their own: no row knows of it.
+
 Bound: HELD_MAX rows of each kind wait; of more, the oldest leave at once.
 """
 
@@ -28,18 +30,23 @@ from ranvier_py.core.gossip.replication.route_updates import (
     REMOVED_MAX,
     ROWS_MAX,
     BadRouteUpdate,
+    Owned,
     Removal,
     UpdateColumns,
     UpdateRow,
     decode_columns,
+    decode_owned,
     decode_removal,
+    encode_owned,
     encode_removal,
     encode_rows,
+    is_owned,
     is_removal,
 )
 from ranvier_py.core.gossip.replication.table_copy import TableCopy
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
+from ranvier_py.core.routing.owners import Owners
 from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust, WithdrawnRoute
 from ranvier_py.core.routing.route_table.orphans import Orphans, PeerRows
 
@@ -130,8 +137,9 @@ class HeldRows:
 class RouteSync:
     """See the module. `copy` is the table as peers see it."""
 
-    def __init__(self, table: RouteTable, registry: RegistrySync) -> None:
+    def __init__(self, table: RouteTable, registry: RegistrySync, owners: Owners | None = None) -> None:
         self.counters = RouteSyncCounters()
+        self._owners = owners
         self.copy = TableCopy(table, registry)
         self._table = table
         self._registry = registry
@@ -155,6 +163,7 @@ class RouteSync:
     def updates(self, now: float, *, everything: bool = False) -> Iterator[tuple[bytes, float]]:
         """What may be sent now, each with the time of its evidence; it is used up. `everything`: nothing waits on."""
         yield from self._removals()
+        yield from self._owned()
         fresh = self._fresh(everything=everything)
         for rows in (self._texts.release(now, everything=everything), fresh):
             yield from self._packed(rows)
@@ -235,6 +244,22 @@ class RouteSync:
                 fingerprints = [route.fingerprint for route in sent]
                 yield encode_removal(Removal(name, fingerprints)), min([route.at for route in sent])
 
+    def _owned(self) -> Iterator[tuple[bytes, float]]:
+        """What was learned of who keeps what."""
+        waiting: dict[tuple[BackendId, int], dict[int, float]] = {}
+        for digest, owner in self._owners.outgoing() if self._owners is not None else ():
+            waiting.setdefault((owner.backend, owner.generation), {})[digest] = owner.at
+        for (backend, generation), digests in waiting.items():
+            name = self._registry.name_of(backend, generation)
+            if name is None:
+                self.counters.outdated += len(digests)
+                continue
+            names = list(digests)
+            for start in range(0, len(names), REMOVED_MAX):
+                sent = names[start : start + REMOVED_MAX]
+                self.counters.sent += 1
+                yield encode_owned(Owned(name, sent)), min(map(digests.__getitem__, sent))
+
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def receive(self, updates: Iterable[tuple[float, bytes]], now: float) -> int:
@@ -248,6 +273,9 @@ class RouteSync:
         for age_s, data in updates:
             self.counters.received += 1
             try:
+                if is_owned(data):
+                    brought += self._take_owned(decode_owned(data), now - age_s, now)
+                    continue
                 removal = decode_removal(data) if is_removal(data) else None
                 piece = self._piece(decode_columns(data), now - age_s, now) if removal is None else None
             except BadRouteUpdate:
@@ -289,6 +317,14 @@ class RouteSync:
             for top, path in piece.paths():
                 backend, parent = piece.backend[top], piece.parent[top]
                 self.counters.rows += self._orphans.learn(path, parent, backend, generations[backend], piece.at)
+
+    def _take_owned(self, owned: Owned, at: float, now: float) -> bool:
+        """Whether any of it is new here."""
+        holder = self._registry.holder(*owned.backend, now)
+        if holder is None or self._owners is None:
+            self.counters.void += 1
+            return False
+        return sum(self._owners.take(digest, *holder, at) for digest in owned.digests) > 0
 
     def _follow(self, removal: Removal, at: float, now: float) -> None:
         holder = self._registry.holder(*removal.backend, now)

@@ -8,7 +8,8 @@ parent. Fingerprints are keyed, so an update shows nobody what a prompt contains
 
 With PARENTS each row names its parent. Without it the update is a path: the first row names its parent, and each other
 one hangs below the row before. A parent of 0 is the top, or not known. A *removal* has no kinds, one backend, and one
-column of u64: fingerprints that this engine does not hold any more, nor what is longer. Numbers are little-endian.
+column of u64: fingerprints that this engine does not hold any more, nor what is longer. What is *owned* has the kinds
+OWNED, one backend, and one column of u64: digests of what that process alone keeps. Numbers are little-endian.
 
 Rules: 1 … ROWS_MAX rows. A row has a depth and one fingerprint or two that differ, and is not its own parent. What
 breaks a rule raises BadRouteUpdate.
@@ -26,6 +27,7 @@ ROWS_MAX = 128
 """Rows of one update: more go as several."""
 
 TOKENS, TEXTS, PARENTS = 1, 2, 4
+OWNED = 8
 HEAD, BACKEND = Struct("<BB"), Struct("<QB")
 FINGERPRINT_BYTES, DEPTH_BYTES = 8, 4
 ROUTE_UPDATE_BYTES_MAX = HEAD.size + ROWS_MAX * (BACKEND.size + DEPTH_BYTES + 3 * FINGERPRINT_BYTES + 1)
@@ -71,6 +73,13 @@ class Removal(NamedTuple):
 
     backend: tuple[int, int]
     fingerprints: Sequence[int]
+
+
+class Owned(NamedTuple):
+    """Responses and sessions that one process keeps (`routing.owners`)."""
+
+    backend: tuple[int, int]
+    digests: Sequence[int]
 
 
 def encode_rows(rows: Sequence[UpdateRow]) -> bytes:
@@ -163,21 +172,44 @@ def is_removal(data: bytes) -> bool:
     return data[:1] == b"\0"
 
 
+def is_owned(data: bytes) -> bool:
+    return data[:1] == bytes((OWNED,))
+
+
 def encode_removal(removal: Removal) -> bytes:
     """Raises BadRouteUpdate for what breaks a rule."""
-    backend, fingerprints = removal
-    if not backend[0] or not 0 < len(fingerprints) <= REMOVED_MAX or not all(fingerprints):
-        raise BadRouteUpdate(f"a removal names a backend and 1 … {REMOVED_MAX} fingerprints, not {len(fingerprints)}")
-    return HEAD.pack(0, 1) + BACKEND.pack(*backend) + pack(f"<{len(fingerprints)}Q", *fingerprints)
+    return encode_names(0, *removal)
+
+
+def encode_owned(owned: Owned) -> bytes:
+    """The same."""
+    return encode_names(OWNED, *owned)
 
 
 def decode_removal(data: bytes) -> Removal:
     """Raises BadRouteUpdate for bytes that `encode_removal` does not make."""
+    return Removal(*decode_names(0, data))
+
+
+def decode_owned(data: bytes) -> Owned:
+    """The same."""
+    return Owned(*decode_names(OWNED, data))
+
+
+def encode_names(kinds: int, backend: tuple[int, int], names: Sequence[int]) -> bytes:
+    """What one process does not hold, or keeps. Raises BadRouteUpdate."""
+    if not backend[0] or not 0 < len(names) <= REMOVED_MAX or not all(names):
+        raise BadRouteUpdate(f"an update of this kind names a backend and 1 … {REMOVED_MAX} numbers, not {len(names)}")
+    return HEAD.pack(kinds, 1) + BACKEND.pack(*backend) + pack(f"<{len(names)}Q", *names)
+
+
+def decode_names(kinds: int, data: bytes) -> tuple[tuple[int, int], Sequence[int]]:
+    """Raises BadRouteUpdate for bytes that `encode_names` does not make."""
     start = HEAD.size + BACKEND.size
     count, left = divmod(len(data) - start, FINGERPRINT_BYTES)
-    if data[: HEAD.size] != HEAD.pack(0, 1) or left or not 0 < count <= REMOVED_MAX:
-        raise BadRouteUpdate(f"{len(data)} bytes are no removal")
-    removal = Removal(BACKEND.unpack_from(data, HEAD.size), unpack(f"<{count}Q", data[start:]))
-    if not removal.backend[0] or not all(removal.fingerprints):
-        raise BadRouteUpdate("a removal of nothing")
-    return removal
+    if data[: HEAD.size] != HEAD.pack(kinds, 1) or left or not 0 < count <= REMOVED_MAX:
+        raise BadRouteUpdate(f"{len(data)} bytes are no update of kind {kinds}")
+    backend, names = BACKEND.unpack_from(data, HEAD.size), unpack(f"<{count}Q", data[start:])
+    if not backend[0] or not all(names):
+        raise BadRouteUpdate("an update of nothing")
+    return (backend[0], backend[1]), names

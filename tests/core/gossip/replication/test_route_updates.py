@@ -14,12 +14,16 @@ from ranvier_py.core.gossip.replication.route_updates import (
     ROUTE_UPDATE_BYTES_MAX,
     ROWS_MAX,
     BadRouteUpdate,
+    Owned,
     Removal,
     UpdateRow,
+    decode_owned,
     decode_removal,
     decode_rows,
+    encode_owned,
     encode_removal,
     encode_rows,
+    is_owned,
     is_removal,
     row_count,
 )
@@ -156,3 +160,18 @@ def test_what_breaks_one_rule_is_refused(data: bytes) -> None:
 def test_what_has_no_place_in_a_removal_is_not_written(removal: Removal) -> None:
     with pytest.raises(BadRouteUpdate):
         encode_removal(removal)
+
+
+def test_what_an_engine_keeps_comes_back_from_its_bytes_and_is_taken_for_nothing_else() -> None:
+    owned = Owned((7, 1), (3, 4))
+    data = encode_owned(owned)
+    assert data == pack("<BBQB2Q", 8, 1, 7, 1, 3, 4)
+    assert decode_owned(data) == owned
+    assert row_count(data) == 2
+    assert (is_owned(data), is_removal(data)) == (True, False)
+    for decode in (decode_removal, decode_rows):
+        with pytest.raises(BadRouteUpdate):
+            decode(data)
+    for wrong in (data[:-1], data + b"x", data[:11], encode_removal(Removal(*owned)), b"\x08"):
+        with pytest.raises(BadRouteUpdate):
+            decode_owned(wrong)

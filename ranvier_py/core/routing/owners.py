@@ -1,0 +1,144 @@
+"""Who keeps what: responses that an engine stored, and the sessions of clients.
+
+An engine keeps a response in its own memory, so who names one by its id must go to the process that made it and to no
+other; a session is but a hint for prompts of which no prefix is known. Both are a name in a bounded map: keyed digest
+-> backend and its generation. What is learned here is sent to the peers, what they learn is taken.
+
+Rules: an entry counts for the process it was made of alone. What is learned last holds. No id and no session's name is
+kept or sent, only its digest under the cluster's key, the tenant's included: nobody is led to what another one keeps.
+Bounds: ENTRIES_MAX; the oldest goes, and is counted. RESPONSE_TTL_S, SESSION_TTL_S since an entry was made or renewed;
+QUEUE_MAX that wait to be sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter, gauge
+
+ENTRIES_MAX = 65_536
+"""Of either kind: some 16 MB."""
+
+RESPONSE_TTL_S = 86_400.0  # engines keep them until they end; who goes on after a day gets a 404
+SESSION_TTL_S = 3600.0  # no longer than routes: what an engine held an hour ago it has evicted
+QUEUE_MAX = 16_384
+RENEWED_MAX = 4096  # of either kind, for a newcomer: 64 kB
+
+
+class Owner(NamedTuple):
+    """The process of a backend that keeps something, and when it was learned, in seconds of this node's clock."""
+
+    backend: BackendId
+    generation: int
+    at: float
+
+
+class NewOwner(NamedTuple):
+    """One that peers are to know."""
+
+    digest: int
+    owner: Owner
+
+
+@dataclass(slots=True)
+class OwnerCounters:
+    """What is known of who keeps what."""
+
+    responses: int = gauge("Stored responses whose engine is known.")
+    sessions: int = gauge("Sessions of clients whose engine is known.")
+    learned: int = counter("Responses and sessions learned from answers of this node.")
+    received: int = counter("The same, of peers.")
+    dropped: int = counter("Entries dropped for want of room, here or on their way to peers.")
+    lost: int = counter("Requests for a stored response that no engine keeps any more, or that nobody knows.")
+    hinted: int = counter("Prompts without a known prefix that followed their session.")
+
+
+class Owners:
+    """See the module. Times are seconds of one monotonic clock."""
+
+    def __init__(self, digest: Callable[[bytes], bytes], entries_max: int = ENTRIES_MAX) -> None:
+        """`digest` is keyed, the same on all nodes of a cluster."""
+        self.counters = OwnerCounters()
+        self.collecting = False  # somebody sends what is new to peers
+        self.new: deque[NewOwner] = deque()
+        self._keyed_digest = digest
+        self._responses: BoundedDict[int, Owner] = BoundedDict(entries_max)
+        self._sessions: BoundedDict[int, Owner] = BoundedDict(entries_max)
+        self._came: Callable[[], object] = lambda: None
+
+    def collect(self, came: Callable[[], object]) -> None:
+        """From now on peers are to know. `came` is called when the first entry of a batch comes."""
+        self.collecting, self._came = True, came
+
+    def response_key(self, name: str, tenant: bytes) -> int:
+        """The digest of a response's id: odd, not 0."""
+        return self._digest(b"response", name.encode("utf-8", "surrogatepass"), tenant) | 1
+
+    def session_key(self, name: bytes, tenant: bytes) -> int:
+        """The digest of a session's name: even, and 0 for none."""
+        return self._digest(b"session", name, tenant) & ~1 if name else 0
+
+    def find(self, digest: int, now: float) -> Owner | None:
+        """Who keeps it, as far as is known. That process may be gone."""
+        owner = self._of(digest).get(digest)
+        ttl_s = RESPONSE_TTL_S if digest & 1 else SESSION_TTL_S
+        return owner if owner is not None and now - owner.at < ttl_s else None
+
+    def learn(self, digest: int, backend: BackendId, generation: int, now: float) -> None:
+        """A backend has it, by an answer of ours. A session that stays where it is is sent again now and then."""
+        known = self.find(digest, now)
+        if known is not None and known[:2] == (backend, generation) and now - known.at < SESSION_TTL_S / 4:
+            return
+        owner = Owner(backend, generation, now)
+        self._put(digest, owner)
+        self.counters.learned += 1
+        self._send(NewOwner(digest, owner))
+
+    def renew(self) -> None:
+        """Somebody new is there: send the latest of what is known once more."""
+        for entries in (self._responses, self._sessions):
+            for digest, owner in islice(reversed(entries.items()), RENEWED_MAX):
+                self._send(NewOwner(digest, owner))
+
+    def take(self, digest: int, backend: BackendId, generation: int, at: float) -> bool:
+        """What a peer learned then. Whether it is new here."""
+        known = self._of(digest).get(digest)
+        if known is not None and known.at >= at:
+            return False
+        self.counters.received += 1
+        self._put(digest, Owner(backend, generation, at))
+        return known is None or known[:2] != (backend, generation)
+
+    def outgoing(self) -> Iterator[NewOwner]:
+        """What peers are to know; handed out once."""
+        while self.new:
+            yield self.new.popleft()
+
+    def _send(self, new: NewOwner) -> None:
+        if not self.collecting:
+            return
+        if len(self.new) >= QUEUE_MAX:
+            self.new.popleft()
+            self.counters.dropped += 1
+        self.new.append(new)
+        if len(self.new) == 1:
+            self._came()
+
+    def _of(self, digest: int) -> BoundedDict[int, Owner]:
+        return self._responses if digest & 1 else self._sessions
+
+    def _put(self, digest: int, owner: Owner) -> None:
+        entries, counters = self._of(digest), self.counters
+        before = entries.dropped
+        entries[digest] = owner
+        counters.dropped += entries.dropped - before
+        counters.responses, counters.sessions = len(self._responses), len(self._sessions)
+
+    def _digest(self, what: bytes, name: bytes, tenant: bytes) -> int:
+        return int.from_bytes(self._keyed_digest(b"%b\0%b\0%b" % (what, tenant, name))[:8], "little")
