@@ -9,15 +9,16 @@ its own traces are shown beside ours and can't be verified here.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from benchmarks.harness.bench import command_line, finish, show_row
+from benchmarks.harness.bench import RESULTS, command_line, finish, show, show_row
+from benchmarks.harness.marconi_figures import GB, Requests, figures, requests_of
+from benchmarks.harness.marconi_page import page
 from benchmarks.harness.marconi_reference import (
     BOOTSTRAP,
     CASES,
@@ -34,29 +35,18 @@ from benchmarks.harness.marconi_reference import (
     Case,
     Tuned,
 )
-from benchmarks.workloads.hybrid_traces import DIGESTS, TRACES, Shape, digest, trace
-from ranvier_py.replay.hybrid.alpha_search import ALPHAS, Retuned, TokenRequest, TunedOnce, saved_flops
+from benchmarks.workloads.hybrid_traces import DIGESTS, TRACES, digest, trace
+from ranvier_py.replay.hybrid.alpha_search import ALPHAS, Retuned, TunedOnce, saved_flops
 from ranvier_py.replay.hybrid.block_states import BlockStates
 from ranvier_py.replay.hybrid.checkpoint_profile import CHECKPOINT_PROFILES, EndlessCheckpoints
 from ranvier_py.replay.hybrid.hybrid_model import PAPER_7B, HybridModel
 from ranvier_py.replay.hybrid.state_tree import COMPAT, REPAIRED, Defects, EvictionRule, StateTree
 from ranvier_py.replay.hybrid.trace_caches import TraceRun, TreeOfTrace, run
 
-GB = 10**9
 QUICK = ("sharegpt", "rag")
 RETUNED_EVERY = (100, 200)
 
-Requests = Sequence[TokenRequest]
 Row = Mapping[str, Any]
-
-
-def requests_of(shape: Shape) -> list[TokenRequest]:
-    """A trace as caches take it."""
-    found = []
-    for turn in trace(shape):
-        prompt = np.array(turn.prompt, dtype="<u4").tobytes()
-        found.append(TokenRequest(prompt, prompt + np.array(turn.answer, dtype="<u4").tobytes()))
-    return found
 
 
 def tree_of(
@@ -193,8 +183,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             show_row(row)
             rows.append(row)
     differ = [row for row in rows if not row.get("equal", True)]
-    result = {"checked": sum("equal" in row for row in rows), "differ": differ}
-    return finish("marconi", arguments, result, rows=rows)
+    result: dict[str, Any] = {"checked": sum("equal" in row for row in rows), "differ": differ}
+    if not arguments.quick:
+        result["figures"] = list(figures())
+    code = finish("marconi", arguments, result, rows=rows)
+    if not (arguments.dry or arguments.quick):
+        write_page()
+    return code
+
+
+def write_page() -> None:
+    """The page of the result that was recorded last."""
+    (RESULTS / "marconi.html").write_text(page(json.loads((RESULTS / "marconi.json").read_text())))
+    show(f"wrote {RESULTS / 'marconi.html'}")
 
 
 if __name__ == "__main__":
