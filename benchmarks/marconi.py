@@ -32,8 +32,11 @@ from benchmarks.harness.marconi_reference import (
     RETUNED_HITS,
     SINGLE_REPAIRS,
     SIZE_GB,
+    STATIC_OF_WIDER,
+    WIDER,
     Case,
     Tuned,
+    Wider,
 )
 from benchmarks.workloads.hybrid_traces import DIGESTS, TRACES, digest, trace
 from ranvier_py.replay.hybrid.alpha_search import ALPHAS, Retuned, TunedOnce, saved_flops
@@ -151,6 +154,18 @@ def profile_rows(name: str, requests: Requests) -> Iterator[Row]:
         )
 
 
+def wider_row(case: Wider) -> Row:
+    """Hit rates under other arrivals and sizes."""
+    requests, size = requests_of(case.shape), case.capacity_gb
+    blocks = run(BlockStates(PAPER_7B, size * GB), requests)
+    recent = run(TreeOfTrace(tree_of("lru", size)), requests)
+    tree = tree_of("utility", size)
+    tuned = run(TreeOfTrace(tree, TunedOnce(case.bootstrap)), requests)
+    static = run(TreeOfTrace(tree_of("utility", size, alpha=STATIC_OF_WIDER)), requests)
+    found = [round(each.hit_rate, 4) for each in (blocks, recent, tuned, static)]
+    return row_of(f"wider sweep, {case.shape.title}", case.shape.name, [*case.hits, case.alpha], [*found, tree.alpha])
+
+
 def timed_row(requests: Requests) -> Row:
     """What Marconi takes on the agents' trace, tuning included."""
     began = time.process_time()
@@ -170,6 +185,7 @@ def tables(name: str) -> Iterator[Row]:
         yield curve_row(name, requests)
     yield from retuned_rows(name, requests)
     yield from profile_rows(name, requests)
+    yield from (wider_row(case) for case in WIDER if case.shape.name == name)
     if name == "swebench":
         yield timed_row(requests)
 

@@ -160,6 +160,25 @@ def flash_crowd(result: Result) -> Iterator[Row]:
     )
 
 
+def marconi(result: Result) -> Iterator[Row]:
+    equal = result["checked"] - len(result["differ"])
+    yield Row(
+        "reference integers of Marconi's simulator, hybrid caches and engines' checkpoints",
+        f"{equal} of {result['checked']} found",
+        "all",
+        not result["differ"],
+    )
+    [timed] = [row for row in result["rows"] if row["kind"] == "processor time"]
+    met = timed["s"] < timed["goal_s"]
+    yield Row("Marconi on 1,121 requests of agents, tuning included", f"{timed['s']} s", f"{timed['goal_s']:g} s", met)
+    shares = {(row["trace"], row["kind"].removeprefix("profile ")): row for row in result["rows"] if "credited" in row}
+    yield from rows(
+        [{**shares["rag", kind], "name": kind} for kind in ("sglang_no_buffer", "vllm_align_528", "marconi")],
+        "shared documents: prompt tokens that a router credits which knows of attention alone, and what `{name}` reuses",
+        "{credited:.1%}, {hit_rate:.1%}",
+    )
+
+
 def kind_of(row: Result) -> str:
     if row["nodes"] == 1:
         return "1 node"
@@ -306,7 +325,7 @@ READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
     {
         reader.__name__: reader
         for reader in (
-            *(hit_rate, policies, shapes, engine_caches, stale, nodes, flash_crowd, replay_speed),
+            *(hit_rate, policies, shapes, engine_caches, stale, nodes, flash_crowd, marconi, replay_speed),
             *(data_plane, response_cache, decision, tokenize, residency, gossip_cost),
             *(convergence, convergence_processes, nodes_processes),
         )

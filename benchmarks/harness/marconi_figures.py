@@ -49,6 +49,7 @@ known_requests = cache(requests_of)
 
 
 def ran(kind: str, name: str, gigabytes: float, requests: Requests, model: HybridModel = PAPER_7B) -> TraceRun:
+    """One run of a kind of cache."""
     capacity = int(gigabytes * GB)
     if kind == VLLM:
         return run(BlockStates(model, capacity, FINE_BLOCK), requests)

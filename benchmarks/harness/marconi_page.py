@@ -76,13 +76,16 @@ def legend() -> str:
 def shown(each: Mapping[str, Any]) -> str:
     """Ours, and beside it what the paper states."""
     title, published = f"Figure {each['number']}: {each['title']}", each["published"]
-    parts = [figure(f"{title} (ours)", key(each["ours"]) + drawn(title, each["ours"]))]
-    if isinstance(published, str):
-        parts.append(figure(f"The paper's ({UNVERIFIED})", f"<p>{escape(published)}</p>"))
-    elif published is not None:
-        parts.append(figure(f"The paper's ({UNVERIFIED})", key(published) + drawn(f"{title}, published", published)))
     note = f"<p>{escape(each['note'])}</p>" if "note" in each else ""
-    return f'<div class="figures">{"".join(parts)}</div>{note}'
+    parts = [figure(f"{title} (ours)", key(each["ours"]) + drawn(title, each["ours"]))]
+    if published is None:
+        parts.append(figure("The paper's is of the same formulas, which are verified", note))
+    elif isinstance(published, str):
+        parts.append(figure(f"The paper's ({UNVERIFIED})", f"<p>{escape(published)}</p>{note}"))
+    else:
+        chart = key(published) + drawn(f"{title}, published", published)
+        parts.append(figure(f"The paper's ({UNVERIFIED})", chart + note))
+    return f'<div class="figures">{"".join(parts)}</div>'
 
 
 def key(chart: Mapping[str, Any]) -> str:

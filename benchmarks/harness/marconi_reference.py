@@ -9,6 +9,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
+from benchmarks.workloads.hybrid_traces import Shape
+
 BOOTSTRAP = MappingProxyType({"lmsys": 15, "sharegpt": 5, "swebench": 5, "rag": 5})
 """The paper's window for tuning alpha, in lookups until the first eviction."""
 
@@ -38,7 +40,7 @@ CASES = (
     Case("sharegpt", 1, 20_969, 143_081, Tuned(152_290, 2.0, 124)),
     Case("swebench", 10, 1_010_661, 2_107_206, Tuned(2_287_417, 1.9, 599)),
     Case("rag", 2, 104_608, 330_165, Tuned(386_390, 1.2, 79)),
-    Case("lmsys", 4, None, 1_773_083, Tuned(1_723_502)),
+    Case("lmsys", 4, None, 1_773_083, Tuned(1_723_502, 0.0, 1_094)),  # the request is what was found here
     Case("lmsys", 8, None, 3_031_479, Tuned(3_068_792)),
     Case("sharegpt", 2, None, 382_883, Tuned(325_128, 1.5, 249)),
     Case("sharegpt", 4, None, 716_330, Tuned(772_799, 0.2, 509)),
@@ -202,3 +204,22 @@ CREDITED = MappingProxyType(
     {"lmsys": (4_643_072, 1_365), "sharegpt": (1_384_080, 1_076), "swebench": (4_089_488, 1_120), "rag": (927_648, 576)}
 )
 """What a router credits that knows of attention alone, and requests with at least 256 tokens computed before."""
+
+
+class Wider(NamedTuple):
+    """Hit rates, rounded, of vLLM+, SGLang+, Marconi, and with the best static alpha, which is 0.1 in both."""
+
+    shape: Shape
+    capacity_gb: int
+    bootstrap: int
+    hits: tuple[float, float, float, float]
+    alpha: float
+
+
+WIDER = (
+    Wider(Shape("lmsys", 0.5, 100), 5, 5, (0.0651, 0.4751, 0.4705, 0.4773), 0.1),
+    Wider(Shape("swebench", 0.25, 100, 5), 5, 5, (0.1122, 0.1369, 0.1367, 0.1373), 0.0),
+)
+"""Of a wider sweep, whose window is five times the first eviction for all sets."""
+
+STATIC_OF_WIDER = 0.1

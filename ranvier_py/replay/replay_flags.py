@@ -71,7 +71,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     moment = "a new process of engine ENGINE (0 is the first), S seconds after the first request"
     add("--restart", action="append", default=[], metavar="ENGINE@S", help=moment)
     add = parser.add_argument_group("the trace").add_argument
-    add("--format", metavar="F", help="mooncake, chats, token_ids or recording")
+    add("--format", metavar="F", help="mooncake, chats, token_ids, recording or sessions")
     add("--limit", metavar="N", help="only the first N requests")
     add("--block-tokens", metavar="N", help="tokens behind one hash, or of an engine's block (512, 16)")
     add("--tokenizer", metavar="DIR", help="for chats: a directory with tokenizer and chat template")

@@ -56,13 +56,19 @@ def load(path: Path, options: TraceOptions) -> Trace:
     if step_s is None:
         step_s = STAMP_STEP_S if repeated(stamps) else 0.0
     times = spread(stamps, step_s, options.seed)
-    order = sorted(range(len(records)), key=times.__getitem__)[: options.limit or None]
-    size = options.block_tokens
+    requests = requests_of(records, times, options.block_tokens, options.limit)
+    return Trace(name_of(path), requests, options.block_tokens, timed=True)
+
+
+def requests_of(
+    records: Sequence[MooncakeRecord], times: Sequence[float], size: int, limit: int = 0
+) -> list[TraceRequest]:
+    """The first `limit` of them in order of time, all for 0."""
+    order = sorted(range(len(records)), key=times.__getitem__)[: limit or None]
     ends = partings(records[number].path for number in order)
     ends.update(records[number].path[whole - 1] for number in order if (whole := records[number].prompt_tokens // size))
     depths: dict[int, Depth] = {}  # a name has one depth: shared by all requests
-    requests = [request_of(number, times[number], records[number], size, ends, depths) for number in order]
-    return Trace(name_of(path), requests, size, timed=True)
+    return [request_of(number, times[number], records[number], size, ends, depths) for number in order]
 
 
 def read_record(line: TraceLine, options: TraceOptions) -> MooncakeRecord:

@@ -5,6 +5,7 @@
 | an object with `hash_ids` | mooncake: prompts as block hashes |
 | an object with `messages`, or with `transcript` and `queries` | chats: text, rendered and tokenized |
 | an object with `prompt_token_ids` or `input_tok_ids` | token_ids |
+| an object with `block_size` and `requests` | sessions: of coding agents, prompts as ranges of block hashes |
 | an object with `ranvier_recording` | recording: what `ranvier serve --record` wrote |
 | `TIMESTAMP,ContextTokens,GeneratedTokens` | no trace: arrivals for another one (option `arrivals`) |
 
@@ -24,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ranvier_py.core.routing.request_record import MARK
-from ranvier_py.replay.traces import chats, mooncake, node_record, token_ids
+from ranvier_py.replay.traces import chats, coding_sessions, mooncake, node_record, token_ids
 from ranvier_py.replay.traces.lines import first_line, from_start, json_line, raw_lines, shown
 from ranvier_py.replay.traces.trace import Format, Trace, TraceError, TraceOptions
 
@@ -33,6 +34,7 @@ LOADERS: dict[str, Callable[[Path, TraceOptions], Trace]] = {
     "chats": chats.load,
     "token_ids": token_ids.load,
     "recording": node_record.load,
+    "sessions": coding_sessions.load,
 }
 MARKS: tuple[tuple[Format, tuple[str, ...]], ...] = (
     ("mooncake", ("hash_ids",)),
@@ -41,6 +43,7 @@ MARKS: tuple[tuple[Format, tuple[str, ...]], ...] = (
     ("token_ids", ("prompt_token_ids",)),
     ("token_ids", ("input_tok_ids",)),
     ("recording", (MARK,)),
+    ("sessions", ("block_size", "requests")),
 )
 """Members that an object of a format has all of."""
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from ranvier_py.core.ids import Fingerprint
 
-Format = Literal["", "mooncake", "chats", "token_ids", "recording"]
+Format = Literal["", "mooncake", "chats", "token_ids", "recording", "sessions"]
 Lines = Literal["auto", "dialogues", "requests"]
 
 
@@ -80,6 +80,6 @@ class TraceOptions:
     tokenizer: str = "embedded"  # chats: a directory, a hub id or "embedded"
     chat_template: str | None = None  # chats: a template's text or file
     lines: Lines = "auto"  # chats: what a line is
-    window_s: float = 600.0  # chats: conversations without times begin at random within this
+    window_s: float = 600.0  # chats, sessions: conversations without times begin at random within this
     turn_s: float = 5.0  # from one turn of a conversation without times to the next
     answer_tokens: int = 128  # of an answer that the file does not have: the median of Azure's conversations of 2023
