@@ -174,7 +174,7 @@ def marconi(result: Result) -> Iterator[Row]:
     shares = {(row["trace"], row["kind"].removeprefix("profile ")): row for row in result["rows"] if "credited" in row}
     yield from rows(
         [{**shares["rag", kind], "name": kind} for kind in ("sglang_no_buffer", "vllm_align_528", "marconi")],
-        "shared documents: prompt tokens that a router credits which knows of attention alone, and what `{name}` reuses",
+        "shared documents: what a router credits that knows of attention alone, and what `{name}` reuses",
         "{credited:.1%}, {hit_rate:.1%}",
     )
 

@@ -24,7 +24,7 @@ def test_the_page_is_that_of_the_recorded_result_and_marks_what_is_not_verified(
     numbers = [each["number"] for each in RESULT["figures"]]
     assert numbers == ["3a", "3b", "5", "7", "8", "9", "10a", "10b", "11", "12a", "12b", "13a", "13b", "14"]
     published = [each["published"] for each in RESULT["figures"] if each["published"] is not None]
-    assert text.count(f"The paper's ({UNVERIFIED})") == len(published) == 11
+    assert text.count(f"({UNVERIFIED})</figcaption>") == len(published) == 11
     assert (
         text.count("<svg ")
         == text.count("</svg>")

@@ -117,6 +117,18 @@ def test_a_checkpoint_goes_with_the_blocks_that_it_stands_on() -> None:
         assert cache.hit_blocks(first) == 0
 
 
+def test_a_checkpoint_does_not_outlive_its_block_in_wait_for_another_copy_of_it() -> None:
+    """Nothing was kept there when the block was computed again."""
+    profile = aligned(8, junction=False)
+    for cache in (pooled(16, profile), slotted(12, profile, slots=100)):
+        served(cache, Job.of(ids_of([1, 1])[:-1], [5], BLOCK))
+        assert cache.hit_blocks(Job.of(ids_of([1, 1, 3, 3]), [5], BLOCK)) == 2
+        for name in range(4, 9):
+            served(cache, Job.of(ids_of([name] * 6), [5], BLOCK))
+        assert served(cache, Job.of(ids_of([1, 1, 2, 2, 2]), [5], BLOCK)) == 0
+        assert cache.hit_blocks(Job.of(ids_of([1, 1, 3, 3]), [5], BLOCK)) == 0
+
+
 def test_a_running_request_has_memory_for_its_state() -> None:
     work, other = (Job.of(ids_of([name] * 4), [5], BLOCK) for name in (1, 2))
     for cache in (pooled(15), slotted(100, slots=1)):

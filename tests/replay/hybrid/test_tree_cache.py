@@ -100,6 +100,23 @@ def test_the_block_of_the_last_prompt_token_is_always_computed(rule: EvictionRul
 
 
 @pytest.mark.parametrize("rule", TREES)
+def test_a_path_that_is_read_may_be_parted_and_stays_until_all_readers_are_done(rule: EvictionRule) -> None:
+    cache = cache_of(rule, 12 * STATE_BLOCKS + 40)
+    finish(cache, leased(cache, job([1, 2, 3, 4])))
+    readers = [leased(cache, job([1, 2, 3, 4, last, 9])) for last in (5, 6)]
+    assert [lease.hits for lease in readers] == [4, 4]
+    finish(cache, leased(cache, job([1, 2, 7, 8])))
+    for first in range(20, 40):
+        finish(cache, leased(cache, job([first] * 4)))
+    assert cache.hit_blocks(job([1, 2, 3, 4, 9, 9])) == 4
+    for lease in readers:
+        finish(cache, lease)
+    for first in range(40, 70):
+        finish(cache, leased(cache, job([first] * 4)))
+    assert cache.hit_blocks(job([1, 2, 3, 4, 9, 9])) == 0
+
+
+@pytest.mark.parametrize("rule", TREES)
 def test_a_request_waits_until_another_one_has_left_it_memory(rule: EvictionRule) -> None:
     cache = cache_of(rule, 4 * STATE_BLOCKS + 6)
     first, second = leased(cache, job([1, 2, 3])), leased(cache, job([4, 5, 6]))
@@ -131,7 +148,7 @@ def test_whatever_requests_do_the_capacity_is_kept_and_events_are_of_what_is_the
     running: list[Lease] = []
     for action, names in steps:
         if action < 5:
-            work = job([*names, 9])
+            work = job([*names, *names[:2]])
             room = cache.has_room(work)
             hits = cache.hit_blocks(work)
             lease = cache.lease(work)
