@@ -32,6 +32,7 @@ def prefix_routing_view(router: Router, *, marks_system: bool) -> Mapping[str, A
         "enabled": True,
         "config": {
             "max_prefix_length": router.policy.opening_bytes,
+            "prefix_source": router.policy.opening_source,
             "load_factor_epsilon": ring.options.load_factor_epsilon,
             "virtual_nodes": ring.options.virtual_nodes,
             "anthropic_cache_control_injection": marks_system,

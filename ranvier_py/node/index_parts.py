@@ -101,7 +101,7 @@ class Preparing:
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
         indexing, began = self._indexing(), time.monotonic()
         link = indexing.asked_link
-        opening = prompt.opening(indexing.opening_bytes).hex() if link is not None else ""
+        opening = prompt.opening(*indexing.opening).hex() if link is not None else ""
         if link is not None and opening:
             link.shared.prepare(opening, began)
         is_known = await self._tokenizer.tokenize_first(prompt, deadline_s)
@@ -159,9 +159,10 @@ class Indexing:
         return self._link if self._scoring is not None else None
 
     @property
-    def opening_bytes(self) -> int:
-        """Of a prompt, that its key is made of."""
-        return (self._scoring or KvScoreOptions()).max_prefix_length
+    def opening(self) -> tuple[int, str]:
+        """Of a prompt, what its key is made of: so many bytes, and of what."""
+        options = self._scoring or KvScoreOptions()
+        return options.max_prefix_length, options.prefix_source
 
     def join(self, policy: object) -> None:
         """Let this policy ask the index, if it can."""
@@ -202,13 +203,13 @@ class Indexing:
         """GET /admin/kv-index/stats, as Continuum has it (CR26)."""
         if not self.enabled:
             return {"enabled": False}
-        index, counters = self.index, self.index.counters
+        index, counters, ttl_s = self.index, self.index.counters, self.index.settings.ttl_s
         return {
             "enabled": True,
             "config": {
                 "backend": "memory" if self._link is None else "redis",
                 "max_entries": index.settings.entries_max,
-                "entry_ttl_seconds": index.settings.ttl_s,
+                "entry_ttl_seconds": int(ttl_s) if ttl_s.is_integer() else ttl_s,
                 "event_sources_count": len(self._sources),
                 "scoring": asdict(self._scoring or KvScoreOptions()),
                 "storage_offloading": {

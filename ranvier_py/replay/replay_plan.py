@@ -81,7 +81,7 @@ class TracePrompt(Prompt):
     def tokens(self) -> int:
         return self.request.prompt_tokens
 
-    def opening(self, bytes_max: int) -> bytes:  # noqa: ARG002  # the trace has cut it
+    def opening(self, bytes_max: int, source: str) -> bytes:  # noqa: ARG002  # the trace has cut it
         return self.request.opening
 
 

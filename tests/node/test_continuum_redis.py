@@ -109,7 +109,7 @@ class Tokenizing:
 class Opened:
     """A prompt with an opening."""
 
-    def opening(self, bytes_max: int) -> bytes:
+    def opening(self, bytes_max: int, source: str) -> bytes:
         return b"\xab"
 
 

@@ -95,6 +95,7 @@ async def test_cr26_the_statistics_have_the_documents_shape_and_their_totals_add
         found = await stats(node, lambda found: found["routing_decisions"]["total"] == 2)
         assert found["enabled"] is True
         config = found["config"]
+        assert type(config["entry_ttl_seconds"]) is int
         assert (config["backend"], config["max_entries"], config["entry_ttl_seconds"]) == ("memory", 100_000, 600)
         assert config["event_sources_count"] == 2
         weights = ("overlap_weight", "load_weight", "health_weight", "min_overlap_threshold")

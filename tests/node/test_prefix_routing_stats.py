@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.node.node_lab import lab, turn
+from tests.node.node_lab import MODEL, lab, turn
 from tests.proxy.wire import GOOD, Scripted
 
 
@@ -20,6 +20,7 @@ async def test_the_ring_shows_what_it_decided_and_how_many_openings_came(policy:
         page = (await node.http.get(f"{node.control}/metrics")).text
     assert found["config"] == {
         "max_prefix_length": 64,
+        "prefix_source": "system",
         "load_factor_epsilon": 0.2,
         "virtual_nodes": 100,
         "anthropic_cache_control_injection": False,
@@ -39,6 +40,21 @@ async def test_openings_that_differ_behind_the_length_are_one() -> None:
         for word in ("this one", "this other", "that"):
             await node.chat([{"role": "system", "content": word}, {"role": "user", "content": "hello"}])
         assert (await node.ask("/admin/prefix-routing/stats"))["unique_prefixes"] == 2
+
+
+async def test_cr2_the_system_prompt_of_anthropics_bodies_is_their_opening_and_so_chosen_the_first_message() -> None:
+    """Beside the messages, as a text or as blocks: the same opening as in OpenAI's form."""
+    system = "You are a librarian. " * 8
+    asked = [{"role": "user", "content": "Where are the atlases?"}]
+    blocks = [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
+    for options, openings in (([], 1), (["prefix_source=first_message"], 2)):
+        async with lab(Scripted(GOOD), Scripted(GOOD), policy="chwbl", policy_option=options) as node:
+            await node.chat([{"role": "system", "content": system}, *asked])
+            for given in (system, blocks):
+                body = {"model": MODEL, "max_tokens": 8, "system": given, "messages": asked}
+                assert (await node.http.post(f"{node.url}/v1/messages", json=body)).status_code == 200
+            await node.chat([{"role": "system", "content": system}, {"role": "user", "content": "And the globes?"}])
+            assert (await node.ask("/admin/prefix-routing/stats"))["unique_prefixes"] == openings
 
 
 async def test_under_other_policies_there_is_no_ring() -> None:

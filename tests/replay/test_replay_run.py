@@ -82,7 +82,7 @@ def test_what_opens_a_chat_is_what_the_trace_states() -> None:
     """Or a policy that hashes openings would take all chats of a trace for one."""
     request = replace(READY.items[0].request, opening=b"sixteen bytes of")
     item = make_ready(Trace("one", [request], BLOCK, timed=True)).items[0]
-    assert item.prompt.opening(1024) == b"sixteen bytes of"
+    assert item.prompt.opening(1024, "system") == b"sixteen bytes of"
 
 
 def test_gossip_gives_several_nodes_the_hits_of_one() -> None:

@@ -22,6 +22,7 @@ from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import MASK, TextHasher
 
 OPENING_BYTES_MAX = 1024  # Continuum's max_prefix_length
+SYSTEM, FIRST_MESSAGE = "system", "first_message"  # what an opening is
 
 
 class TokenNamespaces:
@@ -47,16 +48,20 @@ class TokenNamespaces:
 
 
 def opening_key(
-    model: str, messages: Sequence[Mapping[str, Any]], system: Any = None, bytes_max: int = OPENING_BYTES_MAX
+    model: str,
+    messages: Sequence[Mapping[str, Any]],
+    system: Any = None,
+    bytes_max: int = OPENING_BYTES_MAX,
+    source: str = SYSTEM,
 ) -> bytes:
     """SHA-256 of model, zero byte, tag and the first `bytes_max` bytes of the opening; empty where there is no opening.
 
     The opening is the system prompt (tag S): the first message of that role, or `system` as Anthropic's requests have
-    it; without one the first message (tag M). Contents are text, or lists of parts whose texts are joined. Two models
-    share no key, nor do a system prompt and a first message of equal text.
+    it; without one, or where `source` is FIRST_MESSAGE, the first message (tag M). Contents are text, or lists of parts
+    whose texts are joined. Two models share no key, nor do a system prompt and a first message of equal text.
     """
-    tag, opening = b"S", opening_text(system, bytes_max)
-    if not opening:
+    tag, opening = b"S", opening_text(system, bytes_max) if source == SYSTEM else ""
+    if not opening and source == SYSTEM:
         systems = (opening_text(one.get("content"), bytes_max) for one in messages if one.get("role") == "system")
         opening = next(filter(None, systems), "")
     if not opening:

@@ -193,7 +193,7 @@ class Prompt:
         chain = detached(self.end)
         self.end, self.base, self.note = chain[-1], chain[self.base.messages], None
 
-    def opening(self, bytes_max: int) -> bytes:
+    def opening(self, bytes_max: int, source: str) -> bytes:
         """What names so much of the conversation's opening (`placement.chwbl`); empty where there is none.
 
         Parses the body again, if it is not large: what has so much behind its opening is found by its routes.
@@ -202,7 +202,7 @@ class Prompt:
             return b""
         body = load_object(self.body)
         api = APIS[self.api]
-        return opening_key(self.model, api.items(body), body.get(api.lead or "system"), bytes_max)
+        return opening_key(self.model, api.items(body), body.get(api.lead or "system"), bytes_max, source)
 
     @property
     def text(self) -> str:

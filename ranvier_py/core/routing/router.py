@@ -194,7 +194,7 @@ class Router:
         if not prompt.end.messages:
             return Match((), prompt.tokens, UNKNOWN, at=found.at)
         first, end = prompt.end.first, prompt.end
-        opening = prompt.opening(bytes_max) if (bytes_max := self.policy.opening_bytes) else b""
+        opening = prompt.opening(size, self.policy.opening_source) if (size := self.policy.opening_bytes) else b""
         wants_prefix = self.policy.wants_prefix
         prefix_tokens = prefix_depth(prompt.prefix_len, self.hasher.block_tokens) if wants_prefix else 0
         key: PrefixKey = (0, UNKNOWN, UNKNOWN)

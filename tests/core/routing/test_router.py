@@ -383,5 +383,6 @@ def test_a_policy_that_wants_the_opening_gets_it_and_places_all_chats_of_one_ope
     placed = {serve(router, chat(f"question {number}")).backend for number in range(4)}
     assert len(placed) == 1
     assert router.recent[-1][2].reason == "prefix_hash"
-    assert router.read(CHAT_PATH, chat("one")).opening(1024) == router.read(CHAT_PATH, chat("two")).opening(1024) != b""
-    assert router.read(CHAT_PATH, b"{}").opening(1024) == b""
+    one, two = (router.read(CHAT_PATH, chat(word)).opening(1024, "system") for word in ("one", "two"))
+    assert one == two != b""
+    assert router.read(CHAT_PATH, b"{}").opening(1024, "system") == b""

@@ -13,6 +13,7 @@ from random import Random
 from typing import NamedTuple, Protocol, Self
 
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
+from ranvier_py.core.prompts.namespaces import SYSTEM
 
 
 class Candidate(Protocol):
@@ -108,13 +109,14 @@ class Policy:
     """One placement rule, and what others may do with it.
 
     `depths_wanted` is how many holders a Match must list for it: 1 = the deepest is enough, 0 = it reads none.
-    `opening_bytes`: so much of a prompt's opening names its key; 0: it reads none. `wants_prefix`, `wants_shared`: it
-    reads these members of a Match, which cost something to find.
+    `opening_bytes`: so much of a prompt's opening, which is `opening_source`, names its key; 0: it reads none.
+    `wants_prefix`, `wants_shared`: it reads these members of a Match, which cost something to find.
     """
 
     name: str
     depths_wanted: int = 1
     opening_bytes: int = 0
+    opening_source: str = SYSTEM
     wants_prefix = False
     wants_shared = False
 

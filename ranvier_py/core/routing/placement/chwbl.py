@@ -1,6 +1,7 @@
 """`chwbl`: consistent hashing with bounded loads over the opening of a conversation (Continuum Router, tier 1).
 
-Rule: the key is the hash of the system prompt, or of the first message where there is none. Its owner on the ring
+Rule: the key is the hash of the system prompt, or of the first message where there is none (`prefix_source`: of the
+first message in any case, which spreads the chats of one application). Its owner on the ring
 serves, unless it has reached its cap = ceil((1 + `load_factor_epsilon` 0.25) x (all load + 1) x its share of the
 weight), at least 1; then the next backend clockwise that has not. Someone has not: caps together exceed all load. A
 conversation that overflowed stays where it is while there is room (`sticky_overflow`): a backend that holds more of the
@@ -31,7 +32,7 @@ import numpy as np
 from ranvier_py.core.cardinality import Cardinality
 from ranvier_py.core.ids import UNKNOWN
 from ranvier_py.core.options import Options, option
-from ranvier_py.core.prompts.namespaces import OPENING_BYTES_MAX
+from ranvier_py.core.prompts.namespaces import FIRST_MESSAGE, OPENING_BYTES_MAX, SYSTEM
 from ranvier_py.core.routing.placement import Candidate, Choice, Match, Policy
 from ranvier_py.core.routing.placement.affinity import deepest_of, positions_of
 from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_tokens, mean_load
@@ -45,15 +46,17 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads numbers 
 EPSILON_MEANING = "share above its part of the load from which a backend of the ring takes no more"
 VIRTUAL_NODES_MEANING = "points of each backend on the ring"
 LENGTH_MEANING = "bytes of the opening that its key is made of; an index asked for it needs the length of its sources"
+SOURCE_MEANING = "the opening is the system prompt, else the first message; first_message: that in any case"
 
 
 @dataclass(frozen=True, slots=True)
 class ChwblOptions(Options):
-    """Names, defaults and ranges are Continuum's, but for the last."""
+    """Names, defaults and ranges are Continuum's, but for the last two."""
 
     load_factor_epsilon: float = option(0.25, EPSILON_MEANING, least=0.01, most=10.0)
     virtual_nodes: int = option(150, VIRTUAL_NODES_MEANING, least=1, most=1000)
     max_prefix_length: int = option(OPENING_BYTES_MAX, LENGTH_MEANING, least=1, most=65_536)
+    prefix_source: str = option(SYSTEM, SOURCE_MEANING, one_of=(SYSTEM, FIRST_MESSAGE))
     sticky_overflow: bool = option(True, "a conversation that overflowed stays there; false: each turn starts anew")
 
 
@@ -64,7 +67,7 @@ class Chwbl(Policy):
 
     def __init__(self, options: ChwblOptions | None = None) -> None:
         self.options = options or ChwblOptions()
-        self.opening_bytes = self.options.max_prefix_length
+        self.opening_bytes, self.opening_source = self.options.max_prefix_length, self.options.prefix_source
         self.prefixes = Cardinality()  # keys that came
         self.depths_wanted = int(self.options.sticky_overflow)  # else it reads no match
         self.ring = Ring(self.options.virtual_nodes)

@@ -25,13 +25,14 @@ from typing import NamedTuple, Protocol
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option
-from ranvier_py.core.prompts.namespaces import OPENING_BYTES_MAX
+from ranvier_py.core.prompts.namespaces import FIRST_MESSAGE, OPENING_BYTES_MAX, SYSTEM
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match, Policy
 from ranvier_py.core.routing.placement.baselines import mean_load, relative_loads
 from ranvier_py.core.routing.placement.bounded_load import cap_of
 from ranvier_py.core.routing.placement.chwbl import (
     EPSILON_MEANING,
     LENGTH_MEANING,
+    SOURCE_MEANING,
     VIRTUAL_NODES_MEANING,
     Chwbl,
     ChwblOptions,
@@ -60,6 +61,7 @@ class KvScoreOptions(Options):
     load_factor_epsilon: float = option(0.25, EPSILON_MEANING, least=0.01, most=10.0)
     virtual_nodes: int = option(150, VIRTUAL_NODES_MEANING, least=1, most=1000)
     max_prefix_length: int = option(OPENING_BYTES_MAX, LENGTH_MEANING, least=1, most=65_536)
+    prefix_source: str = option(SYSTEM, SOURCE_MEANING, one_of=(SYSTEM, FIRST_MESSAGE))
 
     def contradictions(self) -> list[str]:
         total = self.overlap_weight + self.load_weight + self.health_weight
@@ -91,7 +93,7 @@ class KvScore(Policy):
 
     def __init__(self, options: KvScoreOptions | None = None) -> None:
         self.options = options = options or KvScoreOptions()
-        self.opening_bytes = options.max_prefix_length
+        self.opening_bytes, self.opening_source = options.max_prefix_length, options.prefix_source
         self.ring = Chwbl(ChwblOptions(options.load_factor_epsilon, options.virtual_nodes))
         self.index: Index | None = None
 

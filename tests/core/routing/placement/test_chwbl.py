@@ -70,6 +70,12 @@ def test_a_system_prompt_beside_the_messages_is_one_too_as_text_or_as_blocks(pro
     assert opening_key(MODEL, [system(prompt), user("Hi")]).hex() == GOLDEN["system"]
 
 
+def test_the_first_message_is_the_opening_where_an_operator_wants_that() -> None:
+    """So chats behind one system prompt are spread (CX9), and the key is the one that they have without it."""
+    for messages, lead in (([system("One"), user(HELPFUL)], None), ([user(HELPFUL)], "Two")):
+        assert opening_key(MODEL, messages, lead, source="first_message").hex() == GOLDEN["message"]
+
+
 def test_an_empty_system_prompt_is_none() -> None:
     assert opening_key(MODEL, [system(""), user(HELPFUL)], "").hex() == GOLDEN["message"]
 
