@@ -31,7 +31,7 @@ help: ## list the targets
 up: $(STAMP) ## nodes, fake engines and traffic on this machine, live, until Ctrl-C (ONCE=1: end after the replay)
 	@$(BIN)/python -m cluster up $(if $(ONCE),--once)
 
-test: $(STAMP) ## all tests (ARGS="-k word" for some of them)
+test: $(STAMP) ## the tests (ARGS="-k word" for some of them, WHOLE_SUITE=1 for the slow ones as well)
 	@$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal $(ARGS)
 
 test-fast: $(STAMP) ## the pure core alone: no process, no socket, under a minute

@@ -32,7 +32,7 @@ def test_all_know_each_other_from_the_start_and_have_nothing_to_state() -> None:
     assert result.measures["packets"] < 12 * 6 * 12, "no more than an idle node sends: probes, answers, digests"
 
 
-@pytest.mark.parametrize("nodes", [5, 90])
+@pytest.mark.parametrize("nodes", [5, pytest.param(90, marks=pytest.mark.slow)])
 def test_it_notices_a_death_and_reports_every_route_update(nodes: int) -> None:
     """Beyond the mesh, too, where most sessions are yet to be proved."""
     scenario = replace(

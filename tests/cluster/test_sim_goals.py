@@ -19,7 +19,7 @@ def test_ten_nodes_cost_a_kilobyte_a_second_and_peer_while_one_starts_and_one_di
     assert sent / PEERS < 1000 / 3
 
 
-@pytest.mark.parametrize(("chats_per_s", "bytes_most"), [(4.0, 115), (40.0, 95)])
+@pytest.mark.parametrize(("chats_per_s", "bytes_most"), [(4.0, 115), pytest.param(40.0, 95, marks=pytest.mark.slow)])
 def test_a_turn_is_usable_everywhere_within_its_time_and_bytes(chats_per_s: float, bytes_most: int) -> None:
     """On real processes 100 ms are for this and for the machine.
 

@@ -31,6 +31,8 @@ QUICK = Scenario(
     expect=Expect(same_routes_s=9.0, one_reader=True, exact=True, wrong_share_max=0.01, unknown_share_max=0.02),
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", ["kv_publisher_dead", "kv_garbage", "kv_owner_killed_rolled"])
 def test_engines_that_cannot_be_received_cost_less_than_five_points_of_hits(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The simulator as `make test` uses it: many seeds, the named scenarios, a large cluster, and that a run replays."""
+"""The simulator in the tests: many seeds, the named scenarios, a large cluster, and that a run replays."""
 
 import json
 import os
@@ -15,15 +15,18 @@ from cluster.simulation.sim_run import simulate
 from cluster.simulation.simulate import RunRequest, command_of, main, run, scenario_of
 
 ROOT = Path(__file__).parents[2]
-WHOLE = "WHOLE_SUITE" in os.environ
-"""Set by .ci/run: what takes minutes of a core is left out of `make test`."""
-SEEDS = 200 if WHOLE else 20
+SEEDS = 200
 LONG = ("partition_long", "thousand", "crowd", "chaos")
 """Minutes of virtual time: for `python -m cluster sim --scenario NAME`. The thousand nodes have tests of their own."""
 
 
 def simulated(name: str) -> bool:
     return "sim" in load_scenario(name).runs_on and name not in LONG
+
+
+def slow_with_engines(name: str) -> object:
+    """A parameter: where engines publish events as well, a run takes several times as long."""
+    return pytest.param(name, marks=pytest.mark.slow if name.startswith("kv_") else ())
 
 
 @pytest.mark.slow
@@ -34,13 +37,13 @@ def test_the_invariants_hold_for_many_seeds() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in scenario_names() if simulated(name)])
+@pytest.mark.parametrize("name", [slow_with_engines(name) for name in scenario_names() if simulated(name)])
 def test_a_cluster_lives_through(name: str) -> None:
     result = simulate(load_scenario(name), 1, SimNodes())
     assert result.violation is None, f"{result.violation}\npython -m cluster sim --scenario {name} --seed 1"
 
 
-@pytest.mark.skipif(not WHOLE, reason="takes half a minute of a core: .ci/run runs it")
+@pytest.mark.slow
 def test_a_thousand_nodes_that_know_each_other_learn_of_each_death_and_each_route_update() -> None:
     """From then on, since it takes minutes of a core until they know each other: that is the test below."""
     result, _ = run(load_scenario("crowd"), 1)

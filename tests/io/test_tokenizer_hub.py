@@ -182,6 +182,7 @@ def routes_by_tokens(url: str) -> None:
         assert time.monotonic() < until, "no question has met another one's tokens"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_up", [True, False], ids=["that the hub does not have", "while nobody reaches the hub"])
 def test_an_id_that_can_not_be_had_is_one_clear_error(tmp_path: Path, is_up: bool) -> None:
     with serving(HubPages) as hub:

@@ -108,6 +108,7 @@ def test_no_known_shape_of_a_body_holds_up_the_event_loop() -> None:
         assert slowest(hostile, policy) == {}, f"{described(hostile)}, {policy}"
 
 
+@pytest.mark.slow
 def test_no_known_shape_of_a_body_takes_much_more_memory_than_its_size() -> None:
     for hostile in dearest():
         router, size = make_router(), len(hostile.body)
