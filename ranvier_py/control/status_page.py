@@ -68,6 +68,9 @@ def response_cache_lines(responses: Mapping[str, Any]) -> list[str]:
         facts["peers"] = {name: responses["peers"][name] for name in ("advertised", "known")}
         facts["of peers"] = responses["peers"]["fetches"]
         facts["to peers"] = responses["peers"]["given"]
+    if "redis" in responses:
+        names = ("connected", "fallback_active", "found", "fallback_hits", "outages", "errors", "last_error")
+        facts["redis"] = {name: responses["redis"][name] for name in names}
     return ["", "Response cache", *pairs(facts)]
 
 

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from ranvier_py.config.config_loader import config_of, load
+from ranvier_py.control.status_page import response_cache_lines
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.node.parts import INDEX_REDIS, RESPONSES_REDIS, redis_pools_of
 from tests.io.redis_server import RedisServer, needs_redis, redis_server
@@ -140,6 +141,8 @@ async def test_cr13_redis_that_dies_costs_no_request_and_memory_stands_in_until_
             server.kill()
             assert results(*[await ask(one) for _ in range(3)]) == ["MISS", "HIT", "HIT"]
             stats = await one.ask("/admin/response-cache/stats")
+            (line,) = [each for each in response_cache_lines(stats) if each.lstrip().startswith("redis")]
+            assert "connected=no fallback_active=yes" in line
             assert stats["redis"]["fallback_active"] is True
             assert stats["redis"]["errors"]["connection"] >= 1
             assert (stats["entries"], stats["redis"]["fallback_hits"]) == (1, 2)
