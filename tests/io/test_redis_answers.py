@@ -66,6 +66,9 @@ async def test_cr11_what_one_node_keeps_another_finds_with_its_age(server: Redis
         (name,) = server.client().keys(f"{PREFIX}*:*")
         assert name.decode() == f"{PREFIX}{two.view()['redis']['generation']}:{key(1).hex()}"
         assert 240_000 < server.client().pttl(name) <= 250_000
+        seconds, _ = server.client().time()
+        written_ms = int.from_bytes(server.client().getrange(name, 0, 7), "big")
+        assert abs(written_ms - 1000 * seconds) < 10_000, "by the clock that all nodes share"
 
 
 async def test_cr12_by_default_redis_is_used_as_the_document_has_it() -> None:
