@@ -136,6 +136,7 @@ def test_the_sections_are_in_the_order_of_a_first_reading() -> None:
         "Operating",
         "Answers that",
         "What would",
+        "Which client",
         "Several nodes",
         "Coming from",
         "Measured",
