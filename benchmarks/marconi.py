@@ -4,6 +4,10 @@
 
 Traces: `workloads/hybrid_traces.py`, seeded, like the paper's sets and not those sets. Figures that the paper states of
 its own traces are shown beside ours and can't be verified here.
+
+Its processor time is spread over walks, insertions, weights and evictions, none of which looks at all nodes. A further
+factor of five: the replays of the tuning by several processes (they are 9 tenths of it, and independent), and one walk
+for an insertion instead of two; the rest would take a compiled tree.
 """
 
 from __future__ import annotations

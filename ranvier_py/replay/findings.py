@@ -167,17 +167,22 @@ def over_nodes(best: RunResult, runs: Sequence[RunResult]) -> Iterator[str]:
             )
 
 
+def reason_of(run: RunResult, wrong: float) -> str:
+    """Why a router believed that more is cached than is, or less."""
+    if wrong < 0:
+        return "it learned too little of answers or peers."
+    if not {*run.caches} <= {"attention", "vanilla"}:
+        return "they reuse a prefix only where they kept a checkpoint of it."
+    return "the caches are smaller than the traffic."
+
+
 def beliefs(best: RunResult) -> Iterator[str]:
     wrong = best.predicted_hit_rate - best.hit_rate
     if abs(wrong) > BELIEF_SHARE:
         less = "more" if wrong > 0 else "less"
         yield (
             f"{best.policy} believed {percent(abs(wrong))} of the prompt tokens {less} to be cached than were: "
-            + (
-                "the caches are smaller than the traffic."
-                if wrong > 0
-                else "it learned too little of answers or peers."
-            )
+            + reason_of(best, wrong)
         )
 
 

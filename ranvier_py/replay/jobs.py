@@ -111,6 +111,7 @@ def execute(task: Task, clock: Clock, report: Callable[[int], object] = lambda _
         seed=plan.seed,
         gossip_packets=network.packets if network else 0,
         gossip_bytes=network.bytes_sent if network else 0,
+        caches=tuple(dict.fromkeys(limits.cache for limits in plan.engines)),
         wall_s=round(clock() - began, 3),
         **run.tally.measures(run.span_s),
     )

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ranvier_py.replay.engine.engine_values import CacheName
+
 SAMPLES_MAX = 120
 """Moments of load that are kept: as many as a picture can show."""
 
@@ -32,7 +34,7 @@ class RunResult:
     `requests_per_s` are in virtual time: as they came, and as they were finished. `load_over_time` has [seconds since
     the first arrival, requests in flight at each engine]. `load_cv` and `max_over_mean` are of `requests_by_engine`.
     `regret_s` has sum, mean, p90 and share_of_ttft, against `oracle_ttft`; empty where it was not asked for.
-    `gossip_packets` and `gossip_bytes` are what the real gossip between all nodes sent.
+    `gossip_packets` and `gossip_bytes` are what the real gossip between all nodes sent. `caches`: the engines' kinds.
     """
 
     trace: str
@@ -63,6 +65,7 @@ class RunResult:
     virtual_s: float
     gossip_packets: int = 0
     gossip_bytes: int = 0
+    caches: Sequence[CacheName] = ("attention",)
     wall_s: float = field(compare=False, default=0.0)
 
     @property

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from ranvier_py.replay.engine.engine_values import CacheName
 from ranvier_py.replay.findings import duration
 from ranvier_py.replay.result_table import BOLD, PLAIN, table
 from ranvier_py.replay.results import SAMPLES_MAX, LoadSamples, ReplayResults, RunResult, Tally, TraceSummary, curves
@@ -164,3 +165,17 @@ def test_a_curve_is_one_policy_over_all_rates() -> None:
         ("random", [1.0, 2.0]),
     ]
     assert found[0]["points"][0]["ttft_p90_s"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("caches", "reason"),
+    [
+        (("attention",), "the caches are smaller than the traffic"),
+        (("attention", "sglang_no_buffer"), "they reuse a prefix only where they kept a checkpoint of it"),
+    ],
+)
+def test_why_more_was_believed_to_be_cached_than_was_depends_on_the_caches(
+    caches: tuple[CacheName, ...], reason: str
+) -> None:
+    run = replace(result(hits=0.5), predicted_hit_rate=0.8, caches=caches)
+    assert reason in " ".join(table(results(run, result("random")), bold=False).split())
