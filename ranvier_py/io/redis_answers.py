@@ -120,6 +120,12 @@ class RedisAnswers:
         self._tick_at = self._retry_at = -inf
         self._due, self._asked_due = trio.Event(), trio.Event()
 
+    def set_options(self, responses: ResponseCacheOptions) -> None:
+        """From now on. What is in Redis expires when it was to, and is found no longer than the new time to live."""
+        if responses.ttl_s != self.responses.ttl_s:
+            self._written = ExpiringSum(responses.ttl_s)
+        self.responses = responses
+
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def find(self, key: bytes, max_age_s: float) -> StoredAnswer | None:

@@ -32,6 +32,7 @@ from ranvier_py.core.metrics import counter, increment
 from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
 from ranvier_py.io.logs import change_logs, request_line
+from ranvier_py.io.redis_answers import RedisAnswers
 from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.parts import (
     authorization_of,
@@ -163,6 +164,8 @@ def apply_responses(node: Node, _: Config) -> None:
     else:
         responses.store.options = options
         responses.store.trim()
+        if isinstance(responses.elsewhere, RedisAnswers):
+            responses.elsewhere.set_options(options)
     if node.pipeline.responses is not None and node.clustering is not None:
         share_answers(node.pipeline.responses, node.clustering)
 
@@ -329,10 +332,9 @@ class Reloads:
         if (before.polls.metrics_interval_s == 0) != (after.polls.metrics_interval_s == 0):
             yield "engine_metrics_interval_s", None  # nobody looks, or somebody does
         if before.responses.backend != "memory":
-            yield from (
-                ("response_cache", None),
-                ("response_cache_ttl_s", None),
-            )  # what is elsewhere was made with them
+            yield "response_cache", None  # what is elsewhere is made at the start
+        if before.responses.backend == "cluster":
+            yield "response_cache_ttl_s", None  # what was invalidated is kept so long
 
     def _taken(self, before: Sequence[BackendSpec], after: Sequence[BackendSpec]) -> Iterator[str]:
         """Names of new backends that one has that is not of the configuration."""

@@ -17,6 +17,7 @@ from ranvier_py.node.parts import INDEX_REDIS, RESPONSES_REDIS, redis_pools_of
 from tests.io.redis_server import RedisServer, needs_redis, redis_server
 from tests.node.node_lab import MODEL, Node, lab
 from tests.node.test_cached_responses import STREAM, ask, counted, results
+from tests.node.test_reload import reloadable
 from tests.proxy.wire import GOOD, Scripted
 
 URL = "redis://somebody:hunter2@127.0.0.1:6379"
@@ -152,6 +153,22 @@ async def test_cr13_redis_that_dies_costs_no_request_and_memory_stands_in_until_
             await ask(one)
             await one.until("/admin/response-cache/stats", lambda stats: not stats["redis"]["waiting"])
             assert results(await ask(two)) == ["HIT"]
+
+
+@needs_redis
+async def test_cr10_the_time_to_live_changes_at_once_and_the_backend_with_a_restart(tmp_path: Path) -> None:
+    with redis_server() as server:
+        shared = {"response_cache": True, "response_cache_backend": "redis", "response_cache_redis_url": server.url}
+        async with reloadable(tmp_path, **shared) as (node, changed):
+            await connected(node)
+            await ask(node)
+            await wrote(node, 1)
+            assert results(await ask(node)) == ["HIT"]
+            assert (await changed(response_cache_ttl_s=0.001))["applied"] == ["response_cache_ttl_s"]
+            assert results(await ask(node)) == ["MISS"]
+            answer = await changed(response_cache_ttl_s=0.001, response_cache_backend="memory")
+            assert answer["restart_needed"] == ["response_cache_backend"]
+            assert (await node.ask("/admin/response-cache/stats"))["backend_type"] == "redis"
 
 
 def test_cr14_parts_with_the_same_redis_share_one_pool_and_others_have_their_own() -> None:
