@@ -17,8 +17,7 @@ from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.routing.backends import Backend, Circuit, Health
 from ranvier_py.core.routing.placement import Decision
-from ranvier_py.core.routing.retries import RESPONSES_PATH
-from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH
+from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.core.routing.shadow import Shadow
 
 if TYPE_CHECKING:  # whose parts it reads, and which makes it

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 
@@ -38,13 +39,15 @@ from ranvier_py.core.errors import (
 )
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option, part, seconds
-from ranvier_py.core.prompts.cache_control import MESSAGES_PATH, marked_body
+from ranvier_py.core.prompts.body_json import form_model
+from ranvier_py.core.prompts.cache_control import marked_body
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.prompts.tenants import Tenants, salted_body
 from ranvier_py.core.routing.backends import Outcome, Transition
 from ranvier_py.core.routing.health import outcome_of
-from ranvier_py.core.routing.retries import RESPONSES_PATH, Next, RetryBudget, RetryLimits, is_inference, may_repeat
-from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, PoolMatch, Router
+from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS, RESPONSES_PATH
+from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits, is_inference, may_repeat
+from ranvier_py.core.routing.router import Attempt, PoolMatch, Router
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
@@ -145,26 +148,31 @@ class Pipeline:
     def _own_answer(self, request: HttpRequest) -> tuple[int, bytes] | None:
         """Status and body of what the node answers itself; None for what goes to a backend."""
         path, reading = request.path, request.method in (b"GET", b"HEAD")
-        if path in (CHAT_PATH, COMPLETION_PATH):
+        if path in PATHS and (path in (CHAT_PATH, COMPLETION_PATH) or not path.startswith(b"/v1/")):
             if request.method not in (b"POST", b"OPTIONS"):  # OPTIONS: for CORS
                 raise MethodNotAllowed(f"{path.decode()} takes POST")
             return None
         if path == b"/v1/models" and reading:
-            return self._models()
+            return self._models(claude=any(name.lower() == b"anthropic-version" for name, _ in request.headers))
         if path == b"/health" and reading:
             return 200, b'{"status":"ok"}'
         if not path.startswith(b"/v1/"):
-            raise NotFound("this port serves /v1/ and /health")
+            raise NotFound("this port serves /v1/, /health and what engines compute")
         if misleads(path):
             raise BadRequest("the path has dot segments, or encodes slashes or control characters")
         return None
 
-    def _models(self) -> tuple[int, bytes] | None:
-        """The union of the backends' model lists; None while no backend has sent its own."""
+    def _models(self, *, claude: bool) -> tuple[int, bytes] | None:
+        """The union of the backends' model lists; None while no backend has sent its own.
+
+        `claude`: as Anthropic's clients know it.
+        """
         cards: dict[str, Mapping[str, Any]] = {}
         for backend in self.router.registry:
             for card in backend.cards:
                 cards.setdefault(str(card.get("id")), card)
+        if claude and cards:
+            return 200, orjson.dumps(claude_models(cards))
         return (200, orjson.dumps({"object": "list", "data": list(cards.values())})) if cards else None
 
     # --- to one backend after the other -----------------------------------------------------------------------------
@@ -195,6 +203,8 @@ class Pipeline:
         path = request.path if request.method == b"POST" and request.fields.readable else b""
         tenant = self._tenant(request)
         prompt = router.read(path, request.body, tenant, request.fields.session)
+        if request.fields.multipart and not prompt.model:
+            prompt.model = form_model(request.body)
         named = STORED_PATH.fullmatch(request.path)
         if named is not None:
             owner = self.tenants.of(request.headers) if self.tenants is not None else b""
@@ -417,6 +427,16 @@ class Pipeline:
             self.router.first_token(attempt, time.monotonic())
         if attempt.first_at is not None and attempt.sent_bytes <= CAPTURE_BYTES_MAX:
             self.tokenizer.finish(attempt, raw, chunked=chunked)
+
+
+def claude_models(cards: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Model cards as Anthropic's API lists them (docs.anthropic.com/en/api/models-list)."""
+    found = []
+    for name, card in cards.items():
+        created = card.get("created")
+        at = datetime.fromtimestamp(created if type(created) is int and 0 <= created < 1 << 35 else 0, UTC)
+        found.append({"type": "model", "id": name, "display_name": name, "created_at": f"{at:%Y-%m-%dT%H:%M:%SZ}"})
+    return {"data": found, "has_more": False, "first_id": found[0]["id"], "last_id": found[-1]["id"]}
 
 
 def outcome_of_error(error: UpstreamError) -> Outcome:

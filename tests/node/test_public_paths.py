@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import httpx
 import trio
 
+from ranvier_py.core.routing.request_paths import PATHS
 from tests.node.node_lab import lab
 from tests.proxy.wire import GOOD, Scripted, Wire, answer
 
@@ -30,7 +31,7 @@ class Engine:
     def answer(self, method: str, target: str, body: bytes) -> bytes:
         if target == "/v1/models":
             return json.dumps({"data": [{"id": name, "root": self.models[0]} for name in self.models]}).encode()
-        if target.startswith("/v1/"):
+        if method == "POST" or target.startswith("/v1/"):
             self.asked.append((f"{method} {target}", body))
         return b"{}"
 
@@ -116,3 +117,38 @@ async def test_the_system_prompt_of_anthropics_api_is_marked_where_the_operator_
             for path in ("messages", "chat/completions"):
                 await node.http.post(f"{node.url}/v1/{path}", json=sent)
         assert [b"cache_control" in body for body in engine.bodies] == [wanted, False]
+
+
+async def test_models_have_anthropic_s_shape_for_its_clients() -> None:
+    async with client_of(Engine("base", "one")) as client:
+        found = (await client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
+    assert [card["id"] for card in found["data"]] == ["base", "one"]
+    assert found["data"][0]["type"] == "model"
+    assert (found["first_id"], found["last_id"], found["has_more"]) == ("base", "one", False)
+
+
+async def test_every_path_that_has_an_engine_compute_reaches_one_of_the_model() -> None:
+    engines = Engine("one"), Engine("two")
+    async with client_of(*engines) as client:
+        await client.get("/v1/models")
+        for path in PATHS:
+            for model in ("one", "two"):
+                asked = {"model": model, "messages": [{"role": "user", "content": "hello"}], "input": "x"}
+                assert (await client.post(path.decode(), json=asked)).status_code == 200, path
+        for path, status in (("/rerank", 405), ("/generate", 405), ("/metrics", 404), ("/flush_cache", 404)):
+            assert (await client.get(path)).status_code == status
+        assert (await client.post("/flush_cache")).status_code == 404
+    expected = [f"POST {path.decode()}" for path in PATHS]
+    for engine, model in zip(engines, ("one", "two"), strict=True):
+        assert [asked for asked, _ in engine.asked] == expected
+        assert {json.loads(body)["model"] for _, body in engine.asked} == {model}
+
+
+async def test_a_form_goes_to_an_engine_of_the_model_it_names() -> None:
+    engines = Engine("one"), Engine("two")
+    async with client_of(*engines) as client:
+        await client.get("/v1/models")
+        for model in ("one", "two", "one", "two"):
+            sent = {"model": (None, model), "file": ("a.wav", b"\0" * 100_000)}
+            assert (await client.post("/v1/audio/transcriptions", files=sent)).status_code == 200
+    assert [len(engine.asked) for engine in engines] == [2, 2]

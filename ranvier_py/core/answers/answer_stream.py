@@ -30,6 +30,7 @@ only output proves the prefill."""
 CHAT_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
 FINISHED = {
     "messages": re.compile(rb'"stop_reason"\s*:\s*"'),
+    "generate": re.compile(rb'"finish_reason"\s*:\s*[{"]'),
     "responses": re.compile(rb'"(?:type"\s*:\s*"response\.|status"\s*:\s*")(?:completed|incomplete)"'),
 }
 """The same. In the last event of every choice, message or response; null before it."""
@@ -76,6 +77,8 @@ def read_answer(raw: bytes, *, chunked: bool, streamed: bool, kind: str) -> Answ
         body = unchunked(raw) if chunked else raw
         if kind == "messages":
             return read_turn(merged_turn(body) if streamed else orjson.loads(body))
+        if kind == "generate":
+            return read_generated(last_event(body) if streamed else orjson.loads(body))
         if kind == "responses":
             return read_response(merged_response(body) if streamed else orjson.loads(body))
         if streamed:
@@ -204,6 +207,17 @@ def read_response(body: Mapping[str, Any]) -> Answer:
     message = RESPONSES.messages(items[0])[0] if items else {}
     content = message.get("content")
     return Answer(as_turn(message), content if type(content) is str else "", *counts)
+
+
+def read_generated(body: Any) -> Answer:
+    """An answer of SGLang's /generate, of which the last event of a stream has all: its counts."""
+    usage = body["meta_info"]
+    counts = count(usage.get("prompt_tokens")), count(usage.get("cached_tokens")), count(usage.get("completion_tokens"))
+    return Answer(None, "", *counts)
+
+
+def last_event(body: bytes) -> Mapping[str, Any]:
+    return list(stream_events(body))[-1]
 
 
 def merged_response(body: bytes) -> Mapping[str, Any]:

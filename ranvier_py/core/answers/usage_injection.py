@@ -36,7 +36,7 @@ OWN_OPTIONS = re.compile(rb'"stream_options"\s*:\s*(null|\{[^{}\\]{0,512}\})')
 REFUSALS = frozenset((400, 422))
 """What servers answer to a member they do not know: vLLM and most others 400, FastAPI's own validation 422."""
 
-COUNTED_ANYWAY = ("messages", "responses")
+COUNTED_ANYWAY = ("messages", "responses", "generate")
 """APIs whose streams have their counts whoever asks."""
 
 ASKING_BYTES_MAX = 4 * 1024 * 1024

@@ -136,6 +136,18 @@ def members_at(body: bytes, name: bytes) -> Iterator[tuple[int, Mapping[str, Any
             yield place, before
 
 
+FORM_MODEL = re.compile(
+    rb'name="?model"?[ \t]*\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([!-~]{1,%d})\r\n' % NAME_CHARACTERS_MAX
+)
+"""A field of a form (RFC 7578), whatever else its head has."""
+
+
+def form_model(body: bytes) -> str:
+    """The model that a form names, before or behind its file; empty where it is not near the ends."""
+    found = FORM_MODEL.search(body[:ENDS_BYTES_MAX]) or FORM_MODEL.search(body[-ENDS_BYTES_MAX:])
+    return found[1].decode() if found is not None else ""
+
+
 def text_at_ends(body: bytes, name: str) -> str:
     """The text of this member of a body that is not parsed as a whole; empty where none is near its ends."""
     spelled = re.compile(rb'"%b"[ \t\r\n]*:[ \t\r\n]*"([!#-\[\]-~]{1,%d})"' % (name.encode(), NAME_CHARACTERS_MAX))

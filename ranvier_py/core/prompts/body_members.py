@@ -54,8 +54,8 @@ def has_name(fields: Mapping[str, Any]) -> bool:
 
 
 def first_prompt(fields: Mapping[str, Any]) -> object:
-    """`prompt` of a completion, or the first of several."""
-    found = fields.get("prompt")
+    """`prompt` of a completion, `text` or `input_ids` of SGLang's /generate, or the first of several."""
+    found = next((fields[name] for name in ("prompt", "text", "input_ids") if fields.get(name) is not None), None)
     return found[0] if isinstance(found, list) and found and isinstance(found[0], (str, list)) else found
 
 

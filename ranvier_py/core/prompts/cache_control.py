@@ -18,7 +18,6 @@ import orjson
 
 from ranvier_py.core.prompts.body_json import excess, members_at, object_of
 
-MESSAGES_PATH = b"/v1/messages"
 MARKERS_MAX = 4
 MARKER = b'"cache_control"'  # quotes in texts are escaped, so none of those is taken for one
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}

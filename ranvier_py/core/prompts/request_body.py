@@ -147,8 +147,11 @@ class PromptReader:
         except (TypeError, UnicodeError):  # values that only other JSON libraries accept, such as lone surrogates
             return self._opaque(fields, body, tenant, "values")
 
-    def completion(self, body: bytes, tenant: bytes = b"") -> Prompt:
-        """A body of /v1/completions: `prompt` is text or token ids, or a list of either, of which the first counts."""
+    def completion(self, body: bytes, tenant: bytes = b"", api: str = "completion") -> Prompt:
+        """A body of /v1/completions: `prompt` is text or token ids, or a list of either, of which the first counts.
+
+        `api` "generate": one of SGLang's /generate, with `text` or `input_ids`.
+        """
         reason = excess(body)
         if reason:
             return self._unparsed(body, tenant, reason)
@@ -170,7 +173,9 @@ class PromptReader:
         if ids is not None and end.state is None and root.state is not None:
             end.tokenized(self._tokens.extend(root.state, ids, [len(ids)])[0])
         self.memory.keep(end)
-        return self._prompt("completion", fields, body, tenant, end, root, ())
+        prompt = self._prompt("completion", fields, body, tenant, end, root, ())
+        prompt.api = api
+        return prompt
 
     def other(self, body: bytes, tenant: bytes = b"") -> Prompt:
         """A body of any other path: its model counts if it names one, and it need not be JSON at all."""

@@ -19,29 +19,7 @@ import orjson
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.health import Outcome
-
-STATELESS_PATHS = frozenset(
-    b"/v1/" + path
-    for path in (
-        b"chat/completions",
-        b"completions",
-        b"messages",
-        b"messages/count_tokens",
-        b"embeddings",
-        b"pooling",
-        b"classify",
-        b"rerank",
-        b"score",
-        b"tokenize",
-        b"detokenize",
-        b"audio/transcriptions",
-        b"audio/translations",
-    )
-)
-"""What vLLM and SGLang compute under /v1/ and forget: done twice it costs time and nothing else."""
-
-RESPONSES_PATH = b"/v1/responses"
-INFERENCE_PATHS = STATELESS_PATHS | {RESPONSES_PATH}
+from ranvier_py.core.routing.request_paths import ALWAYS, PATHS
 
 REREAD_BYTES_MAX = 1 << 20
 REREAD_BRACKETS_MAX = 20_000
@@ -51,7 +29,7 @@ REREAD_BRACKETS_MAX = 20_000
 
 def is_inference(method: bytes, path: bytes) -> bool:
     """Whether a request has an engine compute; `path` is without its query."""
-    return method == b"POST" and path in INFERENCE_PATHS
+    return method == b"POST" and path in PATHS
 
 
 def may_repeat(method: bytes, path: bytes, body: bytes) -> bool:
@@ -59,9 +37,8 @@ def may_repeat(method: bytes, path: bytes, body: bytes) -> bool:
 
     A response is stored unless its body says otherwise, and one in the background goes on without us.
     """
-    if method != b"POST":
-        return False
-    return path in STATELESS_PATHS or (path == RESPONSES_PATH and not is_stored(body))
+    rule = PATHS.get(path) if method == b"POST" else None
+    return rule is not None and (rule.repeated == ALWAYS or not is_stored(body))
 
 
 def is_stored(body: bytes) -> bool:

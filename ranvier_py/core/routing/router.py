@@ -26,17 +26,16 @@ from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.errors import ResponseLost
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import increment
-from ranvier_py.core.prompts.cache_control import MESSAGES_PATH
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
-from ranvier_py.core.prompts.request_apis import CHAT, MESSAGES, RESPONSES
+from ranvier_py.core.prompts.request_apis import APIS
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.attempt import Attempt, Observer, PoolMatch, RouterCounters
 from ranvier_py.core.routing.backends import Backend, Health, Outcome, Pool, Registry, Transition
 from ranvier_py.core.routing.owners import Owners
 from ranvier_py.core.routing.placement import SEVERAL_HOLDERS, Choice, Decision, Holder, Match, Policy, Service
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
-from ranvier_py.core.routing.retries import RESPONSES_PATH
+from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation
 
@@ -50,10 +49,6 @@ __all__ = [
     "Router",
     "RouterCounters",
 ]
-
-CHAT_PATH = b"/v1/chat/completions"
-COMPLETION_PATH = b"/v1/completions"
-CHAT_PATHS = {CHAT_PATH: CHAT, MESSAGES_PATH: MESSAGES, RESPONSES_PATH: RESPONSES}
 
 new = tuple.__new__
 """Makes a NamedTuple in half the time that its name takes; for those that every request needs."""
@@ -110,11 +105,12 @@ class Router:
         `dry`: for `explain`. Nothing of it is remembered, and what is found out about it is found out for it alone.
         """
         reader = self.reader.forgetful(self.hasher) if dry else self.reader
-        api = CHAT_PATHS.get(path)
-        if api is not None:
-            prompt = reader.chat(body, tenant, api)
-        elif path == COMPLETION_PATH:
-            prompt = reader.completion(body, tenant)
+        rule = PATHS.get(path)
+        kind = rule.reader if rule is not None else ""
+        if kind in APIS:
+            prompt = reader.chat(body, tenant, APIS[kind])
+        elif kind:
+            prompt = reader.completion(body, tenant, kind)
         else:
             prompt = reader.other(body, tenant)
         if prompt.previous:

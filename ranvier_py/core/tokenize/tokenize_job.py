@@ -64,7 +64,7 @@ class TokenizeJob(NamedTuple):
     read. `body` is the whole body, or empty. `length`: tokens of the whole prompt, as estimated.
     """
 
-    kind: str  # "completion", or how a chat came (`prompts.request_apis`)
+    kind: str  # "completion" or "generate", or how a chat came (`prompts.request_apis`)
     length: int
     known: int
     state: TokenState

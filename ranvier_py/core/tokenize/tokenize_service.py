@@ -19,7 +19,8 @@ from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, Api
 from ranvier_py.core.prompts.request_body import TEMPLATE_FIELDS
 from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, Status, TokenizeJob, TokenizeResult
 
-COMPLETION = "completion"
+TEXTS = ("completion", "generate")
+"""Kinds of jobs whose content is one text."""
 
 
 class Tokenizer(Protocol):
@@ -48,7 +49,7 @@ class TokenizeWork:
         job = self.job
         if job.answer is not None:
             self.answer = read_answer(job.answer, chunked=job.chunked, streamed=job.streamed, kind=job.kind)
-        if job.kind != COMPLETION and job.content is not None:
+        if job.kind not in TEXTS and job.content is not None:
             new = self.chat().messages[job.known :] if job.body else [*orjson.loads(job.content), *self.answered]
             self.messages = new
 
@@ -63,7 +64,7 @@ class TokenizeWork:
 
     @property
     def is_to_tokenize(self) -> bool:
-        return bool(self.job.content) if self.job.kind == COMPLETION else bool(self.messages)
+        return bool(self.job.content) if self.job.kind in TEXTS else bool(self.messages)
 
     @property
     def has_media(self) -> bool:
@@ -84,7 +85,7 @@ class TokenizeWork:
         self.is_whole = True
         if self.job.length > TOKENS_MAX:
             raise TemplateRefused("the prompt is too long")
-        if self.job.kind == COMPLETION:
+        if self.job.kind in TEXTS:
             ids = tokenizer.tokenize_text((self.job.content or b"").decode())
             self.tokenized = TokenizedChat(ids, [len(ids)], "rendered")
         else:

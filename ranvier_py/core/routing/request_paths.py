@@ -1,0 +1,73 @@
+"""Every path of the public port that has an engine compute: how its body is read, where it goes, what may follow.
+
+One table, which the documents repeat (`table`, held by a test). What is not in it goes on under /v1/ as it came, to any
+engine, and is sent once: files, batches and whatever else an engine may keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+CHAT_PATH = b"/v1/chat/completions"
+COMPLETION_PATH = b"/v1/completions"
+MESSAGES_PATH = b"/v1/messages"
+RESPONSES_PATH = b"/v1/responses"
+
+PREFIX, LOAD, OWNER = "by prefix", "by load", "by prefix; to the engine that keeps the response it names"
+ALWAYS, UNSTORED = "yes", "with `store: false`"
+
+VLLM, SGLANG, BOTH = "vLLM", "SGLang", "vLLM, SGLang"
+
+
+class PathRule(NamedTuple):
+    """What is done with the POSTs of one path.
+
+    `engines` that serve it; `reader` of its body: an API of a chat (`prompts.request_apis`), "completion", "generate",
+    or none: then its model is all that counts. `repeated`: whether it is sent again after some of it was sent.
+    """
+
+    engines: str
+    reader: str = ""
+    placed: str = LOAD
+    repeated: str = ALWAYS
+
+    @property
+    def teaches(self) -> bool:
+        """Whether routes are learned from it."""
+        return self.placed != LOAD
+
+
+PATHS: Mapping[bytes, PathRule] = {
+    CHAT_PATH: PathRule(BOTH, "chat", PREFIX),
+    COMPLETION_PATH: PathRule(BOTH, "completion", PREFIX),
+    MESSAGES_PATH: PathRule(BOTH, "messages", PREFIX),
+    RESPONSES_PATH: PathRule(BOTH, "responses", OWNER, UNSTORED),
+    b"/generate": PathRule(SGLANG, "generate", PREFIX),
+    b"/v1/messages/count_tokens": PathRule(BOTH),
+    b"/v1/embeddings": PathRule(BOTH),
+    b"/v1/rerank": PathRule(BOTH),
+    b"/rerank": PathRule(VLLM),
+    b"/v2/rerank": PathRule(VLLM),
+    b"/v1/score": PathRule(BOTH),
+    b"/score": PathRule(VLLM),
+    b"/v1/classify": PathRule(BOTH),
+    b"/classify": PathRule(VLLM),
+    b"/v1/pooling": PathRule(VLLM),
+    b"/pooling": PathRule(VLLM),
+    b"/v1/tokenize": PathRule(SGLANG),
+    b"/tokenize": PathRule(BOTH),
+    b"/v1/detokenize": PathRule(SGLANG),
+    b"/detokenize": PathRule(BOTH),
+    b"/v1/audio/transcriptions": PathRule(VLLM),
+    b"/v1/audio/translations": PathRule(VLLM),
+}
+
+
+def table() -> str:
+    """The table for the documents, in Markdown."""
+    rows = ["| path | engines | placed | teaches | sent again |", "|---|---|---|---|---|"]
+    for path, rule in PATHS.items():
+        teaches = "yes" if rule.teaches else "no"
+        rows.append(f"| `{path.decode()}` | {rule.engines} | {rule.placed} | {teaches} | {rule.repeated} |")
+    return "\n".join(rows) + "\n"

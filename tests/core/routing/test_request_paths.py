@@ -1,0 +1,69 @@
+"""The table of paths: the document repeats it, and what is done with a request follows from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ranvier_py.core.prompts.body_json import form_model
+from ranvier_py.core.routing.request_paths import PATHS, table
+from ranvier_py.core.routing.retries import is_inference, may_repeat
+from tests.core.routing.test_router import make_router
+
+ARCHITECTURE = Path(__file__).parents[3] / "ARCHITECTURE.md"
+BODY = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hello " * 30}],
+    "input": "hello " * 30,
+    "prompt": "hello " * 30,
+    "text": "hello " * 30,
+    "store": False,
+}
+
+
+def test_the_document_has_the_table_as_it_is() -> None:
+    assert table() in ARCHITECTURE.read_text()
+
+
+@pytest.mark.parametrize("path", PATHS, ids=bytes.decode)
+def test_a_path_teaches_what_the_table_has_it_teach_and_is_sent_again_where_nothing_stays(path: bytes) -> None:
+    router, body = make_router(), json.dumps(BODY).encode()
+    prompt = router.read(path, body)
+    assert prompt.model == "m"
+    assert (prompt.kind != "opaque") is PATHS[path].teaches
+    attempt = router.start_attempt(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
+    router.first_token(attempt, 0.1)
+    assert (router.counters.learned_rows > 0) is PATHS[path].teaches
+    assert is_inference(b"POST", path)
+    assert may_repeat(b"POST", path, body)
+
+
+FORM = (
+    '--x\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\ncontent-type: audio/wav\r\n\r\n{}\r\n'
+    '--x\r\nContent-Disposition: form-data; name="model"\r\n{}\r\nwhisper-1\r\n--x--\r\n'
+)
+
+
+def test_the_model_of_a_form_is_found_before_and_behind_a_large_file() -> None:
+    behind = FORM.format("a" * 1_000_000, "").encode()
+    assert form_model(behind) == "whisper-1"
+    assert form_model(FORM.format("a", "content-type: text/plain\r\n").encode()) == "whisper-1"
+    first = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n' + behind[:900_000]
+    assert form_model(first) == "whisper-1"
+    assert form_model(behind[:900_000]) == ""
+    assert form_model(b'name="model"\r\n' * 100_000) == ""
+
+
+@pytest.mark.parametrize(
+    "body", [{"text": "hello " * 30}, {"text": ["hello " * 30]}, {"input_ids": list(range(99))}], ids=str
+)
+def test_generate_is_placed_by_its_text_or_its_tokens(body: dict[str, object]) -> None:
+    router = make_router()
+    prompts = [router.read(b"/generate", json.dumps({**body, "stream": True}).encode()) for _ in range(2)]
+    attempt = router.start_attempt(prompts[0], router.place(prompts[0], router.find(prompts[0], 0.0)), 0.0)
+    router.first_token(attempt, 0.1)
+    found = router.find(prompts[1], 0.2)
+    assert router.place(prompts[1], found).backend == attempt.backend
+    assert found.holders[0].tokens >= 32
