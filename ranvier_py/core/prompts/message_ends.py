@@ -77,16 +77,14 @@ def bare_end(body: bytes) -> int:
 def message_cuts(body: bytes, marks: tuple[bytes, ...]) -> Iterator[int]:
     """Offsets that look like message ends, last first: just after the `}` before a `,` and an object with a mark.
 
-    The first mark is searched for through all of it, the others near its end alone.
+    The first mark is searched for through all of it, the others behind it, and near the end alone.
     """
     stop = len(body)
     near = max(0, stop - NEAR_BYTES)
-    places = dict.fromkeys(marks, stop + 1)
     for _ in range(CUTS_MAX):
-        for mark in marks:
-            if places[mark] >= stop:
-                places[mark] = body.rfind(mark, 0 if mark is marks[0] else near, stop)
-        role = max(places.values())
+        role = body.rfind(marks[0], 0, stop)
+        for mark in marks[1:]:
+            role = max(role, body.rfind(mark, max(role, near), stop))
         opening = body.rfind(b"{", 0, role) if role > 0 else -1
         closing = body.rfind(b"}", 0, opening) if opening > 0 else -1
         if closing < 0:

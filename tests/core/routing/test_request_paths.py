@@ -28,7 +28,7 @@ def test_the_document_has_the_table_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=bytes.decode)
-def test_a_path_teaches_what_the_table_has_it_teach_and_is_sent_again_where_nothing_stays(path: bytes) -> None:
+def test_a_path_adds_routes_as_the_table_has_it_and_is_sent_again_where_nothing_stays(path: bytes) -> None:
     router, body = make_router(), json.dumps(BODY).encode()
     prompt = router.read(path, body)
     assert prompt.model == "m"
