@@ -90,7 +90,7 @@ def set_up_logs(level: str, form: str, *, secrets: Sequence[str] = (), descripto
 def change_logs(level: str, form: str, secrets: Sequence[str]) -> None:
     """The same for logs that were set up already: from the next line on, with the same descriptor and counters.
 
-    Nothing where they were not. `secrets` are texts that must not appear from now on, beside those of before.
+    Nothing where they were not. `secrets` are texts that must not appear from now on, beside those of the time before.
     """
     for handler in line_handlers():
         handler.change(form, secrets)
@@ -145,7 +145,7 @@ class LineHandler(logging.Handler):
         """`descriptor` is None where the process was started without one."""
         super().__init__()
         self._descriptor = descriptor
-        self._secrets: Sequence[str] = ()
+        self._latest_secrets: set[str] = set()
         self.change(form, secrets)
         self._second, self._stamp = -1, ""
         self._begin(0)
@@ -154,7 +154,8 @@ class LineHandler(logging.Handler):
         """Write so from now on, and black out these secrets, too."""
         self._form = JSON if form == "json" else TEXT
         spelled = {spelling for secret in secrets if secret for spelling in (secret, json.dumps(secret)[1:-1])}
-        self._secrets = sorted(spelled.union(self._secrets), key=len, reverse=True)
+        self._secrets = sorted(spelled | self._latest_secrets, key=len, reverse=True)  # those of before may still come
+        self._latest_secrets = spelled
 
     def _begin(self, process: int) -> None:
         self._process = process

@@ -17,6 +17,7 @@ from ranvier_py.core.gossip.peer_answers.answer_fetches import ENCODING_BYTES, F
 from ranvier_py.core.gossip.peer_answers.answer_values import ANSWER_BYTES_MAX
 from ranvier_py.core.metrics import Sample
 from ranvier_py.core.response_cache.answer_frames import decoded, encoded
+from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.response_cache.invalidations import VoidMark, VoidScope
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.node.cluster_parts import ClusterParts
@@ -69,6 +70,9 @@ class ClusterAnswers:
         self._waiting: dict[int, _Waiting] = {}
         answers.fetches.arrived, answers.source.find = self._arrived, self._give
         self._store.kept, self._store.dropped = self._kept, answers.keys.drop
+
+    def set_options(self, responses: ResponseCacheOptions) -> None:
+        """Those of the store are asked, each time."""
 
     async def run(self) -> None:
         """Nothing is to be done: the gossip port does it."""

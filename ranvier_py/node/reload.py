@@ -32,7 +32,6 @@ from ranvier_py.core.metrics import counter, increment
 from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
 from ranvier_py.io.logs import change_logs, request_line
-from ranvier_py.io.redis_answers import RedisAnswers
 from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.parts import (
     authorization_of,
@@ -121,7 +120,7 @@ def apply_api_key(node: Node, _: Config) -> None:
 
 
 def apply_logs(node: Node, _: Config) -> None:
-    change_logs(node.config.log_level, node.config.log_format, node.config.secret_values())
+    """What logs requests; the level of all else is set with the secrets, which no log may show."""
     node.pipeline.report = node.server.conversations.report = request_line()
 
 
@@ -160,14 +159,12 @@ def apply_responses(node: Node, _: Config) -> None:
     """What is kept stays as long as it may; a cache that is turned off is empty when it is turned on again."""
     responses, options = node.pipeline.responses, node.config.responses
     if responses is None or not options.enabled:
-        node.pipeline.responses = response_cache_of(node.config, node.scheme, {}, Random(randbits(64)))  # noqa: S311
+        responses = response_cache_of(node.config, node.scheme, {}, Random(randbits(64)))  # noqa: S311
+        node.pipeline.responses = responses
     else:
-        responses.store.options = options
-        responses.store.trim()
-        if isinstance(responses.elsewhere, RedisAnswers):
-            responses.elsewhere.set_options(options)
-    if node.pipeline.responses is not None and node.clustering is not None:
-        share_answers(node.pipeline.responses, node.clustering)
+        responses.set_options(options)
+    if responses is not None and node.clustering is not None:
+        share_answers(responses, node.clustering)
 
 
 def apply_index(node: Node, _: Config) -> None:
@@ -178,6 +175,12 @@ def apply_tokens(node: Node, _: Config) -> None:
     node.tokenizer_worker.queue_max = node.config.learn_queue_max
     node.router.reader.memory.entries_max = node.config.prompt_memory_entries
     node.router.recent = deque(node.router.recent, node.config.recent_decisions)
+
+
+def apply_route_life(node: Node, _: Config) -> None:
+    """Of this node's routes; updates of peers live as long as at the start, or until the table drops them."""
+    for router in (node.router, *(each.router for each in (node.shadows.shadows if node.shadows is not None else ()))):
+        router.routes.ttl_s = node.config.route_ttl_s
 
 
 def apply_bodies(node: Node, _: Config) -> None:
@@ -203,6 +206,7 @@ APPLY_KEYS: Mapping[str, Callable[[Node, Config], None]] = {
     **dict.fromkeys(("metric_names", "drain_timeout_s"), apply_nothing),
     **dict.fromkeys(("tls_certificate_file", "tls_key_file"), apply_nothing),  # see `Reloads`: read in any case
     "backend": apply_backends,
+    "route_ttl_s": apply_route_life,
     **dict.fromkeys(("backend_api_key", "backend_api_key_file"), apply_api_key),
     **dict.fromkeys(("ask_usage", "anthropic_cache_control"), apply_bodies),
     **dict.fromkeys(("learn_queue_max", "prompt_memory_entries", "recent_decisions"), apply_tokens),
@@ -217,7 +221,7 @@ NEEDS_RESTART = frozenset(
     listen control workers
     kv_events
     tokenizer chat_template block_size_tokens
-    route_capacity route_ttl_s tenant_isolation cluster_secret cluster_secret_file
+    route_capacity tenant_isolation cluster_secret cluster_secret_file
     response_cache_backend response_cache_redis_url response_cache_redis_url_file response_cache_redis_prefix
     response_cache_redis_pool_size response_cache_redis_timeout_s response_cache_redis_connect_timeout_s
     response_cache_redis_bytes_max response_cache_redis_retry_s response_cache_fallback_to_memory
@@ -312,6 +316,7 @@ class Reloads:
         running, self._config = node.config, config
         node.config = within_descriptors(config, self._descriptors)
         node.server.tls = certificate
+        change_logs(config.log_level, config.log_format, config.secret_values())
         for step in dict.fromkeys(apply_of(name) for name in applied):
             assert step is not None, "what is applied has something that does"
             step(node, running)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ranvier_py.core.errors import ClientGone, UpstreamClosed
 from ranvier_py.core.metrics import Sample, increment, samples
 from ranvier_py.core.prompts.tenants import Tenants
-from ranvier_py.core.response_cache.answer_store import AnswerStore
+from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
 from ranvier_py.core.response_cache.cache_keys import APIS, Question, question_of
 from ranvier_py.core.response_cache.invalidations import VoidScope
 from ranvier_py.core.response_cache.stored_answers import CONTENT_TYPES, Arrived, StoredAnswer, stored_answer
@@ -44,6 +44,9 @@ class AnswersElsewhere(Protocol):
 
     backend: str
     uses_memory: bool
+
+    def set_options(self, responses: ResponseCacheOptions) -> None:
+        """From now on."""
 
     async def run(self) -> None:
         """For ever."""
@@ -170,6 +173,13 @@ class ResponseCache:
         if found is not None and self._uses_memory:
             self.store.keep(question.key, found)
         return found
+
+    def set_options(self, options: ResponseCacheOptions) -> None:
+        """From now on; what is kept stays as long as it may by them."""
+        self.store.options = options
+        self.store.trim()
+        if self.elsewhere is not None:
+            self.elsewhere.set_options(options)
 
     def samples(self) -> Iterator[Sample]:
         """Metrics of the cache, wherever its answers are."""

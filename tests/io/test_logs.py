@@ -154,6 +154,16 @@ def test_a_summary_has_no_room_for_headers_or_bodies() -> None:
     assert all(kind.__forward_arg__ in ("str", "int", "float") for kind in kinds.values())
 
 
+def test_secrets_of_a_configuration_that_was_read_again_are_blacked_out_with_those_of_before() -> None:
+    log = Log("text", ("first-secret",))
+    try:
+        log.handler.change("json", ("second-secret",))
+        log.logger.warning("first-secret second-secret")
+        assert json.loads(log.text)["event"] == "*** ***"
+    finally:
+        log.close()
+
+
 def test_secrets_are_blacked_out_whoever_logs_them(log: Log) -> None:
     log.logger.error("refused %s", SECRET)
     log.logger.error("sent Authorization: Bearer sk-abc.def and BEARER sk-abc.def")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import signal
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
+import trustme
 
 from ranvier_py.config.config_loader import load_noted
 from ranvier_py.config.config_model import KEYS, Config
@@ -263,6 +266,73 @@ async def test_the_response_cache_is_turned_on_bounded_anew_and_turned_off(tmp_p
         assert await ask("one") == "MISS"
         await changed()
         assert await ask("one") is None
+
+
+async def test_routes_live_as_long_as_the_new_time_to_live_has_it(tmp_path: Path) -> None:
+    async with reloadable(tmp_path, shadow=["affinity"]) as (node, changed):
+        await node.chat(turn("hello"))
+        await node.until_routes(lambda found: found["rows"] > 0)
+        await changed(shadow=["affinity"], route_ttl_s=1.0)
+        await node.until_routes(lambda found: found["rows"] == 0)
+
+
+async def test_the_key_of_the_backends_goes_with_requests_and_probes_from_then_on(tmp_path: Path) -> None:
+    keys: set[str] = set()
+
+    async def engine(stream: trio.SocketStream) -> None:
+        request = b""
+        while b"\r\n\r\n" not in request:
+            request += await stream.receive_some(65_536)
+        keys.update(re.findall(r"(?i)authorization: bearer (\S+)", request.decode()))
+        await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+
+    async with opened(partial(ReloadLab, folder=tmp_path), 0, DEADLINE_S) as place:
+        place.engines.append(await place.listen(engine))
+        node = await place.start(backend_api_key="first-key", probe_interval_s=0.2)
+        place.write(backend_api_key="second-key", probe_interval_s=0.2)
+        answer = await node.http.post(f"{node.control}/admin/reload")
+        assert answer.json()["applied"] == ["backend_api_key"]
+        keys.clear()
+        while "second-key" not in keys:  # of a probe
+            await trio.lowlevel.checkpoint()
+        keys.clear()
+        await node.chat()
+        assert keys == {"second-key"}
+
+
+async def test_a_certificate_is_read_again_though_its_path_is_the_same_and_a_bad_one_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    authority = trustme.CA()
+
+    def issue() -> str:
+        made = authority.issue_cert("127.0.0.1")
+        made.private_key_pem.write_to_path(tmp_path / "key.pem")
+        made.cert_chain_pems[0].write_to_path(tmp_path / "chain.pem")
+        return made.cert_chain_pems[0].bytes().decode()
+
+    async def presented(port: int) -> str:
+        return await trio.to_thread.run_sync(ssl.get_server_certificate, ("127.0.0.1", port))
+
+    first = issue()
+    files = {"tls_certificate_file": str(tmp_path / "chain.pem"), "tls_key_file": str(tmp_path / "key.pem")}
+    async with reloadable(tmp_path, engines=1, **files) as (node, changed):
+        port = node.address[1]
+        assert await presented(port) == first
+        second = issue()
+        assert (await changed())["applied"] == []
+        assert await presented(port) == second
+        (tmp_path / "chain.pem").write_text("no certificate")
+        place = node.lab
+        assert isinstance(place, ReloadLab)
+        place.write(**files, policy="ttft")
+        answer = await node.http.post(f"{node.control}/admin/reload")
+        assert answer.status_code == 400
+        assert (await node.ask("/admin/config"))["policy"] == "affinity"
+        assert await presented(port) == second
+        issue()
+        answer = await changed(tls_certificate_file="", tls_key_file="")
+        assert answer["restart_needed"] == ["tls_certificate_file", "tls_key_file"]
 
 
 async def test_backends_come_go_and_change_and_what_an_operator_added_stays(tmp_path: Path) -> None:

@@ -159,12 +159,17 @@ async def test_hang_ups_during_traffic_break_no_stream_and_a_broken_or_missing_f
                     node.process.send_signal(signal.SIGHUP)
                     await node.until(policy=policy)
                     streams.start_soon(stream, node, ended)
+                file.write_text(
+                    f"policy: random\nbackend: ['{place.engines[0]}']\nlog_format: json\nlog_level: warning\n"
+                )
+                node.process.send_signal(signal.SIGHUP)
+                await node.until(log_format="json", log_level="warning")
                 file.write_text("policy: [")
                 node.process.send_signal(signal.SIGHUP)
-                await logged(node, b"config.refused", 1)
+                await logged(node, b'"event":"config.refused', 1)
                 file.unlink()
                 node.process.send_signal(signal.SIGHUP)
-                await logged(node, b"config.refused", 2)
+                await logged(node, b'"event":"config.refused', 2)
             assert ended == ["data: [DONE]"] * 11
             assert (await node.config())["policy"] == "random"
             assert len((await place.http.get(f"{node.control[0]}/admin/backends")).json()["backends"]) == 1

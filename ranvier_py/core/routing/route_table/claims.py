@@ -52,7 +52,7 @@ class Claims:
     def __init__(self, rows: Rows, leaves: LeafQueue, ttl_s: float) -> None:
         self._rows = rows
         self._leaves = leaves
-        self._ttl_s = ttl_s
+        self.ttl_s = ttl_s
         self._others: dict[int, dict[int, Claim]] = {}
         self.lowered: dict[int, dict[int, int]] = {}  # row -> backend -> tier, for what is below the GPU
         self.hidden: dict[int, Hidden] = {}  # by backend
@@ -62,7 +62,7 @@ class Claims:
     @property
     def horizon(self) -> float:
         """Claims whose evidence is not after this have expired."""
-        return self.now - self._ttl_s
+        return self.now - self.ttl_s
 
     def raise_from(self, row: int, backend: int, claim: Claim) -> None:
         """Give a live claim to a row and its ancestors. Trust and evidence of a claim only rise while it lives."""
@@ -70,7 +70,7 @@ class Claims:
         parents, backends, generations = rows.parent, rows.backend, rows.generation
         trusts, evidences = rows.trust, rows.evidence
         generation, trust, evidence = claim
-        horizon = self.now - self._ttl_s
+        horizon = self.now - self.ttl_s
         while row > 0:
             holder = backends[row]
             if (

@@ -32,8 +32,12 @@ class OutgoingRoutes:
         self._rows = rows
         self._claims = claims
         self._counters = counters
-        self._half_ttl_s = max(1, int(ttl_s) // 2)
+        self.set_ttl(ttl_s)
         self._came: Callable[[], object] = lambda: None
+
+    def set_ttl(self, ttl_s: float) -> None:
+        """Life of a claim after its last evidence."""
+        self._half_ttl_s = max(1, int(ttl_s) // 2)
 
     def collect(self, came: Callable[[], object] = lambda: None) -> None:
         """From now on. `came` is called when the first of either kind comes."""

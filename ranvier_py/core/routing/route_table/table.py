@@ -90,10 +90,19 @@ class RouteTable:
         self._cursor = 1
         self._withdrawing: list[tuple[int, int, float]] = []  # row, backend, when its engine said so or NOT_BY_ENGINE
         self.capacity = capacity  # the most rows
-        self.ttl_s = ttl_s
         self.outgoing = OutgoingRoutes(self.rows, self.claims, self._counters, ttl_s)
         self.uses = RouteUses(self.rows, self.claims)
         self.remote_use: RemoteUse | None = None
+
+    @property
+    def ttl_s(self) -> float:
+        return self.claims.ttl_s
+
+    @ttl_s.setter
+    def ttl_s(self, ttl_s: float) -> None:
+        """From now on; claims that are older by then are over."""
+        self.claims.ttl_s = ttl_s
+        self.outgoing.set_ttl(ttl_s)
 
     def names(self) -> Container[int]:
         """All fingerprints that are known, now and later."""
