@@ -55,6 +55,16 @@ def test_in_whatever_order_they_are_taken_the_latest_moment_holds() -> None:
         assert not known.take(next(iter(known)), 60.0)
 
 
+def test_a_later_moment_under_a_smaller_number_reaches_who_knows_the_greater_one() -> None:
+    known, third = Invalidations(TTL_S), Invalidations(TTL_S)
+    for each in (known, third):
+        each.take(VoidMark(9, VoidScope("m"), 20.0), 60.0)
+    known.take(VoidMark(5, VoidScope("m"), 50.0), 60.0)
+    for one in known:
+        assert third.take(one, 60.0)
+    assert third.void("m", b"", 50.0)
+
+
 def test_one_more_subject_than_there_is_room_for_makes_them_one_of_everything() -> None:
     known = Invalidations(TTL_S)
     for number in range(SCOPES_MAX + 1):

@@ -1,0 +1,191 @@
+"""What nodes gain by sharing their response caches: among themselves, and through Redis.
+
+    python -m benchmarks.shared_responses [--trace taubench] [--questions 120] [--requests 600] [--per-s 100]
+
+Some nodes before one stub engine, each question to a node drawn at random, at fixed times whatever comes back. They are
+those of a trace (the turns of tau-bench's conversations, QMSum's queries about meetings), asked again and again with
+frequencies by Zipf's law. Each backend gets the same requests at the same nodes: `memory`, where each node has answers
+of its own, `cluster`, and `redis`, a redis-server of this machine. `hit_share` is of all requests; `ideal_share` that
+of one cache that everybody shares. Times of hits are the client's, from the first byte sent to the last byte received;
+`first_hit_ms` are of questions that the node had not answered before, so that it had to look elsewhere.
+Goals: `cluster` within a point of `redis`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from shutil import which
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import trio
+
+from benchmarks.harness.bench import command_line, data_folder, finish, percentiles, show_row
+from benchmarks.harness.processes import Target, free_port, node, process, stub_engines
+from benchmarks.workloads.workloads import QMSUM, TAUBENCH
+from cluster.load.http_client import Connection, request_bytes
+
+BACKENDS = ("memory", "cluster", "redis")
+KEY = "3f" * 16 + "a7" * 16
+PATH = "/v1/chat/completions"
+ZIPF = 1.0
+"""Of the frequencies: the question of rank r is asked in proportion to 1 / r."""
+
+
+def taubench(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
+    """What each turn of an assistant answers."""
+    for line in lines:
+        messages = line["messages"]
+        yield from (messages[:end] for end, message in enumerate(messages) if end and message["role"] == "assistant")
+
+
+def qmsum(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
+    for line in lines:
+        for query in line["queries"]:
+            yield [{"role": "user", "content": f"{line['transcript']}\n\n{query['q']}"}]
+
+
+TRACES = {"taubench": (TAUBENCH, taubench), "qmsum": (QMSUM, qmsum)}
+
+
+def questions(trace: str, count: int, rng: Random) -> list[bytes]:
+    """So many different requests of the trace."""
+    file, read = TRACES[trace]
+    with gzip.open(data_folder() / "traces" / file, "rt") as stream:
+        bodies = dict.fromkeys(
+            json.dumps({"model": "m", "temperature": 0, "messages": messages})
+            for messages in read([json.loads(line) for line in stream])
+        )
+    return [body.encode() for body in rng.sample(list(bodies), min(count, len(bodies)))]
+
+
+@contextmanager
+def redis() -> Iterator[str]:
+    """A redis-server that keeps nothing; gives its URL."""
+    port = free_port()
+    with process(["redis-server", "--port", str(port), "--save", "", "--appendonly", "no", "--loglevel", "warning"]):
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+@contextmanager
+def nodes_of(backend: str, count: int, engine: str) -> Iterator[list[Target]]:
+    """Nodes that share their answers so."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        (folder / "key").write_text(KEY)
+        flags = ["--response-cache", "--response-cache-backend", backend, "--cluster-key-file", str(folder / "key")]
+        if backend == "redis":
+            (folder / "url").write_text(stack.enter_context(redis()))
+            flags += ["--response-cache-redis-url-file", str(folder / "url")]
+        own = f"127.0.0.1:{free_port()}"
+        targets = [stack.enter_context(node([engine], Path("embedded"), *flags, "--gossip", own))]
+        for _ in range(1, count):
+            more = ("--gossip", f"127.0.0.1:{free_port()}", "--join", own)
+            targets.append(stack.enter_context(node([engine], Path("embedded"), *flags, *more)))
+        yield targets
+
+
+class Asked(NamedTuple):
+    """One request: which question went to which node."""
+
+    question: int
+    node: int
+
+
+class Got(NamedTuple):
+    """What came of one. `is_first`: the node had not answered that question before."""
+
+    cached: str
+    seconds: float
+    is_first: bool
+
+
+async def drive(
+    targets: Sequence[Target], bodies: Sequence[bytes], schedule: Sequence[Asked], per_s: float
+) -> list[Got]:
+    """Ask at fixed times, each on a connection of its own."""
+    found: list[Got] = []
+    answered: dict[Asked, None] = {}
+    began = trio.current_time()
+
+    async def one(at: float, asked: Asked) -> None:
+        await trio.sleep_until(at)
+        where = urlsplit(targets[asked.node].url)
+        host, port = where.hostname or "", where.port or 0
+        request, is_first = (
+            request_bytes("/v1/chat/completions", host, port, bodies[asked.question]),
+            asked not in answered,
+        )
+        async with Connection(host, port) as connection:
+            await connection.connect()
+            sent_at = time.perf_counter()
+            answer = await connection.exchange(request, lambda *_: None)
+            found.append(Got(answer.headers.get("x-cache", ""), time.perf_counter() - sent_at, is_first))
+        assert answer.status == 200, answer.status
+        answered[asked] = None
+
+    async with trio.open_nursery() as nursery:
+        for number, asked in enumerate(schedule):
+            nursery.start_soon(one, began + number / per_s, asked)
+    return found
+
+
+def zipf_schedule(questions: int, nodes: int, requests: int, rng: Random) -> list[Asked]:
+    weights = list(accumulate(1 / rank**ZIPF for rank in range(1, questions + 1)))
+    chosen = rng.choices(range(questions), cum_weights=weights, k=requests)
+    return [Asked(question, rng.randrange(nodes)) for question in chosen]
+
+
+def row_of(trace: str, backend: str, schedule: Sequence[Asked], found: Sequence[Got]) -> dict[str, Any]:
+    hits = [one for one in found if one.cached == "HIT"]
+    times = {
+        "hit_ms": [1000 * one.seconds for one in hits],
+        "first_hit_ms": [1000 * one.seconds for one in hits if one.is_first],
+    }
+    return {
+        "trace": trace,
+        "backend": backend,
+        "requests": len(found),
+        "hit_share": round(len(hits) / len(found), 4),
+        "ideal_share": round(1 - len({asked.question for asked in schedule}) / len(schedule), 4),
+        **{name: percentiles(values) for name, values in times.items() if values},
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, seed="questions and nodes", quick="fewer requests")
+    parser.add_argument("--trace", action="append", choices=list(TRACES), default=[])
+    parser.add_argument("--backend", action="append", choices=BACKENDS, default=[])
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--questions", type=int, default=120)
+    parser.add_argument("--requests", type=int, default=600)
+    parser.add_argument("--per-s", type=float, default=100.0)
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    backends = arguments.backend or (BACKENDS if which("redis-server") else BACKENDS[:2])
+    traces, requests = arguments.trace or list(TRACES), 100 if arguments.quick else arguments.requests
+    rows = []
+    for backend in backends:
+        with stub_engines(1) as [engine], nodes_of(backend, arguments.nodes, engine) as targets:
+            for trace in traces:
+                rng = Random(f"{arguments.seed}/{trace}")
+                bodies = questions(trace, arguments.questions, rng)
+                schedule = zipf_schedule(len(bodies), arguments.nodes, requests, rng)
+                found = trio.run(drive, targets, bodies, schedule, arguments.per_s)
+                rows.append(row_of(trace, backend, schedule, found))
+                show_row(rows[-1])
+    rows.sort(key=lambda row: (traces.index(row["trace"]), BACKENDS.index(row["backend"])))
+    return finish("shared_responses", arguments, {}, rows=rows, whole=not arguments.trace and not arguments.backend)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
