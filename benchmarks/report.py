@@ -233,6 +233,23 @@ def response_cache(result: Result) -> Iterator[Row]:
     yield Row("hits/s at 16 connections", f"{hits['on']['per_s']:.0f}; {per_s}")
     sent = once["sent_to_engines"]
     yield Row(f"{once['requests']} equal requests at once: sent to engines", f"{sent}", "1", sent == 1)
+    yield from shared_responses(result["shared"]) if "shared" in result else ()
+
+
+def shared_responses(shared: Mapping[str, Any]) -> Iterator[Row]:
+    by_trace: dict[str, dict[str, Any]] = {}
+    for row in shared["rows"]:
+        by_trace.setdefault(row["trace"], {})[row["backend"]] = row
+    for trace, found in by_trace.items():
+        figure = ", ".join(f"{backend} {row['hit_share']:.3f}" for backend, row in found.items())
+        ideal = found["cluster"]["ideal_share"]
+        question = f"{trace} at {shared['nodes']} nodes: share of hits; one cache would have {ideal:.3f}"
+        met = found["cluster"]["hit_share"] >= found["redis"]["hit_share"] - 0.01 if "redis" in found else None
+        yield Row(question, figure, "" if met is None else "cluster within 0.01 of redis", met)
+        for key, name in (("hit_ms", "a hit"), ("first_hit_ms", "a hit of what the node has not")):
+            known = {backend: row[key] for backend, row in found.items() if key in row}
+            times = [f"{backend} {each['p50']:.2f} / {each['p99']:.2f}" for backend, each in known.items()]
+            yield Row(f"{trace}: {name}, p50 / p99", f"{', '.join(times)} ms")
 
 
 def beside(microseconds: Mapping[str, float]) -> str:

@@ -1,13 +1,14 @@
 """What the response cache costs and saves: a miss, a hit, and many equal requests at once.
 
-    python -m benchmarks.response_cache [--rounds 5] [--seconds 2]
+    python -m benchmarks.response_cache [--rounds 5] [--seconds 2] [--shared-only]
 
 Two nodes before the same two stub engines, one with `--response-cache`, take turns under the load of `wrk` with 16
 connections and chats of 3 kB at temperature 0. With messages that nobody has seen every request is a miss: the
 difference in processor time is what looking, keeping and sharing cost. With 64 requests again and again every one is a
 hit, beside the engines themselves under the same load, and a node whose answers are in a redis-server, where there is
 one; the p99 of its look-ups there is by its own histogram. Then 200 clients send one new request at once, and what
-reaches the engines is counted.
+reaches the engines is counted. Last, four nodes share their answers, among themselves or through Redis
+(`workloads/shared_responses`); `--shared-only` measures that alone, and leaves the other figures as they are.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.harness.bench import ROOT, command_line, finish, show_row
+from benchmarks.harness.bench import RESULTS, ROOT, command_line, commit, finish, show_row
 from benchmarks.harness.processes import READY_S, Target, node, process, processor_s, stub_engines
+from benchmarks.workloads.shared_responses import Shape, shared
 
 SCRIPT = ROOT / "benchmarks" / "lua" / "chat_fresh.lua"
 CONNECTIONS, BODY_BYTES, EQUAL = 16, 3_000, 200
@@ -129,8 +131,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser: argparse.ArgumentParser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each run")
+    parser.add_argument("--shared-only", action="store_true", help="measure nodes that share answers, and nothing else")
+    parser.add_argument("--per-s", type=float, default=Shape().per_s, help="requests to nodes that share answers")
     parser.add_argument("--tokenizer", type=Path, default="embedded", help="as of `ranvier serve`")
     arguments = parser.parse_args(argv)
+    if arguments.shared_only:
+        return replace_shared(arguments)
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is missing: apt-get install wrk")
     with ExitStack() as stack:
@@ -148,7 +154,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         once = equal_at_once(nodes["on"])
     show_row(once)
     found = {"misses": misses, "hits": hits, "in_redis": in_redis, "equal_at_once": once}
-    return finish("response_cache", arguments, found)
+    return finish("response_cache", arguments, {**found, "shared": shared_part(arguments)})
+
+
+def shared_part(arguments: argparse.Namespace) -> dict[str, Any]:
+    shape = Shape(per_s=arguments.per_s)
+    return {"commit": commit(), **shape._asdict(), "rows": shared(shape)}
+
+
+def replace_shared(arguments: argparse.Namespace) -> int:
+    """Write those figures anew beside the others, which keep their commit."""
+    file = RESULTS / "response_cache.json"
+    result = {**json.loads(file.read_text()), "shared": shared_part(arguments)}
+    if arguments.dry:
+        print(json.dumps(result["shared"], indent=2))
+    else:
+        file.write_text(f"{json.dumps(result, indent=2, ensure_ascii=False)}\n")
+    return 0
 
 
 if __name__ == "__main__":

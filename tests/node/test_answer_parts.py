@@ -80,7 +80,7 @@ def framed(age_s: float = 1.0, key: bytes = KEY) -> bytes:
     return encoded(key, answer(0.0), age_s)
 
 
-async def test_a_peers_answer_is_as_old_as_it_says_and_no_younger() -> None:
+async def test_a_peers_answer_is_as_old_as_its_frame_has_it_and_no_younger() -> None:
     lab = Lab()
     found = await lab.find(framed(10.0))
     assert found is not None
@@ -100,7 +100,7 @@ async def test_an_answer_older_than_the_client_takes_is_none_whatever_the_peer_g
     assert await Lab().find(framed(10.0), max_age_s=5.0) is None
 
 
-async def test_an_answer_that_is_made_void_on_its_way_is_none() -> None:
+async def test_an_answer_that_is_made_void_before_it_arrives_is_none() -> None:
     for scope in (EVERYTHING, VoidScope("m"), VoidScope("m", TENANT)):
         lab = Lab()
         assert await lab.find(framed(), before=lambda lab=lab, scope=scope: void(lab, scope)) is None

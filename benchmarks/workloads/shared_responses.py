@@ -1,22 +1,17 @@
 """What nodes gain by sharing their response caches: among themselves, and through Redis.
 
-    python -m benchmarks.shared_responses [--trace taubench] [--questions 120] [--requests 600] [--per-s 100]
-
 Some nodes before one stub engine, each question to a node drawn at random, at fixed times whatever comes back. They are
 those of a trace (the turns of tau-bench's conversations, QMSum's queries about meetings), asked again and again with
 frequencies by Zipf's law. Each backend gets the same requests at the same nodes: `memory`, where each node has answers
 of its own, `cluster`, and `redis`, a redis-server of this machine. `hit_share` is of all requests; `ideal_share` that
 of one cache that everybody shares. Times of hits are the client's, from the first byte sent to the last byte received;
 `first_hit_ms` are of questions that the node had not answered before, so that it had to look elsewhere.
-Goals: `cluster` within a point of `redis`.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,7 +25,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from benchmarks.harness.bench import command_line, data_folder, finish, percentiles, show_row
+from benchmarks.harness.bench import data_folder, percentiles, show_row
 from benchmarks.harness.processes import Target, free_port, node, process, stub_engines
 from benchmarks.workloads.workloads import QMSUM, TAUBENCH
 from cluster.load.http_client import Connection, request_bytes
@@ -162,30 +157,25 @@ def row_of(trace: str, backend: str, schedule: Sequence[Asked], found: Sequence[
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__, seed="questions and nodes", quick="fewer requests")
-    parser.add_argument("--trace", action="append", choices=list(TRACES), default=[])
-    parser.add_argument("--backend", action="append", choices=BACKENDS, default=[])
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--questions", type=int, default=120)
-    parser.add_argument("--requests", type=int, default=600)
-    parser.add_argument("--per-s", type=float, default=100.0)
-    arguments: argparse.Namespace = parser.parse_args(argv)
-    backends = arguments.backend or (BACKENDS if which("redis-server") else BACKENDS[:2])
-    traces, requests = arguments.trace or list(TRACES), 100 if arguments.quick else arguments.requests
+class Shape(NamedTuple):
+    """How much is asked."""
+
+    nodes: int = 4
+    questions: int = 120
+    requests: int = 400
+    per_s: float = 40.0
+
+
+def shared(shape: Shape, traces: Sequence[str] = tuple(TRACES)) -> list[dict[str, Any]]:
+    """A row for each trace and backend."""
     rows = []
-    for backend in backends:
-        with stub_engines(1) as [engine], nodes_of(backend, arguments.nodes, engine) as targets:
+    for backend in BACKENDS if which("redis-server") else BACKENDS[:2]:
+        with stub_engines(1) as [engine], nodes_of(backend, shape.nodes, engine) as targets:
             for trace in traces:
-                rng = Random(f"{arguments.seed}/{trace}")
-                bodies = questions(trace, arguments.questions, rng)
-                schedule = zipf_schedule(len(bodies), arguments.nodes, requests, rng)
-                found = trio.run(drive, targets, bodies, schedule, arguments.per_s)
+                rng = Random(f"shared/{trace}")
+                bodies = questions(trace, shape.questions, rng)
+                schedule = zipf_schedule(len(bodies), shape.nodes, shape.requests, rng)
+                found = trio.run(drive, targets, bodies, schedule, shape.per_s)
                 rows.append(row_of(trace, backend, schedule, found))
                 show_row(rows[-1])
-    rows.sort(key=lambda row: (traces.index(row["trace"]), BACKENDS.index(row["backend"])))
-    return finish("shared_responses", arguments, {}, rows=rows, whole=not arguments.trace and not arguments.backend)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return sorted(rows, key=lambda row: (traces.index(row["trace"]), BACKENDS.index(row["backend"])))
