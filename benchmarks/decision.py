@@ -8,7 +8,8 @@ Microseconds of single calls of a Router with policy affinity and uneven loads, 
 
 - `decide_…`: `find` and `place`, from the chain of a prompt to its placement. Goals: p50 50 us, p99 150 us;
 - `attempt_…`: `start_attempt`, `first_token` and `finish_attempt`: all the bookkeeping of a request that succeeds;
-- `read_…`: the body of a chat of 20 messages, on first contact, or with all but its last two messages known.
+- `read_…`: the body of a chat of 20 messages, on first contact, or with all but its last two messages known; the latter
+  also by the other APIs, whose clients move marks or number their items.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.placement.policies import make_policy
+from ranvier_py.core.routing.request_paths import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.router import CHAT_PATH, PoolMatch, Router
+from ranvier_py.core.routing.router import PoolMatch, Router
 from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.routing.work import Load
 
@@ -237,8 +239,12 @@ def times_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float) 
         found = [router.find(prompt, now) for prompt in several]
         times[f"attempt_of_{kind}"] = measure(partial(prepare_attempt, router, several, found, now), rounds)
     for size in BODY_BYTES:
-        times[f"read_the_next_turn_of_{size // 1000}_kB"] = measure(partial(prepare_read, router, size, 2), rounds)
-        times[f"read_{size // 1000}_kB_on_first_contact"] = measure(partial(prepare_read, router, size, 0), rounds)
+        known, cold = partial(prepare_read, router, size, 2), partial(prepare_read, router, size, 0)
+        times[f"read_the_next_turn_of_{size // 1000}_kB"] = measure(partial(known, CHAT_PATH), rounds)
+        for path in (MESSAGES_PATH, RESPONSES_PATH):
+            name = path.decode().rpartition("/")[2]
+            times[f"read_the_next_turn_of_{size // 1000}_kB_by_{name}"] = measure(partial(known, path), rounds)
+        times[f"read_{size // 1000}_kB_on_first_contact"] = measure(partial(cold, CHAT_PATH), rounds)
     return times
 
 
@@ -268,18 +274,30 @@ def prepare_attempt(
     return partial(fly, router, prompt, holders, router.place(prompt, holders), now + number / CHATS_PER_S)
 
 
-def prepare_read(router: Router, size: int, new: int, number: int) -> Callable[[], object]:
+def prepare_read(router: Router, size: int, new: int, path: bytes, number: int) -> Callable[[], object]:
     """Reading a body of about `size` bytes that no other shares anything with; all but `new` messages were met before,
     or none."""
-    text = Random(f"{size}/{new}/{number}").randbytes(size // 2 // MESSAGES).hex()
+    text = Random(f"{size}/{new}/{path!r}/{number}").randbytes(size // 2 // MESSAGES).hex()
     messages = [{"role": ("user", "assistant")[place % 2], "content": f"{place} {text}"} for place in range(MESSAGES)]
 
     def body(count: int) -> bytes:
-        return orjson.dumps({"model": "m", "messages": messages[:count], "stream": True})
+        return orjson.dumps({"model": "m", **conversation(path, messages[:count]), "stream": True})
 
     if new:
-        router.reader.remember(router.read(CHAT_PATH, body(MESSAGES - new)))
-    return partial(router.read, CHAT_PATH, body(MESSAGES))
+        router.reader.remember(router.read(path, body(MESSAGES - new)))
+    return partial(router.read, path, body(MESSAGES))
+
+
+def conversation(path: bytes, messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """These messages as clients of an API send them."""
+    if path == CHAT_PATH:
+        return {"messages": messages}
+    if path == MESSAGES_PATH:
+        marked = {"type": "text", "text": messages[-1]["content"], "cache_control": {"type": "ephemeral"}}
+        return {"messages": [*messages[:-1], {**messages[-1], "content": [marked]}]}
+    parts = [{"type": "input_text", "text": message["content"]} for message in messages]
+    items = [{"type": "message", "id": f"msg_{number}", "content": [part]} for number, part in enumerate(parts)]
+    return {"input": [{**item, "role": message["role"]} for item, message in zip(items, messages, strict=True)]}
 
 
 def main() -> int:
