@@ -231,6 +231,14 @@ def response_cache(result: Result) -> Iterator[Row]:
         f"{name} {hits[key]['per_s']:.0f}" for key, name in (("off", "forwarded"), ("direct", "no router"))
     )
     yield Row("hits/s at 16 connections", f"{hits['on']['per_s']:.0f}; {per_s}")
+    if (in_redis := result.get("in_redis")) is not None:
+        p99_ms, used = in_redis["p99_ms_max"], f"{hits['redis']['processor_us']} µs of processor time a hit"
+        yield Row(
+            "look-ups in Redis: p99 at most; hits/s",
+            f"{p99_ms:g} ms; {hits['redis']['per_s']:.0f}, {used}",
+            "5 ms",
+            p99_ms <= 5,
+        )
     sent = once["sent_to_engines"]
     yield Row(f"{once['requests']} equal requests at once: sent to engines", f"{sent}", "1", sent == 1)
     yield from shared_responses(result["shared"]) if "shared" in result else ()
