@@ -83,6 +83,7 @@ class AnswerFetches:
         self._outbox = outbox
         self._round_trip_s = round_trip_s
         self._request = 0
+        self._hurries = False  # a question waits to be sent
         self._open: dict[int, _Fetch] = {}
         self._holders: dict[int, _Holder] = {}
 
@@ -105,6 +106,7 @@ class AnswerFetches:
         fetch = _Fetch(self._request, name, age_max_s, now, until, able[1:], able[0], until)
         self._open[fetch.request] = fetch
         self._want(fetch, now)
+        self._hurries = True
         return fetch.request
 
     def receive(self, peer: Peer, message: AnswerPart | AnswerRefused, now: float) -> None:
@@ -127,9 +129,10 @@ class AnswerFetches:
 
     @property
     def wake_at(self) -> float:
-        return min([fetch.deadline for fetch in self._open.values()], default=inf)
+        return 0.0 if self._hurries else min([fetch.deadline for fetch in self._open.values()], default=inf)
 
     def tick(self, now: float) -> None:
+        self._hurries = False
         for fetch in [fetch for fetch in self._open.values() if fetch.deadline <= now]:
             self._failed(self._holder(fetch.peer), now)
             self._next(fetch, "timeout", now)

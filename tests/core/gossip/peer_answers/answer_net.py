@@ -130,14 +130,13 @@ class AnswerNet:
             for node in list(self.nodes.values()):
                 if node.session not in self.asleep and node.answers.wake_at <= self.now:
                     node.answers.tick(self.now)
-            self._send()
+                    self._send(node)
 
     def fetch(self, session: int, number: int, age_max_s: float = 1e9) -> tuple[bytes | None, float]:
         """What a node gets of its peers, and after how long. (None, 0) where it asks nobody."""
         node, began = self.nodes[session], self.now
         request = node.answers.ask(key_of(number), age_max_s, self.now)
         while request is not None and request not in node.results:
-            self._send()
             self.run(0.001, 0.001)
             assert self.now < began + 5
         return (None if request is None else node.results[request]), self.now - began
@@ -145,17 +144,17 @@ class AnswerNet:
     def knows(self, session: int) -> int:
         return self.nodes[session].answers.counters.known
 
-    def _send(self) -> None:
-        for node in self.nodes.values():
-            messages = list(node.outbox)
-            node.outbox.clear()
-            for _, to, _, message in messages:
-                kind, body = encode(message)
-                self.sent.append((node.session, to, message))
-                if frozenset((node.session, to)) in self.cut or self.rng.random() < self.lose:
-                    continue
-                due = self.now + LATENCY_S
-                heapq.heappush(self._wire, (due, next(self._order), node.session, to, kind, body))
+    def _send(self, node: AnswerNode) -> None:
+        """As a shell does it: after a tick, and after something was received."""
+        messages = list(node.outbox)
+        node.outbox.clear()
+        for _, to, _, message in messages:
+            kind, body = encode(message)
+            self.sent.append((node.session, to, message))
+            if frozenset((node.session, to)) in self.cut or self.rng.random() < self.lose:
+                continue
+            due = self.now + LATENCY_S
+            heapq.heappush(self._wire, (due, next(self._order), node.session, to, kind, body))
 
     def _deliver(self) -> None:
         held = []
@@ -166,5 +165,6 @@ class AnswerNet:
                 held.append(entry)
             elif to in self.nodes:
                 self.nodes[to].answers.receive(peer_of(sender), decode(kind, body), self.now)
+                self._send(self.nodes[to])
         for entry in held:
             heapq.heappush(self._wire, entry)
