@@ -171,7 +171,7 @@ def reason_of(run: RunResult, wrong: float) -> str:
     """Why a router believed that more is cached than is, or less."""
     if wrong < 0:
         return "it learned too little of answers or peers."
-    if not {*run.caches} <= {"attention", "vanilla"}:
+    if {*run.caches} != {"attention"}:
         return "they reuse a prefix only where they kept a checkpoint of it."
     return "the caches are smaller than the traffic."
 

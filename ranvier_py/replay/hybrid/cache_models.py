@@ -4,7 +4,7 @@
 |---|---|
 | attention | whole blocks, the oldest first: a model without recurrent layers (vLLM) |
 | vanilla | nothing |
-| vllm_plus | whole blocks of at least 32 tokens, each with a checkpoint, the oldest first |
+| vllm_plus | blocks up to a checkpoint, of which there is one at every 32 tokens; the oldest first |
 | sglang_plus | Marconi's checkpoints, the least recently visited leaf first |
 | marconi | the same, evicted by recency and by what a byte saves; alpha tuned once |
 | marconi_retuned | ours: alpha tuned again every 100 requests, by half of what was found and only for a gain |
@@ -39,7 +39,7 @@ SLOTS_SHARE = 0.9 / 1.9
 """Of the memory, for states: SGLang's `--mamba-full-memory-ratio` 0.9, states to keys and values."""
 
 FINE_TOKENS = 32
-"""vLLM+ keeps a checkpoint for each block of so many tokens, or for each block of the trace where that is longer."""
+"""Between two checkpoints of vLLM+, where blocks of the trace are no longer."""
 
 
 class NothingKept(BlockCache):
@@ -55,20 +55,6 @@ class NothingKept(BlockCache):
         lease.stored = whole
 
 
-class CheckpointedBlocks(BlockCache):
-    """Blocks that go with checkpoints, one for `group` of them: as many of them are found as a checkpoint ends."""
-
-    def __init__(self, capacity_blocks: int, block_size: int, group: int, events_max: int) -> None:
-        super().__init__(capacity_blocks, block_size, events_max=events_max)
-        self._group = group
-
-    def copy(self) -> BlockCache:
-        return self._filled(CheckpointedBlocks(self.capacity_blocks, self.block_size, self._group, 0))
-
-    def hit_blocks(self, job: Job) -> int:
-        return super().hit_blocks(job) // self._group * self._group
-
-
 def attention(limits: EngineLimits) -> PrefixCache:
     return BlockCache(limits.cache_tokens // limits.block_size, limits.block_size, events_max=limits.cache_events_max)
 
@@ -78,11 +64,7 @@ def vanilla(limits: EngineLimits) -> PrefixCache:
 
 
 def vllm_plus(limits: EngineLimits) -> PrefixCache:
-    model, size = hybrid_model(limits.hybrid_model), limits.block_size
-    group = max(1, FINE_TOKENS // size)
-    group_bytes = model.prefix_bytes(group * size)
-    capacity = limits.cache_tokens * model.token_bytes // group_bytes * group
-    return CheckpointedBlocks(capacity, size, group, limits.cache_events_max)
+    return pooled(limits, CheckpointProfile(FINE_TOKENS, every=True))
 
 
 def tree_of(limits: EngineLimits, rule: EvictionRule, tuner: Tuner | None = None) -> PrefixCache:
