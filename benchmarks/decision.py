@@ -295,9 +295,10 @@ def conversation(path: bytes, messages: Sequence[dict[str, Any]]) -> dict[str, A
     if path == MESSAGES_PATH:
         marked = {"type": "text", "text": messages[-1]["content"], "cache_control": {"type": "ephemeral"}}
         return {"messages": [*messages[:-1], {**messages[-1], "content": [marked]}]}
-    parts = [{"type": "input_text", "text": message["content"]} for message in messages]
-    items = [{"type": "message", "id": f"msg_{number}", "content": [part]} for number, part in enumerate(parts)]
-    return {"input": [{**item, "role": message["role"]} for item, message in zip(items, messages, strict=True)]}
+    heads = [{"type": "message", "id": f"msg_{number}"} for number in range(len(messages))]
+    parts = [[{"type": "input_text", "text": message["content"]}] for message in messages]
+    items = zip(heads, messages, parts, strict=True)
+    return {"input": [{**head, "role": message["role"], "content": content} for head, message, content in items]}
 
 
 def main() -> int:

@@ -226,6 +226,17 @@ async def test_a_response_of_an_engine_that_died_is_a_404(tmp_path: Path) -> Non
         assert (await respond(node)).status_code == 200, "what needs no history goes on elsewhere"
 
 
+async def test_the_only_engine_is_asked_for_what_it_may_have_kept_before_its_node_began(tmp_path: Path) -> None:
+    async with cluster_lab(tmp_path, engines=1) as place:
+        first = await place.start()
+        name = (await respond(first)).json()["id"]
+        first.scope.cancel()
+        node = await place.start(join=[])
+        assert (await respond(node, previous_response_id=name)).status_code == 200
+        unknown = await respond(node, previous_response_id="resp_of_nobody")
+        assert (unknown.status_code, "not found" in unknown.text) == (404, True), "its engine's own words"
+
+
 async def test_a_node_that_joins_later_knows_which_engine_keeps_what(tmp_path: Path) -> None:
     async with cluster_lab(tmp_path) as place:
         first = await place.start()

@@ -148,6 +148,8 @@ class Router:
         owner = self.owners.find(prompt.kept, now)
         backend = self.registry.current(owner.backend) if owner is not None else None
         gone = backend is None or owner is None or backend.generation != owner.generation
+        if owner is None and len(self.registry) == 1:  # nobody else can have it: it may be older than this node
+            backend, gone = next(iter(self.registry)), False
         if backend is None or gone or backend.health is Health.UNHEALTHY or backend.id in tried:
             self.owners.counters.lost += 1
             raise ResponseLost("no engine keeps this response: it was never stored, or its engine has ended since")

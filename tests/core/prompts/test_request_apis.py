@@ -16,6 +16,8 @@ from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, MESSAGES, RESPONSES, Api
 from ranvier_py.core.prompts.request_body import PIECES_MAX, Prompt, PromptReader
+from ranvier_py.core.prompts.templates import normalise
+from ranvier_py.core.tokenize.tokenize_service import chat_of
 
 KEY = b"k" * 32
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -176,6 +178,28 @@ def test_one_conversation_has_one_chain_whichever_api_it_came_by() -> None:
     assert read(MESSAGES, turns, system=blocks, tools=CLAUDE_TOOLS) == expected
     assert read(RESPONSES, items, instructions="Be brief.", tools=FLAT_TOOLS) == expected
     assert read(RESPONSES, "hi", instructions="Be brief.", tools=FLAT_TOOLS) == expected[:2]
+
+
+def test_a_conversation_is_tokenized_as_the_chat_that_engines_make_of_it() -> None:
+    call = {"id": "t1", "type": "function", "function": {"name": "read", "arguments": '{"path":"1"}'}}
+    messages: list[Item] = [
+        {"role": "system", "content": "Be brief."},
+        user("hi"),
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t1", "content": "a\nb"},
+        user("and?"),
+    ]
+    turns = [
+        user("hi"),
+        {"role": "assistant", "content": [text("Let me see."), use(1, **MARK)]},
+        user([result(1, [text("a"), text("b", **MARK)]), text("and?")]),
+    ]
+    chats = [
+        chat_of(body_of(CHAT, messages, tools=CHAT_TOOLS)),
+        chat_of(body_of(MESSAGES, turns, system=[text("Be "), text("brief.")], tools=CLAUDE_TOOLS), MESSAGES),
+    ]
+    plain = [([normalise(message, False) for message in chat.messages], chat.tools) for chat in chats]
+    assert plain[0] == plain[1]
 
 
 @pytest.mark.parametrize("members", [{"system": "Be long."}, {"tools": CLAUDE_TOOLS}, {"cache_salt": "a"}])
