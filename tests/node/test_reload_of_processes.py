@@ -105,10 +105,24 @@ async def drained(stream: Any, process: trio.Process) -> None:
 PLACES = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
 
 
-async def test_cr34_a_configuration_copied_from_the_document_starts_a_node(tmp_path: Path) -> None:
+TIER_3 = """\
+  backend: redis
+  redis:
+    url: "redis://127.0.0.1:1"
+    pool_size: 16
+    key_prefix: "cr:resp:"
+    fallback_to_memory: true
+    fallback_capacity: 2000
+"""
+
+
+@pytest.mark.parametrize("tier_3", [False, True], ids=["memory", "redis"])
+async def test_cr34_a_configuration_copied_from_the_document_starts_a_node(tmp_path: Path, *, tier_3: bool) -> None:
+    """A Redis that is away is no reason not to start (CR13)."""
     async with opened(Lab, 2, DEADLINE_S) as place:
         file = tmp_path / "continuum.yaml"
-        file.write_text(CONTINUUM.format(first=place.engines[0], second=place.engines[1]))
+        text = CONTINUUM.format(first=place.engines[0], second=place.engines[1])
+        file.write_text(text.replace("  backend: memory\n", TIER_3) if tier_3 else text)
         async with served(place, file, *PLACES, "--metric-names", "continuum") as node:
             for _ in range(2):
                 body = {"model": MODEL, "messages": turn("hello"), "max_tokens": 4, "temperature": 0}
@@ -130,6 +144,8 @@ async def test_cr34_a_configuration_copied_from_the_document_starts_a_node(tmp_p
             assert ring["config"]["load_factor_epsilon"] == 0.2
             page = (await place.http.get(f"{node.control[0]}/metrics")).text
             assert 'continuum_response_cache_requests_total{result="hit"} 1.0' in page
+            assert ("continuum_cache_fallback_active 1.0" in page) is tier_3
+            assert ('continuum_cache_backend_type{backend="redis"} 1.0' in page) is tier_3
             assert b"config.note" in node.process.logged  # type: ignore[attr-defined]
 
 
