@@ -133,6 +133,8 @@ class Shadow:
         backends in vain: they would have failed here, too.
         """
         router = self.router
+        if attempt.prompt.kept:  # no policy chooses the engine that keeps a response
+            return
         try:
             found = router.find(attempt.prompt, now, tried)
         except RanvierError:  # nobody may serve any more: the real one was sent as the last

@@ -10,6 +10,7 @@ from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement.policies import make_policy
+from ranvier_py.core.routing.request_paths import RESPONSES_PATH
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import CHAT_PATH, Router
 from ranvier_py.core.routing.shadow import FINISHED_MAX, Shadow, Shadows, make_shadow
@@ -59,6 +60,24 @@ def test_shadows_change_nothing_of_what_really_happens() -> None:
         assert one.decision == other.decision
     assert watched.routes.counters == alone.routes.counters
     assert [backend.load for backend in watched.registry] == [0, 0, 0, 0]
+
+
+def test_what_only_one_engine_can_answer_and_what_follows_its_session_harm_no_shadow() -> None:
+    router, (shadow,) = shadowed("affinity")
+    attempt = start_attempt(router, b'{"input":"hi"}', path=RESPONSES_PATH)
+    router.stored(attempt, "resp_1", b"", 0.0)
+    second = start_attempt(router, b'{"input":"so?","previous_response_id":"resp_1"}', path=RESPONSES_PATH)
+    assert (second.backend, second.decision.reason) == (attempt.backend, "owner")
+    assert second not in shadow.attempts
+    named = b'{"messages":[{"role":"user","content":"%b"}],"prompt_cache_key":"s"}'
+    third = start_attempt(router, named % (b"x" * 99))
+    for each in (attempt, second, third):
+        router.first_token(each, 0.1)
+        router.finish_attempt(each, Outcome.SUCCESS, 0.2)
+    fourth = start_attempt(router, named % (b"y" * 99), 0.3)
+    assert (fourth.backend, fourth.decision.reason) == (third.backend, "session")
+    assert fourth in shadow.attempts
+    router.finish_attempt(fourth, Outcome.SUCCESS, 0.4)
 
 
 def test_answers_are_learned_in_the_shadow_too() -> None:
