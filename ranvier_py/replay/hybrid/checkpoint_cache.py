@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from ranvier_py.replay.engine.block_cache import BlockCache, CacheEvent, Job, KeyRemoved, KeysStored, Lease
 from ranvier_py.replay.hybrid.checkpoint_profile import CheckpointProfile
-from ranvier_py.replay.traces.trace_chains import linked
 
 STATES_OF_REQUEST = 4
 """At most so many are kept by one request, but for profiles that keep all."""
@@ -60,7 +59,7 @@ class CheckpointCache(BlockCache):
         total = job.prompt_tokens + job.answer_tokens
         positions = self.profile.kept(job.prompt_tokens, total, common, found.hits * self.block_size)
         self._running += 1
-        due = sorted(set(positions), reverse=True)
+        due = sorted(set(positions), reverse=True)[: self._states_most()]
         return CheckpointLease(job, found.blocks, found.promised, found.hits, found.stored, due)
 
     def grow(self, lease: Lease, tokens: int) -> None:
@@ -94,6 +93,10 @@ class CheckpointCache(BlockCache):
         elif not self._keep(key):
             self.states_refused += 1
 
+    def _states_most(self) -> int:
+        """States that could be there at once: of more than that of one request the deepest are kept."""
+        return self.capacity_blocks
+
     def _state_blocks(self) -> int:
         """Blocks of the pool that a state takes."""
         return 0
@@ -116,7 +119,7 @@ class CheckpointCache(BlockCache):
 
 
 class PooledCheckpoints(CheckpointCache):
-    """A checkpoint is `state_blocks` blocks under names of its own, which no prompt has."""
+    """A checkpoint is `state_blocks` blocks under names of its own, below 0, which no prompt has."""
 
     def __init__(
         self, capacity_blocks: int, block_size: int, profile: CheckpointProfile, state_blocks: int, events_max: int = 0
@@ -124,7 +127,6 @@ class PooledCheckpoints(CheckpointCache):
         super().__init__(capacity_blocks, block_size, profile, events_max)
         self.state_blocks = state_blocks
         self._kept: dict[int, Job] = {}  # by the key of their block; some may be evicted
-        self._named: set[int] = set()  # their own blocks, where events are recorded
         self._serial = 0
 
     def copy(self) -> PooledCheckpoints:
@@ -146,13 +148,15 @@ class PooledCheckpoints(CheckpointCache):
     def clear(self) -> None:
         super().clear()
         self._kept.clear()
-        self._named.clear()
 
     def _room(self, job: Job, blocks: list[int]) -> bool:
         self._promised += self.state_blocks
         found = super()._room(job, blocks)
         self._promised -= self.state_blocks
         return found
+
+    def _states_most(self) -> int:
+        return self.capacity_blocks // self.state_blocks
 
     def _state_blocks(self) -> int:
         return self.state_blocks
@@ -175,11 +179,9 @@ class PooledCheckpoints(CheckpointCache):
         count = self.state_blocks
         if self.free_blocks - self._promised < count:
             return False
-        self._serial += 1
-        names = tuple(linked(linked(key, self._serial), index) for index in range(count))
+        names = tuple(range(-self._serial - 1, -self._serial - 1 - count, -1))
+        self._serial += count
         state = self._kept[key] = Job.named(count * self.block_size, 1, names)
-        if self._events.maxlen:
-            self._named.update(names)
         lease = Lease(state, [], 0, 0, 0)
         self._take(lease.blocks, count)
         self._store(lease, count)
@@ -190,9 +192,8 @@ class PooledCheckpoints(CheckpointCache):
 
     def _record(self, event: CacheEvent) -> None:
         """What is said of blocks of keys and values alone."""
-        if isinstance(event, KeyRemoved) and event.key in self._named:
-            self._named.discard(event.key)
-        elif not (isinstance(event, KeysStored) and event.keys[0] in self._named):
+        key = event.key if isinstance(event, KeyRemoved) else event.keys[0] if isinstance(event, KeysStored) else 0
+        if key >= 0:
             super()._record(event)
 
 
@@ -227,6 +228,9 @@ class SlottedCheckpoints(CheckpointCache):
 
     def _room(self, job: Job, blocks: list[int]) -> bool:
         return self._running < self.slots and super()._room(job, blocks)
+
+    def _states_most(self) -> int:
+        return self.slots
 
     def _spare_states(self) -> int:
         return self.slots - self._running - len(self._kept)
