@@ -82,7 +82,7 @@ REDIS_TARGETS: Mapping[str, Sequence[Target]] = {
         Target("response_cache_redis_connect_timeout_s", 0.001),
         Target("kv_redis_connect_timeout_s", 0.001),
     ),
-    f"{REDIS}.pool_size": (Target("response_cache_redis_pool_size"),),
+    f"{REDIS}.pool_size": (Target("response_cache_redis_connections_max"),),
     f"{REDIS}.key_prefix": (Target("response_cache_redis_prefix"),),
     f"{REDIS}.fallback_to_memory": (Target("response_cache_fallback_to_memory"),),
     f"{REDIS}.fallback_capacity": (Target("response_cache_fallback_capacity"),),

@@ -28,10 +28,6 @@ try:
 except ImportError:  # the extra is not installed
     redis = None  # type: ignore[assignment]
 
-POOL_SIZE = 8  # CR12, as the two below
-COMMAND_S = 1.0
-CONNECT_S = 3.0
-
 
 class Borrowed:
     """One connection, in the hands of one thread."""
@@ -46,15 +42,7 @@ class Borrowed:
 class RedisPool:
     """Raises ConfigError where redis-py is missing or the URL is none; the message names `key` and not the URL."""
 
-    def __init__(
-        self,
-        url: str,
-        key: str,
-        *,
-        size: int = POOL_SIZE,
-        timeout_s: float = COMMAND_S,
-        connect_s: float = CONNECT_S,
-    ) -> None:
+    def __init__(self, url: str, key: str, *, size: int, timeout_s: float, connect_s: float) -> None:
         if redis is None:
             raise ConfigError([f"{key}: Redis needs ranvier-py[redis]"])
         self._url, self._key = url, key

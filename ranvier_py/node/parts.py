@@ -62,6 +62,8 @@ log = logging.getLogger(__name__)
 
 INDEX_REDIS, RESPONSES_REDIS = "kv_redis_url", "response_cache_redis_url"
 
+INDEX_CONNECTIONS = 2  # of its own: one job at a time, and one that is being cut off
+
 COMMON_KEY = bytes(32)
 """What nodes without a secret in common name tenants with, where they share answers: who reads Redis reads those
 anyway."""
@@ -157,14 +159,18 @@ def redis_pools_of(config: Config) -> Mapping[str, RedisPool]:
         pools[RESPONSES_REDIS] = RedisPool(
             answers.get_secret_value(),
             RESPONSES_REDIS,
-            size=limits.pool_size,
+            size=limits.connections_max,
             timeout_s=limits.timeout_s,
             connect_s=limits.connect_s,
         )
     if config.kv_index_backend == "redis" and index is not None:
         shared = pools.get(RESPONSES_REDIS) if index == answers else None
         pools[INDEX_REDIS] = shared or RedisPool(
-            index.get_secret_value(), INDEX_REDIS, timeout_s=config.redis.timeout_s, connect_s=config.redis.connect_s
+            index.get_secret_value(),
+            INDEX_REDIS,
+            size=INDEX_CONNECTIONS,
+            timeout_s=config.redis.timeout_s,
+            connect_s=config.redis.connect_s,
         )
     return pools
 

@@ -223,7 +223,7 @@ NEEDS_RESTART = frozenset(
     tokenizer chat_template block_size_tokens
     route_capacity tenant_isolation cluster_secret cluster_secret_file
     response_cache_backend response_cache_redis_url response_cache_redis_url_file response_cache_redis_prefix
-    response_cache_redis_pool_size response_cache_redis_timeout_s response_cache_redis_connect_timeout_s
+    response_cache_redis_connections_max response_cache_redis_timeout_s response_cache_redis_connect_timeout_s
     response_cache_redis_bytes_max response_cache_redis_retry_s response_cache_fallback_to_memory
     response_cache_fallback_capacity response_cache_fallback_ttl_s
     kv_index_backend kv_redis_url kv_redis_url_file kv_redis_prefix kv_redis_timeout_s kv_redis_connect_timeout_s

@@ -134,7 +134,7 @@ def test_cr34_tier_three_keeps_answers_in_redis(tmp_path: Path) -> None:
     assert url_of(config.response_cache_redis_url) == "redis://redis-service:6379"
     assert config.kv_redis_url is None
     own = config.redis_answers
-    assert (own.pool_size, own.key_prefix, own.fallback, own.fallback_capacity) == (16, "cr:resp:", True, 2000)
+    assert (own.connections_max, own.key_prefix, own.fallback, own.fallback_capacity) == (16, "cr:resp:", True, 2000)
     assert not notes
 
 

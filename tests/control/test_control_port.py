@@ -30,6 +30,7 @@ class FakePort:
         self.known: dict[str, dict[str, Any]] = {}
         self.explained: list[bytes] = []
         self.readiness = (False, "no backend may be used")
+        self.metric_names = "ranvier"
         self.broken = False
         self.lonely = False
         self.huge_asked = trio.Event()
@@ -68,6 +69,9 @@ class FakePort:
 
     def response_cache(self) -> Mapping[str, Any]:
         return {"enabled": False}
+
+    async def reload(self) -> Mapping[str, Any]:
+        raise NotFound("this node was started without a configuration that could be read again")
 
     async def invalidate_responses(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
         return await invalidate_responses(None, wanted)

@@ -55,7 +55,7 @@ def mortal() -> Iterator[RedisServer]:
 
 def made(url: str, ttl_s: float = 300.0, **options: Any) -> RedisAnswers:
     chosen = RedisAnswerOptions(**{"retry_s": 0.02, **options})
-    pool = RedisPool(url, "url", size=chosen.pool_size, timeout_s=chosen.timeout_s, connect_s=chosen.connect_s)
+    pool = RedisPool(url, "url", size=chosen.connections_max, timeout_s=chosen.timeout_s, connect_s=chosen.connect_s)
     return RedisAnswers(pool, chosen, ResponseCacheOptions(ttl_s=ttl_s), Random(next(SEEDS)))
 
 

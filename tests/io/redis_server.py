@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from ranvier_py.io.redis_pool import RedisPool
+
 redis = pytest.importorskip("redis", reason="the extra redis is not installed")
 
 BINARY = shutil.which("redis-server")
@@ -21,6 +23,11 @@ needs_redis = pytest.mark.skipif(
     BINARY is None, reason="no redis-server on this machine; on Debian and Ubuntu: apt install redis-server"
 )
 READY = b"accept connections"
+
+
+def pool_of(url: str, **options: Any) -> RedisPool:
+    """Connections as a node has them by default."""
+    return RedisPool(url, "kv_redis_url", **{"size": 8, "timeout_s": 1.0, "connect_s": 3.0, **options})
 
 
 class RedisServer:

@@ -39,7 +39,7 @@ from tests.io.redis_answer_lab import (
     until,
     written,
 )
-from tests.io.redis_server import RedisServer, needs_redis, redis_server
+from tests.io.redis_server import RedisServer, needs_redis, pool_of, redis_server
 
 pytestmark = [needs_redis, pytest.mark.usefixtures("hurried")]
 
@@ -73,12 +73,12 @@ async def test_cr11_what_one_node_keeps_another_finds_with_its_age(server: Redis
 
 async def test_cr12_by_default_redis_is_used_as_the_document_has_it() -> None:
     options = RedisAnswerOptions()
-    assert (options.pool_size, options.connect_s, options.timeout_s, options.retry_s) == (8, 3.0, 1.0, 30.0)
+    assert (options.connections_max, options.connect_s, options.timeout_s, options.retry_s) == (8, 3.0, 1.0, 30.0)
     assert (options.fallback, options.fallback_capacity, options.fallback_ttl_s) == (True, 1000, 300.0)
 
 
 async def test_cr12_many_requests_at_once_share_a_bounded_pool(server: RedisServer) -> None:
-    one = made(server.url, pool_size=3)
+    one = made(server.url, connections_max=3)
     async with running(one):
         await written(one, 1)
         async with trio.open_nursery() as nursery:
@@ -291,7 +291,7 @@ class Gated:
 
 
 async def test_an_answer_is_written_to_the_generation_in_which_it_was_kept(server: RedisServer) -> None:
-    gated = Gated(RedisPool(server.url, "url"))
+    gated = Gated(pool_of(server.url))
     one = RedisAnswers(gated, RedisAnswerOptions(), ResponseCacheOptions(), Random(1))
     two = made(server.url)
     async with running(one, two):

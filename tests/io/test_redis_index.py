@@ -18,9 +18,8 @@ from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink
-from ranvier_py.io.redis_pool import RedisPool
 from ranvier_py.node.index_parts import IndexedBackend, IndexedStream
-from tests.io.redis_server import RedisServer, needs_redis, redis_server
+from tests.io.redis_server import RedisServer, needs_redis, pool_of, redis_server
 
 pytestmark = [needs_redis, pytest.mark.usefixtures("hurried")]
 
@@ -72,7 +71,7 @@ class Side:
         self.shared = SharedIndex(
             self.index, ROOT, names, find=BACKENDS.get, stands=self.standing.__contains__, rng=Random(next(SEEDS))
         )
-        self.link = RedisLink(self.shared, RedisPool(url, "kv_redis_url", **options))
+        self.link = RedisLink(self.shared, pool_of(url, **options))
         self.streams = {
             name: IndexedStream(IndexedBackend(BACKENDS[name], name, ""), self.index, None) for name in reads
         }

@@ -176,7 +176,7 @@ def test_cr14_parts_with_the_same_redis_share_one_pool_and_others_have_their_own
         "response_cache": True,
         "response_cache_backend": "redis",
         "kv_index_backend": "redis",
-        "response_cache_redis_pool_size": 5,
+        "response_cache_redis_connections_max": 5,
     }
     for urls in ({"response_cache_redis_url": URL}, {"kv_redis_url": URL}):
         pools = redis_pools_of(config_of(**both, **urls))
@@ -190,7 +190,7 @@ def test_cr14_parts_with_the_same_redis_share_one_pool_and_others_have_their_own
 @needs_redis
 async def test_cr14_the_index_and_the_response_cache_use_the_same_connections() -> None:
     with redis_server() as server:
-        settings = {"kv_index_backend": "redis", "response_cache_redis_pool_size": 2}
+        settings = {"kv_index_backend": "redis", "response_cache_redis_connections_max": 2}
         async with two_nodes(server, Scripted(GOOD), **settings) as (one, two):
             for node in (one, two):
                 await node.until("/admin/kv-index/stats", lambda stats: not stats["shared"]["fallback_active"])
@@ -207,7 +207,7 @@ async def test_cr14_the_index_and_the_response_cache_use_the_same_connections() 
         {"response_cache_backend": "redis"},
         {"response_cache_backend": "memcached"},
         {"response_cache_redis_prefix": "cr:*:"},
-        {"response_cache_redis_pool_size": 0},
+        {"response_cache_redis_connections_max": 0},
         {"response_cache_redis_timeout_s": 0},
         {"response_cache_fallback_capacity": 0},
         {"response_cache_redis_retry_s": -1},

@@ -19,10 +19,9 @@ from ranvier_py.core.routing.placement.kv_score import KvScore
 from ranvier_py.io import redis_pool
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
-from ranvier_py.io.redis_pool import RedisPool
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import redis_pools_of
-from tests.io.redis_server import needs_redis, redis_server
+from tests.io.redis_server import needs_redis, pool_of, redis_server
 from tests.node.node_lab import DEADLINE_S, Node, turn
 from tests.node.test_continuum_tier4 import OPENING, listening, stats
 
@@ -120,9 +119,7 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
         client.hset("ranvier:kvidx:routers", "another", 1)
         client.hset("ranvier:kvidx:another:ab", "http://engine", "77 h")
         indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
-        shared = indexing.share(
-            RedisPool(server.url, "kv_redis_url"), RedisOptions().prefix, {"http://engine": BackendId(5)}.get
-        ).shared
+        shared = indexing.share(pool_of(server.url), RedisOptions().prefix, {"http://engine": BackendId(5)}.get).shared
         with trio.fail_after(DEADLINE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(indexing.run)
@@ -140,7 +137,7 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
 async def test_cr19_a_redis_that_does_not_answer_is_waited_for_until_the_deadline_and_no_longer() -> None:
     """Its first 5 ms are those of the question; nobody answers here, for nobody runs the link."""
     indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
-    shared = indexing.share(RedisPool("redis://127.0.0.1:1", "kv_redis_url"), RedisOptions().prefix, {}.get).shared
+    shared = indexing.share(pool_of("redis://127.0.0.1:1"), RedisOptions().prefix, {}.get).shared
     indexing.join(KvScore())
     tokenizer_worker = Preparing(Tokenizing(None), lambda: indexing)  # type: ignore[arg-type]
     for sharing in (False, True):  # away: nobody waits at all

@@ -19,12 +19,12 @@ class RedisAnswerOptions(Options):
         key="response_cache_redis_prefix",
         section="Responses",
     )
-    pool_size: int = option(
+    connections_max: int = option(
         8,
         "Connections to Redis, at most.",
         least=1,
         most=256,
-        key="response_cache_redis_pool_size",
+        key="response_cache_redis_connections_max",
         section="Responses",
     )
     timeout_s: float = seconds(
