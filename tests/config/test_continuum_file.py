@@ -197,6 +197,12 @@ kv_cache_index: {enabled: true, backend: memory, max_entries: 100000, entry_ttl_
     assert len(origins) > 12
 
 
+def test_cr5_the_injection_of_cache_control_is_turned_on_where_the_document_does(tmp_path: Path) -> None:
+    text = TIER_1 + "  anthropic_cache_control_injection: true\n"
+    assert loaded(tmp_path, text).config.anthropic_cache_control
+    assert not loaded(tmp_path, text.replace("enabled: true", "enabled: false")).config.anthropic_cache_control
+
+
 def test_every_key_of_the_document_has_its_own_here(tmp_path: Path) -> None:
     """One that names a key of ours that is gone would be found by nobody else."""
     targets = [*TARGETS.values(), *chain.from_iterable(REDIS_TARGETS.values())]
