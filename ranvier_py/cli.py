@@ -1,7 +1,7 @@
-"""The command line: `ranvier serve | config | explain | status | replay | lint | reporter | version`.
+"""The command line: `ranvier serve | config | explain | status | clients | replay | lint | reporter | version`.
 
-Flags of `serve` and `config` follow from the fields of Config; nothing about a key is written here. `explain` and
-`status` are clients of a node's control port. Each command returns an exit code; see EXIT_CODES.
+Flags of `serve` and `config` follow from the fields of Config; nothing about a key is written here. `explain`, `status`
+and `clients` are clients of a node's control port. Each command returns an exit code; see EXIT_CODES.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from ranvier_py.io.logs import last_words, set_up_logs
 from ranvier_py.io.workers import Supervisor
 from ranvier_py.replay.lint_command import add_flags as add_lint_flags
 from ranvier_py.replay.lint_command import lint
+from ranvier_py.replay.lint_command import page as lint_page
 from ranvier_py.replay.replay_flags import add_flags as add_replay_flags
 from ranvier_py.reporter import add_flags as add_reporter_flags
 
@@ -146,6 +147,8 @@ def make_parser() -> argparse.ArgumentParser:
     status.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="time between two pages (2)")
     status.add_argument("--against", metavar="URL", help="control port of another node, to compare the route tables")
     add_control_flags(status)
+    meaning = "what clients do to their own prefixes, as a node sees it"
+    add_control_flags(command("clients", clients_command, meaning))
     add_replay_flags(command("replay", replay_command, "what would each policy have done with this traffic"))
     add_lint_flags(command("lint", lint, "what clients do to their own prefixes, in captured requests"))
     add_reporter_flags(
@@ -326,6 +329,12 @@ def explain_command(options: argparse.Namespace) -> int:
     with control_client(options) as client:
         fields = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in options.header)]
         print(asked(client, "POST", "/explain", content=body, headers=fields).text)
+    return EXIT_OK
+
+
+def clients_command(options: argparse.Namespace) -> int:
+    with control_client(options) as client:
+        print("\n".join(lint_page(asked(client, "GET", "/admin/clients").json()["clients"])))
     return EXIT_OK
 
 

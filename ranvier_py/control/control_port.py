@@ -164,6 +164,7 @@ class Handlers:
             "GET /admin/kv-index/stats": lambda: port.kv_index.stats(),  # noqa: PLW0108  # there once the node is
             "GET /admin/kv-index/backends": lambda: port.kv_index.backends(),  # noqa: PLW0108
             "POST /admin/kv-index/clear": lambda: port.kv_index.clear(),  # noqa: PLW0108
+            "GET /admin/clients": port.clients,
             "GET /admin/prefix-routing/stats": port.prefix_routing,
             "GET /admin/response-cache/stats": port.response_cache,
             "POST /admin/response-cache/invalidate": self.invalidate_responses,

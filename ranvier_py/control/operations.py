@@ -124,6 +124,9 @@ class Admin:
     def prefix_routing(self) -> Mapping[str, Any]:
         return prefix_routing_view(self._node.router, marks_system=self._node.config.anthropic_cache_control)
 
+    def clients(self) -> Mapping[str, Any]:
+        return self._node.clients.view()
+
     def response_cache(self) -> Mapping[str, Any]:
         return response_cache_view(self._node.pipeline.responses)
 
@@ -183,6 +186,7 @@ class Admin:
             samples("owners", router.owners.counters),
             samples("", node.registry.counters),
             prefix_routing_samples(router),
+            node.clients.samples(),
             samples("", node.faults.counters),
             samples("config", node.reloads.counters) if node.reloads is not None else (),
             samples("resolver", node.resolver.counters),

@@ -40,6 +40,7 @@ from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.calibration_parts import looked_at_by
+from ranvier_py.node.client_parts import ClientReader
 from ranvier_py.node.cluster_parts import ClusterParts, load_keys, open_cluster
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.garbage import collected_in_waits
@@ -97,6 +98,7 @@ class Node:
 
     clustering: ClusterParts | None = None
     reloads: Reloads | None = None
+    log_counters = staticmethod(log_counters)  # of the whole process
 
     def __init__(self, config: Config, tokenizer: TokenizerProcess, rng: Random, key: bytes) -> None:
         """`tokenizer` has started; `key` is what fingerprints are made with, there as here."""
@@ -111,9 +113,9 @@ class Node:
         self.keys = keys = key_inbox(config, self.scheme)
         self.router = make_router(config, tokenizer.facts, self.scheme, self.registry, rng, keys.hasher)
         self.shadows = shadows_of(config, self.router, rng)
-        self.log_counters = log_counters  # of the whole process
         self.recorder = recorder_of(config, self.scheme)
-        self.router.observers += tuple(each for each in (self.shadows, self.recorder) if each is not None)
+        self.clients = ClientReader(rng.getrandbits(64))
+        self.router.observers += tuple(each for each in (self.shadows, self.recorder, self.clients) if each is not None)
         self.tokenizer_worker = TokenizerWorker(tokenizer, self.router, keys, queue_max=config.learn_queue_max)
         self.upstream = Upstream(config.upstream)
         self.engine_events = EngineEvents(self.router, rng, log_transitions, faults=self.faults)
@@ -322,6 +324,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
         nursery.start_soon(faults.keep, "tokenizer", node.tokenizer.run)
         nursery.start_soon(faults.keep, "tokenizer_worker", node.tokenizer_worker.run)
         nursery.start_soon(faults.keep, "sweep", node.sweep)
+        nursery.start_soon(faults.keep, "clients", node.clients.run)
         if node.recorder is not None:
             nursery.start_soon(faults.keep, "recorder", node.recorder.run)
         if node.clustering is not None:

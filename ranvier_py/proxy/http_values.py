@@ -15,6 +15,8 @@ from enum import Enum
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from ranvier_py.core.clients.known_clients import NAMING_FIELDS, OTHER, client_of, session_of
+
 Headers = list[tuple[bytes, bytes]]
 """Field lines as they arrived: original spelling, original order, duplicates kept."""
 
@@ -48,19 +50,6 @@ CONTROL_KEY = b"x-ranvier-control-key"
 WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect", CONTROL_KEY))
 """Fields of a request that the backend gets from us, besides the hop-by-hop ones, or not at all: an expectation was
 ours to meet, a control key is for us."""
-
-SESSION_FIELDS = (
-    b"x-parent-session-id",
-    b"x-codex-parent-thread-id",
-    b"x-claude-code-session-id",
-    b"session-id",
-    b"session_id",
-    b"x-session-affinity",
-    b"x-session-id",
-    b"x-litellm-session-id",
-    b"thread-id",
-)
-"""By which clients name their session, those that name a parent's first: Claude Code, Codex, OpenCode and LiteLLM."""
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
 
@@ -114,6 +103,7 @@ class RequestFields(NamedTuple):
 
     `readable`: the body is plain text to us; a compressed one is for an engine to read. `multipart`: it is a form.
     `cache_control`: all its directives. `session`: what the client calls its session, or the one that began it.
+    `client`: which one it is, as `known_clients` has it.
     """
 
     lines: bytes
@@ -124,13 +114,14 @@ class RequestFields(NamedTuple):
     control_key: bytes | None
     cache_control: bytes
     session: bytes = b""
+    client: str = OTHER
 
     @classmethod
     def of(cls, headers: Headers) -> RequestFields:
         dropped = dropped_fields(headers) | WRITTEN_BY_US
         request_id = control_key = None
         authorized, readable, cache_control = False, True, b""
-        kinds, lines, sessions = set(), list[bytes](), dict[bytes, bytes]()
+        kinds, lines, naming = set(), list[bytes](), dict[bytes, bytes]()
         for name, value in headers:
             key = name.lower()
             if key not in dropped:
@@ -147,11 +138,11 @@ class RequestFields(NamedTuple):
                 control_key = value
             elif key == b"cache-control":
                 cache_control += value + b","
-            elif key in SESSION_FIELDS:
-                sessions[key] = value
-        session = next((sessions[name] for name in SESSION_FIELDS if sessions.get(name)), b"")
+            elif key in NAMING_FIELDS:
+                naming[key] = value
         multipart = kinds == {True}
-        return cls(b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control, session)
+        names = session_of(naming), client_of(naming)
+        return cls(b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control, *names)
 
 
 class ResponseFields(NamedTuple):

@@ -205,6 +205,7 @@ class Pipeline:
         prompt = router.read(path, request.body, tenant, request.fields.session)
         if request.fields.multipart and not prompt.model:
             prompt.model = form_model(request.body)
+        prompt.client = request.fields.client
         named = STORED_PATH.fullmatch(request.path)
         if named is not None:
             owner = self.tenants.of(request.headers) if self.tenants is not None else b""

@@ -11,13 +11,15 @@ import argparse
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from ranvier_py.core.clients.client_watch import ClientWatch, client_rows
-from ranvier_py.core.clients.known_clients import Headers
+from ranvier_py.core.clients.known_clients import client_of, session_of
+from ranvier_py.core.prompts.body_members import session_name
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, MESSAGES, RESPONSES, Api
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = range(3)
@@ -52,9 +54,12 @@ def lint(given: argparse.Namespace) -> int:
     watch = ClientWatch(secrets.randbits(64))
     try:
         for path in given.files:
-            for headers, body, api in requests_of(path):
-                size = len(orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS))
-                watch.observe(headers, body, api, round(size / CHARACTERS_PER_TOKEN))
+            for fields, body, api in requests_of(path):
+                tokens = round(len(orjson.dumps(body)) / CHARACTERS_PER_TOKEN)
+                client, session = client_of(fields), session_of(fields) or session_name(body).encode()
+                number = int.from_bytes(blake2b(session, digest_size=8).digest()) if session else 0
+                watch.turn(client, number, tokens)
+                watch.observe(client, number, body, api, tokens)
     except (OSError, ValueError) as error:
         print(f"ranvier lint: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -66,8 +71,11 @@ def lint(given: argparse.Namespace) -> int:
     return EXIT_FAILED if any(row["breaks"] for row in rows) else EXIT_OK
 
 
-def requests_of(path: Path) -> Iterator[tuple[Headers, Mapping[str, Any], Api]]:
-    """Requests of a file. Raises OSError, and ValueError with the place of what is none."""
+def requests_of(path: Path) -> Iterator[tuple[Mapping[bytes, bytes], Mapping[str, Any], Api]]:
+    """Header fields, body and API of each request of a file.
+
+    Raises OSError, and ValueError with the place of what is no request.
+    """
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX), b""), 1):
             if not line.strip():
@@ -86,11 +94,11 @@ def requests_of(path: Path) -> Iterator[tuple[Headers, Mapping[str, Any], Api]]:
                 yield headers_of(headers, f"{path}:{number}"), body, api
 
 
-def headers_of(headers: object, place: str) -> Headers:
-    """As a node has them, from pairs or from an object."""
+def headers_of(headers: object, place: str) -> Mapping[bytes, bytes]:
+    """By names in small letters, from pairs or from an object."""
     pairs: Any = headers.items() if isinstance(headers, dict) else headers
     try:
-        return [(name.lower().encode("latin-1"), value.encode("latin-1", "replace")) for name, value in pairs]
+        return {name.lower().encode("latin-1"): value.encode("latin-1", "replace") for name, value in pairs}
     except (TypeError, ValueError, AttributeError):
         raise ValueError(f"{place}: headers must be an object, or a list of pairs") from None
 
@@ -107,13 +115,15 @@ def api_of(body: Mapping[str, Any]) -> Api | None:
 def page(rows: list[dict[str, Any]]) -> Iterator[str]:
     """What is printed."""
     if not rows:
-        yield "no conversations: nothing of /v1/chat/completions, /v1/messages or /v1/responses"
+        yield "no conversations yet: nothing of /v1/chat/completions, /v1/messages or /v1/responses"
     for row in rows:
         lost = row["break_tokens"]
         share = 100 * lost / max(1, row["prompt_tokens"])
+        reused = row["reused_share"]
         yield (
             f"{row['client']}: {row['turns']} turns, about {row['prompt_tokens']:,} prompt tokens, "
-            f"{lost:,} ({share:.1f} %) computed again"
+            f"{lost:,} ({share:.1f} %) computed again for a broken prefix"
+            + (f", {100 * reused:.1f} % reused as engines count it" if reused is not None else "")
         )
         for each in row["breaks"]:
             where = "within a session" if each["scope"] == "turn" else "from session to session"

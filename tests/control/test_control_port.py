@@ -67,6 +67,9 @@ class FakePort:
     def prefix_routing(self) -> Mapping[str, Any]:
         return {"enabled": False}
 
+    def clients(self) -> Mapping[str, Any]:
+        return {"clients": []}
+
     def response_cache(self) -> Mapping[str, Any]:
         return {"enabled": False}
 

@@ -7,6 +7,9 @@ that it shares most with. A client that names no session has one for all: then o
 The first prompt of a session is compared with that of the application's last session: what changes by itself in tools
 and system prompt keeps sessions from sharing them.
 
+A prompt that was read as the continuation of a known history broke nothing. What came with it is added to the sketch
+that ends where it begins (`extend`), if that is the end still: a side branch adds nothing.
+
 Bounds: CONVERSATIONS_MAX, BRANCHES_MAX in each, SECTIONS_MAX sections of all; the oldest conversation goes.
 """
 
@@ -19,9 +22,9 @@ from typing import Any, NamedTuple
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.cardinality import Cardinality
-from ranvier_py.core.clients.known_clients import Headers, client_of, session_of
 from ranvier_py.core.clients.prefix_break import VOLATILE_CAUSES, PrefixBreak, prefix_break
-from ranvier_py.core.clients.prompt_sketch import PromptSketch, digest_of, sketch_of
+from ranvier_py.core.clients.prompt_sketch import PromptSketch, sketch_of
+from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.request_apis import Api
 
 CONVERSATIONS_MAX = 1024
@@ -47,15 +50,30 @@ class BreakCount:
     count: int = 0
     tokens: int = 0
 
+    def add(self, tokens: int) -> None:
+        self.count += 1
+        self.tokens += tokens
+
 
 @dataclass(slots=True)
 class ClientCounts:
-    """One client's."""
+    """One client's. `counted_tokens`: of prompts of which the engine counted what it reused."""
 
     turns: int = 0
     prompt_tokens: int = 0
+    counted_tokens: int = 0
+    reused_tokens: int = 0
     sessions: Cardinality = field(default_factory=Cardinality)
     breaks: BoundedDict[BreakKind, BreakCount] = field(default_factory=lambda: BoundedDict(BREAKS_MAX))
+    causes: dict[str, BreakCount] = field(default_factory=dict)  # the same by cause alone, all of them
+
+
+class Place(NamedTuple):
+    """Whose prompts may go on from each other. `session`: a digest, 0 where none is named."""
+
+    client: str
+    session: int
+    head: int
 
 
 class ClientWatch:
@@ -66,30 +84,56 @@ class ClientWatch:
         self.dropped = 0  # conversations, for want of room
         self._key = key
         self._sections = 0
-        self._conversations: dict[tuple[str, bytes, int], list[PromptSketch]] = {}
+        self._conversations: dict[Place, list[PromptSketch]] = {}
         self._heads: BoundedDict[tuple[str, int], PromptSketch] = BoundedDict(CONVERSATIONS_MAX)
+        self._ends: BoundedDict[int, tuple[PromptSketch, int]] = BoundedDict(CONVERSATIONS_MAX)
 
-    def observe(self, headers: Headers, fields: Mapping[str, Any], api: Api, tokens: int) -> PrefixBreak | None:
-        """A prompt of so many tokens. Returns the break that it makes, if any."""
-        client, session = client_of(headers), session_of(headers, fields)
-        counts = self.clients.setdefault(client, ClientCounts())
+    def counts(self, client: str) -> ClientCounts:
+        found = self.clients.get(client)
+        if found is None:
+            found = self.clients[client] = ClientCounts()
+        return found
+
+    def turn(self, client: str, session: int, tokens: int) -> None:
+        """Count a prompt of so many tokens."""
+        counts = self.counts(client)
         counts.turns += 1
         counts.prompt_tokens += tokens
         if session:
-            counts.sessions.add(digest_of(session.decode("latin-1"), self._key))
+            counts.sessions.add(session & (1 << 64) - 1)
+
+    def observe(
+        self, client: str, session: int, fields: Mapping[str, Any], api: Api, tokens: int, end: int = 0
+    ) -> PrefixBreak | None:
+        """The break that a prompt of so many tokens makes, if any. `end` names where it ends."""
         sketch = sketch_of(fields, api, self._key)
-        head = sketch.head()
-        branches = self._conversations.pop((client, session, head), None)
-        found = self._first(client, head, sketch) if branches is None else least(branches, sketch)
-        self._keep((client, session, head), branches or [], sketch)
-        if found is not None and found.lost:
-            kind = BreakKind(found.cause, pattern(found.path, api), "turn" if branches else "session")
-            counted = counts.breaks.get(kind) or BreakCount()
-            counts.breaks[kind] = counted
-            counted.count += 1
-            counted.tokens += round(found.lost * tokens / max(1, sketch.size))
-            return found
-        return None
+        place = Place(client, session, sketch.head())
+        branches = self._conversations.pop(place, None)
+        found = self._first(client, place.head, sketch) if branches is None else least(branches, sketch)
+        self._keep(place, branches or [], sketch)
+        if end:
+            self._ends[end] = sketch, len(sketch.sections)
+        if found is None or not found.lost:
+            return None
+        kind = BreakKind(found.cause, pattern(found.path, api), "turn" if branches else "session")
+        counts, lost_tokens = self.counts(client), round(found.lost * tokens / max(1, sketch.size))
+        counted = counts.breaks[kind] = counts.breaks.get(kind) or BreakCount()
+        counted.add(lost_tokens)
+        counts.causes.setdefault(found.cause, BreakCount()).add(lost_tokens)
+        return found
+
+    def extend(self, base: int, end: int, messages: Sequence[Message], api: Api, known: int) -> None:
+        """A prompt went on from `base`, with so many messages `known` before, to `end`."""
+        found = self._ends.get(base)
+        if found is None:
+            return
+        sketch, count = found
+        if not sketch.kept or len(sketch.sections) != count:  # it is forgotten, or another branch was first
+            return
+        for number, message in enumerate(messages, known):
+            sketch.add_message(f"$.{api.history}[{number}]", message)
+        self._sections += len(sketch.sections) - count
+        self._ends[end] = sketch, len(sketch.sections)
 
     def _first(self, client: str, head: int, sketch: PromptSketch) -> PrefixBreak | None:
         """Of the first prompt of a conversation."""
@@ -98,18 +142,21 @@ class ClientWatch:
         found = None if before is None else prefix_break(before, sketch)
         return found if found is not None and found.cause in VOLATILE_CAUSES and found.kind == "system" else None
 
-    def _keep(self, place: tuple[str, bytes, int], branches: list[PromptSketch], sketch: PromptSketch) -> None:
+    def _keep(self, place: Place, branches: list[PromptSketch], sketch: PromptSketch) -> None:
         while len(branches) >= BRANCHES_MAX:
-            self._sections -= len(branches.pop(0).sections)
+            self._forget(branches.pop(0))
         branches.append(sketch)
         self._conversations[place] = branches
         self._sections += len(sketch.sections)
+        sketch.kept = True
         while len(self._conversations) > CONVERSATIONS_MAX or self._sections > SECTIONS_MAX:
-            oldest = self._conversations.pop(next(iter(self._conversations)))
-            self._sections -= sum([len(each.sections) for each in oldest])
+            for each in self._conversations.pop(next(iter(self._conversations))):
+                self._forget(each)
             self.dropped += 1
-            if not self._conversations:
-                break
+
+    def _forget(self, sketch: PromptSketch) -> None:
+        self._sections -= len(sketch.sections)
+        sketch.kept = False
 
 
 def least(branches: Sequence[PromptSketch], sketch: PromptSketch) -> PrefixBreak | None:
@@ -138,7 +185,8 @@ def client_rows(watch: ClientWatch) -> list[dict[str, Any]]:
             "sessions": counts.sessions.estimate(),
             "turns": counts.turns,
             "prompt_tokens": counts.prompt_tokens,
-            "break_tokens": sum([each.tokens for each in counts.breaks.values()]),
+            "reused_share": round(counts.reused_tokens / counts.counted_tokens, 4) if counts.counted_tokens else None,
+            "break_tokens": sum([each.tokens for each in counts.causes.values()]),
             "breaks": [
                 {**kind._asdict(), "count": each.count, "tokens": each.tokens}
                 for kind, each in sorted(counts.breaks.items(), key=lambda pair: -pair[1].tokens)

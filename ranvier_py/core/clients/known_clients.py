@@ -1,16 +1,13 @@
-"""Which client sent a request, and of which of its sessions it is: from the fields of its header and of its body.
+"""Which client sent a request, and of which of its sessions it is: from the fields of its header.
 
-Neither is asked for: a client that names no session has the session "". Sources: the clients' own requests (research on
-clients, section 1), and for the generic fields the documents of LiteLLM, vLLM and Dynamo.
+Neither is asked for. Sources: the clients' own requests (research on
+clients, section 1), and for the generic fields LiteLLM's documents.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-Headers = Sequence[tuple[bytes, bytes]]
+from collections.abc import Mapping
 
 MARKS = (
     (b"x-claude-code-session-id", "claude-code"),
@@ -42,47 +39,37 @@ CLIENTS = tuple(sorted({*PRODUCTS.values(), *(name for _, name in MARKS), "qwen-
 """All names there are: a metric has no other label."""
 
 SESSION_FIELDS = (
-    *(b"x-claude-code-session-id", b"thread-id", b"session-id", b"session_id"),
-    *(b"x-session-affinity", b"x-session-id", b"x-litellm-session-id"),
+    b"x-parent-session-id",
+    b"x-codex-parent-thread-id",
+    b"x-claude-code-session-id",
+    b"session-id",
+    b"session_id",
+    b"x-session-affinity",
+    b"x-session-id",
+    b"x-litellm-session-id",
+    b"thread-id",
 )
-AGENT_FIELDS = (b"x-claude-code-agent-id", b"x-openai-subagent", b"x-codex-parent-thread-id")
-"""A session's agents have conversations of their own."""
+"""By which clients name their session, those that name a parent's first: Claude Code, Codex, OpenCode and LiteLLM."""
 
-SESSION_MEMBERS = (("prompt_cache_key",), ("session_params", "session_id"), ("nvext", "agent_context", "session_id"))
-SESSION_BYTES_MAX = 256  # a longer one is none
+USER_AGENT, ACCEPT_LANGUAGE = b"user-agent", b"accept-language"
+NAMING_FIELDS = frozenset((USER_AGENT, ACCEPT_LANGUAGE, *SESSION_FIELDS, *(mark for mark, _ in MARKS)))
+"""All that are read here."""
 
 PRODUCT = re.compile(rb"\s*([A-Za-z][A-Za-z0-9_.-]{0,63})")
 
 
-def client_of(headers: Headers) -> str:
-    """One of CLIENTS. Names of fields are in small letters."""
-    fields = dict(headers)
+def client_of(fields: Mapping[bytes, bytes]) -> str:
+    """One of CLIENTS, by the NAMING_FIELDS of a request, their names in small letters."""
     for mark, name in MARKS:
         if mark in fields:
             return name
-    match = PRODUCT.match(fields.get(b"user-agent", b""))
+    match = PRODUCT.match(fields.get(USER_AGENT, b""))
     product = match[1].decode("ascii").lower() if match else ""
-    if product == "claude-cli" and fields.get(b"accept-language") == b"*":  # the fetch of Node.js, which Bun's is not
+    if product == "claude-cli" and fields.get(ACCEPT_LANGUAGE) == b"*":  # the fetch of Node.js, which Bun's is not
         return "qwen-code"
     return PRODUCTS.get(product, OTHER)
 
 
-def session_of(headers: Headers, members: Mapping[str, Any]) -> bytes:
-    """What names the conversation that a request goes on with; empty where nothing does."""
-    fields = dict(headers)
-    found = next((fields[name] for name in SESSION_FIELDS if fields.get(name)), b"") or session_in(members)
-    if not found or len(found) > SESSION_BYTES_MAX:
-        return b""
-    agent = next((fields[name] for name in AGENT_FIELDS if fields.get(name)), b"")
-    return b"%b/%b" % (found, agent[:SESSION_BYTES_MAX]) if agent else found
-
-
-def session_in(members: Mapping[str, Any]) -> bytes:
-    """The same by the members of a body."""
-    for path in SESSION_MEMBERS:
-        value: Any = members
-        for name in path:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if type(value) is str and value:
-            return value.encode("utf-8", "replace")
-    return b""
+def session_of(fields: Mapping[bytes, bytes]) -> bytes:
+    """What the client calls its session, or the one that began it; empty where it does not."""
+    return next((fields[name] for name in SESSION_FIELDS if fields.get(name)), b"")

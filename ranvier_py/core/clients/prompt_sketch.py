@@ -69,7 +69,7 @@ class PromptSketch:
     `lines` has digests of lines by section, `marked` those of them with something volatile, by section and line.
     """
 
-    __slots__ = ("_key", "_leading", "_room", "lines", "marked", "model", "sections", "size")
+    __slots__ = ("_key", "_leading", "_room", "kept", "lines", "marked", "model", "sections", "size")
 
     def __init__(self, model: str, key: int) -> None:
         """`key` seeds the digests: 64 bits."""
@@ -78,6 +78,7 @@ class PromptSketch:
         self.lines: dict[int, Sequence[int]] = {}
         self.marked: dict[tuple[int, int], Line] = {}
         self.size = 0  # characters
+        self.kept = False  # by whoever counts what is kept
         self._key = key
         self._leading = True  # no message but the system's was added
         self._room = HEAD_BYTES

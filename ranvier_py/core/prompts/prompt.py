@@ -161,7 +161,7 @@ class Prompt:
     `stream_options` is one of ABSENT, OWN and OPEN; `prefix_len` what a request names so, 0 for nothing. `salt` is the
     `cache_salt` that engines are to get instead of its own; empty where that stands. `previous` is the stored response
     that it goes on from, `stores` whether its own may be stored, `session_name` what its body calls its session. `kept`
-    and `session` are those as `routing.owners` has them, or 0.
+    and `session` are those as `routing.owners` has them, or 0. `client` is who sent it, as `known_clients` has it.
     """
 
     kind: str
@@ -182,6 +182,7 @@ class Prompt:
     stores: bool = True
     session_name: str = ""
     session: int = 0
+    client: str = ""
 
     @property
     def tokens(self) -> int:

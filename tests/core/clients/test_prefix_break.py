@@ -18,7 +18,8 @@ from ranvier_py.core.prompts.request_apis import CHAT, MESSAGES, RESPONSES, Api
 
 KEY = 0x5EED
 BILLING = "x-anthropic-billing-header: cc_version=2.1.161.1ab; cc_entrypoint=cli; cch=%s;"
-SESSION = [(b"x-claude-code-session-id", b"one"), (b"user-agent", b"claude-cli/2.1.161 (external, cli)")]
+CLAUDE = {b"x-claude-code-session-id": b"one", b"user-agent": b"claude-cli/2.1.161 (external, cli)"}
+CLIENT = "claude-code"
 
 Body = dict[str, Any]
 
@@ -248,48 +249,47 @@ def test_a_prompt_of_many_parts_is_sketched_up_to_the_bound() -> None:
 
 
 def breaks_of(watch: ClientWatch, client: str = "claude-code") -> Mapping[tuple[str, str, str], int]:
-    (row,) = [row for row in client_rows(watch) if row["client"] == client]
-    return {(each["cause"], each["path"], each["scope"]): each["count"] for each in row["breaks"]}
+    rows = [row for row in client_rows(watch) if row["client"] == client]
+    return {(each["cause"], each["path"], each["scope"]): each["count"] for row in rows for each in row["breaks"]}
 
 
 def test_a_nonce_in_each_turn_is_counted_once_a_turn_with_its_tokens() -> None:
     watch, body = ClientWatch(KEY), agent_body()
     for number in range(5):
         body["system"][0]["text"] = BILLING % f"{number}fa2b"
-        watch.observe(SESSION, body, MESSAGES, 1000)
+        watch.observe(CLIENT, 1, body, MESSAGES, 1000)
         body = next_turn(body)
     assert breaks_of(watch) == {("nonce", "$.system[0]", "turn"): 4}
     (row,) = client_rows(watch)
-    assert (row["turns"], row["sessions"]) == (5, 1)
     assert 1500 < row["break_tokens"] < 4000
 
 
 def test_what_keeps_sessions_from_sharing_the_system_prompt_is_counted_by_session() -> None:
     watch = ClientWatch(KEY)
-    for number in range(3):
+    for number in range(1, 4):
         body = agent_body()
         body["system"][0]["text"] = BILLING % f"{number}fa2b"
         body["messages"][0]["content"] = f"Task {number}"
-        watch.observe([(b"x-claude-code-session-id", b"%d" % number)], body, MESSAGES, 1000)
+        watch.observe(CLIENT, number, body, MESSAGES, 1000)
     assert breaks_of(watch) == {("nonce", "$.system[0]", "session"): 2}
 
 
 def test_other_tasks_and_side_branches_are_no_breaks() -> None:
     watch, body = ClientWatch(KEY), agent_body()
-    watch.observe(SESSION, body, MESSAGES, 1000)
+    watch.observe(CLIENT, 1, body, MESSAGES, 1000)
     suggestion = copy.deepcopy(body)
     suggestion["messages"].append({"role": "user", "content": "Suggest what the user may ask next."})
-    watch.observe(SESSION, suggestion, MESSAGES, 1000)
-    watch.observe(SESSION, next_turn(body), MESSAGES, 1000)
+    watch.observe(CLIENT, 1, suggestion, MESSAGES, 1000)
+    watch.observe(CLIENT, 1, next_turn(body), MESSAGES, 1000)
     title = {
         "model": "m",
         "system": "Give it a title.",
         "messages": [{"role": "user", "content": "Please look into 3 files"}],
     }
-    watch.observe(SESSION, title, MESSAGES, 100)
+    watch.observe(CLIENT, 1, title, MESSAGES, 100)
     another = agent_body()
     another["messages"] = [{"role": "user", "content": "Write 12 tests."}]
-    watch.observe([(b"x-claude-code-session-id", b"two")], another, MESSAGES, 1000)
+    watch.observe(CLIENT, 2, another, MESSAGES, 1000)
     assert breaks_of(watch) == {}
 
 
@@ -297,34 +297,52 @@ def test_what_is_known_of_conversations_is_bounded() -> None:
     watch = ClientWatch(KEY)
     for number in range(CONVERSATIONS_MAX + 10):
         body = {"messages": [{"role": "user", "content": "Hello."}]}
-        watch.observe([(b"session-id", b"%d" % number)], body, CHAT, 10)
+        watch.observe(CLIENT, number, body, CHAT, 10)
     assert watch.dropped == 10
     for _ in range(3 * BRANCHES_MAX):
-        watch.observe([(b"session-id", b"0")], {"messages": [{"role": "user", "content": "x" * 50}]}, CHAT, 10)
+        watch.observe(CLIENT, 0, {"messages": [{"role": "user", "content": "x" * 50}]}, CHAT, 10)
     assert watch.dropped == 11
 
 
+def test_what_came_with_known_histories_is_compared_as_well() -> None:
+    """A prompt that goes on from a known history is not parsed whole: what came with it is added to the sketch."""
+    watch, body = ClientWatch(KEY), agent_body()
+    watch.observe(CLIENT, 1, body, MESSAGES, 1000, end=11)
+    for end in (12, 13):
+        known = len(body["messages"])
+        body = next_turn(body)
+        messages = [message for item in body["messages"][known:] for message in MESSAGES.messages(item)]
+        watch.extend(end - 1, end, messages, MESSAGES, known)
+    assert watch.observe(CLIENT, 1, next_turn(body), MESSAGES, 1000) is None
+    body["messages"][5]["content"] = "It was not done."
+    found = watch.observe(CLIENT, 1, body, MESSAGES, 1000)
+    assert found is not None
+    assert found.path == "$.messages[5].content"
+
+
+def test_a_side_branch_adds_nothing_to_what_the_conversation_is_compared_with() -> None:
+    watch, body = ClientWatch(KEY), agent_body()
+    watch.observe(CLIENT, 1, body, MESSAGES, 1000, end=11)
+    for end, text in ((12, "Suggest something."), (13, "Go on, please.")):
+        watch.extend(11, end, [{"role": "user", "content": text}], MESSAGES, 3)
+    main = agent_body()
+    main["messages"].append({"role": "user", "content": "Go on, please."})
+    assert watch.observe(CLIENT, 1, main, MESSAGES, 1000) is None
+    watch.extend(99, 100, [{"role": "user", "content": "Nobody knows what this goes on from."}], MESSAGES, 3)
+
+
 def test_clients_are_known_by_fields_of_their_own_before_the_product_they_name() -> None:
-    assert client_of(SESSION) == "claude-code"
-    assert client_of([(b"user-agent", b"claude-cli/0.24.4 (external, cli)"), (b"accept-language", b"*")]) == "qwen-code"
-    assert client_of([(b"user-agent", b"opencode/1.18.33 ai-sdk/provider-utils/4.0.46")]) == "opencode"
-    assert client_of([(b"user-agent", b"OpenAI/Python 2.20.0")]) == "openai-sdk"
-    assert client_of([(b"user-agent", b"\xff\x00 Mozilla")]) == client_of([]) == "other"
-    assert {client_of([(b"user-agent", name.encode())]) for name in ("curl/8", "evil/1")} <= set(CLIENTS)
+    assert client_of(CLAUDE) == "claude-code"
+    qwen = {b"user-agent": b"claude-cli/0.24.4 (external, cli)", b"accept-language": b"*"}
+    assert client_of(qwen) == "qwen-code"
+    assert client_of({b"user-agent": b"opencode/1.18.33 ai-sdk/provider-utils/4.0.46"}) == "opencode"
+    assert client_of({b"user-agent": b"OpenAI/Python 2.20.0"}) == "openai-sdk"
+    assert client_of({b"user-agent": b"\xff\x00 Mozilla"}) == client_of({}) == "other"
+    assert {client_of({b"user-agent": name.encode()}) for name in ("curl/8", "evil/1")} <= set(CLIENTS)
 
 
-@pytest.mark.parametrize(
-    ("headers", "members", "session"),
-    [
-        (SESSION, {}, b"one"),
-        ([*SESSION, (b"x-claude-code-agent-id", b"sub")], {}, b"one/sub"),
-        ([(b"x-session-id", b"s")], {"prompt_cache_key": "k"}, b"s"),
-        ([], {"prompt_cache_key": "k"}, b"k"),
-        ([], {"session_params": {"session_id": "v"}}, b"v"),
-        ([], {"nvext": {"agent_context": {"session_id": "d"}}}, b"d"),
-        ([], {"session_params": 3, "prompt_cache_key": ["k"]}, b""),
-        ([(b"x-session-id", b"s" * 300)], {}, b""),
-    ],
-)
-def test_sessions_are_known_by_what_clients_send(headers: Any, members: Mapping[str, Any], session: bytes) -> None:
-    assert session_of(headers, members) == session
+def test_a_session_is_named_by_the_one_that_began_it() -> None:
+    assert session_of(CLAUDE) == b"one"
+    assert session_of({**CLAUDE, b"x-parent-session-id": b"parent"}) == b"parent"
+    assert session_of({b"x-session-id": b"", b"thread-id": b"t"}) == b"t"
+    assert session_of({}) == b""

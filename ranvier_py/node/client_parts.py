@@ -1,0 +1,122 @@
+"""Watches what clients do to their own prefixes (`core/clients`), beside the requests and in the time that is left.
+
+Each chat is counted; those that were read from their beginning, for nothing of them was known, are parsed once more and
+compared with what they should have gone on from. That is done one by one, with a pause as long as it takes PAUSE_SHARE
+times. A prompt that finds the queue full, or is too large, is counted and left out.
+Bounds: QUEUE_MAX prompts, QUEUE_BYTES_MAX of their bodies, BODY_BYTES_MAX each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from ranvier_py.core.answers.answer_stream import Answer
+from ranvier_py.core.clients.client_watch import ClientWatch, client_rows
+from ranvier_py.core.metrics import Sample, counter, samples
+from ranvier_py.core.prompts.body_json import load_object
+from ranvier_py.core.prompts.prompt import Boundary, Prompt
+from ranvier_py.core.prompts.request_apis import APIS
+from ranvier_py.core.routing.attempt import Attempt
+from ranvier_py.core.routing.backends import Outcome
+
+QUEUE_MAX, QUEUE_BYTES_MAX = 256, 16 << 20
+BODY_BYTES_MAX = 256 * 1024  # a larger one would hold up the event loop
+PAUSE_SHARE = 10.0
+WORK_S_MAX = 0.002  # without a pause
+
+
+@dataclass(slots=True)
+class ClientReaderCounters:
+    """What was watched, and what was not."""
+
+    compared: int = counter("Prompts compared with what they should have gone on from.")
+    left_out: int = counter("Prompts that were not compared: too large, or too many at once.")
+
+
+class ClientReader:
+    """An attempt.Observer. `key` seeds digests: 64 bits."""
+
+    def __init__(self, key: int) -> None:
+        self.watch = ClientWatch(key)
+        self.counters = ClientReaderCounters()
+        self._queue: deque[Prompt] = deque()
+        self._bytes = 0
+        self._due = trio.Event()
+
+    async def run(self) -> None:
+        """For ever."""
+        worked_s = 0.0
+        while True:
+            while not self._queue:
+                self._due = trio.Event()
+                await self._due.wait()
+            began = time.monotonic()
+            prompt = self._queue.popleft()
+            self._bytes -= len(prompt.body)
+            self._read(prompt)
+            worked_s += time.monotonic() - began
+            if worked_s >= WORK_S_MAX:
+                await trio.sleep(PAUSE_SHARE * worked_s)
+                worked_s = 0.0
+
+    def attempt_sent(self, attempt: Attempt, now: float) -> None:
+        pass
+
+    def started(self, attempt: Attempt, now: float) -> None:  # noqa: ARG002
+        prompt = attempt.prompt
+        if prompt.kind != "chat":
+            return
+        self.watch.turn(prompt.client, prompt.session, prompt.tokens)
+        size = len(prompt.body)
+        if size > BODY_BYTES_MAX or len(self._queue) >= QUEUE_MAX or self._bytes + size > QUEUE_BYTES_MAX:
+            self.counters.left_out += 1
+            return
+        self._queue.append(prompt)
+        self._bytes += size
+        self._due.set()
+
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
+        prompt = attempt.prompt
+        if prompt.kind == "chat" and answer.prompt_tokens is not None and answer.cached_tokens is not None:
+            counts = self.watch.counts(prompt.client)
+            counts.counted_tokens += answer.prompt_tokens
+            counts.reused_tokens += answer.cached_tokens
+
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        pass
+
+    def view(self) -> Mapping[str, Any]:
+        """GET /admin/clients."""
+        return {
+            "clients": client_rows(self.watch),
+            "compared": self.counters.compared,
+            "left_out": self.counters.left_out,
+            "conversations_dropped": self.watch.dropped,
+        }
+
+    def samples(self) -> Iterator[Sample]:
+        yield from samples("clients", self.counters)
+        for client, counts in self.watch.clients.items():
+            label = {"client": client}
+            yield Sample("client_turns", "counter", "Chats by client.", counts.turns, label)
+            words = "Prompt tokens by client."
+            yield Sample("client_prompt_tokens", "counter", words, counts.prompt_tokens, label)
+            for cause, each in counts.causes.items():
+                words = "Prompts that broke the prefix of their conversation, by client and cause."
+                yield Sample("prefix_breaks", "counter", words, each.count, {**label, "cause": cause})
+                words = "Tokens that such prompts repeated behind the break: engines compute them again."
+                yield Sample("prefix_break_tokens", "counter", words, each.tokens, {**label, "cause": cause})
+
+    def _read(self, prompt: Prompt) -> None:
+        api, end = APIS[prompt.api], prompt.end.text
+        if prompt.base.parent is not None:
+            self.watch.extend(prompt.base.text, end, prompt.tail, api, prompt.base.messages)
+            return
+        self.counters.compared += 1
+        self.watch.observe(prompt.client, prompt.session, load_object(prompt.body), api, prompt.tokens, end)

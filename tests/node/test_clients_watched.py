@@ -1,0 +1,70 @@
+"""A node names the clients that break their own prefixes, where and by what, while it serves them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+import trio
+
+from ranvier_py.node import client_parts
+from tests.node.node_lab import Node, chat, turn
+from tests.node.node_lab import lab as node_lab
+
+SECRET = "a plan that nobody may read"
+
+
+async def ask(node: Node, nonce: str, *contents: str, session: str = "s") -> None:
+    messages = turn(*contents)
+    messages[0]["content"] += f" Request {nonce}, {SECRET}."
+    headers = {"user-agent": "opencode/1.18.33", "x-session-id": session}
+    answer = await node.http.post(f"{node.url}/v1/chat/completions", content=chat(messages), headers=headers)
+    assert answer.status_code == 200
+
+
+def of(view: dict[str, Any], client: str) -> dict[str, Any]:
+    return next((row for row in view["clients"] if row["client"] == client), {"turns": 0, "breaks": []})
+
+
+async def test_a_nonce_before_the_history_is_named_with_its_client_its_place_and_its_cost() -> None:
+    async with node_lab(engines=1) as node:
+        await ask(node, "4be01", "First question.")
+        await ask(node, "91c2f", "First question.", "An answer.", "Second question.")
+        await ask(node, "91c2f", "First question.", "An answer.", "Second question.", "Good.", "Third question.")
+        view = await node.until("/admin/clients", lambda view: of(view, "opencode")["breaks"])
+        row = of(view, "opencode")
+        (found,) = row["breaks"]
+        assert (row["turns"], row["sessions"], found["count"]) == (3, 1, 1)
+        assert (found["cause"], found["path"], found["scope"]) == ("nonce", "$.messages[0].content", "turn")
+        assert 0 < found["tokens"] == row["break_tokens"] < row["prompt_tokens"]
+        metrics = (await node.http.get(f"{node.control}/metrics")).text
+        assert 'ranvier_prefix_breaks_total{cause="nonce",client="opencode"} 1.0' in metrics
+        assert 'ranvier_client_turns_total{client="opencode"} 3.0' in metrics
+        command = [sys.executable, "-m", "ranvier_py", "clients", "--control", node.control]
+        page = (await trio.run_process(command, capture_stdout=True, env=dict(os.environ))).stdout.decode()
+        assert "opencode: 3 turns" in page
+        assert "$.messages[0].content  within a session" in page
+        assert SECRET not in page + metrics + str(view)
+
+
+async def test_conversations_that_only_grow_break_nothing_and_what_engines_reused_is_shown() -> None:
+    async with node_lab(engines=1) as node:
+        long = "What is on the shelves of this library? " * 40
+        for count in (1, 3, 5):
+            await ask(node, "4be01", *[long, "Books.", "Which?", "Many.", "Name one."][:count])
+        view = await node.until("/admin/clients", lambda view: of(view, "opencode").get("reused_share"))
+        row = of(view, "opencode")
+        assert row["breaks"] == []
+        assert 0.3 < row["reused_share"] <= 1.0
+        assert view["compared"] == 1, "what goes on from a known history is not read again"
+
+
+async def test_prompts_that_are_too_many_or_too_large_to_compare_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_parts, "BODY_BYTES_MAX", 400)
+    async with node_lab(engines=1) as node:
+        await ask(node, "4be01", "A question that is long. " * 40)
+        view = await node.until("/admin/clients", lambda view: view["left_out"])
+        assert (view["left_out"], view["compared"]) == (1, 0)
+        assert of(view, "opencode")["turns"] == 1
