@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each run")
     parser.add_argument("--shared-only", action="store_true", help="measure nodes that share answers, and nothing else")
-    parser.add_argument("--per-s", type=float, default=Shape().per_s, help="requests to nodes that share answers")
+    parser.add_argument("--bytes-per-s", type=int, default=Shape().bytes_per_s, help="of requests to nodes that share")
     parser.add_argument("--tokenizer", type=Path, default="embedded", help="as of `ranvier serve`")
     arguments = parser.parse_args(argv)
     if arguments.shared_only:
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def shared_part(arguments: argparse.Namespace) -> dict[str, Any]:
-    shape = Shape(per_s=arguments.per_s)
+    shape = Shape(bytes_per_s=arguments.bytes_per_s)
     return {"commit": commit(), **shape._asdict(), "rows": shared(shape)}
 
 

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from ranvier_py.config.config_loader import config_of
+from ranvier_py.control.status_page import response_cache_lines
 from ranvier_py.core.errors import ConfigError
 from tests.node.node_lab import KEY, ClusterLab, Node, cluster_lab, turn
 from tests.node.test_cached_responses import COLD, ask, chat, results
@@ -71,6 +72,7 @@ async def test_an_answer_of_one_node_is_a_hit_on_all_four_and_no_engine_is_asked
         stats = await nodes[1].ask("/admin/response-cache/stats")
         assert (stats["backend_type"], stats["entries"]) == ("cluster", 1)
         assert stats["peers"]["fetches"]["found"] == 1
+        assert any("of peers" in line and "found=1" in line for line in response_cache_lines(stats))
         assert (await peers_of(nodes[0]))["given"]["found"] >= 1
         assert results(await ask(nodes[1], "bob")) == ["MISS"]  # another credential
         page = (await nodes[1].http.get(f"{nodes[1].control}/metrics")).text
