@@ -9,24 +9,29 @@
 
 Generations and drains travel by being repeated: whoever learns something sends its peers what it now knows, and
 everybody sends it to somebody now and then. So they reach everyone who can be reached, in any order and however often.
+Until a peer has sent a backend's count, no claim on it is taken: so a node that misses some asks for them, one peer
+after the other, by facts of no backend.
 Bounds: BACKENDS_MAX backends, unknown ones included, for the day the operator adds them; observers are live peers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.gossip.backend_state.loads import BACKENDS_MAX, FactCounters, PeerLoads
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads, Message
+from ranvier_py.core.pauses import doubled
 from ranvier_py.core.routing.backend import same_process
 
 FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
 REPAIR_INTERVAL_S = 10.0  # everything known, to one random peer
+ASK_S = 0.5  # until a count that a peer should have sent is asked for, and again, ever more seldom
 EVERYONE_MAX = 16  # so many peers are sent what is new; more get it through others
 GENERATION_MAX = 2**32 - 1
 DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
@@ -110,6 +115,9 @@ class BackendFacts:
         self._seq = 0
         self._changed: dict[int, None] = {}
         self._repair_at = now + rng.uniform(0, REPAIR_INTERVAL_S)
+        self._uncounted: dict[int, None] = {}  # backends of which no peer has sent a count
+        self._ask_at = inf  # from when there are peers
+        self._asked = 0  # times since somebody new came
 
     def __len__(self) -> int:
         """Backends that anything is known of."""
@@ -126,7 +134,7 @@ class BackendFacts:
             if len(self._known) >= BACKENDS_MAX:
                 self.counters.dropped += 1
                 return
-            known = self._known[backend] = KnownBackend()
+            known = self._made(backend)
             self._changed[backend] = None
         if started_at and not known.started_at:
             known.started_at = started_at
@@ -138,7 +146,7 @@ class BackendFacts:
 
     def restarted(self, backend: int, started_at: float) -> int:
         """We saw a backend restart. Returns its generation: a new one, unless a peer saw the same restart."""
-        known = self._known.setdefault(backend, KnownBackend())
+        known = self._known.get(backend) or self._made(backend)
         same_start = started_at and known.started_at and same_process(started_at, known.started_at)
         if not same_start:
             known.generation = min(known.generation + 1, GENERATION_MAX)
@@ -154,7 +162,7 @@ class BackendFacts:
 
     def drain(self, backend: int, draining: bool) -> None:
         """The operator said so, here."""
-        known = self._known.setdefault(backend, KnownBackend())
+        known = self._known.get(backend) or self._made(backend)
         if known.draining is not draining:
             known.draining = draining
             known.drain_clock += 1
@@ -190,7 +198,10 @@ class BackendFacts:
     def wake_at(self) -> float:
         if self._changed:
             return 0.0
-        return min(self._repair_at, self.loads.wake_at) if self._peers else self.loads.wake_at
+        if not self._peers:
+            return self.loads.wake_at
+        ask_at = inf if not self._uncounted else 0.0 if self._ask_at == inf else self._ask_at
+        return min(self._repair_at, self.loads.wake_at, ask_at)
 
     def peers(self, live: Sequence[Peer], load_peers: Sequence[Peer] | None = None) -> None:
         """Who is there now. A newcomer is sent everything; who is gone takes its loads with it.
@@ -207,6 +218,7 @@ class BackendFacts:
             targets = self._some(newcomers)  # each gets it of as many others
             self._send(targets, list(self._known))
             self.loads.newcomers()
+            self._asked, self._ask_at = 0, inf
 
     def forget(self, session: int) -> None:
         self.loads.forget(session)
@@ -223,10 +235,20 @@ class BackendFacts:
             if self._peers and self._known:
                 self._send([self._rng.choice(self._peers)], list(self._known))
 
+        if self._ask_at == inf and self._peers:
+            self._ask_at = now + ASK_S
+        if now >= self._ask_at and self._uncounted and self._peers:
+            self._ask_at = now + doubled(ASK_S, self._asked, REPAIR_INTERVAL_S) * self._rng.uniform(0.8, 1.2)
+            self._asked += 1
+            self._put(self._rng.choice(self._peers), self._numbered(()))
+
     def receive(self, peer: Peer, message: Message, now: float) -> None:
         if isinstance(message, Loads):
             self.loads.receive(peer, message, now)
         elif isinstance(message, Facts) and message.observer == peer.session:
+            if not message.facts:
+                self._send([peer], list(self._known))
+                return
             for fact in message.facts:
                 self._take_fact(peer, fact, now)
             self._answer(peer)
@@ -250,6 +272,7 @@ class BackendFacts:
         else:
             self._merge_generation(fact, known)
         known.counted = True
+        self._uncounted.pop(fact.backend, None)
         if fact.drain_clock > known.drain_clock or (
             fact.drain_clock == known.drain_clock and fact.draining > known.draining
         ):
@@ -285,25 +308,33 @@ class BackendFacts:
             self.changes.append(KnownStart(fact.backend, fact.started_at))
 
     def _adopt(self, backend: int, generation: int, started_at: float) -> None:
-        known = self._known.setdefault(backend, KnownBackend())
+        known = self._known.get(backend) or self._made(backend)
         known.generation, known.started_at = generation, started_at
         self.counters.facts_adopted += 1
         self._changed[backend] = None
         self.changes.append(NewGeneration(backend, generation, started_at))
 
+    def _made(self, backend: int) -> KnownBackend:
+        """What is known of one more, by ourselves alone."""
+        known = self._known[backend] = KnownBackend()
+        self._uncounted[backend] = None
+        return known
+
     def _some(self, peers: Sequence[Peer]) -> Sequence[Peer]:
         return peers if len(peers) <= EVERYONE_MAX else self._rng.sample(peers, EVERYONE_MAX)
 
     def _send(self, targets: Sequence[Peer], backends: Sequence[int]) -> None:
-        for message in self._facts(backends):
-            for peer in targets:
-                self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
-
-    def _facts(self, backends: Sequence[int]) -> Iterator[Facts]:
         for start in range(0, len(backends), FACTS_PER_MESSAGE):
-            self._seq += 1
-            chosen = backends[start : start + FACTS_PER_MESSAGE]
-            yield Facts(self._session, self._seq, tuple(fact_of(backend, self._known[backend]) for backend in chosen))
+            message = self._numbered(backends[start : start + FACTS_PER_MESSAGE])
+            for peer in targets:
+                self._put(peer, message)
+
+    def _put(self, peer: Peer, message: Facts) -> None:
+        self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+
+    def _numbered(self, backends: Sequence[int]) -> Facts:
+        self._seq += 1
+        return Facts(self._session, self._seq, tuple(fact_of(backend, self._known[backend]) for backend in backends))
 
 
 def fact_of(backend: int, known: KnownBackend) -> Fact:

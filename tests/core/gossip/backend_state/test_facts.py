@@ -2,7 +2,7 @@
 
 from random import Random
 
-from ranvier_py.core.gossip.backend_state.facts import BackendFacts, Doubt, NewGeneration, Verdict
+from ranvier_py.core.gossip.backend_state.facts import ASK_S, BackendFacts, Doubt, NewGeneration, Verdict
 from ranvier_py.core.gossip.backend_state.loads import LOAD_INTERVAL_S
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads
@@ -182,3 +182,33 @@ def test_a_peer_that_reports_no_waits_is_received_all_the_same() -> None:
     assert node.loads.of(ENGINE) == Load(7)
     node.receive(B, Loads(2, ((ENGINE, 7),), ((9, 500),)), 1.0)
     assert node.loads.of(ENGINE) == Load(7, 7, 500), "nobody has more waiting than in flight"
+
+
+def test_a_node_that_was_sent_its_peers_counts_too_early_asks_for_them() -> None:
+    """By then they have answered it once. Without a count no claim is taken, so it must not wait for the repair."""
+    net = Net(A, B)
+    for node in (A, B):
+        net[node].observe(ENGINE, Verdict.HEALTHY, 1.0)
+    net.run(0.0)
+    assert net[A].of(ENGINE).counted
+    late = BackendFacts(A.session, net.outbox[A], Random(1), 0.0)  # all that came before it could read is lost
+    late.peers([B])
+    late.observe(ENGINE, Verdict.HEALTHY, 1.0)
+    net.nodes[A] = late
+    net.run(0.1)
+    assert not late.of(ENGINE).counted, "B has answered A before"
+    assert late.wake_at == 0.1 + ASK_S
+    net.run(0.1 + ASK_S)
+    assert late.of(ENGINE).counted
+    assert late.wake_at > 0.1 + 2 * ASK_S, "it asks no more"
+
+
+def test_who_has_no_answer_asks_ever_more_seldom() -> None:
+    outbox: list[Outgoing] = []
+    alone = BackendFacts(A.session, outbox, Random(1), 0.0)
+    alone.observe(ENGINE, Verdict.HEALTHY, 1.0)
+    alone.peers([B])
+    for tick in range(1200):
+        alone.tick(0.1 * tick)
+    questions = [each for each in outbox if isinstance(each.message, Facts) and not each.message.facts]
+    assert 10 < len(questions) < 25
