@@ -156,6 +156,7 @@ def asked(url: str, question: str) -> tuple[str, int]:
         return response.headers["x-ranvier-reason"], int(response.headers["x-ranvier-matched-tokens"])
 
 
+@pytest.mark.slow
 def test_a_hub_id_is_fetched_once_and_routes_by_tokens_and_starts_again_without_the_hub(tmp_path: Path) -> None:
     """Only who has the tokens can know that two messages begin alike."""
     with serving(EnginePages) as one, serving(EnginePages) as two:

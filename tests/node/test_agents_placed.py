@@ -187,6 +187,7 @@ async def test_a_response_is_asked_for_and_deleted_where_it_is_kept(tmp_path: Pa
             assert (gone.status_code, gone.headers["x-engine"]) == (404, answer.headers["x-engine"])
 
 
+@pytest.mark.slow
 async def test_a_response_that_nobody_knows_or_whose_engine_restarted_is_a_404_and_asked_nowhere_else(
     tmp_path: Path,
 ) -> None:

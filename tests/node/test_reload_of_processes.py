@@ -196,6 +196,7 @@ async def logged(node: Served, event: bytes, times: int) -> None:
         await trio.sleep(0.02)  # only the other process can change it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["signal", "port"])
 async def test_all_workers_read_the_configuration_again_those_that_are_restarted_too(tmp_path: Path, by: str) -> None:
     async with opened(Lab, 1, DEADLINE_S) as place:
@@ -250,6 +251,7 @@ def held_by(process: int) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{process}/fd")), pages * 4096
 
 
+@pytest.mark.slow
 async def test_fifty_hang_ups_in_a_row_leave_descriptors_and_memory_as_they_were(tmp_path: Path) -> None:
     async with opened(Lab, 2, DEADLINE_S) as place:
         file = tmp_path / "ranvier.toml"

@@ -27,6 +27,8 @@ from ranvier_py.replay.results import RunResult
 from ranvier_py.replay.traces.trace import Depth, Trace, TraceRequest
 from tests.replay.synthetic import BLOCK, conversation, name_of
 
+pytestmark = pytest.mark.slow
+
 ENGINES = 4
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 import trio
 
 from tests.reporter.purdue_lab import WORKERS, Lab, purdue_lab
+
+pytestmark = pytest.mark.slow
 
 DEADLINE_S = 240.0  # five processes start, each of which loads a library or two, where ten others do, too
 PROMPT = list(range(200))

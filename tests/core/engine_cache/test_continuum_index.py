@@ -97,6 +97,7 @@ def test_cr33_an_event_that_cannot_be_read_is_none_and_the_next_one_is_read(data
     assert events == [None, IndexEvent(Verb.CREATED, "ab", None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [b"data: ", b"", b": "])
 def test_cr15_an_event_of_more_than_a_mebibyte_ends_the_stream(head: bytes) -> None:
     line = head + b"x" * 1000 + (b"\n" if head == b"data: " else b"")

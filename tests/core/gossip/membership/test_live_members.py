@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
+
 from cluster.scenario import Cluster, Scenario
 from cluster.simulation.sim_node import SimNode, SimNodes
 from cluster.simulation.sim_run import Run
@@ -33,6 +35,7 @@ def sim_nodes() -> list[SimNode]:
     return [node for node in found if isinstance(node, SimNode)]
 
 
+@pytest.mark.slow
 def test_a_restart_that_one_node_saw_is_known_to_all() -> None:
     """Facts go to neighbours, and on from there."""
     assert [node.peer.facts.generation(BACKEND) for node in sim_nodes()] == [2] * NODES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +89,7 @@ def test_in_a_large_cluster_sixteen_are_wanted_and_want_us_too() -> None:
         assert all(session in circles[other].near() for other in neighbours.near())
 
 
+@pytest.mark.slow
 def test_neighbours_of_neighbours_reach_everybody_in_a_few_steps() -> None:
     members = several(range(1, 1001))
     near: dict[int, dict[int, None]] = {}

@@ -250,6 +250,7 @@ def test_a_transfer_nobody_wants_any_more_is_ended() -> None:
     assert net.nodes[1].gossip.counters.broken_transfers == 1
 
 
+@pytest.mark.slow
 def test_rows_keep_their_budget_and_one_transfer_its_share() -> None:
     """S7, and a snapshot source with two newcomers keeps half of its budget for itself."""
     net = filled(1, 30_000, bulk_bytes_per_s=400_000)
