@@ -1,7 +1,6 @@
 """Which client sent a request, and of which of its sessions it is: from the fields of its header.
 
-Neither is asked for. Sources: the clients' own requests (research on
-clients, section 1), and for the generic fields LiteLLM's documents.
+Neither is asked for. Sources: the clients' own requests, and for the generic fields LiteLLM's documents.
 """
 
 from __future__ import annotations

@@ -190,18 +190,18 @@ class Affinity(Policy):
     ) -> list[int]:
         """Positions of the least loaded, and of the least loaded ones `besides`, LIGHTEST of each; whoever is too busy
         by requests left out. `besides` may bear so many `more`."""
-        bearable, floor = self.bearable(loads), self.options.divert_floor
+        bearable = self.bearable(loads)
         start = match.own % len(loads)  # of those that are equally idle each prompt looks at others
         order = sorted([*range(start, len(loads)), *range(start)], key=loads.__getitem__)
-        able = (each for each in order if loads[each] <= bearable + floor / candidates[each].weight)
+        able = (each for each in order if self.bears(candidates[each], loads[each], bearable))
         found = dict.fromkeys(islice(able, LIGHTEST))
-        others = [each for each in besides if loads[each] <= bearable + (floor + more) / candidates[each].weight]
+        others = [each for each in besides if self.bears(candidates[each], loads[each], bearable, more)]
         found.update(dict.fromkeys(sorted(others, key=loads.__getitem__)[:LIGHTEST]))
         return list(found)
 
-    def bears(self, candidate: Candidate, load: float, bearable: float) -> bool:
+    def bears(self, candidate: Candidate, load: float, bearable: float, more: int = 0) -> bool:
         """Whether it is not too busy. `load` is for its weight."""
-        return load <= bearable + self.options.divert_floor / candidate.weight
+        return load <= bearable + (self.options.divert_floor + more) / candidate.weight
 
     def bearable(self, loads: Floats) -> float:
         """The highest load per weight, floor apart, at which nobody is too busy yet: never below the least of them."""
