@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from math import inf
@@ -19,7 +19,6 @@ from ranvier_py.core.response_cache.redis_answer_options import RedisAnswerOptio
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.io.redis_answers import RedisAnswers
 from ranvier_py.io.redis_pool import RedisPool
-from tests.io.redis_server import RedisServer, redis_server
 
 DEADLINE_S = 20.0
 SEEDS = count()
@@ -30,27 +29,6 @@ PREFIX = RedisAnswerOptions().key_prefix
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No second between two ticks."""
     monkeypatch.setattr("ranvier_py.io.redis_answers.TICK_S", 0.02)
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[RedisServer]:
-    with redis_server() as running:
-        yield running
-
-
-@pytest.fixture
-def server(one_server: RedisServer) -> RedisServer:
-    """An empty one."""
-    one_server.client().flushall()
-    one_server.client().config_resetstat()
-    return one_server
-
-
-@pytest.fixture
-def mortal() -> Iterator[RedisServer]:
-    """One that may be killed."""
-    with redis_server() as running:
-        yield running
 
 
 def made(url: str, ttl_s: float = 300.0, **options: Any) -> RedisAnswers:

@@ -85,3 +85,27 @@ def redis_server(*options: str) -> Iterator[RedisServer]:
             yield server
         finally:
             server.kill()
+
+
+# --- fixtures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[RedisServer]:
+    with redis_server() as running:
+        yield running
+
+
+@pytest.fixture
+def server(one_server: RedisServer) -> RedisServer:
+    """An empty one."""
+    one_server.client().flushall()
+    one_server.client().config_resetstat()
+    return one_server
+
+
+@pytest.fixture
+def mortal() -> Iterator[RedisServer]:
+    """One that may be killed."""
+    with redis_server() as running:
+        yield running

@@ -22,14 +22,11 @@ from tests.io.redis_answer_lab import (
     hurried,
     key,
     made,
-    mortal,
-    one_server,
     running,
-    server,
     until,
     written,
 )
-from tests.io.redis_server import RedisServer, needs_redis, redis_server
+from tests.io.redis_server import RedisServer, mortal, needs_redis, one_server, redis_server, server
 
 pytestmark = [needs_redis, pytest.mark.usefixtures("hurried")]
 

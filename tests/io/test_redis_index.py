@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from random import Random
@@ -19,9 +19,11 @@ from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink
 from ranvier_py.node.index_parts import IndexedBackend, IndexedStream
-from tests.io.redis_server import RedisServer, needs_redis, pool_of, redis_server
+from tests.io.redis_server import RedisServer, mortal, needs_redis, one_server, pool_of, redis_server, server
 
 pytestmark = [needs_redis, pytest.mark.usefixtures("hurried")]
+
+__all__ = ["mortal", "one_server", "server"]
 
 X, Y = "http://x:1", "http://y:1"
 BACKENDS = {X: BackendId(0), Y: BackendId(1)}
@@ -36,26 +38,6 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No second between two ticks, and no back-off."""
     for name, seconds in (("TICK_S", 0.02), ("RETRY_MIN_S", 0.02), ("RETRY_MAX_S", 0.05)):
         monkeypatch.setattr(f"ranvier_py.core.engine_cache.prefix_index.shared_index.{name}", seconds)
-
-
-@pytest.fixture(scope="module")
-def one_server() -> Iterator[RedisServer]:
-    with redis_server() as running:
-        yield running
-
-
-@pytest.fixture
-def server(one_server: RedisServer) -> RedisServer:
-    """An empty one."""
-    one_server.client().flushall()
-    return one_server
-
-
-@pytest.fixture
-def mortal() -> Iterator[RedisServer]:
-    """One that may be killed."""
-    with redis_server() as running:
-        yield running
 
 
 # --- routers --------------------------------------------------------------------------------------------------------
