@@ -42,7 +42,7 @@ CONNECTIONS = 16
 ENGINES = 2
 SEED = 20
 BYTES_PER_TOKEN = 4
-NODE = "--node"
+NODE, CACHE = "--node", "--response-cache"
 WARM_UP_REQUESTS = 4 * HISTORIES
 PIECES = 20
 
@@ -54,14 +54,18 @@ class Case:
     connections: int = CONNECTIONS
     answer: Sequence[bytes] = (ANSWER,)  # pieces, each sent when every client has the one before
     fields: str = ""  # members of the body before `messages`
+    response_cache: bool = False
 
 
+GREEDY = '"temperature":0,'
 CASES = {
     case.name: case
     for case in (
         Case("chat_3kB"),
         Case("chat_60kB", history_bytes=60_000),
         Case("one_connection", connections=1),
+        Case("not_cached", fields=GREEDY),
+        Case("cache_miss", fields=GREEDY, response_cache=True),
         Case("stream_at_once", answer=(STREAM_HEAD + chunk(EVENT) * PIECES + STREAM_END,), fields='"stream":true,'),
         Case("stream_by_piece", answer=(STREAM_HEAD, *[chunk(EVENT)] * PIECES, STREAM_END), fields='"stream":true,'),
     )
@@ -165,9 +169,10 @@ def message(role: str, text: str) -> str:
 # --- the node: the process that is measured -------------------------------------------------------------------------
 
 
-async def run_node(urls: Sequence[str]) -> None:
+async def run_node(arguments: Sequence[str]) -> None:
     """Says its port; ends learning at the first line of input; at each says what its thread has used, in seconds."""
-    node, lines = make_node(urls), trio.wrap_file(sys.stdin)
+    urls = [argument for argument in arguments if argument != CACHE]
+    node, lines = make_node(urls, response_cache=len(urls) < len(arguments)), trio.wrap_file(sys.stdin)
     with collected_in_waits():  # as in a node that runs
         async with trio.open_nursery() as nursery:
             ((_, port),) = await nursery.start(node.server.serve, "127.0.0.1", 0)
@@ -187,8 +192,8 @@ async def run_node(urls: Sequence[str]) -> None:
     node.upstream.close()
 
 
-def make_node(urls: Sequence[str]) -> Node:
-    config = config_of(backend=list(urls), log_level="warning")
+def make_node(urls: Sequence[str], *, response_cache: bool) -> Node:
+    config = config_of(backend=list(urls), log_level="warning", response_cache=response_cache)
     key = bytes(32)
     tokenizer = LocalTokenizer(tokenizer_process(config, key).setup, ByteTokenizer(), FACTS)
     return Node(config, tokenizer, Random(SEED), key)
@@ -201,7 +206,7 @@ def measure(case: Case, requests: int, batches: int) -> dict[str, float]:
     """Microseconds of the node's thread per request, of the best batch."""
     peer = Peer(case)
     urls = [f"http://127.0.0.1:{engine.getsockname()[1]}" for engine in peer.engines]
-    command = [sys.executable, "-m", "benchmarks.request_path", NODE, *urls]
+    command = [sys.executable, "-m", "benchmarks.request_path", NODE, *urls, *((CACHE,) if case.response_cache else ())]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdin is not None
         assert node.stdout is not None
