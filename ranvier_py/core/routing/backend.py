@@ -141,6 +141,7 @@ class Backend(Work):
     success_rate: float = 1.0
     draining: bool = False
     removed: bool = False
+    hit_generation: int = 0  # the last one of which an answer reported cached tokens
     process: Process = field(default_factory=Process)
     last_probe: ProbeResult | None = None
     probes_ok: int = 0
@@ -151,6 +152,11 @@ class Backend(Work):
     def takes_salt(self) -> bool:
         """Whether its engine keeps caches apart by the `cache_salt` of a body, as far as its model cards say."""
         return not self.cards or any(card.get("owned_by") in SALTED_OWNERS for card in self.cards)
+
+    @property
+    def reports_hits(self) -> bool:
+        """Whether this process has ever reported that something was cached. Until then its zeros say nothing."""
+        return self.hit_generation == self.generation
 
     def __repr__(self) -> str:
         state = "removed" if self.removed else "draining" if self.draining else repr(self.vitals)

@@ -244,6 +244,10 @@ class Registry:
             self.settle(backend, before, "dispatched")
         return backend
 
+    def reported_hit(self, backend: Backend, generation: int) -> None:
+        """An answer of that process said that something was cached."""
+        backend.hit_generation = max(backend.hit_generation, generation)
+
     def finished(
         self,
         id: BackendId,  # noqa: A002

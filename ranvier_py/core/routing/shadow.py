@@ -207,8 +207,9 @@ class Shadows:
             shadow.started(attempt, now)
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
-        if attempt.service is not None and answer.prompt_tokens is not None and answer.cached_tokens is not None:
-            self.judge.corrected(attempt.service, answer.prompt_tokens - answer.cached_tokens)
+        service, tokens, cached = attempt.service, answer.prompt_tokens, answer.cached_tokens
+        if service is not None and tokens is not None and cached is not None and attempt.target.reports_hits:
+            self.judge.corrected(service, tokens - cached)
         for shadow in self.shadows:
             shadow.answered(attempt, end, now)
 

@@ -280,6 +280,45 @@ def test_an_engine_that_gave_a_count_once_means_zero_where_it_gives_none() -> No
     assert world.view.answers_silent == 0
 
 
+def test_an_engine_that_never_reports_a_hit_reports_nothing() -> None:
+    """There are engines whose count is always 0: their chats would be sent away from what they hold."""
+    world, changes = World(), []
+    for turn in range(1, 40):
+        for number in range(4):
+            chat = [1000 * number + block + 1 for block in range(2 * turn)]
+            attempt = world.served(chat, 0, 10.0 + 4 * turn + number)
+            assert attempt.decision.matched_tokens == (turn - 1) * 2 * BLOCK
+        changes += world.calibration.tick(12.0 + 4 * turn)
+    view = world.view
+    assert (view.capacity_learned_tokens, view.refuted, view.predicted_tokens) == (None, 0, 0)
+    assert (view.answers, view.answers_silent) == (4, 4 * 38)
+    assert [change.bias for change in changes] == [Bias.NO_REUSE], "named, for it may have no prefix cache"
+
+
+def test_zeros_count_from_the_first_hit_of_a_process_on() -> None:
+    world = World()
+    for now in (10.0, 11.0):
+        world.served([1, 2, 3, 4], 0, now)
+    assert world.view.refuted == 0
+    world.served([1, 2, 3, 4], 64, 12.0)
+    world.served([1, 2, 3, 4], 0, 13.0)
+    assert world.view.refuted == 1
+    world.router.registry.restart(world.router.registry[A], "test", 14.0)
+    for now in (15.0, 16.0):
+        world.served([1, 2, 3, 4], 0, now)
+    assert world.view.refuted == 1
+
+
+def test_what_an_engine_without_counts_seems_to_compute_teaches_no_service_rate() -> None:
+    """By its zeros it would compute whole prompts in the time that their last turns take."""
+    world = World()
+    learned: list[int] = []
+    world.router.policy.corrected = lambda _service, tokens: learned.append(tokens)  # type: ignore[method-assign]
+    for cached in (0, 0, 64, 0):
+        world.served([1, 2, 3, 4], cached, 10.0)
+    assert learned == [5, 69]
+
+
 def test_another_template_is_named_by_the_engines_own_count() -> None:
     world, rng = World(), Random(1)
     for number in range(60):

@@ -5,7 +5,8 @@
 | template | its count of prompt tokens is not ours plus one of a few constants (generation prompts) in a fifth |
 | salt | of prompts used there moments ago some were found, and a tenth or more had nothing at all: caches are kept |
 |      | apart by something that we do not see (a tenant, an adapter, a salt in a header) |
-| no_reuse | of prompts used there moments ago nearly none was found: no prefix caching, or another tokenizer |
+| no_reuse | of prompts used there moments ago nearly none was found: no prefix caching, another tokenizer, or a count |
+|      | that is always 0 |
 | hybrid | everything found is a multiple of a step of 256 tokens or more, and less than predicted by a part of it: |
 |      | recurrent layers keep few states |
 | block_size | the same with a larger block than ours |

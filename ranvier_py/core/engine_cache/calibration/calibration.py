@@ -14,7 +14,8 @@ stays so while it runs. What requests of peers used counts when it is received.
 Rules: hidden routes are looked up too when their engine was chosen anyway, so what they would have been is still
 learned. Distances are those at sending: what a queue pushes out before a request's turn comes counts against them. At
 most SAMPLES_PER_S_MAX attempts a second are looked up. An engine that gave cached tokens once means 0 where it leaves
-them out (vLLM does).
+them out (vLLM does). One that never reported a hit reports nothing: there are engines whose count is always 0, so its
+0 withdraws nothing and limits nothing, until the first hit.
 Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
 """
 
@@ -158,16 +159,22 @@ class Calibration:
         if cached is None:
             known.answers_silent += 1
             return
-        self._compare(known, attempt, answer.prompt_tokens, cached)
+        held = known.usable(attempt.decision.matched_tokens, answer.prompt_tokens)
+        reports_hits = attempt.target.reports_hits
+        if held and not reports_hits:
+            known.answers_silent += 1
+        else:
+            self._compare(known, attempt, answer.prompt_tokens, cached)
         estimated = self._estimated(attempt.backend)
         if estimated:
-            self._learn(known, sample.parts if sample is not None else (), answer.prompt_tokens, cached)
-        else:
-            held = known.usable(attempt.decision.matched_tokens, answer.prompt_tokens)
-            if max(held, cached) >= EVENTS_TOKENS_MIN:
-                known.evidence.reported_by_events(cached, held)
+            parts = sample.parts if sample is not None else ()
+            self._learn(known, parts, answer.prompt_tokens, cached, reports_hits=reports_hits)
+        elif max(held, cached) >= EVENTS_TOKENS_MIN:
+            known.evidence.reported_by_events(cached, held)
         gone = self._gone(known, attempt, end, answer.prompt_tokens, cached)
         if gone is not None and (estimated or is_untold(gone)):
+            if not reports_hits:
+                return
             known.refuted += 1
             self.counters.withdrawn += self._routes.refute(gone, attempt.backend, int(attempt.sent_at))
         elif gone is not None and not cached:
@@ -288,13 +295,19 @@ class Calibration:
         known.right_tokens += min(predicted, cached)
         known.error_tokens.observe(cached - predicted)
 
-    def _learn(self, known: BackendPredictions, sample: Sequence[Part], prompt_tokens: int, cached: int) -> None:
+    def _learn(
+        self, known: BackendPredictions, sample: Sequence[Part], prompt_tokens: int, cached: int, *, reports_hits: bool
+    ) -> None:
         """Which parts of the prompt were there, by how much had been used since each was last used."""
         parts = [(known.usable(tokens, prompt_tokens), second, since) for tokens, second, since in sample]
         parts = [part for part in parts if part[0]]
         if not parts:
             return
         deepest, _, oldest = parts[0]
+        if oldest < FRESH_SHARE * min(known.estimate.limit, FRESH_TOKENS / FRESH_SHARE):
+            known.evidence.used_again(cached, deepest)
+        if not reports_hits:
+            return
         for tokens, above, _, since in spans(parts):
             warm = min(max(cached, above), tokens)  # down to here
             if warm > above:
@@ -302,8 +315,6 @@ class Calibration:
             if tokens > warm:
                 known.estimate.observe(since + (warm + tokens) / 2, (warm - tokens) / deepest)
         known.estimate.counted()
-        if oldest < FRESH_SHARE * min(known.estimate.limit, FRESH_TOKENS / FRESH_SHARE):
-            known.evidence.used_again(cached, deepest)
 
     def _gone(
         self, known: BackendPredictions, attempt: Attempt, end: Boundary, prompt_tokens: int, cached: int
