@@ -283,6 +283,7 @@ SESSIONS: Sequence[tuple[Mapping[str, str], Mapping[str, object]]] = (
     ({"x-parent-session-id": "s", "x-session-id": "child"}, {}),
     ({}, {"prompt_cache_key": "s"}),
     ({}, {"session_params": {"session_id": "s"}}),
+    ({}, {"metadata": {"user_id": '{"device_id":"d","account_uuid":"","session_id":"s"}'}}),
 )
 
 

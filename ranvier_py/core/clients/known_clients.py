@@ -40,6 +40,8 @@ CLIENTS = tuple(sorted({*PRODUCTS.values(), *(name for _, name in MARKS), "qwen-
 SESSION_FIELDS = (
     b"x-parent-session-id",
     b"x-codex-parent-thread-id",
+    b"x-dynamo-parent-session-id",
+    b"x-dynamo-session-id",
     b"x-claude-code-session-id",
     b"session-id",
     b"session_id",
@@ -48,7 +50,8 @@ SESSION_FIELDS = (
     b"x-litellm-session-id",
     b"thread-id",
 )
-"""By which clients name their session, those that name a parent's first: Claude Code, Codex, OpenCode and LiteLLM."""
+"""By which clients name their session, those that name a parent's first: Claude Code, Codex, OpenCode and LiteLLM, and
+who speaks to Dynamo."""
 
 USER_AGENT, ACCEPT_LANGUAGE = b"user-agent", b"accept-language"
 NAMING_FIELDS = frozenset((USER_AGENT, ACCEPT_LANGUAGE, *SESSION_FIELDS, *(mark for mark, _ in MARKS)))

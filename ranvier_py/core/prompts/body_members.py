@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX
+from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX, object_of
 from ranvier_py.core.prompts.boundaries import TokenIds
 
 MESSAGES_MAX = 2048
@@ -27,6 +28,15 @@ leave open whether counts are wanted."""
 
 PREFIX_TOKENS_MAX = 1 << 16
 """Longer ones are no beginning."""
+
+SESSION_MEMBERS = frozenset(("prompt_cache_key", "session_params", "vllm_xargs", "nvext", "metadata", "user"))
+"""Members that may name a session."""
+
+CONTEXT_BYTES_MAX = 16 * 1024  # of an `agentic_context` in JSON, which has no more by its definition
+
+ACCOUNT_SESSION = re.compile(r"user_[0-9A-Za-z]+_account_[0-9A-Za-z-]*_session_([0-9A-Za-z-]+)")
+"""How Claude Code names user and session in one text, before its version 2.1.78; since then it is an object in JSON.
+LiteLLM hands it on to engines as `user`."""
 
 
 def misfit(fields: Mapping[str, Any], messages: object, size: int) -> str:
@@ -77,11 +87,46 @@ def prefix_len(fields: Mapping[str, Any]) -> int:
 
 
 def session_name(fields: Mapping[str, Any]) -> str:
-    """What a body calls its session: `prompt_cache_key` as OpenAI's clients have it, or vLLM's `session_params`."""
-    name = fields.get("prompt_cache_key")
-    if name is None and type(options := fields.get("session_params")) is dict:
-        name = options.get("session_id")
+    """What a body calls its session; empty where it does not.
+
+    `prompt_cache_key` as OpenAI's clients have it; vLLM's `session_params`; the context that agents give routers of
+    vLLM and Dynamo; `metadata` as Claude Code has it, and what LiteLLM makes of that. A `user` who is no more than
+    that is no session: all that an application ever asks may have the same.
+    """
+    if SESSION_MEMBERS.isdisjoint(fields):
+        return ""
+    name = (
+        fields.get("prompt_cache_key")
+        or member_of(fields.get("session_params"), "session_id")
+        or member_of(context_of(member_of(fields.get("vllm_xargs"), "agentic_context")), "session_id")
+        or member_of(member_of(fields.get("nvext"), "agent_context"), "session_id")
+        or user_session(member_of(fields.get("metadata"), "user_id"))
+        or user_session(fields.get("user"))
+    )
     return name if type(name) is str and len(name) <= NAME_CHARACTERS_MAX else ""
+
+
+def member_of(value: object, name: str) -> Any:
+    """This member of an object, if it is one that has it."""
+    return value.get(name) if type(value) is dict else None
+
+
+def context_of(value: object) -> object:
+    """The context of an agent, which may be there in JSON."""
+    if type(value) is not str:
+        return value
+    is_json = value.startswith("{") and len(value) <= CONTEXT_BYTES_MAX
+    return object_of(value.encode("utf-8", "surrogatepass")) if is_json else None
+
+
+def user_session(user: object) -> Any:
+    """The session that the name of a user has in it; nothing where it has none."""
+    if type(user) is not str or len(user) > NAME_CHARACTERS_MAX:
+        return None
+    if user.startswith("{"):
+        return member_of(context_of(user), "session_id")
+    found = ACCOUNT_SESSION.fullmatch(user)
+    return found[1] if found is not None else None
 
 
 def is_short(value: object) -> bool:

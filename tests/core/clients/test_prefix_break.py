@@ -345,4 +345,6 @@ def test_a_session_is_named_by_the_one_that_began_it() -> None:
     assert session_of(CLAUDE) == b"one"
     assert session_of({**CLAUDE, b"x-parent-session-id": b"parent"}) == b"parent"
     assert session_of({b"x-session-id": b"", b"thread-id": b"t"}) == b"t"
+    assert session_of({b"x-dynamo-session-id": b"child", b"x-dynamo-parent-session-id": b"root"}) == b"root"
+    assert session_of({**CLAUDE, b"x-dynamo-session-id": b"mine"}) == b"mine", "who sends it means it, as Dynamo does"
     assert session_of({}) == b""

@@ -308,3 +308,52 @@ def test_more_token_ids_than_any_engine_takes_are_routed_by_load() -> None:
     body = b'{"prompt":[' + b"1," * MARKS_MAX + b"1]}"
     prompt = reader().completion(body)
     assert (prompt.kind, prompt.unread) == ("opaque", "structure")
+
+
+CONTEXT = {"session_id": "s", "program_id": "s:researcher", "agent_id": "researcher"}
+CLAUDE_USER = "user_0a1b_account_11111111-2222_session_s"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_cache_key": "s", "user": CLAUDE_USER.replace("_s", "_other")},
+        {"session_params": {"session_id": "s"}},
+        {"vllm_xargs": {"agentic_context": CONTEXT}},
+        {"vllm_xargs": {"agentic_context": json.dumps(CONTEXT)}},
+        {"nvext": {"agent_context": {"session_type_id": "research", "session_id": "s", "trajectory_id": "s:one"}}},
+        {"metadata": {"user_id": CLAUDE_USER}},
+        {"metadata": {"user_id": CLAUDE_USER.replace("11111111-2222", "")}},
+        {"metadata": {"user_id": json.dumps({"device_id": "d", "account_uuid": "", "session_id": "s"})}},
+        {"user": CLAUDE_USER},
+        {"user": '{"session_id":"s"}', "metadata": None},
+    ],
+)
+def test_a_body_names_its_session_as_agents_do(fields: dict[str, Any]) -> None:
+    read = reader()
+    before, behind = chat_body(turns(3), "compact", **fields), chat_body(turns(3), **fields)
+    assert [read.chat(body).session_name for body in (before, behind)] == ["s", "s"]
+    longer = chat_body(turns(5), "compact", **fields)
+    assert read.chat(longer).session_name == "s"
+    assert read.memory.counters.found == 1, "the next turn is found by its raw bytes, session and all"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "the shop's assistant"},
+        {"user": "8d6f0a5e-6d0f-4d0c-8a46-0f6f4c0a1b2c"},
+        {"user": "user_0a1b_account__session_"},
+        {"user": '{"session_id":["s"]}'},
+        {"user": "{" * 500},
+        {"user": ["s"], "metadata": {"user_id": {"session_id": "s"}}},
+        {"metadata": {"user_id": "u", "session": "s"}},
+        {"vllm_xargs": {"agentic_context": "s"}, "nvext": {"agent_context": "s"}},
+        {"vllm_xargs": {"agentic_context": json.dumps({**CONTEXT, "note": "x" * 20_000})}},
+        {"vllm_xargs": {"agentic_context": '{"session_id":"\ud800"}'}},
+        {"session_params": "s", "nvext": 1, "prompt_cache_key": ""},
+        {"prompt_cache_key": "x" * 513},
+    ],
+)
+def test_what_names_a_user_or_nothing_names_no_session(fields: dict[str, Any]) -> None:
+    assert reader().chat(chat_body(turns(3), **fields)).session_name == ""
