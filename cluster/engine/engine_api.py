@@ -6,11 +6,16 @@ token, one chunk per token, a last one with `finish_reason`, the usage chunk if 
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from struct import pack
 from typing import Any
 
 import orjson
+
+from cluster.engine.tool_calls import ToolCall
 
 DONE = b"data: [DONE]\n\n"
 
@@ -24,9 +29,21 @@ class ApiError(Exception):
         self.kind = kind
         self.param = param
 
-    def body(self) -> bytes:
+    def body(self, *, claude: bool = False) -> bytes:
+        """In OpenAI's shape, or in Anthropic's."""
+        if claude:
+            kind = CLAUDE_KINDS.get(self.status, "api_error")
+            return orjson.dumps({"type": "error", "error": {"type": kind, "message": str(self)}})
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
         return orjson.dumps({"error": error})
+
+
+CLAUDE_KINDS: Mapping[int, str] = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
@@ -41,6 +58,7 @@ class Ask:
     model: str
     messages: Sequence[Any] | None = None
     tools: Sequence[Any] | None = None
+    tool_choice: object = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
     text: str | None = None
     ids: Sequence[int] | None = None
@@ -73,6 +91,7 @@ def read_ask(fields: Mapping[str, Any], *, chat: bool, default_model: str) -> As
         chat=chat,
         model=str(fields.get("model") or default_model),
         tools=fields.get("tools") or None,
+        tool_choice=fields.get("tool_choice"),
         template_options=read_template_options(fields),
         limit=read_limit(fields, chat=chat),
         exact=bool(fields.get("ignore_eos")),
@@ -148,33 +167,51 @@ class Reply:
     model: str
     engine: str
     chat: bool
+    call: ToolCall | None = None
+
+    @property
+    def call_id(self) -> str:
+        return f"call_{self.request_id}"
 
     def whole(self, text: str, finish_reason: str, usage: Mapping[str, Any]) -> bytes:
         """Body of an answer that is not streamed."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
         if self.chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
+            choice["message"] = {"role": "assistant", "refusal": None, **self.spoken(text)}
         else:
             choice["text"] = text
         kind = "chat.completion" if self.chat else "text_completion"
         return orjson.dumps({**self._head(kind), "choices": [choice], "usage": usage})
 
+    def spoken(self, text: str) -> dict[str, Any]:
+        """Content and calls of a message of the history, of which `text` is the words or a call's arguments."""
+        if self.call is None:
+            return {"content": text, "tool_calls": []}
+        return {"content": None, "tool_calls": [replace(self.call, arguments=text).in_chat(self.call_id)]}
+
     def role_chunk(self) -> bytes:
-        """Opens a chat stream; a completion stream has none."""
-        return self._chunk({"delta": {"role": "assistant", "content": ""}}, None) if self.chat else b""
+        """Opens a chat stream, with the name of what it calls; a completion stream has none."""
+        if not self.chat:
+            return b""
+        head = self._chunk({"delta": {"role": "assistant", "content": ""}}, None)
+        if self.call is None:
+            return head
+        return head + self._chunk({"delta": {"tool_calls": [{"index": 0, **self.spoken("")["tool_calls"][0]}]}}, None)
 
     def text_chunks(self, pieces: Sequence[str]) -> bytes:
-        """One chunk per token."""
-        return b"".join(self._chunk(self._piece(piece), None) for piece in pieces)
+        """One chunk per token; of a call, for each that has some of its arguments."""
+        return b"".join(self._chunk(self._piece(piece), None) for piece in pieces if piece or not self.call)
 
-    def last_chunks(self, finish_reason: str, usage: Mapping[str, Any] | None) -> bytes:
-        """`finish_reason`, the usage chunk where asked for, and the end mark."""
+    def last_chunks(self, text: str, finish_reason: str, usage: Mapping[str, Any] | None) -> bytes:  # noqa: ARG002
+        """`finish_reason`, the usage chunk where asked for, and the end mark. `text`: all that was sent."""
         last = self._chunk({**self._piece(""), "stop_reason": None}, finish_reason)
         if usage is None:
             return last + DONE
         return last + event({**self._head(self._chunk_kind()), "choices": [], "usage": usage}) + DONE
 
     def _piece(self, text: str) -> dict[str, Any]:
+        if self.call is not None:
+            return {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} if text else {}}
         return {"delta": {"content": text}} if self.chat else {"text": text}
 
     def _chunk_kind(self) -> str:
@@ -224,3 +261,14 @@ def models_body(names: Sequence[str], created: int, tokens_max: int) -> bytes:
         for name in names
     ]
     return orjson.dumps({"object": "list", "data": cards})
+
+
+def embedded(texts: Sequence[str], model: str, tokens: int, *, as_base64: bool) -> bytes:
+    """POST /v1/embeddings: eight numbers that each text's digest makes."""
+    data: list[dict[str, Any]] = []
+    for index, text in enumerate(texts):
+        vector = [byte / 256 for byte in blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()]
+        value = b64encode(pack("<8f", *vector)).decode() if as_base64 else vector
+        data.append({"object": "embedding", "index": index, "embedding": value})
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return orjson.dumps({"object": "list", "model": model, "data": data, "usage": usage})

@@ -17,12 +17,14 @@ import numpy as np
 import orjson
 import trio
 
-from cluster.engine.agent_apis import ClaudeReply, ResponseReply, StoredResponses, chat_of_claude, chat_of_items
+from cluster.engine.agent_apis import StoredResponse, StoredResponses, chat_of_claude, chat_of_items
+from cluster.engine.agent_replies import ClaudeReply, ResponseReply
 from cluster.engine.engine_api import (
     ApiError,
     Ask,
     Reply,
     bad_request,
+    embedded,
     models_body,
     read_ask,
     read_messages,
@@ -37,6 +39,7 @@ from cluster.engine.engine_text import Answer, AnswerBook, RenderError, TextToke
 from cluster.engine.kv_events import EventSource, Scope
 from cluster.engine.kv_publisher import KvEndpoints
 from cluster.engine.live_engine import LiveEngine, Mailbox
+from cluster.engine.tool_calls import next_call
 from ranvier_py.core.errors import ClientGone
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import Headers, HttpRequest
@@ -48,6 +51,7 @@ INLINE_BYTES_MAX = 4096
 
 TOKENIZER_THREADS = 2
 STORED = b"/v1/responses/"
+CLAUDE = b"/v1/messages"
 REPLIES: dict[str, type[Reply]] = {"msg": ClaudeReply, "resp": ResponseReply}
 
 CACHE_EVENTS_MAX = 1 << 20
@@ -76,9 +80,14 @@ class EngineConfig:
 
 
 class Engine:
-    """The routes of one engine. `live.run` must be running."""
+    """The routes of one engine. `live.run` must be running. `submitted` gets each prompt before it is begun with."""
 
-    def __init__(self, config: EngineConfig, tokenizer: TextTokenizer) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: TextTokenizer,
+        submitted: Callable[[Mailbox], object] = lambda _: None,
+    ) -> None:
         """Raises OSError when an address of its KV events can't be had."""
         self.config = config
         self.kv = EventSource(config.kv, config.limits.block_size) if config.kv else None
@@ -88,6 +97,7 @@ class Engine:
         self.responses = StoredResponses()
         self.cut = 0  # connections cut by faults and restarts
         self._tokenizer = tokenizer
+        self._submitted = submitted
         self._book = AnswerBook(tokenizer, config.answer_tokens, config.seed)
         self._threads = trio.CapacityLimiter(TOKENIZER_THREADS)
         self.name = config.name
@@ -99,6 +109,7 @@ class Engine:
             (b"POST", b"/v1/messages"): partial(self.generate, api="msg"),
             (b"POST", b"/v1/messages/count_tokens"): self.count_tokens,
             (b"POST", b"/v1/responses"): partial(self.generate, api="resp"),
+            (b"POST", b"/v1/embeddings"): self.embed,
             (b"GET", b"/v1/models"): partial(self.probe, body=self._models),
             (b"GET", b"/health"): partial(self.probe, body=bytes),
             (b"GET", b"/ping"): partial(self.probe, body=bytes),
@@ -132,7 +143,8 @@ class Engine:
                 raise ApiError(405 if known else 404, "NotFoundError", "Method Not Allowed" if known else "Not Found")
             await route(request, client)
         except ApiError as error:
-            client.respond(error.status, error.body(), self._headers)
+            body = error.body(claude=request.path.startswith(CLAUDE))
+            client.respond(error.status, body, self._headers)
 
     # --- generation -------------------------------------------------------------------------------------------------
 
@@ -149,7 +161,7 @@ class Engine:
         self._requests += 1
         request_id = f"{api}{'_' if api == 'resp' else '-'}{self.name}-{self._requests}"
         mailbox = self._submit(request_id, job)
-        reply = REPLIES.get(api, Reply)(request_id, int(time.time()), ask.model, self.name, ask.chat)
+        reply = REPLIES.get(api, Reply)(request_id, int(time.time()), ask.model, self.name, ask.chat, answer.call)
         try:
             if ask.stream:
                 done = await self._stream(StreamWriter(request, client, self.name), ask, reply, mailbox, answer, fault)
@@ -160,7 +172,7 @@ class Engine:
         if not done:
             raise self._cut()
         if api == "resp" and fields.get("store") is not False:
-            self.responses.keep(request_id, ask.messages or (), "".join(answer.pieces))
+            self.responses.keep(request_id, kept(fields, reply, mailbox, answer))
 
     def _chat_fields(self, fields: dict[str, Any], api: str) -> dict[str, Any]:
         """A body of any API as one that vLLM would make of it. Raises ApiError."""
@@ -168,16 +180,28 @@ class Engine:
             return chat_of_claude(fields)
         if api == "resp":
             previous = fields.get("previous_response_id")
-            return chat_of_items(fields, self.responses.messages(previous) if previous else ())
+            return chat_of_items(fields, self.responses[previous].messages if previous else ())
         return fields
 
     async def stored(self, request: HttpRequest, client: Client) -> None:
         """What a client asks of a response that is kept here."""
-        name = request.path.removeprefix(STORED).partition(b"/")[0].decode()
-        self.responses.messages(name)
+        name, _, more = request.path.removeprefix(STORED).partition(b"/")
+        response = self.responses[name.decode()]
+        body = response.listed() if more == b"input_items" else response.body
         if request.method == b"DELETE":
-            self.responses.delete(name)
-        client.respond(200, orjson.dumps({"id": name, "object": "response"}), self._headers)
+            self.responses.delete(name.decode())
+            body = orjson.dumps({"id": name.decode(), "object": "response", "deleted": True})
+        client.respond(200, body, self._headers)
+
+    async def embed(self, request: HttpRequest, client: Client) -> None:
+        fields = read_object(request.body)
+        given = fields.get("input")
+        texts: list[Any] = given if isinstance(given, list) else [given]
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            raise bad_request("input must be a text or a list of texts", "input")
+        tokens = sum(len(self._tokenizer.encode(text, special=True)) for text in texts)
+        as_base64 = fields.get("encoding_format") == "base64"
+        client.respond(200, embedded(texts, self.config.models[0], tokens, as_base64=as_base64), self._headers)
 
     async def count_tokens(self, request: HttpRequest, client: Client) -> None:
         fields = chat_of_claude(read_object(request.body))
@@ -186,11 +210,13 @@ class Engine:
 
     def _submit(self, request_id: str, job: Job) -> Mailbox:
         try:
-            return self.live.submit(request_id, job)
+            mailbox = self.live.submit(request_id, job)
         except PromptTooLongError as error:
             raise bad_request(str(error)) from error
         except QueueFullError as error:
             raise ApiError(503, "ServiceUnavailableError", str(error)) from error
+        self._submitted(mailbox)
+        return mailbox
 
     async def _begin(self, fault: Fault | None) -> None:
         """Carry out what a fault does before the request is read."""
@@ -223,7 +249,12 @@ class Engine:
                 f"{ask.limit or 1} output tokens and your prompt contains {len(prompt)} input tokens."
             )
             raise bad_request(message)
-        answer = self._book.answer(prompt, ask.limit or room, ask.stop, exact=ask.exact and ask.limit > 0)
+        call = next_call(ask.messages, ask.tools, ask.tool_choice) if ask.messages and not ask.exact else None
+        limit = ask.limit or room
+        if call is None:
+            answer = self._book.answer(prompt, limit, ask.stop, exact=ask.exact and ask.limit > 0)
+        else:
+            answer = self._book.calling(call, limit)
         adapter = "" if ask.model == self.config.models[0] else ask.model
         salt = f"{adapter}\0{ask.salt}".encode() if adapter or ask.salt else b""
         return Job.of(prompt, answer.ids, self.config.limits.block_size, salt), answer
@@ -257,8 +288,7 @@ class Engine:
                 fault_at = NEVER
         if mailbox.aborted:
             return False
-        usage = usage_of(mailbox.job.prompt_tokens, len(answer.ids), mailbox.cached_tokens)
-        body = reply.whole("".join(answer.pieces), finish_reason(answer), usage)
+        body = reply.whole(answer.text, answer.finish_reason, counted(mailbox, answer))
         client.respond(200, body, self._headers)
         return True
 
@@ -278,9 +308,8 @@ class Engine:
                 if not await keeps_open(fault):
                     return False
                 fault_at = NEVER
-        usage = usage_of(mailbox.job.prompt_tokens, len(answer.ids), mailbox.cached_tokens)
-        counted = ask.stream_usage or type(reply) is not Reply
-        await writer.write(reply.last_chunks(finish_reason(answer), usage if counted else None))
+        usage = counted(mailbox, answer) if ask.stream_usage or type(reply) is not Reply else None
+        await writer.write(reply.last_chunks(answer.text, answer.finish_reason, usage))
         await writer.end()
         return True
 
@@ -411,5 +440,16 @@ async def keeps_open(fault: Fault | None) -> bool:
     return False
 
 
-def finish_reason(answer: Answer) -> str:
-    return "stop" if answer.stopped else "length"
+def counted(mailbox: Mailbox, answer: Answer) -> dict[str, Any]:
+    return usage_of(mailbox.job.prompt_tokens, len(answer.ids), mailbox.cached_tokens)
+
+
+def kept(fields: Mapping[str, Any], reply: Reply, mailbox: Mailbox, answer: Answer) -> StoredResponse:
+    """What an engine keeps of a response; `fields` are its body as a chat's."""
+    items = fields["input"]
+    body = reply.whole(answer.text, answer.finish_reason, counted(mailbox, answer))
+    return StoredResponse(
+        [*fields["messages"], {"role": "assistant", **reply.spoken(answer.text)}],
+        items if isinstance(items, list) else [{"type": "message", "role": "user", "content": items}],
+        body,
+    )

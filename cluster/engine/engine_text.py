@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from cluster.engine.tool_calls import ToolCall, as_rendered
 from ranvier_py.replay.engine.block_cache import TokenIds
 
 ANSWERS = 256
@@ -54,7 +55,7 @@ class ByteTokenizer:
     ) -> str:
         """Text of a whole chat. Raises RenderError."""
         del options
-        turns = [padded(f"<|{message.get('role')}|>") + padded(plain_content(message)) for message in messages]
+        turns = [padded(f"<|{message.get('role')}|>") + plain_turn(message) for message in messages]
         head = padded(orjson.dumps(tools).decode()) if tools else ""
         return head + "".join(turns) + (padded("<|assistant|>") if generation else "")
 
@@ -70,6 +71,14 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         data = np.asarray(ids, dtype="<u4").tobytes()
         return data.rstrip(b"\0").decode("utf-8", "replace")
+
+
+def plain_turn(message: Mapping[str, Any]) -> str:
+    """What a message says, and the tools it calls. Raises RenderError."""
+    calls = message.get("tool_calls")
+    functions = [parsed_call(call)["function"] for call in calls] if isinstance(calls, list) else []
+    made = [ToolCall(str(each.get("name")), as_rendered(each.get("arguments"))).text for each in functions]
+    return "".join(padded(text) for text in (plain_content(message), *made))
 
 
 def padded(text: str) -> str:
@@ -166,11 +175,25 @@ def parsed_call(call: Any) -> Any:
 
 
 class Answer(NamedTuple):
-    """What the engine will say: tokens, and the text of each. `stopped`: by itself or a stop string, not by length."""
+    """What the engine will say: tokens, and the text of each. `stopped`: by itself or a stop string, not by length.
+
+    Where it calls a tool, the pieces are those of the arguments, and empty for tokens of what stands around them.
+    """
 
     ids: TokenIds
     pieces: list[str]
     stopped: bool
+    call: ToolCall | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def finish_reason(self) -> str:
+        if not self.stopped:
+            return "length"
+        return "tool_calls" if self.call else "stop"
 
 
 class AnswerBook:
@@ -195,6 +218,14 @@ class AnswerBook:
         if kept is not None:
             return Answer(ids[: max(1, len(kept))], kept or [""], stopped=True)
         return Answer(ids, pieces, stopped=not exact and length < limit)
+
+    def calling(self, call: ToolCall, limit: int) -> Answer:
+        """The answer that calls a tool: at most `limit` tokens."""
+        ids, pieces = self._tokenizer.pieces(call.text)
+        start = len(call.head)
+        ends = [0, *accumulate(map(len, pieces))]
+        shown = [call.arguments[max(0, begin - start) : max(0, end - start)] for begin, end in pairwise(ends)]
+        return Answer(ids[:limit], shown[:limit], stopped=len(ids) <= limit, call=call)
 
     def _page(self, number: int) -> tuple[TokenIds, list[str]]:
         page = self._pages.get(number)

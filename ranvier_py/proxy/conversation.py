@@ -210,9 +210,10 @@ class Conversations:
 
     def _refuse(self, client: Client, error: RanvierError) -> None:
         """Answer what no handler got, and report it."""
+        request = client.last_head.request if client.last_head is not None else HttpRequest(b"", b"", [])
+        client.api = api_of(request.target)  # its head may have been refused before anybody looked
         self._answer_error(client, error)
         if self.report is not None:
-            request = client.last_head.request if client.last_head is not None else HttpRequest(b"", b"", [])
             method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
             self.report(RequestSummary("", method, path, error.status, error.code))
 

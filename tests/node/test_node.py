@@ -10,9 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import openai
 import pytest
-import trio
 
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.errors import ConfigError, leaves
@@ -39,37 +37,6 @@ async def test_a_conversation_stays_on_the_engine_that_holds_it_and_the_engine_c
             reply = body["choices"][0]["message"]["content"]
             messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"And shelf {number}?"}]
         assert len(served) == 1
-
-
-def talk(url: str) -> None:
-    """What a user of the openai package does."""
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
-        assert [model.id for model in client.models.list().data] == [MODEL]
-        whole = client.chat.completions.create(model=MODEL, messages=turn("Hello"), max_tokens=8)  # type: ignore[arg-type]
-        assert whole.choices[0].message.content
-        pieces = client.chat.completions.create(
-            model=MODEL,
-            messages=turn("Hello"),  # type: ignore[arg-type]
-            max_tokens=8,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        text, usage = "", None
-        for chunk in pieces:
-            text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
-            usage = chunk.usage or usage
-        assert text == whole.choices[0].message.content
-        assert usage is not None
-        assert usage.prompt_tokens == whole.usage.prompt_tokens  # type: ignore[union-attr]
-        completion = client.completions.create(model=MODEL, prompt=list(range(64)), max_tokens=4)
-        assert completion.choices[0].text
-        with pytest.raises(openai.NotFoundError, match="does not exist"):
-            client.chat.completions.create(model="nobody", messages=turn("Hello"))  # type: ignore[arg-type]
-
-
-async def test_the_openai_client_works_streaming_and_not() -> None:
-    async with lab(engines=2) as node:
-        await trio.to_thread.run_sync(talk, node.url)
 
 
 async def test_a_backend_that_nobody_listens_on_is_passed_over() -> None:

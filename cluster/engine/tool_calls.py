@@ -1,0 +1,125 @@
+"""What the fake engine calls: the tools that the last words of the user name, one after the other. Pure.
+
+A line `@call NAME {"argument": …}` of a user's message asks for one call, and each is made when those before it have
+their results; then the engine answers in words. So a test directs an agent, which hands its user's words on, and those
+of a prompt among the arguments direct the agent's own sub-agent. Beside that a `tool_choice` that demands a call gets
+one, with the least arguments that the tool's schema takes. Calls are written as templates of Hermes and Qwen do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DIRECTIVE = re.compile(r"^@call (\S+) (\{.*\})\s*$", re.MULTILINE)
+
+LEAST: Mapping[str, Any] = {"string": "x", "integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """`arguments` are JSON as templates write it. `space`: what a tool of a namespace is called with."""
+
+    name: str
+    arguments: str
+    space: str = ""
+
+    @property
+    def head(self) -> str:
+        """Of its text, up to the arguments."""
+        return f'<tool_call>\n{{"name": {json.dumps(self.name)}, "arguments": '
+
+    @property
+    def text(self) -> str:
+        """As it is generated, and rendered when it has become history."""
+        return f"{self.head}{self.arguments}}}\n</tool_call>"
+
+    def in_chat(self, name: str) -> dict[str, Any]:
+        """As a member of a message's `tool_calls`."""
+        return {"id": name, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+def next_call(messages: Sequence[Any], tools: Sequence[Any] | None, choice: object) -> ToolCall | None:
+    """The call that this chat waits for; None where it waits for words."""
+    functions = dict(functions_of(tools))
+    if not functions or choice == "none" or kind_of(choice) == "none":
+        return None
+    found, done = asked_of(messages)
+    if done < len(found):
+        name, arguments = found[done]
+        if name in functions:
+            return ToolCall(name, as_rendered(arguments), str(functions[name].get("namespace") or ""))
+    name = forced_name(choice, list(functions))
+    if name in functions and not done:
+        function = functions[name]
+        schema = function.get("parameters") or {}
+        return ToolCall(name, as_rendered(least_of(schema)), str(function.get("namespace") or ""))
+    return None
+
+
+def asked_of(messages: Sequence[Any]) -> tuple[list[tuple[str, Any]], int]:
+    """The calls that the user asked for last, and how many results of tools came since he last spoke of any; or since
+    his last words, where he asks for none."""
+    roles = [message.get("role") for message in messages]
+    users = [index for index, role in enumerate(roles) if role == "user"]
+    for index in reversed(users):
+        found = list(directives_of(text_of(messages[index].get("content"))))
+        if found:
+            return found, roles[index:].count("tool")
+    return [], roles[users[-1] :].count("tool") if users else 0
+
+
+def directives_of(text: str) -> Iterator[tuple[str, Any]]:
+    for match in DIRECTIVE.finditer(text):
+        try:
+            yield match[1], json.loads(match[2])
+        except json.JSONDecodeError:
+            continue
+
+
+def text_of(content: object) -> str:
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def functions_of(tools: Sequence[Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Of a chat's tools, by name."""
+    for tool in tools or ():
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            yield function["name"], function
+
+
+def kind_of(choice: object) -> object:
+    return choice.get("type") if isinstance(choice, dict) else choice
+
+
+def forced_name(choice: object, names: Sequence[str]) -> str:
+    """The tool that `tool_choice` demands, in whichever API's form; "" where the engine is free."""
+    if kind_of(choice) in ("required", "any"):
+        return names[0]
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        return str((function if isinstance(function, dict) else choice).get("name") or "")
+    return ""
+
+
+def least_of(schema: Mapping[str, Any]) -> Any:
+    """The least value that a JSON schema takes."""
+    if schema.get("enum"):
+        return schema["enum"][0]
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    if kind in (None, "object"):
+        properties = schema.get("properties") or {}
+        return {name: least_of(properties.get(name) or {"type": "string"}) for name in schema.get("required") or ()}
+    return LEAST.get(str(kind), "x")
+
+
+def as_rendered(arguments: Any) -> str:
+    """JSON as `tojson` of a template writes it."""
+    return json.dumps(arguments, ensure_ascii=False)
