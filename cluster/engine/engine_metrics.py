@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from ranvier_py.core.histogram import Histogram
-from ranvier_py.replay.engine.engine_values import EngineStatistics
+from ranvier_py.replay.engine.engine_values import CacheName, EngineStatistics
+
+MAMBA_MODES: Mapping[CacheName, str] = MappingProxyType({"vllm_align": "align", "vllm_all": "all"})
+"""vLLM's `mamba_cache_mode`, of which it makes a label, as of all of its cache's options."""
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -16,6 +22,7 @@ def metrics_page(
     started_at: float,
     first_token_s: Histogram,
     duration_s: Histogram,
+    cache: CacheName = "attention",
 ) -> bytes:
     """Prometheus text. `started_at` is Unix seconds and changes with a restart: a router's sign of a new boot."""
     labels = f'engine="0",model_name="{escape(model)}"'
@@ -38,6 +45,8 @@ def metrics_page(
     lines += histogram_lines("vllm:time_to_first_token_seconds", labels, first_token_s)
     lines += histogram_lines("vllm:e2e_request_latency_seconds", labels, duration_s)
     config = f'block_size="{block_size}",num_gpu_blocks="{statistics.capacity_blocks}",enable_prefix_caching="True"'
+    if cache in MAMBA_MODES:
+        config += f',mamba_block_size="{block_size}",mamba_cache_mode="{MAMBA_MODES[cache]}"'
     lines += ["# TYPE vllm:cache_config_info gauge", f'vllm:cache_config_info{{engine="0",{config}}} 1']
     lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {started_at:.3f}"]
     return ("\n".join(lines) + "\n").encode()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import trio
 
+from cluster.engine.engine_metrics import MAMBA_MODES
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
 from cluster.engine.kv_events import ENCODINGS, STRANGE
@@ -21,7 +22,8 @@ from ranvier_py.core.errors import leaves
 from ranvier_py.proxy.conversation import awaiting
 from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
-from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.engine.engine_values import CACHES, EngineLimits
+from ranvier_py.replay.hybrid.hybrid_model import HYBRID_MODELS
 
 DEFAULT_TOKENIZER = Path(__file__).parents[2] / "ranvier_py" / "data" / "tokenizer"
 
@@ -39,7 +41,9 @@ def parser() -> argparse.ArgumentParser:
     add("--lora", action="append", default=[], metavar="NAME", help="an adapter it serves beside; may be repeated")
     add("--tokenizer", default=str(DEFAULT_TOKENIZER), metavar="DIR", help="directory, hub id, or `bytes`")
     add("--cache-tokens", type=int, default=defaults.cache_tokens, help="size of the KV cache (%(default)s)")
-    add("--block-size", type=int, default=defaults.block_size, help="tokens of one block (%(default)s)")
+    add("--block-size", type=int, default=0, help="tokens of one block (vLLM's for its cache and model, mostly 16)")
+    add("--cache", default=defaults.cache, choices=CACHES, help="what it keeps of a prefix (%(default)s)")
+    add("--hybrid-model", default=defaults.hybrid_model, choices=HYBRID_MODELS, help="whose states (%(default)s)")
     add("--prefill-tokens-per-s", type=float, default=defaults.prefill_tokens_per_s, help="0 = instant (%(default)s)")
     add("--decode-ms", type=float, default=1000 * defaults.decode_s, help="one decode step (%(default)s)")
     add("--decode-ms-per-running", type=float, default=0.0, help="added for each decoding request (%(default)s)")
@@ -67,9 +71,13 @@ def config_of(arguments: argparse.Namespace) -> EngineConfig:
     lengths = (int(low), int(high or low))
     if not 1 <= lengths[0] <= lengths[1]:
         raise ValueError("--answer-tokens wants LOW:HIGH with 1 <= LOW <= HIGH")
+    in_pages = arguments.cache in MAMBA_MODES  # where a block has the size of a state
+    own_size = HYBRID_MODELS[arguments.hybrid_model].block_tokens if in_pages else EngineLimits().block_size
     limits = EngineLimits(
         cache_tokens=arguments.cache_tokens,
-        block_size=arguments.block_size,
+        block_size=arguments.block_size or own_size,
+        cache=arguments.cache,
+        hybrid_model=arguments.hybrid_model,
         prefill_tokens_per_s=arguments.prefill_tokens_per_s or math.inf,
         decode_s=arguments.decode_ms / 1000,
         decode_s_per_running=arguments.decode_ms_per_running / 1000,

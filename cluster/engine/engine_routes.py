@@ -45,6 +45,7 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import Headers, HttpRequest
 from ranvier_py.replay.engine.block_cache import Job, TokenIds
 from ranvier_py.replay.engine.engine_values import EngineLimits, PromptTooLongError, QueueFullError
+from ranvier_py.replay.hybrid.cache_models import state_groups
 
 INLINE_BYTES_MAX = 4096
 """Larger bodies are tokenized in a worker thread: 1 ms of tokenizing is where the hop (0.1 ms) is worth it."""
@@ -90,7 +91,7 @@ class Engine:
     ) -> None:
         """Raises OSError when an address of its KV events can't be had."""
         self.config = config
-        self.kv = EventSource(config.kv, config.limits.block_size) if config.kv else None
+        self.kv = EventSource(config.kv, config.limits.block_size, state_groups(config.limits)) if config.kv else None
         limits = replace(config.limits, cache_events_max=CACHE_EVENTS_MAX) if config.kv else config.limits
         self.live = LiveEngine(limits, self.kv.publish) if self.kv else LiveEngine(limits)
         self.faults = Faults(Random(config.seed))
@@ -327,6 +328,7 @@ class Engine:
             self.live.statistics(),
             model=self.config.models[0],
             block_size=self.config.limits.block_size,
+            cache=self.config.limits.cache,
             started_at=self.live.started_at,
             first_token_s=self.live.first_token_s,
             duration_s=self.live.duration_s,

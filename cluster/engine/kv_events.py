@@ -4,6 +4,10 @@ Three shapes: `map` is vLLM's from 0.24 on (as 0.32 sends it), `array` vLLM's be
 0.5.23, with signed hashes and all that one step removes in one event. `strange` is a map whose events have names that
 nobody knows, as those of a version to come may. Salt and adapter, which a real engine keeps with
 each block, are remembered here by the first block of a prompt.
+
+A hybrid engine of vLLM's has a group of block tables for its attention and `state_groups` before it: a checkpoint is a
+block in each of those, named as attention's is that ends there, while the tokens are all from the last checkpoint on.
+SGLang says nothing of its states.
 Bounds: SCOPES_MAX prompts are remembered; the oldest is forgotten, and its blocks pass for those without a salt.
 """
 
@@ -17,7 +21,14 @@ import msgpack  # type: ignore[import-untyped]
 import orjson
 
 from cluster.engine.kv_publisher import HWM, KvEndpoints, KvPublisher
-from ranvier_py.replay.engine.block_cache import CacheEvent, KeyRemoved, KeysCleared, KeysStored
+from ranvier_py.replay.engine.block_cache import (
+    CacheEvent,
+    KeyRemoved,
+    KeysCleared,
+    KeysStored,
+    StateRemoved,
+    StateStored,
+)
 
 ENCODINGS = ("map", "array", "sglang")
 STRANGE = "strange"
@@ -36,15 +47,16 @@ PLAIN = Scope()
 
 
 class KvEncoder:
-    """Writes the events of one engine. `clear` after a restart."""
+    """Writes the events of one engine."""
 
-    def __init__(self, encoding: str, block_size: int, rank: int = 0) -> None:
-        """Raises ValueError for an unknown encoding."""
+    def __init__(self, encoding: str, block_size: int, rank: int = 0, state_groups: int = 0) -> None:
+        """`state_groups`: of a hybrid model. Raises ValueError for an unknown encoding."""
         if encoding not in (*ENCODINGS, STRANGE):
             raise ValueError(f"KV events can be encoded as {', '.join((*ENCODINGS, STRANGE))}")
         self.encoding = encoding
         self._block_size = block_size
         self._rank = rank
+        self._state_groups = state_groups
         self._scopes: dict[int, Scope] = {}
 
     def note(self, first: int, scope: Scope) -> None:
@@ -59,18 +71,26 @@ class KvEncoder:
         written: list[Any] = []
         for event in events:
             if isinstance(event, KeysStored):
-                written.append(self._stored(event))
+                written.append(self._stored(event, event.keys, self._state_groups))
             elif isinstance(event, KeyRemoved):
                 self._remove(event, written)
-            else:
-                assert isinstance(event, KeysCleared)
+            elif isinstance(event, KeysCleared):
                 written.append(self._event("AllBlocksCleared", {}))
+            elif self.encoding != "sglang":
+                written += self._states(event)
         return bytes(msgpack.packb([at, written, self._rank]))
 
-    def _stored(self, event: KeysStored) -> Any:
+    def _states(self, event: StateStored | StateRemoved) -> list[Any]:
+        groups = range(self._state_groups)
+        if isinstance(event, StateStored):
+            return [self._stored(event, event.keys[-1:], group) for group in groups]
+        return [self._removed(event.key, group) for group in groups]
+
+    def _stored(self, event: KeysStored | StateStored, keys: Sequence[int], group: int) -> Any:
+        """`keys`: those that are named."""
         scope = self._scopes.get(event.keys[0], PLAIN) if not event.parent else PLAIN
         fields: dict[str, Any] = {
-            "block_hashes": [self._hash(key) for key in event.keys],
+            "block_hashes": [self._hash(key) for key in keys],
             "parent_block_hash": self._hash(event.parent) if event.parent else None,
             "token_ids": event.ids.tolist(),
             "block_size": self._block_size,
@@ -83,10 +103,12 @@ class KvEncoder:
                 fields["cache_salt"] = scope.salt
         else:
             own = [scope.adapter] if scope.adapter else []
-            keys: list[list[str] | None] = [own or None for _ in event.keys]
-            keys[0] = [*own, scope.salt] if scope.salt else keys[0]
-            fields["extra_keys"] = keys
-            fields |= {"group_idx": 0, "kv_cache_spec_kind": "full_attention"} if self.encoding == "map" else {}
+            extra: list[list[str] | None] = [own or None for _ in keys]
+            extra[0] = [*own, scope.salt] if scope.salt else extra[0]
+            fields["extra_keys"] = extra
+            if self.encoding == "map" or self._state_groups:
+                kind = "mamba" if group < self._state_groups else "full_attention"
+                fields |= {"group_idx": group, "kv_cache_spec_kind": kind}
         return self._event("BlockStored", fields)
 
     def _remove(self, event: KeyRemoved, written: list[Any]) -> None:
@@ -95,10 +117,13 @@ class KvEncoder:
         if last.get("type") == "BlockRemoved":
             last["block_hashes"].append(self._hash(event.key))
             return
-        fields: dict[str, Any] = {"block_hashes": [self._hash(event.key)], "medium": "GPU"}
-        if self.encoding == "map":
-            fields["group_idx"] = 0
-        written.append(self._event("BlockRemoved", fields))
+        written.append(self._removed(event.key, self._state_groups))
+
+    def _removed(self, key: int, group: int) -> Any:
+        fields: dict[str, Any] = {"block_hashes": [self._hash(key)], "medium": "GPU"}
+        if self.encoding == "map" or self._state_groups:
+            fields["group_idx"] = group
+        return self._event("BlockRemoved", fields)
 
     def _event(self, tag: str, fields: dict[str, Any]) -> Any:
         if self.encoding == STRANGE:
@@ -112,9 +137,9 @@ class KvEncoder:
 class EventSource:
     """Publishes the KV events of one engine, and says over HTTP where."""
 
-    def __init__(self, endpoints: KvEndpoints, block_size: int) -> None:
+    def __init__(self, endpoints: KvEndpoints, block_size: int, state_groups: int = 0) -> None:
         """Raises OSError, or ValueError for an unknown encoding."""
-        self.encoder = KvEncoder(endpoints.encoding, block_size)
+        self.encoder = KvEncoder(endpoints.encoding, block_size, state_groups=state_groups)
         self.publisher = KvPublisher(endpoints)
         self._block_size = block_size
         self._begin()

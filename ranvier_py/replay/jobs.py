@@ -89,7 +89,7 @@ def make_ready(trace: Trace) -> Ready:
 def make_run(task: Task) -> Run:
     """A run that is ready to go."""
     (summary, items), plan = task
-    events_max = EVENTS_MAX if plan.knowledge == "events" else 0
+    events_max = EVENTS_MAX if plan.knowledge in ("events", "attention") else 0
     engines = [EngineModel(replace(limits, cache_events_max=events_max)) for limits in plan.engines]
     oracle = ORACLES.get(plan.policy)
     placer = oracle(engines) if oracle else Nodes(plan, engines, summary.block_tokens)

@@ -4,6 +4,9 @@
 does for engines that publish no events. `events`: the engines publish what they store and drop; one node reads each
 engine, and the others learn of it as peers do.
 
+Two more are there to compare with. `attention`: of these events those of keys and values alone, which is what routers
+read that do not know of states. `oracle`: routers see into the caches what each engine would reuse (`SeeingRouter`).
+
 Rule: an event is read before the next request that any node places or sees answered; from there on it takes as long as
 gossip does. Bound: `EVENTS_MAX` events of an engine between two looks.
 """
@@ -28,11 +31,12 @@ from ranvier_py.core.prompts.boundaries import TokenIds
 from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.router import Router
-from ranvier_py.replay.engine.block_cache import CacheEvent, KeyRemoved, KeysStored
+from ranvier_py.replay.engine.block_cache import CacheEvent, KeyRemoved, KeysStored, StateRemoved, StateStored
 from ranvier_py.replay.engine.model import EngineModel
 
-KnowledgeName = Literal["estimated", "calibrated", "events"]
+KnowledgeName = Literal["estimated", "calibrated", "events", "attention", "oracle"]
 KNOWLEDGE: tuple[KnowledgeName, ...] = ("estimated", "calibrated", "events")
+"""What nodes have."""
 
 EVENTS_MAX = 1 << 20
 """More than one step of an engine can bring."""
@@ -44,6 +48,9 @@ SWEEP_ROWS_MAX = 2000
 NAME_TOKENS = 2
 """A name has the size of so many tokens."""
 
+STATES = 1
+"""The group of caches that keeps a hybrid model's states, behind that of attention."""
+
 WITHOUT_BOUND = 1 << 62
 """Of what a model holds and of what is looked at at once: the model itself is bounded."""
 
@@ -54,7 +61,9 @@ def make_knowledge(
     """None: nothing more. `engines` must record their cache events where these are to be read."""
     if name == "calibrated":
         return Calibrated(routers, engines, block_tokens)
-    return EventReaders(routers, engines, block_tokens) if name == "events" else None
+    if name in ("events", "attention"):
+        return EventReaders(routers, engines, block_tokens, states=name == "events")
+    return None
 
 
 class Calibrated:
@@ -89,12 +98,15 @@ class Calibrated:
 
 
 class EventReaders:
-    """Each engine's events are read by one node, in turn."""
+    """Each engine's events are read by one node, in turn. `states`: those of a hybrid model's states, too."""
 
-    def __init__(self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int) -> None:
+    def __init__(
+        self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int, *, states: bool = True
+    ) -> None:
         self._caches = [engine_caches_of(router, block_tokens) for router in routers]
         self._engines = engines
         self._blocks = [NamedBlocks(block_tokens) for _ in engines]
+        self._states = states
         self._swept_at = 0.0
         for engine, blocks in enumerate(self._blocks):
             source = Source(BackendId(engine), "events")
@@ -120,7 +132,8 @@ class EventReaders:
     def _read(self, engine: int, now: float) -> bool:
         blocks = self._blocks[engine]
         for event in self._engines[engine].cache.drain_events():  # a new process has another cache
-            blocks.read(event)
+            if self._states or not isinstance(event, StateStored | StateRemoved):
+                blocks.read(event)
         changes = blocks.changes()
         if changes.cleared or changes.changes:
             self._caches[self._reader(engine)].changed(Source(BackendId(engine), "events"), changes, now)
@@ -147,11 +160,16 @@ class NamedBlocks(Residency):
         self._block_tokens = block_tokens
 
     def read(self, event: CacheEvent) -> None:
-        if isinstance(event, KeysStored):
+        if isinstance(event, KeysStored | StateStored):
             names = np.array(event.keys, dtype=np.uint64).tobytes()
-            self.apply(BlocksStored(event.keys, event.parent or None, names, NAME_TOKENS))
+            stored = BlocksStored(event.keys, event.parent or None, names, NAME_TOKENS)
+            if isinstance(event, StateStored):  # named by its last block alone, as vLLM does
+                stored = stored._replace(hashes=event.keys[-1:], group=STATES, kind="mamba")
+            self.apply(stored)
+        elif isinstance(event, KeyRemoved | StateRemoved):
+            self.apply(BlocksRemoved((event.key,), group=STATES if isinstance(event, StateRemoved) else 0))
         else:
-            self.apply(BlocksRemoved((event.key,)) if isinstance(event, KeyRemoved) else CacheCleared())
+            self.apply(CacheCleared())
 
     def changes(self) -> Changes:
         """All that changed since the last call."""

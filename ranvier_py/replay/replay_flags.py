@@ -49,7 +49,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default="calibrated",
         metavar="K",
         help="of the engines' caches: estimated (requests alone), calibrated (and the counts in answers, the default) "
-        "or events (the engines publish them)",
+        "or events (the engines publish them); to compare with: attention (of these those of keys and values alone) or "
+        "oracle (routers see into the caches)",
     )
     add("--jobs", metavar="N", help="runs at a time, each in a process (as many as there are cores)")
     add = parser.add_argument_group("engines").add_argument

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from itertools import takewhile
 from math import inf
 from random import Random
 from typing import NamedTuple
@@ -15,13 +16,15 @@ from typing import NamedTuple
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
-from ranvier_py.core.prompts.prompt import PromptMemory
-from ranvier_py.core.prompts.request_body import PromptReader
-from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult, Registry
+from ranvier_py.core.prompts.prompt import PrefixKey, PromptMemory
+from ranvier_py.core.prompts.request_body import Prompt, PromptReader
+from ranvier_py.core.routing.backends import BackendLimits, Outcome, Pool, ProbeResult, Registry
+from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.placement.policies import make_policy
-from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.router import Router
+from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.router import PoolMatch, Router
 from ranvier_py.core.routing.speculation import Speculation
+from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineModel
 from ranvier_py.replay.knowledge import make_knowledge
 from ranvier_py.replay.replay_network import make_network
@@ -51,7 +54,7 @@ class Nodes(Placer):
     """N routers before the same engines. A backend's id is its engine's index."""
 
     def __init__(self, plan: Plan, engines: Sequence[EngineModel], block_tokens: int, now: float = 0.0) -> None:
-        self.routers = [make_router(plan, block_tokens, f"{plan.seed}/{index}") for index in range(plan.nodes)]
+        self.routers = [make_router(plan, block_tokens, f"{plan.seed}/{index}", engines) for index in range(plan.nodes)]
         self._explains = plan.per_request
         self._draw = Random(f"{plan.seed}/dns")  # noqa: S311  # placement draws no secrets
         self._probing = Random(f"{plan.seed}/probes")  # noqa: S311
@@ -98,6 +101,8 @@ class Nodes(Placer):
         """The same at this node, without the engines `excluded`."""
         self._look(now)
         router, prompt = self.routers[node], item.prompt
+        if isinstance(router, SeeingRouter):
+            router.job = item.job
         found = router.find(prompt, now, [BackendId(engine) for engine in excluded])
         terms = router.terms(prompt, found) if self._explains else ()
         decision = router.place(prompt, found)
@@ -136,8 +141,35 @@ class Nodes(Placer):
             self.network.touched(node, now)
 
 
-def make_router(plan: Plan, block_tokens: int, seed: str) -> Router:
-    """A router before the engines of the plan, as a node makes it."""
+class SeeingRouter(Router):
+    """One that sees what each engine would reuse of `job`, which is the request that is placed next."""
+
+    engines: Sequence[EngineModel] = ()
+    job: Job
+
+    def _holders(
+        self,
+        prompt: Prompt,
+        pool: Pool,
+        now: float,
+        wanted: int,
+        unheld: list[PrefixKey],
+        *,
+        touch: bool,  # noqa: ARG002  # as the router's own
+    ) -> tuple[int, Sequence[Holder]]:
+        known = [(self.engines[backend].cached_tokens(self.job, now), backend) for backend in pool.ids if wanted]
+        holders = [Holder(backend, tokens, Trust.CONFIRMED) for tokens, backend in known if tokens]
+        holders.sort(key=lambda holder: -holder.tokens)
+        deepest = holders[0].tokens if holders else 0
+        unheld += takewhile(lambda key: key[0] > deepest, self.chain(prompt.end))
+        return deepest, holders
+
+    def _several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:  # noqa: ARG002
+        return found.holders
+
+
+def make_router(plan: Plan, block_tokens: int, seed: str, engines: Sequence[EngineModel] = ()) -> Router:
+    """A router before the engines of the plan, as a node makes it; one that sees into them where that is the plan."""
     registry = Registry(BackendLimits())
     for engine in range(len(plan.engines)):
         backend = registry.add(f"http://engine-{engine}:8000")
@@ -146,7 +178,8 @@ def make_router(plan: Plan, block_tokens: int, seed: str) -> Router:
     reader = PromptReader(
         TextHasher(KEY), hasher, PromptMemory(), identity="replay", bytes_per_token=1.0, digest_seed=0
     )
-    return Router(
+    kind = SeeingRouter if plan.knowledge == "oracle" else Router
+    router = kind(
         reader=reader,
         hasher=hasher,
         routes=RouteTable(),
@@ -157,3 +190,6 @@ def make_router(plan: Plan, block_tokens: int, seed: str) -> Router:
         texts_match=False,  # a trace has one name for each prefix, and it is a token fingerprint's
         recent_max=1,
     )
+    if isinstance(router, SeeingRouter):
+        router.engines = engines
+    return router

@@ -19,7 +19,7 @@ from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOption
 from ranvier_py.replay.engine.engine_values import CACHES, CacheName, EngineLimits
 from ranvier_py.replay.engine.presets import preset
 from ranvier_py.replay.hybrid.hybrid_model import HYBRID_MODELS
-from ranvier_py.replay.knowledge import KNOWLEDGE
+from ranvier_py.replay.knowledge import KnowledgeName
 from ranvier_py.replay.oracles import ORACLES
 from ranvier_py.replay.replay_plan import Plan, Restart
 from ranvier_py.replay.traces.trace import Format, TraceOptions
@@ -97,7 +97,7 @@ def read_request(given: argparse.Namespace, cores: int) -> ReplayRequest:
         restarts=tuple(restart_of(text, len(engines)) for text in given.restart),
         regret=not given.no_regret,
         per_request=given.per_request is not None,
-        knowledge=one_of("--knowledge", given.knowledge, KNOWLEDGE),
+        knowledge=one_of("--knowledge", given.knowledge, get_args(KnowledgeName)),
     )
     return ReplayRequest(
         traces=tuple(dict.fromkeys(existing("TRACE", path) for path in given.traces)),

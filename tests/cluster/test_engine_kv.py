@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -19,10 +20,11 @@ from cluster.engine.kv_events import ENCODINGS, KvEncoder, Scope
 from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.residency import Residency
-from ranvier_py.core.engine_cache.sources.event_values import Tier
+from ranvier_py.core.engine_cache.sources.engine_metrics import read_metrics
+from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, CacheCleared, Tier
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.engine_cache.sources.publishers import Publisher, at_home, read_event_sources, read_server_info
-from ranvier_py.replay.engine.block_cache import KeyRemoved, KeysCleared, KeysStored
+from ranvier_py.replay.engine.block_cache import KeyRemoved, KeysCleared, KeysStored, StateRemoved, StateStored
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.core.engine_cache import model
 from tests.io.engine_events.kv_fakes import Received, reading, until
@@ -88,6 +90,40 @@ def test_every_shape_is_read_without_a_rest(encoding: str) -> None:
     assert (decoder.counters.unread, decoder.counters.fields_skipped, decoder.counters.tags_skipped) == (0, 0, 0)
 
 
+STATES = [KeysStored((5, 6), 0, IDS), StateStored((5, 6), 0, IDS), StateRemoved(6), KeyRemoved(6)]
+
+
+def test_a_checkpoint_is_a_block_in_each_group_of_states() -> None:
+    """As vLLM 0.32 sends it: the groups of recurrent layers first, named as attention's block is, its tokens all of
+    those since the checkpoint before."""
+    _, events, _ = msgpack.unpackb(KvEncoder("map", 16, state_groups=2).batch(STATES, 1.5))
+    stored = [event for event in events if event["type"] == "BlockStored"]
+    assert [(each["group_idx"], each["kv_cache_spec_kind"], each["block_hashes"]) for each in stored] == [
+        (2, "full_attention", [5, 6]),
+        (0, "mamba", [6]),
+        (1, "mamba", [6]),
+    ]
+    assert [each["token_ids"] for each in stored] == [list(range(32))] * 3
+    removed = [(each["group_idx"], each["block_hashes"]) for each in events if each["type"] == "BlockRemoved"]
+    assert removed == [(0, [6]), (1, [6]), (2, [6])]
+
+
+def test_groups_stand_in_the_older_shape_too_and_sglang_is_silent_of_states() -> None:
+    events = msgpack.unpackb(KvEncoder("array", 16, state_groups=1).batch(STATES, 1.5))[1]
+    assert [event[9:] for event in events if event[0] == "BlockStored"] == [[1, "full_attention"], [0, "mamba"]]
+    assert [event[3] for event in events if event[0] == "BlockRemoved"] == [0, 1]
+    silent = msgpack.unpackb(KvEncoder("sglang", 16).batch(STATES, 1.5))[1]
+    assert [event["block_hashes"] for event in silent] == [[5, 6], [6]]
+
+
+@pytest.mark.parametrize("encoding", ["map", "array"])
+def test_states_are_read_without_a_rest(encoding: str) -> None:
+    decoder = EventDecoder()
+    batch = decoder.decode(KvEncoder(encoding, 16, state_groups=1).batch(STATES, 1.5))
+    assert [event.group for event in batch.events if not isinstance(event, CacheCleared)] == [1, 0, 0, 1]
+    assert (decoder.counters.unread, decoder.counters.fields_skipped, decoder.counters.tags_skipped) == (0, 0, 0)
+
+
 # --- a running engine -----------------------------------------------------------------------------------------------
 
 
@@ -96,9 +132,12 @@ class Lab:
         self.engine, self.client, self.received = engine, client, received
         self.decoder = EventDecoder()
 
-    async def ask(self, prompt: list[int], **fields: Any) -> None:
+    async def ask(self, prompt: list[int], **fields: Any) -> int:
+        """Returns how much of it the engine had."""
         body = {"model": "lab", "prompt": prompt, "max_tokens": 5, **fields}
-        assert (await self.client.post("/v1/completions", json=body)).status_code == 200
+        answer = await self.client.post("/v1/completions", json=body)
+        assert answer.status_code == 200
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     async def received_all(self) -> None:
         assert self.engine.kv is not None
@@ -121,11 +160,11 @@ class Lab:
 
 
 @asynccontextmanager
-async def lab(encoding: str = "map") -> AsyncIterator[Lab]:
+async def lab(encoding: str = "map", limits: EngineLimits = SMALL) -> AsyncIterator[Lab]:
     endpoints = KvEndpoints(
         "tcp://127.0.0.1:0", "tcp://127.0.0.1:0", encoding=encoding, replays_topic=encoding == "map"
     )
-    config = EngineConfig("e1", ("lab", "adapter"), SMALL, 640, kv=endpoints)
+    config = EngineConfig("e1", ("lab", "adapter"), limits, limits.cache_tokens, kv=endpoints)
     engine = Engine(config, ByteTokenizer())
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
@@ -159,6 +198,23 @@ async def test_whoever_listens_knows_the_engine_block_by_block(encoding: str) ->
         assert engine.residency().copies(Tier.GPU) == engine.table()
         counts = engine.decoder.counters
         assert (counts.unread, counts.refused, counts.tags_skipped, counts.fields_skipped) == (0, 0, 0, 0)
+
+
+async def test_a_hybrid_engine_reports_where_it_will_go_on() -> None:
+    """What three questions about one document find: nothing, nothing but the junction to keep, and that."""
+    limits = replace(SMALL, cache_tokens=16_000, block_size=80, cache="vllm_align")
+    async with lab(limits=limits) as engine:
+        document = list(range(250))
+        assert [await engine.ask([*document, *[number] * 100]) for number in range(3)] == [0, 0, 240]
+        page = (await engine.client.get("/metrics")).content
+        await engine.received_all()
+        events = [event for _, payload in engine.received.applied for event in engine.decoder.decode(payload).events]
+        stored = [event for event in events if isinstance(event, BlocksStored)]
+        dense = next(event for event in stored if event.kind == "full_attention")
+        assert (dense.group, dense.block_tokens, len(dense.hashes)) == (6, 80, 4)
+        junctions = [event.group for event in stored if event.kind == "mamba" and event.hashes == dense.hashes[2:3]]
+        assert junctions == list(range(6)), "one block in each group"
+        assert read_metrics(page).hybrid is True
 
 
 async def test_salt_and_adapter_are_reported() -> None:
@@ -210,6 +266,9 @@ def test_the_options_of_the_command_state_where() -> None:
     kv = config_of(arguments).kv
     assert kv == KvEndpoints("tcp://*:0", "tcp://*:0", encoding="array", replays_topic=False)
     assert config_of(parser().parse_args([])).kv is None
+    assert config_of(parser().parse_args([])).limits.block_size == 16
+    hybrid = config_of(parser().parse_args(["--cache", "vllm_all", "--hybrid-model", "qwen3.5-9b"])).limits
+    assert (hybrid.cache, hybrid.hybrid_model, hybrid.block_size) == ("vllm_all", "qwen3.5-9b", 528)
     with pytest.raises(ValueError, match="needs --kv-events"):
         config_of(parser().parse_args(["--kv-replay", "tcp://*:0"]))
 

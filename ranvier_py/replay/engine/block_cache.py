@@ -44,11 +44,26 @@ class KeyRemoved(NamedTuple):
     key: int
 
 
+class StateStored(NamedTuple):
+    """A checkpoint of a hybrid model's state is at the end of the last of these consecutive blocks; between it and
+    `parent` there is none that this request kept."""
+
+    keys: tuple[int, ...]
+    parent: int
+    ids: TokenIds
+
+
+class StateRemoved(NamedTuple):
+    """The checkpoint at the end of this block is gone; its keys and values may not be."""
+
+    key: int
+
+
 class KeysCleared(NamedTuple):
     """Nothing can be found any more."""
 
 
-CacheEvent = KeysStored | KeyRemoved | KeysCleared
+CacheEvent = KeysStored | KeyRemoved | StateStored | StateRemoved | KeysCleared
 
 
 def chain_keys(ids: TokenIds, block_size: int, salt: bytes = b"") -> tuple[int, ...]:

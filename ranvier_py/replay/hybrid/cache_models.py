@@ -135,6 +135,15 @@ CACHE_MODELS: Mapping[CacheName, Callable[[EngineLimits], PrefixCache]] = Mappin
 )
 
 
+STATES_UNSEEN: tuple[CacheName, ...] = ("attention", "vanilla", "sglang_no_buffer", "sglang_extra_buffer")
+"""Caches that have no states, or say nothing of them."""
+
+
+def state_groups(limits: EngineLimits) -> int:
+    """Groups of block tables for states that its events speak of. Raises ValueError as `make_cache` does."""
+    return 0 if limits.cache in STATES_UNSEEN else hybrid_model(limits.hybrid_model).state_groups
+
+
 def make_cache(limits: EngineLimits) -> PrefixCache:
     """The cache of an engine's new process. Raises ValueError for a hybrid model that there is not."""
     return CACHE_MODELS[limits.cache](limits)

@@ -4,9 +4,10 @@ A request reuses blocks up to the deepest checkpoint on its path; what lies behi
 again. Where checkpoints are kept is a `CheckpointProfile`; those of a prompt are kept when it is computed, those of an
 answer when the request ends. A running request has memory for one state.
 
-`PooledCheckpoints` (vLLM): a checkpoint takes blocks of the one pool, evicted in one order with all others.
-`SlottedCheckpoints` (SGLang): states have slots of their own, the one used longest ago is given up first; that drops
-no block, and no event says so. A checkpoint whose block is evicted goes with it.
+`PooledCheckpoints` (vLLM): a checkpoint takes blocks of the one pool, evicted in one order with all others, and events
+say of it what they say of blocks. `SlottedCheckpoints` (SGLang): states have slots of their own, the one used longest
+ago is given up first; that drops no block, and no event speaks of states. A checkpoint whose block is evicted goes with
+it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from abc import abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from ranvier_py.replay.engine.block_cache import BlockCache, CacheEvent, Job, KeyRemoved, KeysStored, Lease
+from ranvier_py.replay.engine.block_cache import (
+    BlockCache,
+    CacheEvent,
+    Job,
+    KeyRemoved,
+    KeysStored,
+    Lease,
+    StateRemoved,
+    StateStored,
+)
 from ranvier_py.replay.hybrid.checkpoint_profile import CheckpointProfile
 
 STATES_OF_REQUEST = 4
@@ -24,12 +34,15 @@ STATES_OF_REQUEST = 4
 
 @dataclass(slots=True, eq=False)
 class CheckpointLease(Lease):
-    """`due`: positions to keep, the next one last."""
+    """`due`: positions to keep, the next one last. `kept`: blocks up to the last one, or to where it went on."""
 
     due: list[int] = field(default_factory=list)
+    kept: int = 0
 
     def copy(self) -> CheckpointLease:
-        return CheckpointLease(self.job, self.blocks.copy(), self.promised, self.hits, self.stored, self.due.copy())
+        return CheckpointLease(
+            self.job, self.blocks.copy(), self.promised, self.hits, self.stored, self.due.copy(), self.kept
+        )
 
 
 class CheckpointCache(BlockCache):
@@ -60,7 +73,7 @@ class CheckpointCache(BlockCache):
         positions = self.profile.kept(job.prompt_tokens, total, common, found.hits * self.block_size)
         self._running += 1
         due = sorted(set(positions), reverse=True)[: self._states_most()]
-        return CheckpointLease(job, found.blocks, found.promised, found.hits, found.stored, due)
+        return CheckpointLease(job, found.blocks, found.promised, found.hits, found.stored, due, found.hits)
 
     def grow(self, lease: Lease, tokens: int) -> None:
         super().grow(lease, tokens)
@@ -87,11 +100,19 @@ class CheckpointCache(BlockCache):
         return taken + states * self._state_blocks() <= self._untouched and self._spare_states() >= states
 
     def _keep_at(self, lease: CheckpointLease, position: int) -> None:
-        key = lease.job.keys[position // self.block_size - 1]
+        block = position // self.block_size
+        key = lease.job.keys[block - 1]
         if self._has(key):
             self._touch(key)
-        elif not self._keep(key):
+        elif self._keep(key):
+            self._note_kept(lease, block)
+        else:
             self.states_refused += 1
+            return
+        lease.kept = block
+
+    def _note_kept(self, lease: CheckpointLease, block: int) -> None:
+        """There is a new checkpoint at the end of so many blocks: say so, where that is the engine's habit."""
 
     def _states_most(self) -> int:
         """States that could be there at once: of more than that of one request the deepest are kept."""
@@ -128,6 +149,7 @@ class PooledCheckpoints(CheckpointCache):
         self.state_blocks = state_blocks
         self._kept: dict[int, Job] = {}  # by the key of their block; some may be evicted
         self._serial = 0
+        self._reported: dict[int, int] = {}  # name of its block that goes first -> key; of those that events spoke of
 
     def copy(self) -> PooledCheckpoints:
         found = PooledCheckpoints(self.capacity_blocks, self.block_size, self.profile, self.state_blocks)
@@ -148,6 +170,7 @@ class PooledCheckpoints(CheckpointCache):
     def clear(self) -> None:
         super().clear()
         self._kept.clear()
+        self._reported.clear()
 
     def _room(self, job: Job, blocks: list[int]) -> bool:
         self._promised += self.state_blocks
@@ -190,10 +213,20 @@ class PooledCheckpoints(CheckpointCache):
             self._kept = {each: job for each, job in self._kept.items() if self._has(each)}
         return True
 
+    def _note_kept(self, lease: CheckpointLease, block: int) -> None:
+        if self._events.maxlen:
+            job, first, size = lease.job, lease.kept if lease.kept < block else 0, self.block_size
+            self._reported[self._kept[job.keys[block - 1]].keys[-1]] = job.keys[block - 1]
+            parent = job.keys[first - 1] if first else 0
+            self._record(StateStored(job.keys[first:block], parent, job.ids[first * size : block * size]))
+
     def _record(self, event: CacheEvent) -> None:
-        """What is said of blocks of keys and values alone."""
-        key = event.key if isinstance(event, KeyRemoved) else event.keys[0] if isinstance(event, KeysStored) else 0
-        if key >= 0:
+        """Of a state's own blocks only that the first is gone, and with it the state."""
+        if isinstance(event, KeyRemoved) and event.key < 0:
+            key = self._reported.pop(event.key, 0)
+            if key:
+                super()._record(StateRemoved(key))
+        elif not isinstance(event, KeysStored) or event.keys[0] >= 0:
             super()._record(event)
 
 

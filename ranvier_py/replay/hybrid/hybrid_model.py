@@ -72,6 +72,11 @@ class HybridModel:
         """vLLM's block: the least multiple of 16 tokens whose keys and values are no smaller than a state."""
         return BLOCK_STEP_TOKENS * -(-self.layer_state_bytes // (BLOCK_STEP_TOKENS * self.layer_token_bytes))
 
+    @property
+    def state_groups(self) -> int:
+        """Groups of recurrent layers with a block table each: vLLM makes them as large as that of attention."""
+        return -(-self.recurrent_layers // self.attention_layers)
+
     def recurrent_flops(self, tokens: int) -> int:
         """Of all recurrent layers, for so many tokens wherever they stand."""
         each = 6 * self.width * self.inner + 8 * self.inner * self.state_columns + 5 * self.inner

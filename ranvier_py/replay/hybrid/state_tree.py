@@ -82,6 +82,13 @@ class StateNode:
         return tuple(reversed(found))
 
 
+class StateChange(NamedTuple):
+    """A checkpoint came or went: the last symbol of the path to it."""
+
+    symbol: bytes
+    kept: bool
+
+
 class Reach(NamedTuple):
     """Symbols that can be reused, and that are stored at all; `visited` from the root to the last node touched."""
 
@@ -127,6 +134,7 @@ class StateTree:
         self.symbols = 0
         self.evictions = 0  # calls that evicted
         self.removed: list[bytes] | None = None  # paths of what is deleted, where somebody wants to know
+        self.states: list[StateChange] | None = None  # likewise
         self.pins = 0
         self.held_nodes = 0
         self.held_symbols = 0
@@ -281,6 +289,7 @@ class StateTree:
         node = StateNode(edge, parent.end + len(edge) // self.width, parent, self.clock, self._numbers)
         parent.children[edge[: self.width]] = node  # in the place of what had this key
         self._weigh(node)
+        self._note_state(node, kept=True)
         return node
 
     def _split(self, node: StateNode, at: int) -> StateNode:
@@ -341,6 +350,7 @@ class StateTree:
         assert parent is not None
         if self.removed is not None:
             self.removed.append(node.edge)
+        self._note_state(node, kept=False)
         del parent.children[node.edge[: self.width]]
         self._order.discard(node)
         self.nodes -= 1
@@ -353,6 +363,7 @@ class StateTree:
         ((_, child),) = node.children.items()
         parent = node.parent
         assert parent is not None
+        self._note_state(node, kept=False)
         self._order.discard(node)
         self._order.discard(child)
         child.edge, child.parent, child.stamp = node.edge + child.edge, parent, max(node.stamp, child.stamp)
@@ -360,6 +371,10 @@ class StateTree:
         self.nodes -= 1
         self.held_nodes -= node.held > 0
         self._weigh(child)
+
+    def _note_state(self, node: StateNode, *, kept: bool) -> None:
+        if self.states is not None:
+            self.states.append(StateChange(node.edge[-self.width :], kept))
 
     def _stamp(self, node: StateNode) -> None:
         self._order.discard(node)

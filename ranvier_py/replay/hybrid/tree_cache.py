@@ -17,7 +17,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ranvier_py.replay.engine.block_cache import CacheEvent, Job, KeyRemoved, KeysCleared, KeysStored, Lease
+from ranvier_py.replay.engine.block_cache import (
+    CacheEvent,
+    Job,
+    KeyRemoved,
+    KeysCleared,
+    KeysStored,
+    Lease,
+    StateRemoved,
+    StateStored,
+)
 from ranvier_py.replay.hybrid.alpha_search import TokenRequest, Tuner, Untuned
 from ranvier_py.replay.hybrid.state_tree import StateNode, StateTree
 
@@ -82,7 +91,7 @@ class TreeCache:
         self._epoch = 0  # one more with each `clear`
         self._pinned: dict[int, StateNode] = {}  # by number
         self._paths = JobPaths()
-        tree.removed = []
+        self._follow(tree)
 
     def copy(self) -> TreeCache:
         """Another cache with the same contents that records no events and keeps its alpha."""
@@ -137,6 +146,7 @@ class TreeCache:
             self._pinned[node.number] = node
         tree.make_room(need + self._reserved)
         self._note_removed()
+        self._note_states(())
         self._reserved += need
         self._running += 1
         return TreeLease(job, [0] * node.end, 0, node.end, node.end, node.number, need, self._epoch)
@@ -170,12 +180,13 @@ class TreeCache:
         self._tuner.after(self.tree, request)
         self._note_removed()
         self._note_stored(lease.job.keys[: lease.stored], before)
+        self._note_states(lease.job.keys[: lease.stored])
 
     def clear(self) -> None:
         """Forget all contents. What running requests compute is not kept either: the path to it is gone."""
         self._epoch += 1
         self.tree = self.tree.empty(self.tree.clock)
-        self.tree.removed = []
+        self._follow(self.tree)
         self._pinned.clear()
         if self._events.maxlen:
             self._record(KeysCleared())
@@ -231,6 +242,10 @@ class TreeCache:
 
     # ---- events
 
+    def _follow(self, tree: StateTree) -> None:
+        tree.removed = []
+        tree.states = [] if self._events.maxlen else None
+
     def _note_removed(self) -> None:
         removed = self.tree.removed
         assert removed is not None
@@ -245,6 +260,22 @@ class TreeCache:
         if self._events.maxlen and before < len(keys):
             ids = np.zeros(0, dtype=np.uint32)
             self._record(KeysStored(keys[before:], keys[before - 1] if before else 0, ids))
+
+    def _note_states(self, path: tuple[int, ...]) -> None:
+        """`path`: the keys of what was inserted, on which new checkpoints lie, each after all those above it."""
+        states = self.tree.states
+        if not states:
+            return
+        place = 0
+        for symbol, kept in states:
+            key = int.from_bytes(symbol, "little")
+            if kept:
+                first, place = place, path.index(key, place) + 1
+                parent = path[first - 1] if first else 0
+                self._record(StateStored(path[first:place], parent, np.zeros(0, dtype=np.uint32)))
+            else:
+                self._record(StateRemoved(key))
+        states.clear()
 
     def _record(self, event: CacheEvent) -> None:
         self.events_lost += len(self._events) == self._events.maxlen
