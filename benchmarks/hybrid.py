@@ -1,0 +1,186 @@
+"""What a router gains that knows of hybrid models' checkpoints, and what it costs to believe in attention alone.
+
+`python -m benchmarks.hybrid [--quick] [--workload rag] [--profile vllm-align] [--nodes 1]`
+
+Eight engines of each profile (what they keep of a prefix: `ranvier_py/replay/hybrid/cache_models.py`), one policy, and
+three kinds of knowledge: *attention*, all that routers of today read, events of keys and values alone; *checkpoint*, as
+our nodes have it: events of states where an engine publishes them, what answers teach where it is silent of them; and
+an *oracle*, which sees what each engine would reuse. Traffic and engines: `workloads/hybrid_workloads.py`.
+
+Of each run: hit rate by the engines' count; times to the first token; of the tokens that the router predicted those
+that were reused (precision), and of those that were reused those that it predicted (recall); and `wasted`, tokens that
+were computed though it believed them cached, as a share of all prompt tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.harness.bench import command_line, finish, show, show_row
+from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, speed_of
+from benchmarks.workloads.workloads import ENGINES, Workload
+from ranvier_py.replay.engine.engine_values import CacheName
+from ranvier_py.replay.engine.presets import PROFILES
+from ranvier_py.replay.hybrid.cache_models import STATES_UNSEEN
+from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
+from ranvier_py.replay.knowledge import KnowledgeName
+from ranvier_py.replay.replay_plan import Plan
+
+POLICY = "affinity"
+"""The default."""
+
+NODES = (1, 4)
+NODES_REQUESTS = 400
+"""Of each workload, where there are four nodes: their gossip takes longer than all the rest."""
+
+QUICK_REQUESTS = 200
+QUICK_WORKLOADS = ("lmsys", "rag")
+
+ORACLE_GOAL = 0.02  # hit rate below that of the oracle, at most
+PREDICTED_GOAL = 0.98  # precision and recall
+
+ATTENTION, CHECKPOINT, ORACLE = "attention", "checkpoint", "oracle"
+
+Row = Mapping[str, Any]
+"""Workload, profile, nodes, what the router knows, and figures."""
+
+
+def knowledge_of(cache: CacheName) -> Mapping[str, KnowledgeName]:
+    """By what the router knows."""
+    own: KnowledgeName = "calibrated" if cache in STATES_UNSEEN and cache != "attention" else "events"
+    return {ATTENTION: "attention", CHECKPOINT: own, ORACLE: "oracle"}
+
+
+def cases(workload: Workload, ready: Ready, arguments: argparse.Namespace, nodes: int) -> Iterator[tuple[Row, Task]]:
+    """All runs of a workload on so many nodes, and what each is."""
+    speed = speed_of(ready, workload.engine)
+    for cache in arguments.profile or PROFILES:
+        engine = replace(workload.engine, cache=cache, block_size=ready.summary.block_tokens)
+        for known, knowledge in knowledge_of(cache).items():
+            plan = Plan(
+                POLICY,
+                nodes,
+                (engine,) * ENGINES,
+                speed=speed,
+                seed=arguments.seed,
+                regret=False,
+                per_request=True,
+                knowledge=knowledge,
+            )
+            yield {"workload": workload.name, "profile": cache, "nodes": nodes, "knows": known}, Task(ready, plan)
+
+
+def figures(done: Done, block_tokens: int) -> dict[str, Any]:
+    """What came of a run, as it is written down."""
+    result = done.result
+    predicted, reused, both, prompts = believed(done, block_tokens)
+    return {
+        "requests": result.requests,
+        "hit_rate": round(result.hit_rate, 5),
+        "cached_tokens": result.cached_tokens,
+        "ttft_p50_s": round(result.ttft_s["p50"], 5),
+        "ttft_p90_s": round(result.ttft_s["p90"], 5),
+        "precision": round(both / predicted, 5) if predicted else None,
+        "recall": round(both / reused, 5) if reused else None,
+        "wasted": round((predicted - both) / max(1, prompts), 5),
+        "failed": result.failed,
+    }
+
+
+def believed(done: Done, block_tokens: int) -> tuple[int, int, int, int]:
+    """Tokens that were predicted, of what a cache can give at all; reused; both, request by request; and asked."""
+    predicted = reused = both = prompts = 0
+    for line in done.lines.splitlines():
+        row = json.loads(line)
+        if "cached" in row:
+            expected = min(row["matched"], (row["prompt"] - 1) // block_tokens * block_tokens)
+            predicted += expected
+            reused += row["cached"]
+            both += min(expected, row["cached"])
+            prompts += row["prompt"]
+    return predicted, reused, both, prompts
+
+
+# --- what is asked of the figures -------------------------------------------------------------------------------------
+
+
+def goals(rows: Sequence[Row]) -> dict[str, Any]:
+    """In each cell: near the oracle, right about what is reused, and the same as ever where there are no states."""
+    cells: dict[tuple[str, str, int], dict[str, Row]] = {}
+    for row in rows:
+        cells.setdefault((row["workload"], row["profile"], row["nodes"]), {})[row["knows"]] = row
+    below, shown, lost = {}, {}, {}
+    for (workload, profile, nodes), known in cells.items():
+        name, ours = f"{workload} {profile} {nodes}", known[CHECKPOINT]
+        below[name] = round(known[ORACLE]["hit_rate"] - ours["hit_rate"], 5)
+        shown[name] = min(1.0 if ours[key] is None else ours[key] for key in ("precision", "recall"))
+        if profile == "attention":
+            lost[name] = known[ATTENTION]["cached_tokens"] - ours["cached_tokens"]
+    return {
+        "near_oracle": goal_of(below, ORACLE_GOAL, max, {name: by for name, by in below.items() if by > ORACLE_GOAL}),
+        "predicted": goal_of(
+            shown, PREDICTED_GOAL, min, {name: by for name, by in shown.items() if by < PREDICTED_GOAL}
+        ),
+        "attention_unchanged": goal_of(lost, 0, max, {name: by for name, by in lost.items() if by}),
+    }
+
+
+def goal_of(found: Mapping[str, float], goal: float, worst: Any, missed: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "goal": goal,
+        "cells": len(found),
+        "worst": worst(found.values(), default=None),
+        "reached": not missed,
+        "missed": dict(missed),
+    }
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = command_line(__doc__, seed="the nodes", jobs=True, quick="a few requests of some")
+    parser.add_argument("--workload", action="append", choices=list(HYBRID_WORKLOADS), default=[])
+    parser.add_argument("--profile", action="append", choices=PROFILES, default=[])
+    parser.add_argument("--nodes", type=int, action="append", choices=NODES, default=[])
+    return parser.parse_args(argv)
+
+
+def rows_of(workload: Workload, arguments: argparse.Namespace) -> Iterator[Row]:
+    limit = QUICK_REQUESTS if arguments.quick else None
+    for nodes in arguments.nodes or NODES:
+        ready = make_ready(workload.loaded(limit or (NODES_REQUESTS if nodes > 1 else None)))
+        named = list(cases(workload, ready, arguments, nodes))
+        done = execute_all([task for _, task in named], arguments.jobs, time.process_time)
+        for (about, _), each in zip(named, done, strict=True):
+            row = {**about, **figures(each, ready.summary.block_tokens)}
+            show_row(row)
+            yield row
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 also where a trace is absent: that is said and skipped."""
+    arguments = parse(argv)
+    began = time.perf_counter()
+    names = arguments.workload or (QUICK_WORKLOADS if arguments.quick else list(HYBRID_WORKLOADS))
+    there = [HYBRID_WORKLOADS[name] for name in names if HYBRID_WORKLOADS[name].is_there()]
+    rows: list[Row] = []
+    for workload in there:
+        rows += rows_of(workload, arguments)
+        show(f"{workload.name}: {time.perf_counter() - began:.0f} s so far")
+    found = goals(rows)
+    for name, goal in found.items():
+        show_row({"goal": name, **goal})
+    settings = {"policy": POLICY, "engines": ENGINES, "limits": {each.name: each.limits for each in there}}
+    whole = len(there) == len(HYBRID_WORKLOADS) and not (arguments.profile or arguments.nodes)
+    return finish("hybrid", arguments, {**settings, "goals": found}, whole=whole, rows=rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""The traffic of the hybrid benchmark: four seeded sets, tau-bench and coding agents, before engines of one size.
+
+An engine is Qwen3.5-9B, 16 bits, on an L4: memory for 110,000 tokens of keys and values, of which a checkpoint takes
+1,572; coding agents, whose prompts are longer than that, have an H100. Arrivals are sped up to LOAD: the share of their
+time that the engines would compute if nothing were reused. Nothing saturates then, and what is not reused is felt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+
+from benchmarks.workloads.hybrid_traces import HEAD, TRACES, Shape, Turn
+from benchmarks.workloads.hybrid_traces import trace as turns_of
+from benchmarks.workloads.workloads import ENGINES, TAUBENCH, Workload, from_file
+from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, TokenState
+from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.engine.presets import H100, L4, LanguageModel, derived
+from ranvier_py.replay.jobs import Ready
+from ranvier_py.replay.traces.trace import Trace, TraceRequest
+from ranvier_py.replay.traces.trace_chains import KEY, chain_of, continued
+
+MODEL = "qwen3.5-9b"
+QWEN_9B = LanguageModel(9e9, layers=8, heads=4, head_size=256)
+"""Keys and values of its eight layers of attention: 32,768 bytes a token."""
+
+SMALL = replace(derived(L4, QWEN_9B), hybrid_model=MODEL)
+LARGE = replace(derived(H100, QWEN_9B), hybrid_model=MODEL)
+
+BLOCK_TOKENS = 16
+LOAD = 0.7
+CODING = "claude_code_sessions_dev.jsonl.gz"
+CODING_REQUESTS = 1000
+
+
+def set_of(shape: Shape) -> Callable[[], Trace]:
+    return lambda: trace_of(shape.name, turns_of(shape))
+
+
+def trace_of(name: str, turns: list[Turn]) -> Trace:
+    """What routers and engines see of these requests: every end of a message is known, as in a chat."""
+    hasher = TokenHasher(KEY, BLOCK_TOKENS)
+    start = hasher.start(TextHasher(KEY).namespace({"model": ""}))
+    return Trace(name, [request_of(turn, hasher, start) for turn in turns], BLOCK_TOKENS, timed=True)
+
+
+def request_of(turn: Turn, hasher: TokenHasher, start: TokenState) -> TraceRequest:
+    """No content has the token that each message begins with."""
+    ids = np.array([*turn.prompt, *turn.answer], dtype=np.uint32)
+    begins = np.flatnonzero(ids == HEAD[0]).tolist()
+    chain, ends = chain_of(hasher.extend(start, ids, [*begins[1:], len(ids)]))
+    return TraceRequest(
+        at=turn.at,
+        session=str(turn.session),
+        model="",
+        prompt_tokens=len(turn.prompt),
+        answer_tokens=len(turn.answer),
+        chain=chain,
+        ends=ends,
+        blocks=continued((), ids, BLOCK_TOKENS),
+        block_tokens=BLOCK_TOKENS,
+    )
+
+
+def speed_of(ready: Ready, engine: EngineLimits) -> float:
+    """At which requests come at LOAD."""
+    summary = ready.summary
+    cold_s = summary.prompt_tokens / engine.prefill_tokens_per_s / ENGINES
+    return round(LOAD * summary.span_s / cold_s, 4)
+
+
+HYBRID_WORKLOADS: Mapping[str, Workload] = MappingProxyType(
+    {
+        workload.name: workload
+        for workload in (
+            *(Workload(name, set_of(shape), 0, {}, SMALL) for name, shape in TRACES.items()),
+            Workload("taubench", from_file(TAUBENCH, "qwen2.5"), 0, {}, SMALL, file=TAUBENCH),
+            Workload(
+                "coding",
+                from_file(CODING, limit=CODING_REQUESTS),
+                0,
+                {},
+                LARGE,
+                file=CODING,
+                limits=f"the first {CODING_REQUESTS} of 10,115 requests",
+            ),
+        )
+    }
+)
