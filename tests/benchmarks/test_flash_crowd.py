@@ -20,7 +20,7 @@ from benchmarks.flash_crowd import (
     summed,
     summed_hot,
 )
-from benchmarks.report import flash_crowd
+from benchmarks.harness.report import flash_crowd
 from benchmarks.workloads.traffic import one_hot_prefix
 from ranvier_py.replay.jobs import make_ready
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.bench import RESULTS, finish
-from benchmarks.report import PAGE, READERS, page
+from benchmarks.harness.report import PAGE, READERS, page
 
 
 def test_the_page_is_the_one_that_the_results_make() -> None:
-    """`python -m benchmarks.report` writes it anew."""
+    """`python -m benchmarks.harness.report` writes it anew."""
     assert PAGE.read_text() == page()
 
 

@@ -72,7 +72,7 @@ def job_of(blocks: list[int]) -> Job:
 
 @pytest.mark.parametrize("name", SPOKEN)
 @given(steps=STEPS)
-def test_events_alone_tell_what_a_cache_with_spoken_states_will_reuse(
+def test_events_that_name_states_are_enough_to_know_what_a_cache_will_reuse(
     name: CacheName, steps: list[tuple[int, list[int]]]
 ) -> None:
     """Under want of memory, with requests side by side and cut off, and with the cache cleared."""
