@@ -18,12 +18,14 @@ import trio
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.clients.client_watch import ClientWatch, client_rows
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, counter, samples
 from ranvier_py.core.prompts.body_json import load_object
 from ranvier_py.core.prompts.prompt import Boundary, Prompt
 from ranvier_py.core.prompts.request_apis import APIS
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
+from ranvier_py.core.routing.service_rate import ServiceRates
 
 QUEUE_MAX, QUEUE_BYTES_MAX = 256, 16 << 20
 BODY_BYTES_MAX = 256 * 1024  # a larger one would hold up the event loop
@@ -45,7 +47,8 @@ class ClientReader:
     def __init__(self, key: int) -> None:
         self.watch = ClientWatch(key)
         self.counters = ClientReaderCounters()
-        self._queue: deque[Prompt] = deque()
+        self.rates = ServiceRates()
+        self._queue: deque[tuple[Prompt, BackendId]] = deque()
         self._bytes = 0
         self._due = trio.Event()
 
@@ -57,9 +60,9 @@ class ClientReader:
                 self._due = trio.Event()
                 await self._due.wait()
             began = time.monotonic()
-            prompt = self._queue.popleft()
+            prompt, backend = self._queue.popleft()
             self._bytes -= len(prompt.body)
-            self._read(prompt)
+            self._read(prompt, backend)
             worked_s += time.monotonic() - began
             if worked_s >= WORK_S_MAX:
                 await trio.sleep(PAUSE_SHARE * worked_s)
@@ -77,16 +80,19 @@ class ClientReader:
         if size > BODY_BYTES_MAX or len(self._queue) >= QUEUE_MAX or self._bytes + size > QUEUE_BYTES_MAX:
             self.counters.left_out += 1
             return
-        self._queue.append(prompt)
+        self._queue.append((prompt, attempt.backend))
         self._bytes += size
         self._due.set()
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
-        prompt = attempt.prompt
-        if prompt.kind == "chat" and answer.prompt_tokens is not None and answer.cached_tokens is not None:
-            counts = self.watch.counts(prompt.client)
-            counts.counted_tokens += answer.prompt_tokens
-            counts.reused_tokens += answer.cached_tokens
+        prompt, service = attempt.prompt, attempt.service
+        if prompt.kind != "chat" or answer.prompt_tokens is None or answer.cached_tokens is None:
+            return
+        if service is not None:
+            self.rates.served(service._replace(computed_tokens=answer.prompt_tokens - answer.cached_tokens))
+        counts = self.watch.counts(prompt.client)
+        counts.counted_tokens += answer.prompt_tokens
+        counts.reused_tokens += answer.cached_tokens
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         pass
@@ -112,11 +118,17 @@ class ClientReader:
                 yield Sample("prefix_breaks", "counter", words, each.count, {**label, "cause": cause})
                 words = "Tokens that such prompts repeated behind the break: engines compute them again."
                 yield Sample("prefix_break_tokens", "counter", words, each.tokens, {**label, "cause": cause})
+                words = "How long engines computed them, by the rate at which each was seen to prefill."
+                yield Sample("prefix_break_prefill_seconds", "counter", words, each.seconds, {**label, "cause": cause})
 
-    def _read(self, prompt: Prompt) -> None:
+    def _read(self, prompt: Prompt, backend: BackendId) -> None:
         api, end = APIS[prompt.api], prompt.end.text
         if prompt.base.parent is not None:
             self.watch.extend(prompt.base.text, end, prompt.tail, api, prompt.base.messages)
             return
         self.counters.compared += 1
-        self.watch.observe(prompt.client, prompt.session, load_object(prompt.body), api, prompt.tokens, end)
+        fields = load_object(prompt.body)
+        found = self.watch.observe(prompt.client, prompt.session, fields, api, prompt.tokens, end)
+        if found is not None:
+            token_s = self.rates[backend].per_token_s if self.rates.fleet.count else 0.0  # nothing learned, no guess
+            self.watch.broke(prompt.client, found, token_s)

@@ -59,7 +59,9 @@ def lint(given: argparse.Namespace) -> int:
                 client, session = client_of(fields), session_of(fields) or session_name(body).encode()
                 number = int.from_bytes(blake2b(session, digest_size=8).digest()) if session else 0
                 watch.turn(client, number, tokens)
-                watch.observe(client, number, body, api, tokens)
+                found = watch.observe(client, number, body, api, tokens)
+                if found is not None:
+                    watch.broke(client, found)
     except (OSError, ValueError) as error:
         print(f"ranvier lint: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -127,5 +129,6 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
         )
         for each in row["breaks"]:
             where = "within a session" if each["scope"] == "turn" else "from session to session"
+            where += f", {each['prefill_s']:.1f} s of prefill" if each["prefill_s"] else ""
             yield f"  {each['tokens']:>9,} tokens  {each['count']:>4} x  {each['cause']:17} {each['path']}  {where}"
             yield f"{'':28}{ADVICE[each['cause']]}"

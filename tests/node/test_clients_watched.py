@@ -16,11 +16,11 @@ from tests.node.node_lab import lab as node_lab
 SECRET = "a plan that nobody may read"
 
 
-async def ask(node: Node, nonce: str, *contents: str, session: str = "s") -> None:
+async def ask(node: Node, nonce: str, *contents: str, session: str = "s", **fields: Any) -> None:
     messages = turn(*contents)
     messages[0]["content"] += f" Request {nonce}, {SECRET}."
     headers = {"user-agent": "opencode/1.18.33", "x-session-id": session}
-    answer = await node.http.post(f"{node.url}/v1/chat/completions", content=chat(messages), headers=headers)
+    answer = await node.http.post(f"{node.url}/v1/chat/completions", content=chat(messages, **fields), headers=headers)
     assert answer.status_code == 200
 
 
@@ -30,7 +30,8 @@ def of(view: dict[str, Any], client: str) -> dict[str, Any]:
 
 async def test_a_nonce_before_the_history_is_named_with_its_client_its_place_and_its_cost() -> None:
     async with node_lab(engines=1) as node:
-        await ask(node, "4be01", "First question.")
+        await ask(node, "4be01", "First question.", stream=True)  # streams show how fast an engine is
+        await node.until("/admin/clients", lambda view: of(view, "opencode").get("reused_share") is not None)
         await ask(node, "91c2f", "First question.", "An answer.", "Second question.")
         await ask(node, "91c2f", "First question.", "An answer.", "Second question.", "Good.", "Third question.")
         view = await node.until("/admin/clients", lambda view: of(view, "opencode")["breaks"])
@@ -39,8 +40,10 @@ async def test_a_nonce_before_the_history_is_named_with_its_client_its_place_and
         assert (row["turns"], row["sessions"], found["count"]) == (3, 1, 1)
         assert (found["cause"], found["path"], found["scope"]) == ("nonce", "$.messages[0].content", "turn")
         assert 0 < found["tokens"] == row["break_tokens"] < row["prompt_tokens"]
+        assert found["prefill_s"] == row["break_prefill_s"] > 0, "the engine's rate is known from its first answer"
         metrics = (await node.http.get(f"{node.control}/metrics")).text
         assert 'ranvier_prefix_breaks_total{cause="nonce",client="opencode"} 1.0' in metrics
+        assert 'ranvier_prefix_break_prefill_seconds_total{cause="nonce",client="opencode"}' in metrics
         assert 'ranvier_client_turns_total{client="opencode"} 3.0' in metrics
         command = [sys.executable, "-m", "ranvier_py", "clients", "--control", node.control]
         page = (await trio.run_process(command, capture_stdout=True, env=dict(os.environ))).stdout.decode()

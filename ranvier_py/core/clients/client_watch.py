@@ -45,14 +45,22 @@ class BreakKind(NamedTuple):
 
 @dataclass(slots=True)
 class BreakCount:
-    """How often, and what it cost: tokens that were there and were computed again."""
+    """How often, and what it cost: tokens that were there and were computed again, and how long engines took.
+
+    `mendable`: of these tokens, those that a rule would have saved, by its name.
+    """
 
     count: int = 0
     tokens: int = 0
+    seconds: float = 0.0
+    mendable: dict[str, int] = field(default_factory=dict)
 
-    def add(self, tokens: int) -> None:
+    def add(self, tokens: int, seconds: float, rule: str = "") -> None:
         self.count += 1
         self.tokens += tokens
+        self.seconds += seconds
+        if rule:
+            self.mendable[rule] = self.mendable.get(rule, 0) + tokens
 
 
 @dataclass(slots=True)
@@ -66,6 +74,14 @@ class ClientCounts:
     sessions: Cardinality = field(default_factory=Cardinality)
     breaks: BoundedDict[BreakKind, BreakCount] = field(default_factory=lambda: BoundedDict(BREAKS_MAX))
     causes: dict[str, BreakCount] = field(default_factory=dict)  # the same by cause alone, all of them
+
+
+class PromptBreak(NamedTuple):
+    """One prompt's: where and why, as what it counts, and the tokens that it repeats behind the break."""
+
+    found: PrefixBreak
+    kind: BreakKind
+    tokens: int
 
 
 class Place(NamedTuple):
@@ -104,8 +120,8 @@ class ClientWatch:
 
     def observe(
         self, client: str, session: int, fields: Mapping[str, Any], api: Api, tokens: int, end: int = 0
-    ) -> PrefixBreak | None:
-        """The break that a prompt of so many tokens makes, if any. `end` names where it ends."""
+    ) -> PromptBreak | None:
+        """The break that a prompt of so many tokens makes, if any. `end` names where it ends. It is not counted."""
         sketch = sketch_of(fields, api, self._key)
         place = Place(client, session, sketch.head())
         branches = self._conversations.pop(place, None)
@@ -116,11 +132,14 @@ class ClientWatch:
         if found is None or not found.lost:
             return None
         kind = BreakKind(found.cause, pattern(found.path, api), "turn" if branches else "session")
-        counts, lost_tokens = self.counts(client), round(found.lost * tokens / max(1, sketch.size))
-        counted = counts.breaks[kind] = counts.breaks.get(kind) or BreakCount()
-        counted.add(lost_tokens)
-        counts.causes.setdefault(found.cause, BreakCount()).add(lost_tokens)
-        return found
+        return PromptBreak(found, kind, round(found.lost * tokens / max(1, sketch.size)))
+
+    def broke(self, client: str, found: PromptBreak, token_s: float = 0.0, rule: str = "") -> None:
+        """Count a break. `token_s`: what the engine takes for a token; `rule`: the one that would have mended it."""
+        counts = self.counts(client)
+        counted = counts.breaks[found.kind] = counts.breaks.get(found.kind) or BreakCount()
+        for each in (counted, counts.causes.setdefault(found.kind.cause, BreakCount())):
+            each.add(found.tokens, found.tokens * token_s, rule)
 
     def extend(self, base: int, end: int, messages: Sequence[Message], api: Api, known: int) -> None:
         """A prompt went on from `base`, with so many messages `known` before, to `end`."""
@@ -134,6 +153,7 @@ class ClientWatch:
             sketch.add_message(f"$.{api.history}[{number}]", message)
         self._sections += len(sketch.sections) - count
         self._ends[end] = sketch, len(sketch.sections)
+        self._trim()
 
     def _first(self, client: str, head: int, sketch: PromptSketch) -> PrefixBreak | None:
         """Of the first prompt of a conversation."""
@@ -149,6 +169,10 @@ class ClientWatch:
         self._conversations[place] = branches
         self._sections += len(sketch.sections)
         sketch.kept = True
+        self._trim()
+
+    def _trim(self) -> None:
+        """Forget the oldest conversations while there are too many, or too long ones."""
         while len(self._conversations) > CONVERSATIONS_MAX or self._sections > SECTIONS_MAX:
             for each in self._conversations.pop(next(iter(self._conversations))):
                 self._forget(each)
@@ -187,8 +211,15 @@ def client_rows(watch: ClientWatch) -> list[dict[str, Any]]:
             "prompt_tokens": counts.prompt_tokens,
             "reused_share": round(counts.reused_tokens / counts.counted_tokens, 4) if counts.counted_tokens else None,
             "break_tokens": sum([each.tokens for each in counts.causes.values()]),
+            "break_prefill_s": round(sum([each.seconds for each in counts.causes.values()]), 6),
             "breaks": [
-                {**kind._asdict(), "count": each.count, "tokens": each.tokens}
+                {
+                    **kind._asdict(),
+                    "count": each.count,
+                    "tokens": each.tokens,
+                    "prefill_s": round(each.seconds, 6),
+                    "rules": each.mendable,
+                }
                 for kind, each in sorted(counts.breaks.items(), key=lambda pair: -pair[1].tokens)
             ],
         }

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ranvier_py.core.clients import client_watch
 from ranvier_py.core.clients.client_watch import BRANCHES_MAX, CONVERSATIONS_MAX, ClientWatch, client_rows
 from ranvier_py.core.clients.known_clients import CLIENTS, client_of, session_of
 from ranvier_py.core.clients.prefix_break import PrefixBreak, prefix_break
@@ -248,6 +249,17 @@ def test_a_prompt_of_many_parts_is_sketched_up_to_the_bound() -> None:
 # --- whole conversations ----------------------------------------------------------------------------------------------
 
 
+def observe(
+    watch: ClientWatch, client: str, session: int, body: Body, api: Api, tokens: int, end: int = 0
+) -> PrefixBreak | None:
+    """The break of a prompt, counted."""
+    found = watch.observe(client, session, body, api, tokens, end)
+    if found is None:
+        return None
+    watch.broke(client, found, token_s=0.001)
+    return found.found
+
+
 def breaks_of(watch: ClientWatch, client: str = "claude-code") -> Mapping[tuple[str, str, str], int]:
     rows = [row for row in client_rows(watch) if row["client"] == client]
     return {(each["cause"], each["path"], each["scope"]): each["count"] for row in rows for each in row["breaks"]}
@@ -257,11 +269,12 @@ def test_a_nonce_in_each_turn_is_counted_once_a_turn_with_its_tokens() -> None:
     watch, body = ClientWatch(KEY), agent_body()
     for number in range(5):
         body["system"][0]["text"] = BILLING % f"{number}fa2b"
-        watch.observe(CLIENT, 1, body, MESSAGES, 1000)
+        observe(watch, CLIENT, 1, body, MESSAGES, 1000)
         body = next_turn(body)
     assert breaks_of(watch) == {("nonce", "$.system[0]", "turn"): 4}
     (row,) = client_rows(watch)
     assert 1500 < row["break_tokens"] < 4000
+    assert row["break_prefill_s"] == pytest.approx(row["break_tokens"] / 1000, abs=1e-6)
 
 
 def test_what_keeps_sessions_from_sharing_the_system_prompt_is_counted_by_session() -> None:
@@ -270,26 +283,26 @@ def test_what_keeps_sessions_from_sharing_the_system_prompt_is_counted_by_sessio
         body = agent_body()
         body["system"][0]["text"] = BILLING % f"{number}fa2b"
         body["messages"][0]["content"] = f"Task {number}"
-        watch.observe(CLIENT, number, body, MESSAGES, 1000)
+        observe(watch, CLIENT, number, body, MESSAGES, 1000)
     assert breaks_of(watch) == {("nonce", "$.system[0]", "session"): 2}
 
 
 def test_other_tasks_and_side_branches_are_no_breaks() -> None:
     watch, body = ClientWatch(KEY), agent_body()
-    watch.observe(CLIENT, 1, body, MESSAGES, 1000)
+    observe(watch, CLIENT, 1, body, MESSAGES, 1000)
     suggestion = copy.deepcopy(body)
     suggestion["messages"].append({"role": "user", "content": "Suggest what the user may ask next."})
-    watch.observe(CLIENT, 1, suggestion, MESSAGES, 1000)
-    watch.observe(CLIENT, 1, next_turn(body), MESSAGES, 1000)
+    observe(watch, CLIENT, 1, suggestion, MESSAGES, 1000)
+    observe(watch, CLIENT, 1, next_turn(body), MESSAGES, 1000)
     title = {
         "model": "m",
         "system": "Give it a title.",
         "messages": [{"role": "user", "content": "Please look into 3 files"}],
     }
-    watch.observe(CLIENT, 1, title, MESSAGES, 100)
+    observe(watch, CLIENT, 1, title, MESSAGES, 100)
     another = agent_body()
     another["messages"] = [{"role": "user", "content": "Write 12 tests."}]
-    watch.observe(CLIENT, 2, another, MESSAGES, 1000)
+    observe(watch, CLIENT, 2, another, MESSAGES, 1000)
     assert breaks_of(watch) == {}
 
 
@@ -297,37 +310,51 @@ def test_what_is_known_of_conversations_is_bounded() -> None:
     watch = ClientWatch(KEY)
     for number in range(CONVERSATIONS_MAX + 10):
         body = {"messages": [{"role": "user", "content": "Hello."}]}
-        watch.observe(CLIENT, number, body, CHAT, 10)
+        observe(watch, CLIENT, number, body, CHAT, 10)
     assert watch.dropped == 10
     for _ in range(3 * BRANCHES_MAX):
-        watch.observe(CLIENT, 0, {"messages": [{"role": "user", "content": "x" * 50}]}, CHAT, 10)
+        observe(watch, CLIENT, 0, {"messages": [{"role": "user", "content": "x" * 50}]}, CHAT, 10)
     assert watch.dropped == 11
+
+
+def test_a_conversation_that_grows_is_bounded_as_one_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_watch, "SECTIONS_MAX", 20)
+    watch = ClientWatch(KEY)
+    for number in (1, 2):
+        observe(watch, CLIENT, number, {"messages": [{"role": "user", "content": f"{number}"}]}, CHAT, 10, end=number)
+    messages = [{"role": "user", "content": f"{place}"} for place in range(19)]
+    watch.extend(2, 3, messages, CHAT, 1)
+    assert watch.dropped == 1, "the older one made room while the other grew"
+    watch.extend(3, 4, messages, CHAT, 20)
+    assert watch.dropped == 2, "one that is too long alone is forgotten itself"
+    watch.extend(4, 5, messages, CHAT, 39)
+    assert watch.dropped == 2
 
 
 def test_what_came_with_known_histories_is_compared_as_well() -> None:
     """A prompt that goes on from a known history is not parsed whole: what came with it is added to the sketch."""
     watch, body = ClientWatch(KEY), agent_body()
-    watch.observe(CLIENT, 1, body, MESSAGES, 1000, end=11)
+    observe(watch, CLIENT, 1, body, MESSAGES, 1000, end=11)
     for end in (12, 13):
         known = len(body["messages"])
         body = next_turn(body)
         messages = [message for item in body["messages"][known:] for message in MESSAGES.messages(item)]
         watch.extend(end - 1, end, messages, MESSAGES, known)
-    assert watch.observe(CLIENT, 1, next_turn(body), MESSAGES, 1000) is None
+    assert observe(watch, CLIENT, 1, next_turn(body), MESSAGES, 1000) is None
     body["messages"][5]["content"] = "It was not done."
-    found = watch.observe(CLIENT, 1, body, MESSAGES, 1000)
+    found = observe(watch, CLIENT, 1, body, MESSAGES, 1000)
     assert found is not None
     assert found.path == "$.messages[5].content"
 
 
 def test_a_side_branch_adds_nothing_to_what_the_conversation_is_compared_with() -> None:
     watch, body = ClientWatch(KEY), agent_body()
-    watch.observe(CLIENT, 1, body, MESSAGES, 1000, end=11)
+    observe(watch, CLIENT, 1, body, MESSAGES, 1000, end=11)
     for end, text in ((12, "Suggest something."), (13, "Go on, please.")):
         watch.extend(11, end, [{"role": "user", "content": text}], MESSAGES, 3)
     main = agent_body()
     main["messages"].append({"role": "user", "content": "Go on, please."})
-    assert watch.observe(CLIENT, 1, main, MESSAGES, 1000) is None
+    assert observe(watch, CLIENT, 1, main, MESSAGES, 1000) is None
     watch.extend(99, 100, [{"role": "user", "content": "Nobody knows what this goes on from."}], MESSAGES, 3)
 
 
