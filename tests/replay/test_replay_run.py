@@ -6,8 +6,10 @@ import os
 import select
 import signal
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
 import orjson
@@ -22,7 +24,7 @@ from ranvier_py.replay.results import SAMPLES_MAX
 from ranvier_py.replay.traces.open_trace import open_trace
 from ranvier_py.replay.traces.trace import Trace
 from tests.core.routing.recorded import a_record
-from tests.replay.synthetic import BLOCK, chats
+from tests.replay.synthetic import BLOCK, chats, conversation
 
 LIMITS = EngineLimits(cache_tokens=200_000, block_size=BLOCK)
 READY = make_ready(chats())
@@ -182,6 +184,24 @@ def test_each_request_is_reported_alone_where_that_is_wanted() -> None:
         0
     ].keys()
     assert done(plan()).lines == b""
+
+
+@pytest.mark.parametrize("per_depth_s", [0.0, 1e-8])
+def test_ttft_predicts_an_engine_whose_tokens_take_longer_the_deeper_they_are(per_depth_s: float) -> None:
+    """Chats of up to 13,000 tokens, where a token takes up to 3.6 times as long as the first, or as long."""
+    chats_of_length = [conversation(number, number * 0.9, 12, turn_blocks=64) for number in range(30)]
+    found = sorted((request for each in chats_of_length for request in each), key=lambda request: request.at)
+    limits = replace(LIMITS, prefill_tokens_per_s=50_000.0, prefill_s_per_depth=per_depth_s)
+    wanted = plan("ttft", per_request=True, engines=(limits,) * 4)
+    lines = rows(done(wanted, make_ready(Trace("long chats", found, BLOCK, timed=True))))
+    learned = lines[-100:]
+    depths = sorted(line["prompt"] for line in learned)
+    for least, most in ((0, depths[len(depths) // 3]), (depths[-len(depths) // 3], inf)):
+        alike = [line for line in learned if least <= line["prompt"] <= most]
+        predicted_s = [sum(line["terms"][line["engine"]][name] for name in ("queue_s", "prefill_s")) for line in alike]
+        errors = [one_s / line["ttft_s"] - 1.0 for one_s, line in zip(predicted_s, alike, strict=True)]
+        assert len(alike) > 30
+        assert abs(median(errors)) < 0.1
 
 
 def test_processes_give_the_results_of_one_in_the_order_of_the_tasks() -> None:

@@ -58,6 +58,7 @@ class Attempt:
     decision: Decision
     target: Backend
     computed_tokens: int  # as predicted
+    work_tokens: int  # of these, as the policy weighs them: what waits at the backend until the first token
     speculation: Sequence[int]  # what it claims, see `Speculation.add`
     sent_at: float
     backend: BackendId = field(init=False)

@@ -291,7 +291,8 @@ class Router:
         """
         prompt_tokens, matched_tokens = decision.prompt_tokens, decision.matched_tokens
         computed_tokens = max(0, prompt_tokens - matched_tokens)
-        target = self.registry.dispatched(decision.backend, now, computed_tokens, seen=prompt.stream)
+        work_tokens = self.policy.work_of(matched_tokens, prompt_tokens)
+        target = self.registry.dispatched(decision.backend, now, work_tokens, seen=prompt.stream)
         claimed: Sequence[int] = ()
         if self.policy.depths_wanted and prompt.kind != "opaque" and matched_tokens < prompt_tokens:
             claimed = self.speculation.add(self._unmatched(prompt, decision, found), decision.backend)
@@ -301,7 +302,7 @@ class Router:
         increment(counters.matches, decision.source)
         counters.predicted_tokens += matched_tokens
         counters.prompt_tokens += prompt_tokens
-        attempt = Attempt(prompt, decision, target, computed_tokens, claimed, now)
+        attempt = Attempt(prompt, decision, target, computed_tokens, work_tokens, claimed, now)
         if not quiet:
             self.announce(attempt)
         return attempt
@@ -320,7 +321,7 @@ class Router:
             return
         attempt.first_at = now
         if attempt.prompt.stream:
-            gap_s = attempt.target.prefilled(attempt.computed_tokens, now)
+            gap_s = attempt.target.prefilled(attempt.work_tokens, now)
             attempt.service = Service(
                 backend=attempt.backend,
                 computed_tokens=attempt.computed_tokens,
@@ -328,6 +329,7 @@ class Router:
                 queued=attempt.queued,
                 decoding=attempt.decoding,
                 peer_tokens=attempt.peer_tokens,
+                prompt_tokens=attempt.decision.prompt_tokens,
             )
             self.policy.served(attempt.service)
         self.settle(attempt)
@@ -348,7 +350,7 @@ class Router:
             observer.finished(attempt, outcome, now)
         prefilled = attempt.first_at is not None or not attempt.prompt.stream
         return self.registry.finished(
-            attempt.backend, outcome, now, attempt.computed_tokens, prefilled=prefilled, judged=attempt.judged
+            attempt.backend, outcome, now, attempt.work_tokens, prefilled=prefilled, judged=attempt.judged
         )
 
     def stored(self, attempt: Attempt, name: str, tenant: bytes, now: float) -> None:

@@ -142,7 +142,8 @@ class Shadow:
         decision = router.place(attempt.prompt, found)
         computed_tokens = max(0, decision.prompt_tokens - decision.matched_tokens)
         ahead = ahead_of(router.registry[decision.backend], now)
-        queue_s, prefill_s = judge[decision.backend].predict(computed_tokens, ahead)
+        work_tokens = judge.work_of(decision.matched_tokens, decision.prompt_tokens)
+        queue_s, prefill_s = judge[decision.backend].predict(work_tokens, ahead)
         self.attempts[attempt] = router.start_attempt(attempt.prompt, decision, now, found=found)
         self.counters.placed += 1
         self.counters.elsewhere += decision.backend != attempt.backend
@@ -187,10 +188,11 @@ class Shadows:
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
         ahead = ahead_of(self._registry[attempt.backend], now)  # it is counted there already: not ahead of itself
         if attempt.prompt.stream:
-            ahead = ahead._replace(tokens=ahead.tokens - attempt.computed_tokens, waiting=ahead.waiting - 1)
+            ahead = ahead._replace(tokens=ahead.tokens - attempt.work_tokens, waiting=ahead.waiting - 1)
         else:
             ahead = ahead._replace(decoding=ahead.decoding - 1)
-        queue_s, prefill_s = self.judge[attempt.backend].predict(attempt.computed_tokens, ahead)
+        work_tokens = self.judge.work_of(attempt.decision.matched_tokens, attempt.decision.prompt_tokens)
+        queue_s, prefill_s = self.judge[attempt.backend].predict(work_tokens, ahead)
         tried = self._tried(attempt, now)
         for shadow in self.shadows:
             shadow.attempt_sent(attempt, self.judge, queue_s + prefill_s, now, tried)

@@ -170,7 +170,8 @@ class EngineBatch:
         if self.prefills:
             self.phase_open = False
             self.leap_to = self.steps + 1
-            self.ends_at = self.began_at + self.prefill_tokens / self.limits.prefill_tokens_per_s
+            depths = sum([depths_of(request.computed, tokens) for request, tokens in self.prefills])
+            self.ends_at = self.began_at + prefill_s(self.limits, self.prefill_tokens, depths)
             if self.decoding:
                 self.ends_at += decode_s(self.limits, len(self.decoding), self.context_tokens)
         elif self.decoding:
@@ -303,6 +304,16 @@ class EngineBatch:
     def _report(self, kind: EngineEventKind, request: Running, at: float, tokens: int) -> None:
         cached_tokens = request.lease.hits * self.cache.block_size
         self.outbox.append(EngineEvent(kind, request.request_id, at, tokens, cached_tokens))
+
+
+def depths_of(before: int, tokens: int) -> float:
+    """Of so many tokens that follow so many others: how many are before each, summed up. A multiple of a half."""
+    return tokens * (before + tokens / 2)
+
+
+def prefill_s(limits: EngineLimits, tokens: int, depths: float) -> float:
+    """What a step takes for the prompt tokens that are computed in it."""
+    return tokens / limits.prefill_tokens_per_s + limits.prefill_s_per_depth * depths
 
 
 def decode_s(limits: EngineLimits, decoding: int, context_tokens: int) -> float:

@@ -1,8 +1,9 @@
 """What goes into an engine model and what comes out of it: limits, events, refusals, statistics.
 
 Times are seconds in the caller's clock, sizes are tokens where a name says nothing else.
-A step that computes P prompt tokens while D requests with C tokens of context decode takes
-P / prefill_tokens_per_s + (decode_s + D * decode_s_per_running + C * decode_s_per_context_token if D else 0).
+A step that computes P prompt tokens, with Q tokens before them (before each, summed up), while D requests with C tokens
+of context decode takes P / prefill_tokens_per_s + Q * prefill_s_per_depth
++ (decode_s + D * decode_s_per_running + C * decode_s_per_context_token if D else 0).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class EngineLimits:
     cache_tokens: int = 200_000
     block_size: int = 16
     prefill_tokens_per_s: float = 20_000.0  # an 8B model on one large accelerator: 10,000 to 40,000
+    prefill_s_per_depth: float = 0.0  # added for each prompt token and each token before it, which attention reads
     decode_s: float = 0.010  # one step that samples tokens: reading the weights
     decode_s_per_running: float = 0.0  # added to that step for each decoding request
     decode_s_per_context_token: float = 0.0  # and for each token whose keys and values these requests read
@@ -48,7 +50,10 @@ class EngineLimits:
 
     def __post_init__(self) -> None:
         sizes = (self.cache_tokens // max(self.block_size, 1), self.running_max, self.step_tokens_max, self.waiting_max)
-        times = (self.decode_s, self.decode_s_per_running, self.decode_s_per_context_token)
+        times = (
+            *(self.prefill_s_per_depth, self.decode_s),
+            *(self.decode_s_per_running, self.decode_s_per_context_token),
+        )
         if min(sizes) < 1 or not self.prefill_tokens_per_s > 0 or not all(0 <= each < inf for each in times):  # nor nan
             raise ValueError("engine sizes and speeds must be positive, times not negative")
         if self.running_max > self.step_tokens_max:  # vLLM refuses that too: somebody would never get a turn

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from ranvier_py.replay.engine.batch import Due, EngineBatch, Running, decode_s
+from ranvier_py.replay.engine.batch import Due, EngineBatch, Running, decode_s, depths_of, prefill_s
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineEventKind, EngineLimits
 
@@ -65,7 +65,7 @@ class Forecast:
         if ahead.cache.has_room(job):
             uncached = job.prompt_tokens - ahead.cache.hit_blocks(job) * ahead.cache.block_size
             pending = [(tokens, request) for request, tokens in ahead.prefills]
-            return summed(ahead, ahead.began_at, ahead.steps, pending, uncached)
+            return summed(ahead, ahead.began_at, ahead.steps, pending, job, uncached)
         copy = ahead.fork()
         copy.waiting[PROBE] = job
         copy.admit()
@@ -127,11 +127,11 @@ class Forecast:
         blocks = cache.hit_blocks(job)
         uncached = job.prompt_tokens - blocks * cache.block_size
         if not batch.busy:
-            return summed(batch, now, batch.steps, [], uncached)
+            return summed(batch, now, batch.steps, [], job, uncached)
         pending = self._pending()
         if self._others_name(job) or not cache.outlives(job, blocks, self._taken_before(pending)):
             return None
-        return summed(batch, step_ends_at(batch), batch.steps + 1, pending, uncached)
+        return summed(batch, step_ends_at(batch), batch.steps + 1, pending, job, uncached)
 
     def _pending(self) -> list[Prefill]:
         """What is left of prompts when the step under way ends, in order."""
@@ -173,8 +173,8 @@ def step_ends_at(batch: EngineBatch) -> float:
     return batch.ends_at if batch.leap_to == batch.steps + 1 else batch.time_at(batch.steps + 1)
 
 
-def summed(batch: EngineBatch, at: float, steps: int, pending: list[Prefill], uncached: int) -> float:
-    """When `uncached` tokens have been computed behind those of `pending`, in steps from `at` on.
+def summed(batch: EngineBatch, at: float, steps: int, pending: list[Prefill], job: Job, uncached: int) -> float:
+    """When the last `uncached` tokens of a prompt are computed behind those of `pending`, in steps from `at` on.
 
     `steps` is `batch.steps`, or one more: then the step under way ends before. Nobody else is admitted.
     """
@@ -184,20 +184,22 @@ def summed(batch: EngineBatch, at: float, steps: int, pending: list[Prefill], un
         decoding.step([request for rest, request in pending if not rest])
         pending = [(rest, request) for rest, request in pending if rest]
     while True:
-        left, prefill = limits.step_tokens_max - decoding.count, 0
+        left, prefill, depths = limits.step_tokens_max - decoding.count, 0, 0.0
         ready: list[Running] = []
         while pending and left:
             rest, request = pending.pop(0)
             tokens = min(rest, left)
             left -= tokens
             prefill += tokens
+            depths += depths_of(request.job.prompt_tokens - rest, tokens)
             if tokens < rest:
                 pending.insert(0, (rest - tokens, request))
             else:
                 ready.append(request)
         tokens = min(uncached, left)
+        depths += depths_of(job.prompt_tokens - uncached, tokens)
         uncached -= tokens
-        at += (prefill + tokens) / limits.prefill_tokens_per_s
+        at += prefill_s(limits, prefill + tokens, depths)
         if decoding.count:
             at += decode_s(limits, decoding.count, decoding.context)
         if not uncached:

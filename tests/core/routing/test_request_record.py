@@ -52,7 +52,7 @@ def sent_attempt(messages: list[dict[str, str]], tokens: int | None) -> tuple[At
     registry = Registry(BackendLimits())
     target = registry.add("http://10.0.0.1:8000", name="a")
     decision = Decision(target.id, "a", "warm", "affinity", 16, prompt.tokens, "text", (), (target.id,), (0,))
-    attempt = Attempt(prompt, decision, target, 0, (), 10.0)
+    attempt = Attempt(prompt, decision, target, 0, 0, (), 10.0)
     attempt.first_at, attempt.status = 10.5, 200
     return attempt, reader, hasher
 

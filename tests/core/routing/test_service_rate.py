@@ -139,6 +139,64 @@ def test_what_the_engine_counted_amends_what_was_predicted() -> None:
     assert service_rates[FIRST].factor == pytest.approx(1.0, abs=0.1)
 
 
+def serve_deep(
+    service_rates: ServiceRates, count: int, *, slope: float, longest: int = 60_000, noise: float = 0.1, seed: int = 4
+) -> None:
+    """Let a backend serve the tails of prompts, whose tokens take longer by `slope` for each token before them."""
+    rng = Random(seed)
+    for _ in range(count):
+        prompt = rng.randrange(500, longest)
+        tokens, waited = rng.choice((prompt, rng.randrange(50, 1 + prompt // 2))), rng.random() < 0.3
+        work = sum(1.0 + slope * (place + 5) * 10 for place in range((prompt - tokens) // 10, prompt // 10)) * 10
+        gap_s = 0.02 + 1e-4 * work
+        seen = service(tokens, gap_s * (1 + rng.uniform(-noise, noise)), queued=waited)
+        service_rates.served(seen._replace(prompt_tokens=prompt))
+
+
+@pytest.mark.parametrize("slope", [2e-5, 1e-4])
+def test_the_cost_of_a_token_is_learned_with_its_depth(slope: float) -> None:
+    service_rates = ServiceRates()
+    serve_deep(service_rates, 400, slope=slope)
+    assert service_rates.fleet.slope == pytest.approx(slope, rel=0.25)
+    for held, prompt in ((0, 2_000), (0, 50_000), (49_000, 50_000), (25_000, 50_000)):
+        tokens = prompt - held
+        real_s = 0.02 + 1e-4 * (tokens + slope * tokens * (held + prompt) / 2)
+        found = service_rates[FIRST].predict(service_rates.work_of(held, prompt), IDLE)
+        assert sum(found) == pytest.approx(real_s, rel=0.12)
+
+
+def test_what_waits_ahead_is_predicted_by_its_depth_too() -> None:
+    service_rates = ServiceRates()
+    serve_deep(service_rates, 400, slope=1e-4)
+    early, deep = (Ahead(service_rates.work_of(held, held + 2000), 1, 0, 0.0) for held in (0, 50_000))
+    queue_s = [service_rates[FIRST].predict(100, ahead).queue_s for ahead in (early, deep)]
+    assert queue_s[1] == pytest.approx(6.1 / 1.1 * queue_s[0], rel=0.25)
+
+
+@pytest.mark.parametrize(("longest", "slope"), [(60_000, 0.0), (1_000, 3e-5)])
+def test_where_depth_does_not_count_or_prompts_are_short_a_token_is_a_token(longest: int, slope: float) -> None:
+    """For a hundred seeds: what is no more than chance would do changes nothing, not even a little."""
+    for seed in range(100):
+        service_rates = ServiceRates()
+        serve_deep(service_rates, 100, slope=slope, longest=longest, noise=0.3, seed=seed)
+        assert service_rates.fleet.slope == 0.0
+        assert service_rates.work_of(400, 1000) == 600
+
+
+def test_what_the_engine_counted_amends_the_depths_too() -> None:
+    """Half of the prompts were thought to be held, and had to be computed."""
+    service_rates, rng = ServiceRates(), Random(5)
+    for _ in range(400):
+        prompt = rng.randrange(1000, 60_000)
+        believed = service(500, 1e-4 * (prompt + 1e-4 * prompt**2 / 2))._replace(prompt_tokens=prompt)
+        service_rates.served(believed)
+        service_rates.corrected(believed, prompt)
+        tail_s = 1e-4 * 500 * (1 + 1e-4 * (prompt - 250))
+        service_rates.served(service(500, tail_s)._replace(prompt_tokens=prompt))
+    assert service_rates.fleet.slope == pytest.approx(1e-4, rel=0.15)
+    assert service_rates[FIRST].factor == pytest.approx(1.0, abs=0.1)
+
+
 def test_gaps_that_are_no_service_are_left_out() -> None:
     service_rates = ServiceRates()
     for gap_s in (10_000.0, -1.0):
@@ -166,6 +224,7 @@ def test_no_observations_make_a_prediction_negative_or_infinite(seen: list[tuple
     service_rates = ServiceRates()
     for number, (tokens, gap_s, queued, decoding) in enumerate(seen):
         one = service(tokens, gap_s, queued=queued, decoding=decoding, backend=BackendId(number % 3))
+        one = one._replace(prompt_tokens=tokens * (number % 4))
         service_rates.served(one)
         service_rates.corrected(one, tokens // 2)
         assert all(0.0 <= part < 1e9 for part in service_rates.fleet.line())

@@ -45,6 +45,7 @@ class NaiveEngine:
     def begin(self, now: float) -> None:
         limits, budget, prefill, decoding, context = self.limits, self.limits.step_tokens_max, 0, 0, 0
         self.step = []
+        depths: list[float] = []  # of each token that is computed of a prompt
         for request in self.running.values():
             tokens = min(budget, max(1, request.job.prompt_tokens - request.computed))
             if request.out:
@@ -52,6 +53,7 @@ class NaiveEngine:
                 context += request.computed
             else:
                 prefill += tokens
+                depths += [request.computed + at + 0.5 for at in range(tokens)]
             budget -= self.compute(request, tokens)
         while budget and self.waiting and len(self.running) < limits.running_max:
             request_id, job = next(iter(self.waiting.items()))
@@ -63,8 +65,9 @@ class NaiveEngine:
             self.send(EngineEventKind.STARTED, request, now)
             tokens = min(budget, job.prompt_tokens - request.computed)
             prefill += tokens
+            depths += [request.computed + at + 0.5 for at in range(tokens)]
             budget -= self.compute(request, tokens)
-        self.ends_at = now + prefill / limits.prefill_tokens_per_s
+        self.ends_at = now + (prefill / limits.prefill_tokens_per_s + limits.prefill_s_per_depth * sum(depths))
         if decoding:
             self.ends_at += limits.decode_s + limits.decode_s_per_running * decoding
             self.ends_at += limits.decode_s_per_context_token * context

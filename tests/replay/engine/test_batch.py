@@ -22,12 +22,13 @@ BLOCK = 4
 REPORTED = (EngineEventKind.STARTED, EngineEventKind.FINISHED)
 
 
-def options_of(prefill_tokens_per_s: Any, decode_s: Any, running_s: Any, context_s: Any) -> Any:
+def options_of(prefill_tokens_per_s: Any, decode_s: Any, running_s: Any, context_s: Any, depth_s: Any) -> Any:
     return st.builds(
         EngineLimits,
         cache_tokens=st.sampled_from([64, 96, 200, 2000]),
         block_size=st.sampled_from([1, BLOCK, 8]),
         prefill_tokens_per_s=st.sampled_from(prefill_tokens_per_s),
+        prefill_s_per_depth=st.sampled_from(depth_s),
         decode_s=st.sampled_from(decode_s),
         decode_s_per_running=st.sampled_from(running_s),
         decode_s_per_context_token=st.sampled_from(context_s),
@@ -36,10 +37,10 @@ def options_of(prefill_tokens_per_s: Any, decode_s: Any, running_s: Any, context
     )
 
 
-EXACT = options_of([64.0, 256.0, inf], [0.0, 0.125], [0.0, 1 / 64], [0.0, 1 / 1024])
+EXACT = options_of([64.0, 256.0, inf], [0.0, 0.125], [0.0, 1 / 64], [0.0, 1 / 1024], [0.0, 1 / 4096])
 """Speeds are powers of two: sums of times are exact in any order."""
 
-ANY = st.one_of(EXACT, options_of([70.3, 333.3], [0.01, 0.1], [0.0, 0.0037], [0.0, 0.00013]))
+ANY = st.one_of(EXACT, options_of([70.3, 333.3], [0.01, 0.1], [0.0, 0.0037], [0.0, 0.00013], [0.0, 0.000071]))
 
 PROMPTS = st.one_of(
     st.lists(st.integers(0, 1), min_size=1, max_size=40),

@@ -32,7 +32,8 @@ class Candidate(Protocol):
 
     @property
     def pending_tokens(self) -> int:
-        """Prompt tokens that it has yet to compute for requests that were sent to it and gave no first token yet."""
+        """Prompt tokens that it has yet to compute for requests that were sent to it and gave no first token yet, as
+        `Policy.work_of` counts them."""
         ...
 
     @property
@@ -137,6 +138,11 @@ class Policy:
         """
         return ()
 
+    def work_of(self, held: int, prompt_tokens: int) -> int:
+        """Tokens of a prompt that a backend has to compute which holds so many of them: those that would take as long
+        at a prompt's beginning, where the policy knows."""
+        return max(0, prompt_tokens - held)
+
     def served(self, service: Service) -> None:
         """A first token came. `computed_tokens` is the prediction."""
 
@@ -154,6 +160,7 @@ class Service(NamedTuple):
     queued: bool  # others were waiting when this one was sent
     decoding: int  # others that had their first token then
     peer_tokens: int  # that requests of peers had to compute before it
+    prompt_tokens: int = 0  # of the whole prompt, of which the computed ones are the last; 0: they are all
 
 
 class Decision(NamedTuple):

@@ -217,6 +217,9 @@ class Affinity(Policy):
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
+    def work_of(self, held: int, prompt_tokens: int) -> int:
+        return self.by_time.work_of(held, prompt_tokens)
+
     def served(self, service: Service) -> None:
         self.by_time.served(service)
 

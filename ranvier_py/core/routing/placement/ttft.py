@@ -23,7 +23,8 @@ a chat waits is counted for the first message as well, which it shares with othe
 so stay, where the first of them was. The claim of who has moved is the lease against flapping: coming back costs
 nothing.
 
-There is no constant of speed: rates are learned (`service_rate`), and before that the tokens to compute decide.
+There is no constant of speed: rates are learned (`service_rate`), also by how much a token takes longer deep in a
+prompt, and before that the tokens to compute decide.
 Source: none has it; the inequality is Preble's and Dynamo's (queue + uncached prefill), the learned rates, the harm to
 others and the deliberate copies are ours. Reasons: only, warm, common, moved, spread, cold, no_prefix.
 """
@@ -162,7 +163,8 @@ class Ttft(Policy):
         lost_s = losses.add(prefix, match.at, queue_s - weighed.mean_queue_s(others))
         copy = weighed.best_of(others)
         backend = candidates[copy]
-        if lost_s <= deepest * self.service_rates[backend.id].per_token_s * (1 + backend.waiting):
+        anew_s = self.service_rates.work_of(0, deepest) * self.service_rates[backend.id].per_token_s
+        if lost_s <= anew_s * (1 + backend.waiting):
             return None
         losses.forget(prefix)
         return copy
@@ -181,13 +183,15 @@ class Ttft(Policy):
         held = {holder.backend: holder.tokens for holder in holders}
         ahead = {position: ahead_of(candidates[position], match.at) for position in among}
         mean = sum([each[1] for each in ahead.values()]) / len(ahead)
-        rates, prompt_tokens = self.service_rates, match.prompt_tokens
+        rates, prompt_tokens, slope = self.service_rates, match.prompt_tokens, self.service_rates.fleet.slope
         costs: dict[int, Cost] = {}
         sums: dict[int, float] = {}
         for position, each in ahead.items():
             backend = candidates[position].id
-            tokens = prompt_tokens - held.get(backend, 0)
-            queue_s, prefill_s = rates[backend].predict(max(0, tokens), each)
+            tokens: float = max(0, prompt_tokens - held.get(backend, 0))
+            if slope:
+                tokens += slope * tokens * (prompt_tokens - tokens / 2)
+            queue_s, prefill_s = rates[backend].predict(tokens, each)
             _, waiting, decoding, _ = each
             others_s = (OTHERS_SHARE * decoding + (waiting + mean) / 2) * prefill_s
             costs[position] = new(Cost, (queue_s, prefill_s, others_s))
@@ -213,6 +217,9 @@ class Ttft(Policy):
         return max(tied, key=scores.__getitem__)
 
     # --- learning -----------------------------------------------------------------------------------------------------
+
+    def work_of(self, held: int, prompt_tokens: int) -> int:
+        return self.service_rates.work_of(held, prompt_tokens)
 
     def served(self, service: Service) -> None:
         self.service_rates.served(service)
