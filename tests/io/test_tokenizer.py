@@ -20,6 +20,7 @@ from ranvier_py.core.errors import ConfigError, TemplateRefused
 from ranvier_py.core.prompts.boundaries import Chat, TailJob
 from ranvier_py.core.prompts.templates import normalise
 from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer, load_tokenizer, read_template
+from tests.examples import examples
 
 DATA = Path(os.environ.get("SHARED_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "tokenizers"
 TEMPLATES = (
@@ -205,7 +206,7 @@ def test_turn_by_turn_equals_the_whole(name: str, template: str) -> None:
     tokenizer = loaded(name, template)
     done = 0
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
     @given(turns(), st.sampled_from((None, TOOLS)))
     @example([[plain("system", "s"), plain("user", "a")], [plain("assistant", "b"), plain("user", "c")]], None)
     def check(parts: list[list[dict[str, Any]]], tools: Any) -> None:
@@ -223,7 +224,7 @@ def test_turn_by_turn_equals_the_whole(name: str, template: str) -> None:
 def test_turn_by_turn_equals_the_whole_with_templates_of_strange_habits(template: str) -> None:
     tokenizer = loaded("embedded", template)
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
     @given(turns(), st.sampled_from((None, TOOLS)))
     def check(parts: list[list[dict[str, Any]]], tools: Any) -> None:
         check_turn_by_turn(tokenizer, parts, tools)
@@ -248,7 +249,7 @@ def test_tokens_are_those_of_transformers(name: str, template: str) -> None:
     reference = library_tokenizer(EMBEDDED if name == "embedded" else DATA / name)
     text = (DATA / "templates" / f"{template}.jinja").read_text() if template else None
 
-    @settings(max_examples=30, deadline=None, suppress_health_check=SLOW)
+    @settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW)
     @given(turns(), st.sampled_from((None, TOOLS)))
     def check(parts: list[list[dict[str, Any]]], tools: Any) -> None:
         messages = [message for part in parts for message in part]

@@ -16,6 +16,7 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.conversation import awaiting
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.request_reader import ServerLimits
+from tests.examples import examples
 from tests.proxy.wire import GET, Wire, chunk, echo, post, serving
 
 SMALL = ServerLimits(tick_s=0.01, header_bytes_max=2000, headers_max=20, body_bytes_max=1024)
@@ -303,7 +304,7 @@ def test_no_bytes_crash_the_server_or_leave_anything_behind() -> None:
                 assert (await wire.response())[0] == 200
             assert "internal_error" not in server.counters.errors
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(STREAMS, max_size=10))
     def check(streams: list[list[bytes]]) -> None:
         trio.run(feed, streams)

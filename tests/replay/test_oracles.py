@@ -14,6 +14,7 @@ from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.model import EngineModel
 from ranvier_py.replay.oracles import FirstTokenOracle, GreedyOracle, regret, soonest
+from tests.examples import examples
 
 BLOCK = 4
 LIMITS = EngineLimits(cache_tokens=400, block_size=BLOCK, prefill_tokens_per_s=64.0, decode_s=0.125, running_max=2)
@@ -105,7 +106,7 @@ REQUESTS = st.lists(
 
 
 @given(REQUESTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_pruning_by_bounds_never_changes_the_choice(requests: list[tuple[list[int], int, float, int]]) -> None:
     engines = [EngineModel(limits) for limits in (LIMITS, LIMITS, FAST, FAST)]
     now = 0.0
@@ -140,7 +141,7 @@ def first_token(engine: EngineModel, work: Job, now: float) -> float:
 
 
 @given(REQUESTS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_regret_is_the_first_token_there_less_the_soonest_anywhere(
     requests: list[tuple[list[int], int, float, int]],
 ) -> None:

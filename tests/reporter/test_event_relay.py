@@ -17,6 +17,7 @@ from ranvier_py.core.errors import Unavailable
 from ranvier_py.core.ids import BackendId
 from ranvier_py.node.pushed_events import SILENT_S
 from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, CHUNK_BYTES, EventLog, EventRelay, Posting
+from tests.examples import examples
 from tests.node.test_purdue_reports import World
 
 W0 = BackendId(0)
@@ -271,7 +272,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(0, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 async def test_pu10_whatever_is_lost_both_sides_agree_in_the_end(steps: list[tuple[str, int]], seed: int) -> None:
     wire, held, rng = Wire(), set[int](), Random(seed)
     for verb, number in steps:

@@ -13,6 +13,7 @@ from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.body_members import ABSENT, stream_options
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
+from tests.examples import examples
 
 ASKED = {"include_usage": True}
 
@@ -87,7 +88,7 @@ values = st.recursive(
 bodies = st.dictionaries(st.sampled_from(["stream_options", "messages", "tools"]), values, max_size=3)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(bodies, st.sampled_from([None, 1]))
 def test_whatever_is_sent_means_the_same_but_for_the_question(fields: dict[str, Any], indent: int | None) -> None:
     body = json.dumps({"stream": True, **fields}, indent=indent).encode()

@@ -17,6 +17,7 @@ from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from tests.core.engine_cache import model
 from tests.core.engine_cache.captured import NAMES, block_table, capture
 from tests.core.engine_cache.test_event_streams import World
+from tests.examples import examples
 
 ENTRIES_MAX = 500
 
@@ -94,7 +95,7 @@ def mangled(draw: st.DrawFn) -> list[bytes]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(mangled())
 def test_a_mangled_stream_stays_within_its_bounds(payloads: list[bytes]) -> None:
     decoder = EventDecoder()
@@ -167,7 +168,7 @@ HYBRIDS = ("vllm-0.32-map",)  # has a sliding window beside its attention
 CALLS = ("live", "live", "live", "replayed", "replay_ended", "replay_failed", "connected", "disconnected", "wait")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(mangled(), st.data(), st.sampled_from(NAMES))
 def test_after_any_nonsense_a_good_engine_is_known_exactly(
     payloads: list[bytes], data: st.DataObject, good: str

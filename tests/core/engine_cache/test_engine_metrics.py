@@ -9,6 +9,7 @@ from ranvier_py.core.engine_cache.sources.engine_metrics import LINES_MAX, Engin
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.model import EngineModel
+from tests.examples import examples
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -145,7 +146,7 @@ def test_a_capacity_that_is_no_number_is_not_there(blocks: bytes) -> None:
     assert (found.capacity_tokens, found.block_tokens) == (None, 16)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 2000), st.integers(0, 2000))
 def test_nothing_that_an_engine_sends_raises(noise: bytes, start: int, end: int) -> None:
     for page in (VLLM, SGLANG, TRITON):

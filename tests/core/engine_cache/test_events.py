@@ -21,6 +21,7 @@ from ranvier_py.core.engine_cache.sources.event_values import (
     Tier,
 )
 from ranvier_py.core.engine_cache.sources.events import TAGS_KEPT_MAX, BadBatch, EventDecoder
+from tests.examples import examples
 
 STORED = {
     "type": "BlockStored",
@@ -274,7 +275,7 @@ events_like = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_raise_nothing_but_bad_batch(payload: bytes) -> None:
     decoder = EventDecoder()
@@ -285,7 +286,7 @@ def test_bytes_raise_nothing_but_bad_batch(payload: bytes) -> None:
             continue
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(events_like, max_size=4), anything, st.data())
 def test_whatever_stands_in_a_batch_its_other_events_are_read(
     events: list[Any], rank: Any, data: st.DataObject

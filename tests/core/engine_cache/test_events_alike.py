@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.engine_cache.sources import event_frames as module
 from ranvier_py.core.engine_cache.sources.event_values import BlocksStored
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
+from tests.examples import examples
 
 scalars = st.sampled_from([None, 0, 1, 1.0, True, "GPU", "CPU", "french", b"x", -1, [1], {}])
 hashes = st.sampled_from([[1], [-1, 2], [b"h"], [], None, ["text"], [1.5]])
@@ -30,7 +31,7 @@ messages = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(messages, min_size=1, max_size=12))
 def test_a_decoder_that_has_read_much_reads_as_a_new_one_does(several: list[dict[str, object]]) -> None:
     """A block without salt must not inherit the salt of the one before it, nor a bad field pass as a good one did."""
@@ -47,7 +48,7 @@ def test_a_decoder_that_has_read_much_reads_as_a_new_one_does(several: list[dict
     assert old.counters == total.counters
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(messages, min_size=1, max_size=6))
 def test_short_messages_and_long_ones_are_read_alike(several: list[dict[str, object]]) -> None:
     payload = msgpack.packb([1.5, several, 0])

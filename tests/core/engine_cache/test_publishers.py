@@ -21,6 +21,7 @@ from ranvier_py.core.engine_cache.sources.publishers import (
     read_event_sources,
     read_server_info,
 )
+from tests.examples import examples
 
 VLLM_032 = {
     "0": {
@@ -230,7 +231,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(JSON | st.just(SGLANG))
 def test_whatever_an_engine_answers_is_read_or_refused(reported: Any) -> None:
     for read in (read_event_sources, read_server_info):
@@ -242,7 +243,7 @@ def test_whatever_an_engine_answers_is_read_or_refused(reported: Any) -> None:
                 assert where is None or (where.host == "engine" and 0 < where.port < 65536)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_json_report_nothing(data: bytes) -> None:
     read_event_sources(data)

@@ -23,6 +23,7 @@ from ranvier_py.core.engine_cache.sources.event_values import (
 from tests.core.engine_cache.model import SIZE, Listener, Model, fingerprint, hasher
 from tests.core.engine_cache.test_residency import TEXT, depths, removed, residency, stored
 from tests.core.engine_cache.test_residency_properties import actions, event_of, family
+from tests.examples import examples
 
 
 def chunks_of(held: Residency) -> list[BlockRows]:
@@ -46,7 +47,7 @@ def copied(held: Residency) -> Residency:
     return other
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 999), st.sampled_from([1, 5, 16, 24, 32]), actions, actions)
 def test_a_copy_is_equal_and_goes_on_as_the_original_does(
     seed: int, width: int, before: list[tuple[str, int]], after: list[tuple[str, int]]
@@ -210,7 +211,7 @@ def bent(rows: BlockRows, seed: int) -> BlockRows:
     return rows._replace(**{name: bytes(column)})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 2**20))
 def test_bent_columns_are_refused_or_make_another_valid_copy(seed: int) -> None:
     held = residency()

@@ -16,6 +16,7 @@ from ranvier_py.core.prompts.namespaces import TokenNamespaces
 from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.route_table import RouteTable, Trust
+from tests.examples import examples
 
 KEY = b"k" * 32
 HASHER = TokenHasher(KEY)
@@ -98,7 +99,7 @@ def test_mixing_is_undone_by_unmixing(value: int) -> None:
     assert unmix(mix(value)) == value
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(NAMES, NAMES, NAMES, st.integers(16, 100))
 def test_a_fingerprint_is_carried_over_to_another_name_whatever_the_salt(
     model: str, other: str, salt: str, length: int

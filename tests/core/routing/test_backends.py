@@ -20,6 +20,7 @@ from ranvier_py.core.routing.backends import (
     Registry,
 )
 from ranvier_py.core.routing.work import Load
+from tests.examples import examples
 
 UP = ProbeResult(True, status=200)
 REFUSED = ProbeResult(False, refused=True, detail="refused")
@@ -477,7 +478,7 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAnyHistory.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 
 
 # --- what peers report ------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from ranvier_py.core.routing.request_record import (
     scheme_mark,
 )
 from tests.core.routing.recorded import a_record
+from tests.examples import examples
 
 KEY = b"k" * 32
 SECRET = "my darkest secret"
@@ -127,7 +128,7 @@ CHAIN = st.lists(
 ).map(lambda chain: tuple(sorted(chain)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(CHAIN, st.data())
 def test_a_line_reads_back(chain: tuple[tuple[int, int], ...], data: st.DataObject) -> None:
     ends = data.draw(st.sets(st.integers(0, max(0, len(chain) - 1)))) if chain else set()

@@ -22,6 +22,7 @@ from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, Room, SocketOptions
 from ranvier_py.io.engine_events.zmq_sockets import FRAME_BYTES_MAX, FRAMES_MAX, TURN_S, KvSockets
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber
+from tests.examples import examples
 from tests.io.engine_events.kv_fakes import (
     Received,
     at,
@@ -52,7 +53,7 @@ async def still_received(source: KvPublisher, received: Received) -> None:
 # --- any frames -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(FRAMES, min_size=1, max_size=15))
 def test_any_frames_may_come_over_the_wire(live: list[list[bytes]]) -> None:
     async def main() -> None:
@@ -68,7 +69,7 @@ def test_any_frames_may_come_over_the_wire(live: list[list[bytes]]) -> None:
     trio.run(main)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.lists(FRAMES, max_size=12), st.booleans())
 def test_any_answer_to_a_question_ends_it(answers: list[list[bytes]], ends: bool) -> None:
     """A question without an end would leave the stream in repair for ever."""
@@ -131,7 +132,7 @@ async def speaking(speak: Callable[[trio.SocketStream], Awaitable[None]]) -> Asy
         nursery.cancel_scope.cancel()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from([b"", GREETING, GREETING + READY]), st.lists(st.binary(max_size=300), max_size=5))
 def test_any_bytes_end_the_connection_or_are_passed_over(before: bytes, chunks: list[bytes]) -> None:
     async def main() -> None:

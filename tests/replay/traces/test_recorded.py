@@ -15,6 +15,7 @@ from ranvier_py.core.routing.request_record import Header, RequestRecord
 from ranvier_py.replay.traces.open_trace import open_trace
 from ranvier_py.replay.traces.trace import TraceError, TraceOptions, TraceRequest
 from tests.core.routing.recorded import a_record
+from tests.examples import examples
 from tests.replay.traces.given import all_are_sound, leading, written
 
 HEADER = Header(1_000.0, 16, "a")
@@ -140,7 +141,7 @@ CHANGES = st.dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(CHANGES)
 def test_no_record_is_more_than_a_trace_error(tmp_path_factory: pytest.TempPathFactory, changes: Any) -> None:
     fields = {**orjson.loads(RECORD.line()), **changes}

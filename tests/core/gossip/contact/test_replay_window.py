@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.contact.sessions import WINDOW, ReplayWindow
+from tests.examples import examples
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.integers(0, 10**6),
     st.lists(st.integers(-3, 9) | st.sampled_from([-WINDOW, 1 - WINDOW, -1 - WINDOW, WINDOW - 1, WINDOW, WINDOW + 1])),

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ranvier_py.core.gossip.contact.challenges import CHALLENGE_S
 from ranvier_py.core.gossip.gossip_values import Plane
 from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, World
+from tests.examples import examples
 
 PLACES = [("10.0.0.1", 7946), ("10.0.0.2", 7946), ("10.0.0.3", 7946)]
 
@@ -94,5 +95,5 @@ class Adversary(RuleBasedStateMachine):
         assert sum(len(delivery.data) for delivery in self.world.log if delivery.to == ELSEWHERE) <= self.forged_bytes
 
 
-Adversary.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Adversary.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestAdversary = Adversary.TestCase

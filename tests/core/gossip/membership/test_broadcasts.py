@@ -13,6 +13,7 @@ from ranvier_py.core.gossip.membership.broadcasts import MISFITS_MAX, SLOTS_MIN,
 from ranvier_py.core.gossip.membership.membership_counters import MembershipCounters
 from ranvier_py.core.gossip.wire.messages import State, Update
 from tests.core.gossip.membership.small_cluster import record_of
+from tests.examples import examples
 
 
 def update(session: int, incarnation: int = 0, state: State = State.ALIVE, name: str = "") -> Update:
@@ -112,7 +113,7 @@ def test_a_tick_is_wanted_at_once_and_then_not_before_an_interval() -> None:
     assert broadcasts.wake_at == 9.2, "a tick that is due stays due"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3), st.integers(0, 600)), max_size=60),
     st.integers(1, 200),

@@ -18,6 +18,7 @@ from ranvier_py.core.gossip.membership.identity import (
 )
 from ranvier_py.core.gossip.wire.messages import Record, State
 from tests.core.gossip.membership.small_cluster import record_of
+from tests.examples import examples
 
 ME = record_of("me", 0xABCDEF0123456789, epoch=10, incarnation=3)
 
@@ -123,7 +124,7 @@ def test_only_so_many_namesakes_are_remembered() -> None:
     assert me.overtake(other(me.record.epoch + 1, 3 * NAMESAKES_MAX - 1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(
         st.tuples(

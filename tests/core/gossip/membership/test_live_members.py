@@ -41,6 +41,7 @@ def test_a_restart_that_one_node_saw_is_known_to_all() -> None:
     assert [node.peer.facts.generation(BACKEND) for node in sim_nodes()] == [2] * NODES
 
 
+@pytest.mark.slow
 def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
     """A mesh would have greeted all in the first second."""
     count = 0

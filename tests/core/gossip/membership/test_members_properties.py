@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.wire.messages import Push, State, Update
 from tests.core.gossip.membership.small_cluster import Cluster, Host
+from tests.examples import examples
 
 HOSTS = st.integers(0, 3)
 
@@ -132,5 +133,5 @@ class AnyDelivery(RuleBasedStateMachine):
 
 TestAnyDelivery = AnyDelivery.TestCase
 TestAnyDelivery.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(25), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -21,6 +21,7 @@ from ranvier_py.core.gossip.membership.roster import Member, Roster
 from ranvier_py.core.gossip.wire.messages import State
 from ranvier_py.core.prompts.fingerprint import MASK
 from tests.core.gossip.membership.small_cluster import record_of
+from tests.examples import examples
 
 SCHEMA = 7
 
@@ -152,7 +153,7 @@ def test_a_proof_of_the_dead_makes_no_acquaintance() -> None:
     assert world.neighbours.acquainted() == ()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 120))
 def test_neighbours_are_the_next_on_each_ring_whatever_happened_before(seed: int, count: int) -> None:
     rng = Random(seed)

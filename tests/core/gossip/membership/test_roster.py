@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.gossip.membership.roster import URGENT_MAX, ProbeOrder, Roster
 from ranvier_py.core.gossip.wire.messages import State
 from tests.core.gossip.membership.small_cluster import record_of
+from tests.examples import examples
 
 
 def filled(count: int) -> Roster:
@@ -118,7 +119,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(CHANGES)
 def test_the_tables_agree_after_any_changes(changes: list[tuple[str, int, int]]) -> None:
     roster = Roster()

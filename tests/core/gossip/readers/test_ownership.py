@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip.readers import ownership
 from ranvier_py.core.gossip.readers.ownership import STATE_OF, Ownership, ReaderState, Subscribers
+from tests.examples import examples
 
 LONG_S = 2 * (ownership.HANDOVER_S + 20 * ownership.TURN_S)
 
@@ -232,7 +233,7 @@ def test_snapshots_are_asked_of_those_who_know_exactly_the_reader_last() -> None
     assert {STATE_OF[level].subscribes for level in Level} == {True}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(1, 6),
     st.lists(st.tuples(st.sampled_from(["join", "die", "unable", "able", "wait"]), st.integers(0, 30)), max_size=12),

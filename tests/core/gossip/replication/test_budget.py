@@ -31,12 +31,13 @@ from ranvier_py.core.gossip.wire.messages import (
     Vector,
 )
 from ranvier_py.core.routing.route_table.scan import CHUNK_CLAIMS, ROW_CLAIMS_MAX, SUMS_BYTES
+from tests.examples import examples
 
 TOP = 2**64 - 1
 PEERS = [Peer(session, ("10.0.0.1", 7000 + session)) for session in range(2, 30)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 0.4), st.integers(1, 60)), max_size=60))
 def test_no_second_holds_more_than_the_window_allows(steps: list[tuple[float, int]]) -> None:
     window, now = Window(100), 50.0

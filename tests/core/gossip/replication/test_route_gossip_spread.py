@@ -14,6 +14,7 @@ from ranvier_py.core.gossip.replication.update_log import FORGOTTEN_S
 from ranvier_py.core.gossip.wire.messages import Digest, Message, Reset, RouteUpdates, TableRows, Vector
 from ranvier_py.core.prompts.prompt import PrefixKey
 from tests.core.gossip.replication.route_net import BACKENDS, URLS, Net, RouteNode, peer_of, turn
+from tests.examples import examples
 
 
 def busy(net: Net, seconds: float, turns_per_s: float, *, seed: int = 3) -> list[tuple[float, int, int]]:
@@ -236,7 +237,7 @@ TURNS = st.lists(
 ).map(lambda turns: sorted(turns, key=lambda each: each[3]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(TURNS, st.randoms(), st.data())
 def test_any_order_of_route_updates_with_doubles_gives_the_same_table(
     turns: list[tuple[int, int, int, int]], rng: Random, data: st.DataObject
@@ -302,7 +303,7 @@ class Adversary:
                     assert knows(self.net, session, token), "a number covers what was never received"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 4 * 200), min_size=30, max_size=150), st.sampled_from((3, 1000)))
 def test_numbers_never_go_back_and_cover_only_what_is_known(actions: list[int], log_entries_max: int) -> None:
     """S3, under any network; and once the network is good again all know the same."""

@@ -27,6 +27,7 @@ from ranvier_py.core.gossip.replication.route_updates import (
     is_removal,
     row_count,
 )
+from tests.examples import examples
 
 FINGERPRINTS = st.integers(1, 2**64 - 1)
 BACKENDS = st.tuples(st.integers(1, 2**64 - 1), st.integers(0, 255))
@@ -64,7 +65,7 @@ def test_rows_of_several_chats_and_backends_name_their_own() -> None:
     assert encode_removal(Removal(ENGINE, (3, 4))) == pack("<BBQB2Q", 0, 1, 7, 1, 3, 4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(ROWS)
 def test_rows_come_back_from_their_bytes(rows: Sequence[UpdateRow]) -> None:
     data = encode_rows(rows)
@@ -76,7 +77,7 @@ def test_rows_come_back_from_their_bytes(rows: Sequence[UpdateRow]) -> None:
         decode_removal(data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(REMOVALS)
 def test_a_removal_comes_back_from_its_bytes(removal: Removal) -> None:
     data = encode_removal(removal)
@@ -88,7 +89,7 @@ def test_a_removal_comes_back_from_its_bytes(removal: Removal) -> None:
         decode_rows(data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=120),

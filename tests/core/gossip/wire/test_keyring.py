@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.wire.keyring import KEYS_MAX, KeyRing, id_of, insecure_ring, parse_key_ring
+from tests.examples import examples
 
 KEYS = [bytes((number,)) + bytes(range(31)) for number in range(1, 6)]
 
@@ -20,7 +21,7 @@ def problems_of(text: str) -> list[str]:
     return caught.value.problems
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(min_size=32, max_size=32).filter(lambda key: len(set(key)) > 1))
 def test_every_spelling_of_a_key_is_the_same_key(key: bytes) -> None:
     spellings = [key.hex(), key.hex().upper(), b64encode(key).decode(), urlsafe_b64encode(key).decode()]

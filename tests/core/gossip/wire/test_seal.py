@@ -13,6 +13,7 @@ from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, FRAME_BYTES
 from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, PROTOCOL_VERSION, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing, insecure_ring
 from ranvier_py.core.gossip.wire.seal import BODY_BYTES_MAX, BYTES_MAX, Sealer, Subkeys
+from tests.examples import examples
 
 OLD, NEW, OTHER = (bytes((number,)) + bytes(range(31)) for number in (1, 2, 3))
 RING = KeyRing({5: OLD}, 5)
@@ -54,7 +55,7 @@ def refusal(reader: Sealer, packet: bytes, plane: Plane = Plane.DATAGRAM) -> Rea
     return caught.value.reason
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(1, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 255), st.binary(), st.sampled_from(Plane)
 )  # fmt: skip
@@ -95,7 +96,7 @@ def test_a_packet_cut_off_at_any_byte_is_refused() -> None:
     assert refusal(reader, packet + b"\x00") is Reason.TAG
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=100), st.sampled_from(Plane))
 def test_arbitrary_bytes_are_refused_and_leave_nothing_behind(data: bytes, plane: Plane) -> None:
     """Also behind a header of ours: a stranger without the key must not fill the table of subkeys."""
@@ -203,7 +204,7 @@ def test_keys_are_rotated_under_load_without_a_lost_packet() -> None:
     assert refusal(nodes[0], sealer(9).seal(Plane.DATAGRAM, 0, 20, b"late")) is Reason.KEY
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.sampled_from(["datagram", "probe", "bulk", "restart", "rekey"]), max_size=40), st.integers())
 def test_no_key_ever_sees_a_nonce_twice(actions: list[str], seed: int) -> None:
     """stalwartlabs/jmap-server#3. Over planes, restarts and rotations there and back, with nothing stored on disk."""

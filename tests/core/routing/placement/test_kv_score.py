@@ -15,6 +15,7 @@ from ranvier_py.core.routing.placement import Choice, Holder, Match
 from ranvier_py.core.routing.placement.chwbl import Chwbl
 from ranvier_py.core.routing.placement.kv_score import KvScore, KvScoreOptions
 from tests.core.routing.placement.engines import Engine, engines, match_of
+from tests.examples import examples
 
 AS_WRITTEN = KvScoreOptions(overlap_norm="relative", bounded_score=False)
 KEY = b"\x42" * 32
@@ -116,7 +117,7 @@ def test_of_equal_scores_and_loads_the_first_on_the_ring_serves_wherever_it_stan
         assert choose(warm, ours).backend == next(position for position in walk if position != 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_the_chosen_has_the_highest_score_of_those_below_the_cap(data: st.DataObject) -> None:
     candidates = engines(*data.draw(st.lists(st.integers(0, 20), min_size=2, max_size=8)))

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement.chwbl import RINGS_MAX, Ring
 from tests.core.routing.placement.engines import Engine, engines
+from tests.examples import examples
 
 RNG = Random(5)
 KEYS = [RNG.getrandbits(64) for _ in range(4000)]
 MASK = 2**64 - 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(names=st.lists(st.text(min_size=1, max_size=9), min_size=2, max_size=9, unique=True), data=st.data())
 def test_removing_a_backend_moves_only_its_keys(names: list[str], data: st.DataObject) -> None:
     everyone = tuple(Engine(BackendId(number), name) for number, name in enumerate(names))

@@ -16,6 +16,7 @@ from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.leaves import LANES
 from ranvier_py.core.routing.route_table.rows import SHARED
+from tests.examples import examples
 
 BACKENDS = 3
 BLOCK = 16
@@ -357,7 +358,9 @@ class AnyChain(Passing):
         assert len(self.table.subtree(0)) == len(self.table)
 
 
-TIMES = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TIMES = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 AgainstTheModel.TestCase.settings = TIMES
 AnyChain.TestCase.settings = TIMES
 TestTheTableEqualsABruteForceModel = AgainstTheModel.TestCase

@@ -25,6 +25,7 @@ from ranvier_py.core.routing.route_table.scan import (
 )
 from tests.core.routing.route_table import looks
 from tests.core.routing.route_table.looks import BACKENDS, GENERATIONS, NOW, SOUP, TTL_S, Learned, learned_of, table_of
+from tests.examples import examples
 
 MARGIN_S = 5.0
 Pair = tuple[int, int]  # fingerprint, backend
@@ -74,7 +75,7 @@ def reported_by(chunks: list[RouteColumns]) -> set[Pair]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(learned_of(SOUP, backends=BACKENDS + 1), st.sampled_from((6, 1000)))
 def test_sums_and_columns_are_those_of_a_look_at_every_row(learned: Learned, capacity: int) -> None:
     table = table_of(learned, capacity)
