@@ -72,7 +72,10 @@ class Calibrated:
     def __init__(self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int) -> None:
         self._routers = routers
         self._engines = engines
-        self.calibrations = [Calibration(router.routes, block_tokens=block_tokens) for router in routers]
+        self.calibrations = [
+            Calibration(router.routes, block_tokens=block_tokens, hybrid=router.checkpoints.known.__contains__)
+            for router in routers
+        ]
         self._ticked_at = self._looked_at = 0.0
         for router, calibration in zip(routers, self.calibrations, strict=True):
             router.observers += (calibration,)

@@ -26,6 +26,7 @@ from ranvier_py.core.routing.router import PoolMatch, Router
 from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineModel
+from ranvier_py.replay.hybrid.cache_models import profile_of
 from ranvier_py.replay.knowledge import make_knowledge
 from ranvier_py.replay.replay_network import make_network
 from ranvier_py.replay.replay_plan import Placed, Placer, Plan, Prepared
@@ -169,7 +170,8 @@ class SeeingRouter(Router):
 
 
 def make_router(plan: Plan, block_tokens: int, seed: str, engines: Sequence[EngineModel] = ()) -> Router:
-    """A router before the engines of the plan, as a node makes it; one that sees into them where that is the plan."""
+    """A router before the engines of the plan, as a node makes it that has recognised their profiles; where that is the
+    plan, one that knows of attention alone, or sees into them."""
     registry = Registry(BackendLimits())
     for engine in range(len(plan.engines)):
         backend = registry.add(f"http://engine-{engine}:8000")
@@ -192,4 +194,7 @@ def make_router(plan: Plan, block_tokens: int, seed: str, engines: Sequence[Engi
     )
     if isinstance(router, SeeingRouter):
         router.engines = engines
+    elif plan.knowledge != "attention":
+        for engine, limits in enumerate(plan.engines):
+            router.checkpoints.set_profile(BackendId(engine), profile_of(limits))
     return router

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
@@ -13,14 +14,18 @@ from ranvier_py.core.metrics import counter, histogram
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool
-from ranvier_py.core.routing.placement import Decision, Holder, Service
+from ranvier_py.core.routing.placement import Credit, Decision, Holder, Service
+from ranvier_py.core.routing.route_table import Trust
+
+NO_CREDIT: Mapping[BackendId, Credit] = MappingProxyType({})
 
 
 class PoolMatch(NamedTuple):
     """What matching found: who may serve, and who holds what.
 
     `unheld` has the prefix keys of the prompt beyond its first `learned_tokens`, which is what the route table has of
-    it: found in the one walk that every prompt gets, and what its attempt is about to make warm.
+    it: found in the one walk that every prompt gets, and what its attempt is about to make warm. `credit` is that
+    of hybrid models' backends that have some of it.
     """
 
     pool: Pool
@@ -29,6 +34,7 @@ class PoolMatch(NamedTuple):
     learned_tokens: int
     unheld: Sequence[PrefixKey]
     at: float  # when it was asked
+    credit: Mapping[BackendId, Credit] = NO_CREDIT
 
 
 class Observer(Protocol):
@@ -105,3 +111,15 @@ class RouterCounters:
     unsalted: int = counter("Requests of tenants to engines whose model cards name none that knows a cache_salt.")
     first_token_seconds: Histogram = histogram("From sending an attempt to its first token.", LATENCY_BUCKETS_S)
     attempt_seconds: Histogram = histogram("From sending an attempt to its end.", LATENCY_BUCKETS_S)
+
+
+def candidate_view(backend: Backend, holder: Holder | None, credit: Credit | None) -> dict[str, Any]:
+    """Of a hybrid model's backend `credit_tokens` are those of the matched ones that it need not compute."""
+    view = {
+        "backend": backend.name,
+        "load": backend.load,
+        "weight": backend.weight,
+        "matched_tokens": holder.tokens if holder else 0,
+        "trust": Trust(holder.trust).name if holder else None,
+    }
+    return {**view, "credit_tokens": credit.tokens} if credit is not None else view

@@ -30,14 +30,30 @@ from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_apis import APIS
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
-from ranvier_py.core.routing.attempt import Attempt, Observer, PoolMatch, RouterCounters
-from ranvier_py.core.routing.backends import Backend, Health, Outcome, Pool, Registry, Transition
+from ranvier_py.core.routing.attempt import (
+    NO_CREDIT,
+    Attempt,
+    Observer,
+    PoolMatch,
+    RouterCounters,
+    candidate_view,
+)
+from ranvier_py.core.routing.backends import Health, Outcome, Pool, Registry, Transition
+from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.owners import Owners
-from ranvier_py.core.routing.placement import SEVERAL_HOLDERS, Choice, Decision, Holder, Match, Policy, Service
+from ranvier_py.core.routing.placement import (
+    SEVERAL_HOLDERS,
+    Choice,
+    Decision,
+    Holder,
+    Match,
+    Policy,
+    Service,
+)
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, PATHS
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.speculation import Speculation
+from ranvier_py.core.routing.speculation import Speculation, merged
 
 __all__ = [
     "CHAT_PATH",
@@ -93,7 +109,8 @@ class Router:
         self.counters = RouterCounters()
         self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
         self._rng = rng
-        self.observers: tuple[Observer, ...] = ()
+        self.checkpoints = Checkpoints(self.chain, block_tokens=hasher.block_tokens)
+        self.observers: tuple[Observer, ...] = (self.checkpoints,)
 
     # --- read -------------------------------------------------------------------------------------------------------
 
@@ -140,8 +157,13 @@ class Router:
         if not pool.ids:
             raise pool.error(prompt.model)
         unheld: list[PrefixKey] = []
-        learned, holders = self._holders(prompt, pool, now, self.policy.depths_wanted, unheld, touch=touch)
-        return new(PoolMatch, (pool, holders, source_of(prompt, holders), learned, unheld, now))
+        wanted, credit, hybrids = self.policy.depths_wanted, NO_CREDIT, self.checkpoints.known
+        if hybrids and wanted:  # who has most of a prompt may have nothing to go on from
+            wanted = max(wanted, SEVERAL_HOLDERS)
+        learned, holders = self._holders(prompt, pool, now, wanted, unheld, touch=touch)
+        if hybrids and holders:
+            holders, credit = self.checkpoints.credited(prompt, holders, learned, pool.generations, now)
+        return new(PoolMatch, (pool, holders, source_of(prompt, holders), learned, unheld, now, credit))
 
     def _found_keeper(self, prompt: Prompt, now: float, tried: Collection[BackendId]) -> PoolMatch:
         """The engine that keeps the response which the prompt names: no other may be asked."""
@@ -153,10 +175,8 @@ class Router:
         if backend is None or gone or backend.health is Health.UNHEALTHY or backend.id in tried:
             self.owners.counters.lost += 1
             raise ResponseLost("no engine keeps this response: it was never stored, or its engine has ended since")
-        return new(
-            PoolMatch,
-            (Pool([backend], len(self.registry.slots), last_resort=False, unknown=False), (), "none", 0, [], now),
-        )
+        pool = Pool([backend], len(self.registry.slots), last_resort=False, unknown=False)
+        return PoolMatch(pool, (), "none", 0, (), now)
 
     def too_little(self, prompt: Prompt, found: PoolMatch) -> bool:
         """Whether the text chain found so little that tokenizing before placement may pay."""
@@ -165,6 +185,8 @@ class Router:
         tokens = prompt.tokens
         if tokens < self.hasher.block_tokens:
             return False
+        if found.credit:  # that less can be reused is no want of tokens
+            return found.learned_tokens < ENOUGH_SHARE * tokens
         return not found.holders or found.holders[0].tokens < ENOUGH_SHARE * tokens
 
     def place(self, prompt: Prompt, found: PoolMatch) -> Decision:
@@ -219,6 +241,8 @@ class Router:
     def _several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:
         """Holders of `found` and of shorter prefixes, until there are SEVERAL_HOLDERS or all who may serve."""
         holders, generations = found.holders, found.pool.generations
+        if found.credit:
+            return holders
         wanted = min(SEVERAL_HOLDERS, len(found.pool.ids))
         is_guess = holders[0].tokens > found.learned_tokens
         top = prompt.end.first.own_chain[-1]
@@ -237,6 +261,8 @@ class Router:
     def _decision(self, prompt: Prompt, found: PoolMatch, choice: Choice) -> Decision:
         pool = found.pool
         backend, reason, tokens = choice
+        credit = found.credit.get(backend)
+        tokens = credit.tokens if credit is not None else tokens
         decided = (
             backend,
             self.registry[backend].name,
@@ -248,6 +274,7 @@ class Router:
             found.holders,
             pool.ids,
             [each.load for each in pool.backends],
+            credit,
         )
         return new(Decision, decided)
 
@@ -415,7 +442,8 @@ class Router:
         decision = self._decision(prompt, found, policy.choose(match, found.pool.backends, rng))
         _, everyone = self._holders(prompt, found.pool, now, len(found.pool.ids), [], touch=False)
         depth = {holder.backend: holder for holder in everyone}
-        views = [candidate_view(backend, depth.get(backend.id)) for backend in found.pool.backends]
+        credit = self.checkpoints.credited(prompt, everyone, found.learned_tokens, found.pool.generations, now)[1]
+        views = [candidate_view(each, depth.get(each.id), credit.get(each.id)) for each in found.pool.backends]
         for view, terms in zip(views, policy.terms(match, found.pool.backends), strict=False):
             view["terms"] = dict(terms)
         return {
@@ -467,23 +495,3 @@ def source_of(prompt: Prompt, holders: Sequence[Holder]) -> str:
     if not holders:
         return "none"
     return "tokens" if prompt.end.token else "text"
-
-
-def merged(found: Sequence[Holder], guessed: Sequence[Holder], wanted: int) -> Sequence[Holder]:
-    """Both lists as one: each backend once at its deepest, deepest first."""
-    best: dict[int, Holder] = {}
-    for holder in (*found, *guessed):
-        known = best.get(holder.backend)
-        if known is None or holder.tokens > known.tokens:
-            best[holder.backend] = holder
-    return sorted(best.values(), key=lambda holder: -holder.tokens)[:wanted]
-
-
-def candidate_view(backend: Backend, holder: Holder | None) -> dict[str, Any]:
-    return {
-        "backend": backend.name,
-        "load": backend.load,
-        "weight": backend.weight,
-        "matched_tokens": holder.tokens if holder else 0,
-        "trust": Trust(holder.trust).name if holder else None,
-    }

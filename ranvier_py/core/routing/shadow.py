@@ -228,17 +228,19 @@ class Shadows:
 
 
 def make_shadow(real: Router, policy: Policy, routes: RouteTable, rng: Random) -> Shadow:
-    """A shadow of `real` by another policy. It reads the same prompts: what they are is no matter of policy."""
-    return Shadow(
-        Router(
-            reader=real.reader,
-            hasher=real.hasher,
-            routes=routes,
-            speculation=Speculation(),
-            registry=cast("Registry", MirroredRegistry(real.registry)),  # all that a Router asks of one
-            policy=policy,
-            rng=rng,
-            texts_match=real.texts_match,
-            recent_max=0,
-        )
+    """A shadow of `real` by another policy. It reads the same prompts: what they are is no matter of policy. Of what
+    hybrid models' backends can go on from it knows what the real one knows: it has no answers of its own to learn from.
+    """
+    router = Router(
+        reader=real.reader,
+        hasher=real.hasher,
+        routes=routes,
+        speculation=Speculation(),
+        registry=cast("Registry", MirroredRegistry(real.registry)),  # all that a Router asks of one
+        policy=policy,
+        rng=rng,
+        texts_match=real.texts_match,
+        recent_max=0,
     )
+    router.checkpoints, router.observers = real.checkpoints, ()
+    return Shadow(router)

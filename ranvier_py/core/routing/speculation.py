@@ -102,3 +102,13 @@ class Speculation:
                         if len(found) >= wanted:
                             return found
         return found
+
+
+def merged(found: Sequence[Holder], guessed: Sequence[Holder], wanted: int) -> Sequence[Holder]:
+    """Both lists as one: each backend once at its deepest, deepest first."""
+    best: dict[int, Holder] = {}
+    for holder in (*found, *guessed):
+        known = best.get(holder.backend)
+        if known is None or holder.tokens > known.tokens:
+            best[holder.backend] = holder
+    return sorted(best.values(), key=lambda holder: -holder.tokens)[:wanted]

@@ -13,8 +13,8 @@
 | sglang_no_buffer | checkpoints at the very end of prompts and answers, none at junctions |
 | sglang_extra_buffer | on a grid of 64 tokens, of 256 in answers; junctions too |
 
-Marconi's paper compares the second to fifth. The last four are what engines do (`checkpoint_profile`). All have the
-same bytes: as many as `cache_tokens` tokens of the hybrid model's keys and values take.
+Marconi's paper compares the second to fifth. The last four are what engines do (`core.routing.checkpoints`). All have
+the same bytes: as many as `cache_tokens` tokens of the hybrid model's keys and values take.
 """
 
 from __future__ import annotations
@@ -22,12 +22,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from ranvier_py.core.routing.checkpoints.cache_profile import (
+    ATTENTION,
+    EXTRA_BUFFER,
+    MARCONI,
+    NO_BUFFER,
+    NOTHING,
+    CacheProfile,
+    CheckpointProfile,
+    aligned,
+    on_grid,
+)
 from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
 from ranvier_py.replay.engine.engine_values import CacheName, EngineLimits
 from ranvier_py.replay.engine.prefix_cache import PrefixCache
 from ranvier_py.replay.hybrid.alpha_search import Retuned, TunedOnce, Tuner
 from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints, SlottedCheckpoints
-from ranvier_py.replay.hybrid.checkpoint_profile import EXTRA_BUFFER, NO_BUFFER, CheckpointProfile, aligned, on_grid
 from ranvier_py.replay.hybrid.hybrid_model import hybrid_model
 from ranvier_py.replay.hybrid.state_tree import EvictionRule, StateTree
 from ranvier_py.replay.hybrid.tree_cache import KEY_BYTES, TreeCache
@@ -147,3 +157,19 @@ def state_groups(limits: EngineLimits) -> int:
 def make_cache(limits: EngineLimits) -> PrefixCache:
     """The cache of an engine's new process. Raises ValueError for a hybrid model that there is not."""
     return CACHE_MODELS[limits.cache](limits)
+
+
+def profile_of(limits: EngineLimits) -> CacheProfile:
+    """What a router believes of this engine that has recognised it: where only ends of blocks are known."""
+    blocks = hybrid_model(limits.hybrid_model).block_tokens
+    rules = {
+        "vanilla": NOTHING,
+        "vllm_plus": CheckpointProfile(FINE_TOKENS, every=True),
+        "vllm_align": aligned(blocks),
+        "vllm_all": CheckpointProfile(blocks, every=True),
+        "sglang_no_buffer": NO_BUFFER,
+        "sglang_extra_buffer": EXTRA_BUFFER,
+    }
+    if limits.cache == "attention":
+        return ATTENTION
+    return CacheProfile(limits.cache, on_grid(rules.get(limits.cache, MARCONI), limits.block_size))

@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from ranvier_py.core.routing.checkpoints.cache_profile import CheckpointProfile
 from ranvier_py.replay.engine.block_cache import (
     BlockCache,
     CacheEvent,
@@ -26,7 +27,6 @@ from ranvier_py.replay.engine.block_cache import (
     StateRemoved,
     StateStored,
 )
-from ranvier_py.replay.hybrid.checkpoint_profile import CheckpointProfile
 
 STATES_OF_REQUEST = 4
 """At most so many are kept by one request, but for profiles that keep all."""

@@ -1,68 +1,24 @@
-"""Where an engine keeps checkpoints of a hybrid model, and so what it can reuse. Pure.
-
-Of a prompt of P tokens and an answer up to T, with K tokens that were computed before (never the last of the prompt),
-the engine reuses R: the deepest checkpoint at or before K. Then it keeps some of these positions, on a grid of g:
-
-| rule | position |
-|---|---|
-| every | all multiples of g that were computed |
-| prompt_end | the last multiple of g in the prompt |
-| junction | the last multiple of g in K, where R is at least g before it |
-| decode_end | the last multiple of `decode_grid` before T, where that is behind the prompt |
-
-Positions of vLLM (`align`, `all`: recent main, junctions since #37898) and of SGLang's MambaRadixCache (`no_buffer`,
-`extra_buffer`) as read in their source; a model of those engines, in one prefill chunk. Marconi's are exact.
-"""
+"""What a cache of endless size reuses of a trace, by where it keeps checkpoints: positions alone, no eviction. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from ranvier_py.core.routing.checkpoints.cache_profile import (
+    EXTRA_BUFFER,
+    MARCONI,
+    NO_BUFFER,
+    CheckpointProfile,
+    aligned,
+)
 from ranvier_py.replay.hybrid.alpha_search import TokenRequest
 from ranvier_py.replay.hybrid.state_tree import common_symbols
 
 TOKEN_BYTES = 4
 WORTH_TOKENS = 256
 """A prefix that is worth asking for."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointProfile:
-    """`decode_grid` 0: nothing is kept of answers; `decode_last`: the state after the last token, whatever the grid."""
-
-    grid: int
-    every: bool = False
-    prompt_end: bool = False
-    junction: bool = False
-    decode_grid: int = 0
-    decode_last: bool = False
-
-    def kept(self, prompt: int, total: int, common: int, reused: int) -> Iterator[int]:
-        """Positions that a request keeps, by P, T, K and R; some may be kept already."""
-        grid = self.grid
-        if self.every:
-            yield from range(grid, (total - 1) // grid * grid + 1, grid)
-        if self.prompt_end and prompt >= grid:
-            yield prompt // grid * grid
-        if self.junction and common // grid * grid - reused >= grid:
-            yield common // grid * grid
-        if self.decode_last:
-            yield total
-        elif self.decode_grid and (at := (total - 1) // self.decode_grid * self.decode_grid) > prompt:
-            yield at
-
-
-def aligned(grid: int, *, junction: bool = True) -> CheckpointProfile:
-    """vLLM's `mamba_cache_mode` align: where a step ends on the grid of its blocks."""
-    return CheckpointProfile(grid, prompt_end=True, junction=junction, decode_grid=grid)
-
-
-NO_BUFFER = CheckpointProfile(1, prompt_end=True, decode_grid=1)
-EXTRA_BUFFER = CheckpointProfile(64, prompt_end=True, junction=True, decode_grid=256)
-MARCONI = CheckpointProfile(1, junction=True, decode_last=True)
 
 CHECKPOINT_PROFILES = MappingProxyType(
     {
@@ -76,13 +32,6 @@ CHECKPOINT_PROFILES = MappingProxyType(
     }
 )
 """Those whose reuse on our traces is known to the token."""
-
-
-def on_grid(profile: CheckpointProfile, block_tokens: int) -> CheckpointProfile:
-    """The same where only ends of blocks are known: grids become multiples of `block_tokens`."""
-    blocks = -(-profile.grid // block_tokens)
-    decode = -(-profile.decode_grid // block_tokens) if profile.decode_grid else 0
-    return replace(profile, grid=blocks * block_tokens, decode_grid=decode * block_tokens)
 
 
 @dataclass(slots=True, eq=False)

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.replay.engine.block_cache import Job, KeyRemoved, KeysStored, Lease
-from ranvier_py.replay.hybrid.alpha_search import TokenRequest
-from ranvier_py.replay.hybrid.checkpoint_cache import CheckpointCache, PooledCheckpoints, SlottedCheckpoints
-from ranvier_py.replay.hybrid.checkpoint_profile import (
+from ranvier_py.core.routing.checkpoints.cache_profile import (
     EXTRA_BUFFER,
     NO_BUFFER,
     CheckpointProfile,
-    EndlessCheckpoints,
     aligned,
     on_grid,
 )
+from ranvier_py.replay.engine.block_cache import Job, KeyRemoved, KeysStored, Lease
+from ranvier_py.replay.hybrid.alpha_search import TokenRequest
+from ranvier_py.replay.hybrid.checkpoint_cache import CheckpointCache, PooledCheckpoints, SlottedCheckpoints
+from ranvier_py.replay.hybrid.checkpoint_profile import EndlessCheckpoints
 from ranvier_py.replay.hybrid.trace_caches import run
 
 BLOCK = 4

@@ -77,6 +77,8 @@ class Calibration:
     Args:
         estimated: whether what this backend holds is our own guess; False where its events are read.
         contradicted: called when such a one answers cold to what it holds by its events.
+        hybrid: whether this backend reuses what its checkpoints allow (`routing.checkpoints`): what it answers is
+            compared here, and teaches nothing of the keys and values that it holds.
     """
 
     def __init__(
@@ -86,12 +88,14 @@ class Calibration:
         block_tokens: int = 16,
         estimated: Callable[[BackendId], bool] = lambda _: True,
         contradicted: Callable[[BackendId], object] = lambda _: None,
+        hybrid: Callable[[BackendId], bool] = lambda _: False,
     ) -> None:
         self.counters = CalibrationCounters()
         self._routes = routes
         self._block_tokens = block_tokens
         self._estimated = estimated
         self._contradicted = contradicted
+        self._hybrid = hybrid
         self._backends: dict[BackendId, BackendPredictions] = {}
         self._fleet = CapacityEstimate()
         self.samples: dict[int, AttemptSample] = {}  # by identity of the attempt, which may come twice
@@ -159,19 +163,33 @@ class Calibration:
         if cached is None:
             known.answers_silent += 1
             return
-        held = known.usable(attempt.decision.matched_tokens, answer.prompt_tokens)
+        if self._hybrid(attempt.backend):
+            compare_credit(known, attempt, answer.prompt_tokens, cached)
+        else:
+            self._correct(known, attempt, end, answer.prompt_tokens, cached, sample.parts if sample is not None else ())
+
+    def _correct(
+        self,
+        known: BackendPredictions,
+        attempt: Attempt,
+        end: Boundary,
+        prompt_tokens: int,
+        cached: int,
+        parts: Sequence[Part],
+    ) -> None:
+        """An answer's count, against what was predicted: withdraw what proved wrong, learn how much is kept."""
         reports_hits = attempt.target.reports_hits
+        held = known.usable(attempt.decision.matched_tokens, prompt_tokens)
         if held and not reports_hits:
             known.answers_silent += 1
         else:
-            self._compare(known, attempt, answer.prompt_tokens, cached)
+            self._compare(known, attempt, prompt_tokens, cached)
         estimated = self._estimated(attempt.backend)
         if estimated:
-            parts = sample.parts if sample is not None else ()
-            self._learn(known, parts, answer.prompt_tokens, cached, reports_hits=reports_hits)
+            self._learn(known, parts, prompt_tokens, cached, reports_hits=reports_hits)
         elif max(held, cached) >= EVENTS_TOKENS_MIN:
             known.evidence.reported_by_events(cached, held)
-        gone = self._gone(known, attempt, end, answer.prompt_tokens, cached)
+        gone = self._gone(known, attempt, end, prompt_tokens, cached)
         if gone is not None and (estimated or is_untold(gone)):
             if not reports_hits:
                 return
@@ -289,11 +307,7 @@ class Calibration:
         if cached:
             ours = min(attempt.decision.matched_tokens, prompt_tokens - 1) // self._block_tokens * self._block_tokens
             known.evidence.found(cached, ours)
-        known.answers += 1
-        known.predicted_tokens += predicted
-        known.cached_tokens += cached
-        known.right_tokens += min(predicted, cached)
-        known.error_tokens.observe(cached - predicted)
+        known.compare(predicted, cached)
 
     def _learn(
         self, known: BackendPredictions, sample: Sequence[Part], prompt_tokens: int, cached: int, *, reports_hits: bool
@@ -355,6 +369,15 @@ class Calibration:
                 self._changes.pop(0)
                 self.counters.changes_dropped += 1
             self._changes.append(BiasChange(backend, bias, not before, known.detail_of(bias)))
+
+
+def compare_credit(known: BackendPredictions, attempt: Attempt, prompt_tokens: int, cached: int) -> None:
+    """An answer's count, against the checkpoint that a hybrid model's backend was credited with."""
+    credited = min(attempt.decision.matched_tokens, max(0, prompt_tokens - 1))
+    if credited and not attempt.target.reports_hits:
+        known.answers_silent += 1
+    else:
+        known.compare(credited, cached)
 
 
 def is_untold(key: PrefixKey) -> bool:

@@ -86,6 +86,14 @@ class BackendPredictions:
         self.generation = generation
         self.clock, self.evidence, self.reports_cached = StackClock(), Evidence(), False
 
+    def compare(self, predicted: int, cached: int) -> None:
+        """So many tokens were predicted where that many were cached."""
+        self.answers += 1
+        self.predicted_tokens += predicted
+        self.cached_tokens += cached
+        self.right_tokens += min(predicted, cached)
+        self.error_tokens.observe(cached - predicted)
+
     @property
     def block_tokens(self) -> int:
         """Of the engine, as reported or learned."""

@@ -67,6 +67,15 @@ class Holder(NamedTuple):
     tier: int = 0  # 0: in the engine's own memory, 1: below it (offloaded), where reloading costs time
 
 
+class Credit(NamedTuple):
+    """What a backend of a hybrid model has of a prompt: keys and values of `held` tokens, of which it need not compute
+    the first `tokens`. `worth`: what a policy gets as the tokens that it holds."""
+
+    held: int
+    tokens: int
+    worth: int
+
+
 class Match(NamedTuple):
     """What the route table knows of one prompt. `holders` has each backend once, deepest first."""
 
@@ -166,7 +175,8 @@ class Service(NamedTuple):
 class Decision(NamedTuple):
     """What was decided for one request, and from what: enough to explain it later.
 
-    `loads` are the candidates' loads at that moment, in the order of `candidates`.
+    `loads` are the candidates' loads at that moment, in the order of `candidates`. `credit`: where a hybrid model's
+    backend that has some of the prompt was chosen.
     """
 
     backend: BackendId
@@ -179,3 +189,4 @@ class Decision(NamedTuple):
     holders: Sequence[Holder]
     candidates: Sequence[BackendId]
     loads: Sequence[int]
+    credit: Credit | None = None

@@ -1,0 +1,206 @@
+"""Where an engine keeps checkpoints of a hybrid model, and so what it can reuse. Pure.
+
+Of a prompt of P tokens and an answer up to T, with K tokens that were computed before (never the last of the prompt),
+the engine reuses R: the deepest checkpoint at or before K. Then it keeps some of these positions, on a grid of g:
+
+| rule | position |
+|---|---|
+| every | all multiples of g that were computed |
+| prompt_end | the last multiple of g in the prompt |
+| junction | the last multiple of g in K, where R is at least g before it |
+| decode_end | the last multiple of `decode_grid` before T, where that is behind the prompt |
+
+Positions of vLLM (`align`, `all`: recent main, junctions since #37898) and of SGLang's MambaRadixCache (`no_buffer`,
+`extra_buffer`) as read in their source; a model of those engines, in one prefill chunk. Marconi's are exact.
+
+A `CacheProfile` is such a rule with the name under which operators know it, or `attention`: every block can be reused.
+`recognised` finds an engine's by what it shows of itself (`Signs`), the best witness first: what the operator wrote,
+the groups in its events, its metrics page, the name on its model card, and the depths that its answers were cached to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+AUTO = "auto"
+
+VLLM_GRID = 528
+"""Tokens of a vLLM block of a hybrid model, while neither its events nor its metrics have named it: Qwen3.5's."""
+
+EXTRA_BUFFER_GRID = 64
+"""SGLang's `mamba_cache_chunk_size`. That all of sixteen depths elsewhere are multiples of it is no chance."""
+
+LONGEST_BLOCK = 256
+"""No block of an attention engine is longer: what is cached in longer steps is cut to checkpoints."""
+
+GRID_MAX = 1 << 20
+
+
+class CheckpointKind(IntEnum):
+    """Why there is a checkpoint: what a router knows of it. Three bits of a mark (`checkpoint_index`)."""
+
+    PROMPT_END = 0
+    DECODE_END = 1
+    JUNCTION = 2
+    EVERY = 3
+    ANSWERED = 4  # the engine's count of cached tokens ended there
+    EVENT = 5  # its events have it
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointProfile:
+    """`decode_grid` 0: nothing is kept of answers; `decode_last`: the state after the last token, whatever the grid."""
+
+    grid: int
+    every: bool = False
+    prompt_end: bool = False
+    junction: bool = False
+    decode_grid: int = 0
+    decode_last: bool = False
+
+    def kept(self, prompt: int, total: int, common: int, reused: int) -> Iterator[int]:
+        """Positions that a request keeps, by P, T, K and R; some may be kept already."""
+        return (position for position, _ in self.marked(prompt, total, common, reused))
+
+    def marked(self, prompt: int, total: int, common: int, reused: int) -> Iterator[tuple[int, CheckpointKind]]:
+        """The same, each with the rule that keeps it."""
+        grid = self.grid
+        if self.every:
+            yield from ((at, CheckpointKind.EVERY) for at in range(grid, (total - 1) // grid * grid + 1, grid))
+        if self.prompt_end and prompt >= grid:
+            yield prompt // grid * grid, CheckpointKind.PROMPT_END
+        if self.junction and self.parts(common, reused):
+            yield common // grid * grid, CheckpointKind.JUNCTION
+        if self.decode_last:
+            yield total, CheckpointKind.DECODE_END
+        elif self.decode_grid and (at := (total - 1) // self.decode_grid * self.decode_grid) > prompt:
+            yield at, CheckpointKind.DECODE_END
+
+    def parts(self, common: int, reused: int) -> bool:
+        """Whether so much more is common than can be reused that a checkpoint in between would pay."""
+        return common // self.grid * self.grid - reused >= self.grid
+
+    @property
+    def invests(self) -> bool:
+        """Whether a request leaves a checkpoint where it parts from what was computed before (R4)."""
+        return self.junction or self.every
+
+
+def aligned(grid: int, *, junction: bool = True) -> CheckpointProfile:
+    """vLLM's `mamba_cache_mode` align: where a step ends on the grid of its blocks."""
+    return CheckpointProfile(grid, prompt_end=True, junction=junction, decode_grid=grid)
+
+
+NO_BUFFER = CheckpointProfile(1, prompt_end=True, decode_grid=1)
+EXTRA_BUFFER = CheckpointProfile(EXTRA_BUFFER_GRID, prompt_end=True, junction=True, decode_grid=256)
+MARCONI = CheckpointProfile(1, junction=True, decode_last=True)
+NOTHING = CheckpointProfile(1)
+
+
+def on_grid(profile: CheckpointProfile, block_tokens: int) -> CheckpointProfile:
+    """The same where only ends of blocks are known: grids become multiples of `block_tokens`."""
+    blocks = -(-profile.grid // block_tokens)
+    decode = -(-profile.decode_grid // block_tokens) if profile.decode_grid else 0
+    return replace(profile, grid=blocks * block_tokens, decode_grid=decode * block_tokens)
+
+
+class CacheProfile(NamedTuple):
+    """What an engine's prefix cache is. `checkpoints` None: attention, which reuses every block."""
+
+    name: str
+    checkpoints: CheckpointProfile | None = None
+
+    @property
+    def label(self) -> str:
+        """As an operator may write it."""
+        rule = self.checkpoints
+        return f"{self.name}:{rule.grid}" if rule is not None and self.name in GRIDDED else self.name
+
+
+ATTENTION = CacheProfile("attention")
+GRIDDED = ("vllm-align", "vllm-all")
+
+CACHE_PROFILES = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            ATTENTION,
+            CacheProfile("vllm-align", aligned(VLLM_GRID)),
+            CacheProfile("vllm-all", CheckpointProfile(VLLM_GRID, every=True)),
+            CacheProfile("vllm-none", NOTHING),
+            CacheProfile("sglang-no-buffer", NO_BUFFER),
+            CacheProfile("sglang-extra-buffer", EXTRA_BUFFER),
+            CacheProfile("marconi", MARCONI),
+        )
+    }
+)
+"""By name; those of vLLM may be followed by `:` and the tokens of its blocks."""
+
+
+def profile_named(text: str) -> CacheProfile:
+    """vllm-align, vllm-align:528, sglang-no-buffer … Raises ValueError that lists the names."""
+    name, colon, grid = text.partition(":")
+    profile = CACHE_PROFILES.get(name)
+    if profile is None or (colon and name not in GRIDDED):
+        raise ValueError(f"must be {AUTO} or one of {', '.join(CACHE_PROFILES)}; vllm-align:528 names its blocks")
+    if not colon:
+        return profile
+    if not (grid.isascii() and grid.isdigit() and 0 < int(grid) <= GRID_MAX):
+        raise ValueError(f"the tokens of a block must be a number from 1 to {GRID_MAX}")
+    return with_grid(profile, int(grid))
+
+
+def with_grid(profile: CacheProfile, grid: int) -> CacheProfile:
+    """The same with blocks of so many tokens."""
+    rule = profile.checkpoints
+    if rule is None or not grid:
+        return profile
+    return profile._replace(checkpoints=replace(rule, grid=grid, decode_grid=grid if rule.decode_grid else 0))
+
+
+HYBRID_MODELS_NAMED = re.compile(
+    r"jamba|bamba|zamba|nemotron-?h|nemotron-(nano-\d+b-v2|3-)|qwen-?3[-_.]?next|qwen-?3\.5|granite-?4[\d.]*-h|"
+    r"falcon-?h1|kimi-linear|lfm2|plamo-?2|minimax-text|mamba|rwkv",
+    re.IGNORECASE,
+)
+"""Names of models with recurrent layers. Llama's Nemotron Nano and Granite 4 Micro have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What an engine shows of its cache. Empty, 0 or None: nothing yet."""
+
+    configured: str = AUTO  # by the operator
+    engine: str = ""  # vllm or sglang: its model cards' owner, or the names on its metrics page
+    models: tuple[str, ...] = ()  # names on its model cards
+    has_states: bool | None = None  # its metrics page: whether it keeps recurrent states
+    state_mode: str = ""  # vLLM's `mamba_cache_mode`: align, all, none
+    block_tokens: int = 0  # of its blocks, by events or metrics
+    state_groups: bool = False  # its events name groups of recurrent states
+    step_tokens: int = 0  # what all of its latest cached counts are multiples of, if they are cut to that
+
+
+def recognised(signs: Signs) -> CacheProfile:
+    """The profile that fits best what is known."""
+    if signs.configured != AUTO:
+        return profile_named(signs.configured)
+    if not keeps_states(signs):
+        return ATTENTION
+    if signs.engine == "sglang":
+        is_gridded = signs.step_tokens >= EXTRA_BUFFER_GRID and not signs.step_tokens % EXTRA_BUFFER_GRID
+        return CACHE_PROFILES["sglang-extra-buffer" if is_gridded else "sglang-no-buffer"]
+    name = {"all": "vllm-all", "none": "vllm-none"}.get(signs.state_mode, "vllm-align")
+    grid = max(signs.block_tokens, signs.step_tokens if signs.step_tokens >= LONGEST_BLOCK else 0)
+    return with_grid(CACHE_PROFILES[name], grid)
+
+
+def keeps_states(signs: Signs) -> bool:
+    """Whether it has recurrent layers. What it does counts for more than what its model is called."""
+    if signs.state_groups or signs.has_states or signs.step_tokens >= LONGEST_BLOCK:
+        return True
+    return signs.has_states is None and any(HYBRID_MODELS_NAMED.search(model) for model in signs.models)

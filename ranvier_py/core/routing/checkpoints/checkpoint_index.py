@@ -1,0 +1,211 @@
+"""The checkpoints of one backend that a router knows of: position by prefix, bounded. Pure.
+
+A prompt is a chain of prefix keys, deepest first; a checkpoint at position c stands on the path of every prompt that
+goes through it. It is kept under the shallowest key at or behind its block: whoever shares that key, shares c. Where a
+prompt has no such key it may be kept under the deepest key before it, as one that lies `beyond`: whoever parts from the
+known just behind this key is believed to go as far as others did, unless he parts before.
+
+A mark is one byte, as it travels between nodes: bit 0 keys and values are there, bit 1 so is the checkpoint, bit 2 the
+engine itself said so, bits 3 to 5 its `CheckpointKind`.
+
+Rules: what is kept by rule or by count is believed for `ttl_s` after its last evidence, for engines give states up
+without a message; what events brought stays until they take it. A new generation begins with nothing.
+Bounds: `names_max` keys, POSITIONS_MAX positions each; the key that was written longest ago makes room, the shallowest
+position does; both are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.checkpoints.cache_profile import CheckpointKind
+
+CHECKPOINT_TTL_S = 600.0
+"""Shorter than a route's: states are few, and what gives one up says nothing (SGLang #23678)."""
+
+NAMES_MAX = 65_536
+"""Keys of one backend: what some thousand chats leave within CHECKPOINT_TTL_S, and 20 MB."""
+
+POSITIONS_MAX = 4
+"""Between one key and the next there are 256 tokens at most: four states of the finest grid on which any are kept."""
+
+KV, STATE, CONFIRMED = 1, 2, 4
+KIND_SHIFT = 3
+
+NO_KEY: PrefixKey = (0, 0, 0)
+
+
+class Checkpoint(NamedTuple):
+    """A position in tokens, its mark, and the second of its latest evidence."""
+
+    position: int
+    mark: int
+    at: int
+
+    @property
+    def kind(self) -> CheckpointKind:
+        return CheckpointKind(self.mark >> KIND_SHIFT & 7)
+
+
+class KeptCheckpoint(NamedTuple):
+    """A checkpoint, and the key that it is kept under."""
+
+    key: PrefixKey
+    checkpoint: Checkpoint
+
+
+def mark_of(kind: CheckpointKind) -> int:
+    """Of a checkpoint that is there."""
+    return KV | STATE | kind << KIND_SHIFT | (CONFIRMED if kind >= CheckpointKind.ANSWERED else 0)
+
+
+@dataclass(slots=True)
+class CheckpointCounters:
+    names: int = gauge("Prefixes under which checkpoints are known.")
+    learned: int = counter("Checkpoints noted, or noted again.")
+    unplaced: int = counter("Checkpoints that no known prefix leads to.")
+    refuted: int = counter("Checkpoints forgotten because an answer was cached to less.")
+    lost: int = counter("Checkpoints that events, or peers, took back.")
+    dropped: int = counter("Checkpoints forgotten for want of room.")
+
+
+class CheckpointIndex:
+    """See the module. `now` is monotonic seconds."""
+
+    def __init__(self, block_tokens: int, *, ttl_s: float = CHECKPOINT_TTL_S, names_max: int = NAMES_MAX) -> None:
+        self.counters = CheckpointCounters()
+        self.ttl_s = ttl_s
+        self._block_tokens = block_tokens
+        self._names_max = names_max
+        self._known: dict[int, tuple[Checkpoint, ...]] = {}  # by fingerprint; the one written last at the end
+
+    def __len__(self) -> int:
+        """Names."""
+        return len(self._known)
+
+    def clear(self) -> None:
+        self._known.clear()
+        self.counters.names = 0
+
+    # --- what a prompt can go on from --------------------------------------------------------------------------------
+
+    def deepest(
+        self, keys: Iterable[PrefixKey], held: int, limit: int, now: float, *, by_events: bool = False
+    ) -> Checkpoint | None:
+        """The deepest checkpoint on this path within its first `held` tokens, and not behind `limit`.
+
+        Args:
+            keys: the prompt, deepest first; read no further than needed.
+            by_events: only what events brought counts.
+        """
+        known, oldest = self._known, now - self.ttl_s
+        reach = limit + 1  # of one that lies beyond: where the prompt's next key begins
+        is_top = True
+        for tokens, token, text in keys:
+            if tokens > held:
+                reach = min(reach, tokens)
+                continue
+            found = known.get(token) or known.get(text)
+            if found is not None:
+                end = reach - 1 if is_top else tokens + self._block_tokens - 1
+                for checkpoint in reversed(found):
+                    if checkpoint.position > min(limit, end):
+                        continue
+                    kind = checkpoint.kind
+                    if kind is CheckpointKind.EVENT or (checkpoint.at > oldest and not by_events):
+                        return checkpoint
+            is_top = False
+        return None
+
+    # --- learning ----------------------------------------------------------------------------------------------------
+
+    def learn(self, keys: Iterable[PrefixKey], marks: Sequence[tuple[int, int]], now: float) -> list[KeptCheckpoint]:
+        """Note checkpoints of one path: (position, mark), the deepest first. Returns which were kept, and where."""
+        waiting, size = list(reversed(marks)), self._block_tokens
+        placed: list[KeptCheckpoint] = []
+        behind: PrefixKey | None = None
+        for key in chain(keys, (NO_KEY,)):
+            while waiting and key[0] < max(1, waiting[-1][0] // size * size):
+                position, mark = waiting.pop()
+                if behind is None:
+                    self.counters.unplaced += 1
+                    continue
+                checkpoint = Checkpoint(position, mark, int(now))
+                self.put(behind, checkpoint)
+                placed.append(KeptCheckpoint(behind, checkpoint))
+            if not waiting:
+                break
+            behind = key
+        return placed
+
+    def beyond(
+        self, keys: Iterable[PrefixKey], held: int, position: int, mark: int, now: float
+    ) -> list[KeptCheckpoint]:
+        """Note one behind the deepest key that was held, for others that part there."""
+        key = next((key for key in keys if key[0] <= held), NO_KEY)
+        if not 0 < key[0] < position // self._block_tokens * self._block_tokens:
+            return []
+        checkpoint = Checkpoint(position, mark, int(now))
+        self.put(key, checkpoint)
+        return [KeptCheckpoint(key, checkpoint)]
+
+    def put(self, key: PrefixKey, checkpoint: Checkpoint) -> None:
+        """Note a checkpoint under both names of a key."""
+        for name in key[1:]:
+            if name:
+                self.note(name, checkpoint)
+
+    def note(self, name: int, checkpoint: Checkpoint) -> None:
+        """Under one name. Of what was known of this position the better mark stays, and the later evidence counts."""
+        known = self._known
+        before = known.pop(name, ())
+        old = next((each for each in before if each.position == checkpoint.position), None)
+        if old is not None:
+            checkpoint = Checkpoint(old.position, max(old.mark, checkpoint.mark), max(old.at, checkpoint.at))
+        others = [each for each in before if each.position != checkpoint.position]
+        kept = sorted([*others, checkpoint])
+        self.counters.dropped += len(kept) > POSITIONS_MAX
+        known[name] = tuple(kept[-POSITIONS_MAX:])
+        self.counters.learned += 1
+        if len(known) > self._names_max:
+            self.counters.dropped += len(known.pop(next(iter(known))))
+        self.counters.names = len(known)
+
+    # --- forgetting --------------------------------------------------------------------------------------------------
+
+    def refute(self, keys: Iterable[PrefixKey], above: int, to: int) -> list[KeptCheckpoint]:
+        """None of this path's checkpoints behind `above` tokens is there, up to `to`: an answer was cached to no more.
+        Returns what was believed. What events brought stays: they take it themselves."""
+        gone: list[KeptCheckpoint] = []
+        for key in keys:
+            found = self._known.get(key[1]) or self._known.get(key[2]) or ()
+            wrong = [each for each in found if above < each.position <= to and each.kind is not CheckpointKind.EVENT]
+            gone += [KeptCheckpoint(key, each) for each in wrong]
+        for key, checkpoint in gone:
+            for name in key[1:]:
+                self._forget(name, checkpoint.position)
+        self.counters.refuted += len(gone)
+        return gone
+
+    def lose(self, name: int, position: int) -> bool:
+        """This one is gone, though its keys and values may not be. False: it was not known."""
+        found = self._forget(name, position)
+        self.counters.lost += found
+        return found
+
+    def _forget(self, name: int, position: int) -> bool:
+        before = self._known.get(name)
+        if before is None:
+            return False
+        left = tuple([each for each in before if each.position != position])
+        if left:
+            self._known[name] = left
+        else:
+            del self._known[name]
+        self.counters.names = len(self._known)
+        return len(left) < len(before)

@@ -1,0 +1,248 @@
+"""What hybrid models' backends can reuse of a prompt, and what a router learns of that from its own traffic.
+
+    checkpoints.set_profile(backend, profile)         recognised, or configured (`cache_profile`)
+    holders, credit = checkpoints.credited(…)        how much each holder of a prompt need not compute
+    an attempt.Observer                               learns where checkpoints were left, and from every count of cached
+                                                      tokens whether that was right
+
+A holder's keys and values of K tokens are of use up to the deepest checkpoint R at or before K, the prompt's last token
+apart (R2); there may be none. Policies get R as the tokens that a holder has, times the confidence in the profile, and
+a part of K - R where the request will leave a checkpoint behind that the next one can go on from (R4). Decisions,
+predictions and `explain` have R itself.
+
+Backends without a profile here are attention's: they cost a request one look at an empty mapping.
+Rules: positions are learned by the profile's rule for the backend that served, at the first token and with the answer
+(R3); a count of cached tokens proves its position, and refutes what was believed behind it, of states alone (R5).
+Bounds: one index for each hybrid backend, see there; MARKED_MAX positions of one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from ranvier_py.core.answers.answer_stream import Answer
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
+from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.routing.attempt import Attempt
+from ranvier_py.core.routing.checkpoints.cache_profile import CacheProfile, CheckpointKind, CheckpointProfile
+from ranvier_py.core.routing.checkpoints.checkpoint_index import CHECKPOINT_TTL_S, CheckpointIndex, mark_of
+from ranvier_py.core.routing.health import Outcome
+from ranvier_py.core.routing.placement import Credit, Holder
+
+HALF_LIFE = 200.0
+"""Answers after which one counts half: R5."""
+
+KEPT_SHARE = 2 ** (-1 / HALF_LIFE)
+
+BELIEF = 10.0
+"""Answers that would have to prove a profile wrong before any has: what recognised it counts as so many right ones."""
+
+ALARM_BELOW, ALARM_ANSWERS = 0.5, 20
+"""A profile under which less than half of what was credited was there, in so many answers, is another engine's."""
+
+INVESTMENT = 0.3
+"""Of what a request computes again and leaves a checkpoint behind, the part that counts as saved: R4's omega."""
+
+MARKED_MAX = 4096
+"""Positions that one request may leave: a million tokens of vLLM's shortest blocks."""
+
+
+class Confidence:
+    """Whether what was credited was there: the share of it that was, fading."""
+
+    __slots__ = ("_share", "_weight", "answers")
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self._weight = self._share = BELIEF
+
+    def add(self, cached: int, credited: int) -> None:
+        self.answers += 1
+        self._weight = self._weight * KEPT_SHARE + 1
+        self._share = self._share * KEPT_SHARE + min(1.0, cached / credited)
+
+    @property
+    def value(self) -> float:
+        return self._share / self._weight
+
+    @property
+    def alarm(self) -> bool:
+        return self.answers >= ALARM_ANSWERS and self.value < ALARM_BELOW
+
+
+class BackendCheckpoints:
+    """One hybrid backend: its profile, what is known of its checkpoints, and how far both are believed.
+
+    `by_events`: its events bring every state that it keeps, so that nothing else counts.
+    """
+
+    def __init__(self, profile: CacheProfile, rule: CheckpointProfile, block_tokens: int, ttl_s: float) -> None:
+        self.profile = profile
+        self.rule = rule
+        self.index = CheckpointIndex(block_tokens, ttl_s=ttl_s)
+        self.confidence = Confidence()
+        self.generation = -1
+        self.by_events = False
+
+    def begin(self, generation: int) -> bool:
+        """Whether what is known is of this process: a later one holds nothing, of an earlier one nothing is learned."""
+        if generation > self.generation:
+            self.generation = generation
+            self.index.clear()
+        return generation == self.generation
+
+    def credit(
+        self, keys: Sequence[PrefixKey], held: int, limit: int, generation: int, now: float, *, guessed: bool
+    ) -> Credit:
+        """What it need not compute of a prompt of which it has `held` tokens. `guessed`: once those in flight are."""
+        tokens = 0
+        if generation == self.generation:
+            found = self.index.deepest(keys, held, limit, now, by_events=self.by_events)
+            tokens = found.position if found is not None else 0
+        rule = self.rule
+        if guessed and rule.every:
+            tokens = max(tokens, min(held, limit) // rule.grid * rule.grid)
+        worth = self.confidence.value * tokens
+        if rule.invests and rule.parts(min(held, limit), tokens):
+            worth += INVESTMENT * (held - tokens)
+        return Credit(held, tokens, int(worth))
+
+
+class Checkpoints:
+    """See the module. `known` has the hybrid backends alone.
+
+    Args:
+        chain: the prefix keys of a prompt, deepest first, as the router matches them.
+    """
+
+    def __init__(
+        self,
+        chain: Callable[[Boundary], Iterable[PrefixKey]],
+        *,
+        block_tokens: int = 16,
+        ttl_s: float = CHECKPOINT_TTL_S,
+    ) -> None:
+        self.known: dict[BackendId, BackendCheckpoints] = {}
+        self.ttl_s = ttl_s
+        self._chain = chain
+        self._block_tokens = block_tokens
+
+    # --- which backends are hybrids -----------------------------------------------------------------------------------
+
+    def set_profile(self, backend: BackendId, profile: CacheProfile) -> bool:
+        """What its cache is from now on. Returns whether that is another than before, which is forgotten then."""
+        before = self.known.get(backend)
+        if profile.checkpoints is None:
+            return self.known.pop(backend, None) is not None
+        if before is not None and before.profile == profile:
+            return False
+        own = BackendCheckpoints(profile, profile.checkpoints, self._block_tokens, self.ttl_s)
+        if before is not None:
+            own.generation, own.by_events = before.generation, before.by_events
+        self.known[backend] = own
+        return True
+
+    def forget(self, backend: BackendId) -> None:
+        """It was removed."""
+        self.known.pop(backend, None)
+
+    # --- what a prompt can go on from --------------------------------------------------------------------------------
+
+    def credited(
+        self, prompt: Prompt, holders: Sequence[Holder], learned: int, generations: Sequence[int], now: float
+    ) -> tuple[Sequence[Holder], dict[BackendId, Credit]]:
+        """These holders by what their tokens are worth, the best first, without those that have nothing to go on from.
+
+        Args:
+            learned: tokens of the prompt that the route table has; a holder of more is a guess.
+        """
+        credit_of: dict[BackendId, Credit] = {}
+        found: list[Holder] = []
+        keys: list[PrefixKey] = []
+        limit = length_of(prompt) - 1
+        for holder in holders:
+            own = self.known.get(holder.backend)
+            if own is None:
+                found.append(holder)
+                continue
+            keys = keys or list(self._chain(prompt.end))
+            guessed, generation = holder.tokens > learned, generations[holder.backend]
+            credit = own.credit(keys, holder.tokens, limit, generation, now, guessed=guessed)
+            credit_of[holder.backend] = credit
+            if credit.worth:
+                found.append(holder._replace(tokens=credit.worth))
+        if credit_of:
+            found.sort(key=lambda holder: -holder.tokens)
+        return found, credit_of
+
+    # --- an observer -------------------------------------------------------------------------------------------------
+
+    def attempt_sent(self, attempt: Attempt, now: float) -> None:
+        """Nothing is known yet."""
+
+    def started(self, attempt: Attempt, now: float) -> None:
+        """Its prompt is computed, so its checkpoints are there."""
+        own = self.known.get(attempt.backend)
+        if own is None or attempt.prompt.kind == "opaque" or attempt.prompt.end.state is None:
+            return
+        prompt = length_of(attempt.prompt)
+        self._learn(own, attempt, attempt.prompt.end, (prompt, prompt), None, now)
+
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
+        own = self.known.get(attempt.backend)
+        if own is None or attempt.prompt.kind == "opaque" or answer.prompt_tokens is None:
+            return
+        total = max(end.length, answer.prompt_tokens + (answer.completion_tokens or 0))
+        cached = answer.cached_tokens or 0 if attempt.target.reports_hits else None  # vLLM leaves out zeros
+        self._learn(own, attempt, end, (answer.prompt_tokens, total), cached, now)
+
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        """What it left is learned with its first token and its answer."""
+
+    def _learn(
+        self,
+        own: BackendCheckpoints,
+        attempt: Attempt,
+        end: Boundary,
+        lengths: tuple[int, int],
+        cached: int | None,
+        now: float,
+    ) -> None:
+        """`lengths`: of the prompt, and with the answer. `cached`: of the prompt, by the engine's count."""
+        if attempt.target.removed or not own.begin(attempt.generation):
+            return
+        keys = list(self._chain(end))
+        held, credited, _ = attempt.decision.credit or Credit(0, 0, 0)
+        if cached is not None:
+            self._compare(own, keys, held, credited, cached, now)
+            held, credited = max(held, cached), cached
+        if attempt.first_at is None or own.by_events:
+            return
+        prompt, total = lengths
+        rules = own.rule.marked(prompt, total, min(held, prompt - 1), credited)
+        kinds = dict(islice(((at, kind) for at, kind in rules if at <= total), MARKED_MAX))
+        if prompt == total:  # no answer yet
+            kinds = {at: kind for at, kind in kinds.items() if kind is not CheckpointKind.DECODE_END}
+        own.index.learn(keys, [(at, mark_of(kinds[at])) for at in sorted(kinds, reverse=True)], now)
+
+    def _compare(
+        self, own: BackendCheckpoints, keys: Sequence[PrefixKey], held: int, credited: int, cached: int, now: float
+    ) -> None:
+        """The engine counted so many cached tokens where that many were credited: R5."""
+        if credited:
+            own.confidence.add(cached, credited)
+        if own.by_events:
+            return
+        if cached < credited:
+            own.index.refute(keys, cached, credited)
+        if cached:
+            mark = mark_of(CheckpointKind.ANSWERED)
+            own.index.learn(keys, [(cached, mark)], now)
+            own.index.beyond(keys, held, cached, mark, now)
+
+
+def length_of(prompt: Prompt) -> int:
+    """Its tokens, the last block's included where they are known."""
+    return max(prompt.tokens, prompt.end.length)

@@ -1,0 +1,181 @@
+"""R2 to R5, and R7a: what a hybrid model's backend is credited with, and how a router learns that."""
+
+from __future__ import annotations
+
+import pytest
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, profile_named
+from ranvier_py.core.routing.checkpoints.checkpoints import ALARM_ANSWERS, HALF_LIFE, Confidence
+from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
+from tests.core.routing.checkpoints.hybrid_router import credit, hybrid_router, prompt_of, send, serve
+
+SYSTEM, QUESTION, ANSWER, NEXT = ("system", 1600), ("question", 200), ("answer", 300), ("next", 40)
+
+
+def test_the_credit_is_the_deepest_checkpoint_and_not_the_floor_of_what_is_held() -> None:
+    router = hybrid_router("vllm-align:528")
+    serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
+    assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT) == (2096, 1584)  # both ends round to 1584; 2100 is held
+    assert credit(router, SYSTEM, ("other", 500)) == (1600, 1584)
+    assert credit(router, ("other", 500)) == (0, 0)
+
+
+def test_a_checkpoint_behind_what_is_held_or_at_the_last_token_earns_nothing() -> None:
+    router = hybrid_router("vllm-align:528")
+    serve(router, [("system", 400), ("question", 700)], ("answer", 4), cached=0)
+    assert credit(router, ("system", 400), ("other", 700)) == (400, 0)
+    exact = hybrid_router("sglang-no-buffer")
+    serve(exact, [SYSTEM, QUESTION], ANSWER, cached=0)
+    assert credit(exact, SYSTEM, QUESTION) == (1792, 0)  # its end is its own last token
+    assert credit(exact, SYSTEM, QUESTION, ANSWER, NEXT) == (2096, 2099)  # one before the last of the answer
+
+
+def test_a_message_boundary_is_matched_and_earns_nothing_where_no_checkpoint_is() -> None:
+    router = hybrid_router("vllm-align:528")
+    messages = [("a", 256), ("b", 50), ("c", 100)]
+    serve(router, messages, ("answer", 40), cached=0)
+    assert credit(router, *messages, ("answer", 40), NEXT) == (432, 0)
+
+
+def test_a_junction_is_credited_from_the_third_occurrence() -> None:
+    router = hybrid_router("vllm-align:528")
+    serve(router, [SYSTEM, ("one", 600)], ("a1", 20), cached=0)
+    assert credit(router, SYSTEM, ("two", 600)) == (1600, 0)
+    serve(router, [SYSTEM, ("two", 600)], ("a2", 20), cached=0)
+    assert credit(router, SYSTEM, ("three", 600)) == (1600, 1584)
+    plain = hybrid_router("sglang-no-buffer")
+    for number in range(4):
+        serve(plain, [SYSTEM, (f"{number}", 600)], ("a", 20), cached=0)
+    assert credit(plain, SYSTEM, ("another", 600)) == (1600, 0)
+
+
+def test_the_second_request_goes_where_it_leaves_a_junction_for_the_third() -> None:
+    """R4: three requests that share 1,600 tokens, four backends."""
+    router = hybrid_router("vllm-align:528", backends=4)
+    first, second = (serve(router, [SYSTEM, (name, 600)], ("a", 20), cached=0) for name in ("one", "two"))
+    third = send(router, SYSTEM, ("three", 600))
+    assert first.backend == second.backend == third.backend
+    assert (second.decision.matched_tokens, third.decision.matched_tokens) == (0, 1584)
+
+
+def test_an_answer_proves_its_position_and_refutes_what_lies_behind() -> None:
+    router = hybrid_router("sglang-no-buffer")
+    turns = [SYSTEM, QUESTION, ANSWER, NEXT]
+    serve(router, turns[:2], ANSWER, cached=0)
+    assert credit(router, *turns) == (2096, 2099)
+    serve(router, turns, ("a2", 50), cached=1234)
+    branch = (SYSTEM, QUESTION, ANSWER, ("elsewhere", 9))
+    assert credit(router, *branch) == (2096, 1234)  # the state at 2,099 was given up, the keys and values were not
+    router = hybrid_router("sglang-no-buffer")
+    serve(router, turns[:2], ANSWER, cached=0)
+    serve(router, turns, ("a2", 50), cached=0)
+    assert credit(router, *branch) == (2096, 0)
+
+
+def test_what_an_answer_proves_in_mid_message_is_credited_to_whoever_parts_at_the_same_place() -> None:
+    router = hybrid_router("sglang-extra-buffer")
+    document = ("document", 900)
+    for number, cached in enumerate((0, 0, 896)):
+        serve(router, [document, (f"q{number}", 300)], ("a", 20), cached=cached)
+    assert credit(router, document, ("q3", 300))[1] == 896
+    assert credit(router, document, ("q3", 300), now=601.0)[1] == 0
+
+
+def test_silent_evictions_age_by_a_time_of_their_own() -> None:
+    router = hybrid_router("vllm-align:528")
+    serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
+    assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT, now=599.0)[1] == 1584
+    assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT, now=601.0) == (2096, 0)  # the route lives for an hour
+    serve(router, [SYSTEM, QUESTION, ANSWER, NEXT], ("a2", 9), now=300.0, cached=1584)
+    assert credit(router, SYSTEM, QUESTION, ANSWER, ("elsewhere", 40), now=899.0) == (2096, 1584)
+
+
+def test_a_new_process_begins_without_checkpoints() -> None:
+    router = hybrid_router("vllm-align:528")
+    serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
+    backend = router.registry[BackendId(0)]
+    router.registry.restart_reported(backend, 0.0, 1.0, "test")
+    router.routes.learn(
+        prompt_of(SYSTEM, QUESTION).end.chain(),
+        backend.id,
+        backend.generation,
+        2,
+        2.0,  # type: ignore[arg-type]
+    )
+    assert credit(router, SYSTEM, QUESTION, ANSWER, now=2.0) == (1792, 0)
+
+
+def test_confidence_fades_by_half_in_200_answers_and_alarms_below_a_half() -> None:
+    confidence = Confidence()
+    assert (confidence.value, confidence.alarm) == (1.0, False)
+    for _ in range(ALARM_ANSWERS):
+        confidence.add(0, 1000)
+    assert confidence.alarm
+    low = confidence.value
+    for _ in range(int(HALF_LIFE)):
+        confidence.add(1000, 1000)
+    assert not confidence.alarm
+    settled = Confidence()
+    for _ in range(5000):
+        settled.add(0, 10)
+    for _ in range(int(HALF_LIFE)):
+        settled.add(10, 10)
+    assert settled.value == pytest.approx(0.5, abs=0.01)
+    assert low < 0.5
+
+
+def test_a_wrong_profile_is_found_out_by_the_counts_of_its_answers() -> None:
+    """An engine without junctions, believed to have them."""
+    router = hybrid_router("sglang-extra-buffer")
+    for number in range(100):
+        serve(router, [SYSTEM, (f"{number}", 600)], ("a", 20), now=float(number), cached=0)
+    own = router.checkpoints.known[BackendId(0)]
+    assert own.confidence.alarm
+    assert own.index.counters.refuted > 0
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if make_policy(name).depths_wanted])
+def test_every_policy_takes_the_credit_as_tokens_saved(policy: str) -> None:
+    """R7a: of two backends with equal keys and values, that with the checkpoint; a request is predicted by it."""
+    router = hybrid_router("vllm-align:528", backends=2, policy=policy)
+    end = [SYSTEM, ("one", 600), ("a", 200)]
+    for number in (0, 1):
+        backend = router.registry[BackendId(number)]
+        router.routes.learn(prompt_of(*end).end.chain(), backend.id, backend.generation, 2, 0.0)  # type: ignore[arg-type]
+    own = router.checkpoints.known[BackendId(1)]
+    own.begin(router.registry[BackendId(1)].generation)
+    keys = list(prompt_of(*end).end.chain())
+    own.index.learn(keys, [(2112, 3)], 0.0)
+    found = router.find(prompt_of(*end, NEXT), 1.0)
+    assert [(holder.backend, holder.tokens) for holder in found.holders if holder.tokens > 1000] == [(1, 2112)]
+    decision = router.place(prompt_of(*end, NEXT), found)
+    credited = found.credit[decision.backend]
+    assert decision.matched_tokens == credited.tokens
+
+
+def test_attention_backends_are_found_as_before() -> None:
+    plain, beside = hybrid_router("attention", backends=2), hybrid_router("attention", backends=2)
+    for router in (plain, beside):
+        for number in range(20):
+            serve(router, [SYSTEM, (f"{number % 7}", 600)], ("a", 20), now=float(number), cached=1600)
+    assert not plain.checkpoints.known
+    asked = prompt_of(SYSTEM, ("3", 600), ("a", 20), NEXT)
+    beside.checkpoints.set_profile(BackendId(7), profile_named("vllm-align"))  # of another model
+    one, two = (router.find(asked, 30.0) for router in (plain, beside))
+    assert one.holders[0] == two.holders[0]
+    assert plain.place(asked, one) == beside.place(asked, two)
+    assert one.credit == two.credit == {}
+
+
+def test_a_profile_that_changes_begins_anew() -> None:
+    router = hybrid_router("vllm-align:528")
+    serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
+    checkpoints = router.checkpoints
+    assert not checkpoints.set_profile(BackendId(0), profile_named("vllm-align:528"))
+    assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT)[1] == 1584
+    assert checkpoints.set_profile(BackendId(0), profile_named("vllm-align:672"))
+    assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT)[1] == 0
+    assert checkpoints.set_profile(BackendId(0), ATTENTION)
+    assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT) == (0, 0)
+    assert router.find(prompt_of(SYSTEM, QUESTION, ANSWER), 1.0).holders[0].tokens == 2096
