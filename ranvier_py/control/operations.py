@@ -199,6 +199,7 @@ class Admin:
             samples("server", node.server.counters),
             responses.samples() if responses is not None else (),
             samples("upstream", node.upstream.counters),
+            samples("realtime", node.pipeline.realtime.counters),
             samples("poll", node.poller.counters),
             node.engine_events.samples(),
             node.calibrating.samples(),

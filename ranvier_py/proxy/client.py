@@ -86,6 +86,7 @@ class Client:
     started: bool = False  # a byte of the current answer was sent
     must_close: bool = False  # the connection ends after this answer; a handler may set it
     head_only: bool = False
+    ahead: bytes = b""  # what came behind the current request already
     last_head: RequestHead | None = None  # of the request before this one; the next is mostly the same
     handling: bool = False  # a handler is at work for it, which ends when the client hangs up
     gone: bool = False  # the client hung up

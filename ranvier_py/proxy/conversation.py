@@ -163,7 +163,7 @@ class Conversations:
                 counters.in_flight_bytes += head.length  # `_check` has found room for it
                 client.body_bytes = head.length
                 request.body = data[end:rest]
-                data = data[rest:]
+                client.ahead = data = data[rest:]
             else:
                 request.body, data = yield from self._read_body(client, head, data[end:])
             yield from self._handle(client, request)

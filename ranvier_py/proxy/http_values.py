@@ -103,7 +103,7 @@ class RequestFields(NamedTuple):
 
     `readable`: the body is plain text to us; a compressed one is for an engine to read. `multipart`: it is a form.
     `cache_control`: all its directives. `session`: what the client calls its session, or the one that began it.
-    `client`: which one it is, as `known_clients` has it.
+    `client`: which one it is, as `known_clients` has it. `upgrades`: it wants to go on as a WebSocket.
     """
 
     lines: bytes
@@ -115,6 +115,7 @@ class RequestFields(NamedTuple):
     cache_control: bytes
     session: bytes = b""
     client: str = OTHER
+    upgrades: bool = False
 
     @classmethod
     def of(cls, headers: Headers) -> RequestFields:
@@ -122,6 +123,7 @@ class RequestFields(NamedTuple):
         request_id = control_key = None
         authorized, readable, cache_control = False, True, b""
         kinds, lines, naming = set(), list[bytes](), dict[bytes, bytes]()
+        wanted = set[bytes]()  # of another protocol
         for name, value in headers:
             key = name.lower()
             if key not in dropped:
@@ -140,9 +142,12 @@ class RequestFields(NamedTuple):
                 cache_control += value + b","
             elif key in NAMING_FIELDS:
                 naming[key] = value
+            elif key == b"upgrade" or (key == b"connection" and b"upgrade" in options_of(value)):
+                wanted.add(key if key == b"connection" else value.lower())
         multipart = kinds == {True}
-        names = session_of(naming), client_of(naming)
-        return cls(b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control, *names)
+        upgrades = wanted == {b"connection", b"websocket"}
+        last = session_of(naming), client_of(naming), upgrades
+        return cls(b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control, *last)
 
 
 class ResponseFields(NamedTuple):
@@ -161,6 +166,8 @@ class ResponseFields(NamedTuple):
         dropped = dropped_fields(head.headers)
         if head.framing == "chunked":  # the body goes on in its chunks
             dropped -= {b"transfer-encoding"}
+        elif head.status == 426:  # names what it wants (RFC 9110 15.5.22)
+            dropped -= {b"upgrade"}
         elif head.status == 204:  # has none by its status; who believes a length instead would wait for it
             dropped |= {b"content-length"}
         names_request, readable = False, True
@@ -178,7 +185,12 @@ class ResponseFields(NamedTuple):
 
 def names_the_message(connection: bytes) -> bool:
     """Whether a Connection field would have fields dropped that the message needs."""
-    return not OF_THE_MESSAGE.isdisjoint(option.strip() for option in connection.lower().split(b","))
+    return not OF_THE_MESSAGE.isdisjoint(options_of(connection))
+
+
+def options_of(connection: bytes) -> Sequence[bytes]:
+    """What a Connection field lists, in small letters."""
+    return [option.strip() for option in connection.lower().split(b",")]
 
 
 def dropped_fields(headers: Headers) -> frozenset[bytes]:
@@ -188,7 +200,7 @@ def dropped_fields(headers: Headers) -> frozenset[bytes]:
         if len(name) == 10 and name.lower() == b"connection":
             lowered = value.lower()
             if lowered not in (b"keep-alive", b"close"):
-                dropped = dropped.union(option.strip() for option in lowered.split(b","))
+                dropped = dropped.union(options_of(lowered))
     return dropped
 
 
@@ -225,7 +237,7 @@ class HttpResponseHead:
     """Status line and fields of a backend's answer; its body follows as raw bytes in the backend's own framing.
 
     Several answers may share one, so it is never changed. `framing` is how the body ends: "length", "chunked", "close"
-    (until the connection ends) or "none".
+    (until the connection ends) or "none"; "upgraded" where what follows is no HTTP.
     """
 
     status: int

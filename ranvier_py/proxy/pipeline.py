@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ from ranvier_py.core.errors import (
     ClientGone,
     ConnectFailed,
     MethodNotAllowed,
+    NodeBusy,
     NodeExhausted,
     NotFound,
     RanvierError,
@@ -52,10 +54,12 @@ from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.error_answers import response_head
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase, misleads
+from ranvier_py.proxy.realtime import Realtime, RealtimeLimits, Splice, model_of, upgrades
 from ranvier_py.proxy.response_cache import ResponseCache
 from ranvier_py.proxy.served_request import ServedRequest
-from ranvier_py.proxy.upstream import Exchange, Upstream
+from ranvier_py.proxy.upstream import UPGRADE, Exchange, Upstream
 
 CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed like any other, and not learned: 1 MiB of a stream is some 5,000 tokens."""
@@ -89,6 +93,7 @@ class PipelineLimits(Options):
     )
     stall_s: float = seconds(120.0, "Longest silence within an answer.", key="stall_timeout_s", section="Limits")
     retries: RetryLimits = part(RetryLimits)
+    realtime: RealtimeLimits = part(RealtimeLimits)
 
 
 class PromptTokenizer(Protocol):
@@ -118,6 +123,7 @@ class Pipeline:
     may_see: Callable[[bytes | None], bool]  # by the control key of a request, how it was routed
     cache_control: bool  # bodies of Anthropic's API get a marker on their system prompt
     responses: ResponseCache | None  # what answers without a backend, where that is wanted
+    realtime: Realtime = field(default_factory=Realtime)
 
     def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
         """Answer one request. Raises RanvierError while nothing was sent, for the server to answer."""
@@ -206,6 +212,10 @@ class Pipeline:
         if request.fields.multipart and not prompt.model:
             prompt.model = form_model(request.body)
         prompt.client = request.fields.client
+        if request.fields.upgrades and upgrades(request):
+            self.realtime.check(self.limits.realtime)
+            served.upgrades = served.client.must_close = True
+            prompt.model = model_of(request.target)
         named = STORED_PATH.fullmatch(request.path)
         if named is not None:
             owner = self.tenants.of(request.headers) if self.tenants is not None else b""
@@ -242,7 +252,11 @@ class Pipeline:
                 if elsewhere is not None:
                     outcome = answered
                     return elsewhere
-            yield from self._relay(served, attempt, exchange, self._remover(attempt, exchange) if is_asked else None)
+            if attempt.status == 101:
+                yield from self._splice(served, attempt, exchange)
+            else:
+                remover = self._remover(attempt, exchange) if is_asked else None
+                yield from self._relay(served, attempt, exchange, remover)
             outcome = answered
         except NodeExhausted as error:
             outcome = Outcome.NOT_SENT
@@ -328,6 +342,8 @@ class Pipeline:
         if self.authorization and not fields.authorized:
             extra.append((b"authorization", self.authorization))
         served.client.arm(WaitPhase.FIRST_BYTE, self.limits.first_byte_s)
+        if served.upgrades:
+            return self.upstream.upgrade(self.address_of(attempt.url), request, extra)
         return self.upstream.open(self.address_of(attempt.url), request, extra, partial(self._sent, attempt))
 
     def _salted(self, attempt: Attempt, request: HttpRequest) -> HttpRequest:
@@ -390,6 +406,25 @@ class Pipeline:
             served.shared.complete(b"" if remover is None else remover.counts)
         if captured is not None:
             self._learn(attempt, captured, chunked=head.framing == "chunked")
+
+    def _splice(self, served: ServedRequest, attempt: Attempt, exchange: Exchange) -> Steps[None]:
+        """Client and backend have agreed to a WebSocket: pass on what they say until they have ended."""
+        client, limits = served.client, self.limits.realtime
+        self.realtime.check(limits)  # others may have been opened meanwhile
+        head, early = exchange.head, exchange.take()
+        served.status = head.status
+        client.send(response_head(head, (*UPGRADE, *self._own_fields(served, attempt, head)), close=False), early)
+        served.first_byte_at = time.monotonic()
+        if client.unsent is not None:
+            yield client.flush
+        client.work()
+        client.handling = False  # from here on a client that ends its side may still be spoken to
+        splice = Splice(client.transport, exchange.transport, client.ahead, limits.idle_s)
+        try:
+            with suppress(NodeBusy):  # a drain is over: both sides are closed as if they had ended
+                yield partial(self.realtime.splice, splice)
+        finally:
+            served.sent_bytes = attempt.sent_bytes = len(early) + splice.backend_bytes
 
     def _own_fields(self, served: ServedRequest, attempt: Attempt, head: HttpResponseHead) -> Fields:
         """What goes on with the head of an answer."""

@@ -163,8 +163,8 @@ class ResponseParser:
         """The same, and it may be fed whatever the head is."""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as error:
-            raise UpstreamGarbled("the backend wants another protocol") from error
+        except httptools.HttpParserUpgrade:  # for whoever asked for that
+            pass
         except httptools.HttpParserError as error:
             raise UpstreamGarbled(f"the backend's answer is not HTTP: {error}") from error
         if not self._complete or b"\r\n " in data or b"\r\n\t" in data or FIRST_LINE.match(data) is None:
@@ -188,6 +188,8 @@ class ResponseParser:
                 framing, length = "length", int(value)
             elif key == b"connection" and names_the_message(value):
                 raise UpstreamGarbled("the backend's connection names a field that is not the connection's")
+        if status == 101:
+            return "upgraded", 0
         if status < 200 or status in (204, 304) or method == b"HEAD" or (framing == "length" and length == 0):
             return "none", 0
         return framing, length

@@ -35,6 +35,7 @@ class ServedRequest:
     shared: SharedAnswer | None = None  # others may get its answer, too
     naming: ResponseName | None = None  # an engine may keep its answer, by the id that is in there
     tenant: bytes = b""
+    upgrades: bool = False  # it wants a WebSocket
 
     def failed(self, error: RanvierError) -> None:
         """An attempt did. Its words, with the cause that no client is to know."""

@@ -36,7 +36,7 @@ from ranvier_py.proxy.connection_pool import (
     UpstreamLimits,
 )
 from ranvier_py.proxy.driver import Steps, Wait
-from ranvier_py.proxy.http_values import Fields, HttpRequest
+from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead
 from ranvier_py.proxy.readiness import Readiness
 from ranvier_py.proxy.response_reader import HeadReading, MarkingParser, ResponseParser, chunk_parser
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport
@@ -47,6 +47,9 @@ BODILESS = (b"GET", b"HEAD", b"OPTIONS", b"DELETE")
 DEAD_WITHIN_S = 1.0
 """A connection that the backend had closed before answers what is sent to it by a reset, one round trip later: a third
 of a second around the world, the rest is for an event loop that was busy. A backend that took longer may have begun."""
+
+UPGRADE: Fields = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
+"""What asks for a WebSocket, and what agrees to one (RFC 6455 4)."""
 
 INTERIM_MAX = 16
 """Interim (1xx) answers read before the final one; a backend that sends more is not going to answer."""
@@ -98,9 +101,7 @@ class Upstream:
         `sent` is called once, when nothing is left to do before the first wait. The time limit is the caller's.
         Raises NodeExhausted, ConnectFailed, UpstreamClosed, UpstreamGarbled.
         """
-        pool = self._pools.get(address)
-        if pool is None:
-            pool = self._pools[address] = ConnectionPool(address, self._limits, self.counters, self._clock)
+        pool = self._pool(address)
         parts = (request_head(pool, request, extra), request.body)
         connection = pool.take()
         if connection is None:
@@ -118,6 +119,19 @@ class Upstream:
                 self.counters.replaced += 1
         connection = yield partial(self._connect, pool)
         return (yield from self._ask(connection, request, parts, lambda: None))
+
+    def upgrade(self, address: BackendAddress, request: HttpRequest, extra: Fields = ()) -> Steps[Exchange]:
+        """The same with the question for a WebSocket, on a connection of its own. A 101 agrees to one."""
+        pool = self._pool(address)
+        connection = yield partial(self._connect, pool)
+        parts = (request_head(pool, request, (*extra, *UPGRADE)), b"")
+        return (yield from self._ask(connection, request, parts, lambda: None, upgrades=True))
+
+    def _pool(self, address: BackendAddress) -> ConnectionPool:
+        pool = self._pools.get(address)
+        if pool is None:
+            pool = self._pools[address] = ConnectionPool(address, self._limits, self.counters, self._clock)
+        return pool
 
     def forget(self, address: BackendAddress) -> None:
         """The backend was removed: close its unused connections; those in use close when they are released."""
@@ -142,7 +156,13 @@ class Upstream:
             self.forget(address)
 
     def _ask(
-        self, connection: Connection, request: HttpRequest, parts: tuple[bytes, bytes], sent: Callable[[], object]
+        self,
+        connection: Connection,
+        request: HttpRequest,
+        parts: tuple[bytes, bytes],
+        sent: Callable[[], object],
+        *,
+        upgrades: bool = False,
     ) -> Steps[Exchange]:
         rest = connection.send(parts)
         whole = rest is None  # nothing is known to have been refused
@@ -153,6 +173,8 @@ class Upstream:
             if not whole and connection.quiet():  # it may have answered before it closed
                 raise UpstreamClosed("the backend closed the connection")
             reading, data = yield from self._read_head(connection, request.method)
+            if reading.head.status == 101 and not (upgrades and is_websocket(reading.head)):
+                raise UpstreamGarbled("the backend wants another protocol")
         except BaseException:
             connection.close()
             raise
@@ -173,10 +195,8 @@ class Upstream:
             reading = connection.read_head(data[:end], method)
             data = data[end:]
             status = reading.head.status
-            if status >= 200:
+            if status >= 200 or status == 101:
                 return reading, data
-            if status == 101:
-                raise UpstreamGarbled("the backend wants another protocol")
         raise UpstreamGarbled("the backend sends interim answers only")
 
     async def _connect(self, pool: ConnectionPool) -> Connection:
@@ -254,6 +274,12 @@ class Exchange:
             self._chunks = chunk_parser()
         return self._chunks
 
+    @property
+    def transport(self) -> PlainTransport:
+        """The connection itself, where it has been upgraded; closed by `release`."""
+        assert self._connection is not None, "released"
+        return self._connection.transport
+
     def take(self) -> bytes:
         """What of the body came with the head; once, before the first `receive`. Raises UpstreamGarbled."""
         data, self._pending = self._pending, b""
@@ -315,6 +341,11 @@ class Exchange:
             self._reusable = False
             if self._connection is not None:
                 self._connection.pool.counters.surplus += 1
+
+
+def is_websocket(head: HttpResponseHead) -> bool:
+    """Whether a 101 agrees to what UPGRADE asks for."""
+    return any(name.lower() == b"upgrade" and value.lower() == b"websocket" for name, value in head.headers)
 
 
 def received_by(connection: Connection) -> bytes:

@@ -13,15 +13,17 @@ CHAT_PATH = b"/v1/chat/completions"
 COMPLETION_PATH = b"/v1/completions"
 MESSAGES_PATH = b"/v1/messages"
 RESPONSES_PATH = b"/v1/responses"
+REALTIME_PATH = b"/v1/realtime"
 
 PREFIX, LOAD, OWNER = "by prefix", "by load", "by prefix; to the engine that keeps the response it names"
-ALWAYS, UNSTORED = "yes", "with `store: false`"
+OPEN_LOAD = "by load, and counts as load while it is open"
+ALWAYS, UNSTORED, NEVER = "yes", "with `store: false`", "no"
 
 VLLM, SGLANG, BOTH = "vLLM", "SGLang", "vLLM, SGLang"
 
 
 class PathRule(NamedTuple):
-    """What is done with the POSTs of one path.
+    """What is done with the POSTs of one path, or with the WebSockets of REALTIME_PATH.
 
     `engines` that serve it; `reader` of its body: an API of a chat (`prompts.request_apis`), "completion", "generate",
     or none: then its model is all that counts. `repeated`: whether it is sent again after some of it was sent.
@@ -35,7 +37,7 @@ class PathRule(NamedTuple):
     @property
     def teaches(self) -> bool:
         """Whether routes are learned from it."""
-        return self.placed != LOAD
+        return self.placed not in (LOAD, OPEN_LOAD)
 
 
 PATHS: Mapping[bytes, PathRule] = {
@@ -61,6 +63,7 @@ PATHS: Mapping[bytes, PathRule] = {
     b"/detokenize": PathRule(BOTH),
     b"/v1/audio/transcriptions": PathRule(VLLM),
     b"/v1/audio/translations": PathRule(VLLM),
+    REALTIME_PATH: PathRule(VLLM, placed=OPEN_LOAD, repeated=NEVER),
 }
 
 

@@ -19,7 +19,7 @@ import orjson
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.health import Outcome
-from ranvier_py.core.routing.request_paths import ALWAYS, PATHS
+from ranvier_py.core.routing.request_paths import ALWAYS, PATHS, REALTIME_PATH, UNSTORED
 
 REREAD_BYTES_MAX = 1 << 20
 REREAD_BRACKETS_MAX = 20_000
@@ -29,7 +29,7 @@ REREAD_BRACKETS_MAX = 20_000
 
 def is_inference(method: bytes, path: bytes) -> bool:
     """Whether a request has an engine compute; `path` is without its query."""
-    return method == b"POST" and path in PATHS
+    return method == b"POST" and path in PATHS and path != REALTIME_PATH
 
 
 def may_repeat(method: bytes, path: bytes, body: bytes) -> bool:
@@ -38,7 +38,9 @@ def may_repeat(method: bytes, path: bytes, body: bytes) -> bool:
     A response is stored unless its body says otherwise, and one in the background goes on without us.
     """
     rule = PATHS.get(path) if method == b"POST" else None
-    return rule is not None and (rule.repeated == ALWAYS or not is_stored(body))
+    if rule is None:
+        return False
+    return rule.repeated == ALWAYS or (rule.repeated == UNSTORED and not is_stored(body))
 
 
 def is_stored(body: bytes) -> bool:

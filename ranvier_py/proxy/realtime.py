@@ -1,0 +1,178 @@
+"""WebSockets of /v1/realtime: once an engine has taken one, bytes pass both ways until both sides have ended.
+
+Nothing is read of what passes, so whatever the two say to each other is theirs. One side that ends has the other know
+(FIN), which may still say what it has to say; one that breaks off ends the whole, and the client sees a break.
+
+Bounds: `connections_max` at once, beyond which there is a 503; `idle_s` without a byte in either direction, or CLOSE_S
+once a side has ended; RECEIVE_BYTES in memory for each direction, for nothing is read before the other side took what
+is here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+import trio
+
+from ranvier_py.core.errors import ClientGone, NodeBusy, RanvierError, UpstreamClosed
+from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.core.options import Options, option, seconds
+from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX
+from ranvier_py.core.routing.request_paths import REALTIME_PATH
+from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.transport import PlainTransport, TlsTransport
+
+CLOSE_S = 10.0
+"""Silence after which a connection is closed of which one side has ended: as long as browsers wait for a close."""
+
+QUERY_MODEL = re.compile(rb"[?&]model=([^&#]{1,%d})" % (3 * NAME_CHARACTERS_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class RealtimeLimits(Options):
+    """Bounds of WebSockets."""
+
+    connections_max: int = option(  # two descriptors each, and a request in flight for as long as it is open
+        1000,
+        "WebSockets of /v1/realtime at once; 503 above.",
+        key="realtime_connections_max",
+        section="Limits",
+    )
+    idle_s: float = seconds(  # who speaks with a model pauses; vLLM's own server asks for signs of life every 20 s
+        600.0,
+        "A WebSocket on which nothing came from either side for so long is closed.",
+        key="realtime_idle_timeout_s",
+        section="Limits",
+    )
+
+
+@dataclass(slots=True)
+class RealtimeCounters:
+    """What WebSockets count."""
+
+    open: int = gauge("WebSockets open between clients and backends.")
+    opened: int = counter("WebSockets that a backend took.")
+    refused: int = counter("WebSockets not asked for: too many were open.")
+    idle: int = counter("WebSockets closed because nothing came from either side.")
+    broken: int = counter("WebSockets that one side broke off.")
+    client_bytes: int = counter("Bytes from clients to backends.")
+    backend_bytes: int = counter("Bytes from backends to clients.")
+
+
+def upgrades(request: HttpRequest) -> bool:
+    """Whether a request wants a WebSocket that engines have."""
+    named = request.path == REALTIME_PATH and request.method == b"GET"
+    return named and request.fields.upgrades and request.http_minor == 1 and not request.body
+
+
+def model_of(target: bytes) -> str:
+    """The model that a query names; empty where it names none."""
+    found = QUERY_MODEL.search(target)
+    return unquote_to_bytes(found[1].replace(b"+", b" ")).decode("utf-8", "replace") if found is not None else ""
+
+
+class Realtime:
+    """All WebSockets of a node."""
+
+    def __init__(self) -> None:
+        self.counters = RealtimeCounters()
+
+    def check(self, limits: RealtimeLimits) -> None:
+        """Raises NodeBusy where no more may be open."""
+        if self.counters.open >= limits.connections_max:
+            self.counters.refused += 1
+            raise NodeBusy("too many WebSockets are open")
+
+    async def splice(self, splice: Splice) -> None:
+        """Until it is over. Raises ClientGone and UpstreamClosed for a side that broke off."""
+        counters = self.counters
+        counters.opened += 1
+        counters.open += 1
+        try:
+            await splice.run()
+        finally:
+            counters.open -= 1
+            counters.idle += splice.was_idle
+            counters.broken += splice.failure is not None
+            counters.client_bytes += splice.client_bytes
+            counters.backend_bytes += splice.backend_bytes
+        if splice.failure is not None:
+            raise splice.failure
+
+
+class Splice:
+    """One client and one backend that speak with each other.
+
+    `ahead` is what the client sent before it had its answer. `client_bytes` came from the client, `backend_bytes` from
+    the backend.
+    """
+
+    def __init__(self, client: PlainTransport, backend: PlainTransport, ahead: bytes, idle_s: float) -> None:
+        self._client, self._backend, self._ahead = client, backend, ahead
+        self._idle_s = idle_s
+        self._scope = trio.CancelScope()
+        self.client_bytes = self.backend_bytes = 0
+        self.was_idle = False
+        self.failure: RanvierError | None = None
+
+    async def run(self) -> None:
+        """Until both sides have ended, one has broken off, or nothing came for too long."""
+        with self._scope:
+            self._renew()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._from_client)
+                await self._from_backend()
+        self.was_idle = self._scope.cancelled_caught and trio.current_time() >= self._scope.deadline
+
+    async def _from_client(self) -> None:
+        data = self._ahead
+        while data or (data := await self._received(self._client, ClientGone("the client broke off"))):
+            self.client_bytes += len(data)
+            if not await self._sent(self._backend, data):
+                return
+            data = b""
+        self._end(self._backend)
+
+    async def _from_backend(self) -> None:
+        while data := await self._received(self._backend, UpstreamClosed("the backend broke off")):
+            self.backend_bytes += len(data)
+            if not await self._sent(self._client, data):
+                return
+        self._end(self._client)
+
+    async def _received(self, source: PlainTransport, failure: RanvierError) -> bytes:
+        """The next bytes; none at the end of a side. One that broke off ends all."""
+        try:
+            data = await source.receive()
+        except OSError as error:
+            failure.__cause__ = error
+            self.failure = self.failure or failure
+            self._scope.cancel()
+            return b""
+        self._renew()
+        return data
+
+    async def _sent(self, sink: PlainTransport, data: bytes) -> bool:
+        """Whether a side has taken it. One that has not has ended: what it said before is still to be read."""
+        try:
+            sent = sink.send_now((data,))
+            if sent < len(data):
+                await sink.send_rest(memoryview(data)[sent:], lambda _: self._renew())
+        except OSError:
+            return False
+        return True
+
+    def _end(self, sink: PlainTransport) -> None:
+        """The other side has ended: have this one know. In TLS that is to close."""
+        if self.failure is not None:
+            return
+        self._idle_s = min(self._idle_s, CLOSE_S)
+        self._renew()
+        sink.end()
+        if isinstance(sink, TlsTransport):
+            self._scope.cancel()
+
+    def _renew(self) -> None:
+        self._scope.deadline = trio.current_time() + self._idle_s
