@@ -125,7 +125,9 @@ class Config(Options):
         "Engines to route to: URL or URL,weight=2,name=a. The flag repeats; the variable separates by blanks. "
         "More can be added over the control port. Where an engine publishes its KV events is asked of it; for one that "
         "does not say, kv_events=tcp://HOST:5557, kv_replay=tcp://HOST:5558 and kv_ranks=2 do; kv_events=off turns "
-        "them off. kv_index=http://HOST/v1/kv_events names an event stream of Continuum's shape.",
+        "them off. kv_index=http://HOST/v1/kv_events names an event stream of Continuum's shape. What its prefix cache "
+        "is, which decides what of a hybrid model's prefix can be reused, is recognised; kv_profile=vllm-align:528 (or "
+        "vllm-all, sglang-no-buffer, sglang-extra-buffer, attention) names it.",
     )
     backend_api_key: Secret = key(
         None, "Backends", "Sent as bearer key to backends where the client sends no Authorization, and in probes."

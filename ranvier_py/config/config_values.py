@@ -29,6 +29,7 @@ from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.options import option
 from ranvier_py.core.prompts.tenants import checked_isolation
 from ranvier_py.core.routing.backend import normal_url
+from ranvier_py.core.routing.checkpoints.cache_profile import AUTO, profile_named
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
 
 INDEX_SCHEMES = ("http", "https", "ws", "wss")
@@ -134,6 +135,12 @@ def kv_endpoint_or_off(text: str) -> str:
     return text if text == OFF else kv_endpoint(text)
 
 
+def cache_profile(text: str) -> str:
+    if text != AUTO:
+        profile_named(text)
+    return text
+
+
 NEEDS_EVENTS = "kv_replay and kv_ranks need kv_events, the endpoint of rank 0"
 
 
@@ -142,7 +149,8 @@ class BackendSpec(BaseModel):
 
     `kv_events` is where the engine publishes its KV events, `kv_replay` where it repeats them; with `kv_ranks`
     data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: they are not used. `kv_index` is an
-    event stream of Continuum's shape; empty: none.
+    event stream of Continuum's shape; empty: none. `kv_profile` is what its prefix cache is, where that is not to be
+    recognised (`auto`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -154,6 +162,7 @@ class BackendSpec(BaseModel):
     kv_replay: Annotated[str, AfterValidator(kv_endpoint)] = ""
     kv_ranks: int = Field(default=1, ge=1, le=RANKS_MAX)
     kv_index: Annotated[str, AfterValidator(index_endpoint)] = ""
+    kv_profile: Annotated[str, AfterValidator(cache_profile)] = AUTO
 
     @model_validator(mode="after")
     def _kv_events_come_first(self) -> Self:

@@ -19,7 +19,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import httpx
 import trio
 
-from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics, read_metrics
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics, read_metrics, signs_of
 from ranvier_py.core.engine_cache.sources.engine_polls import (
     HEALTH_BYTES_MAX,
     METRICS_BYTES_MAX,
@@ -341,13 +341,14 @@ class EnginePoller:
         if not is_alive(page):
             return ProbeResult(False, status=page.status, latency_s=latency_s, detail=f"status {page.status}")
         models, cards = await self._models(engine, transport, page)
-        started_at = hybrid = None
+        started_at, known = None, EngineMetrics()
         if engine.health.wants_start_time(trio.current_time()):
             metrics = await self._optional(engine, transport, METRICS_PATHS[0], METRICS_BYTES_MAX)
             engine.health.has_metrics = metrics.status not in MISSING_STATUSES
             if metrics.status == 200:
-                started_at, hybrid = read_start_time(metrics.body), read_metrics(metrics.body).hybrid
-        return ProbeResult(True, False, page.status, latency_s, models, cards, started_at, hybrid=hybrid)
+                started_at, known = read_start_time(metrics.body), read_metrics(metrics.body)
+        found = ProbeResult(True, False, page.status, latency_s, models, cards, started_at, hybrid=known.hybrid)
+        return replace(found, signs=signs_of(known)) if known.known else found
 
     async def _check(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> Page:
         """The page that says whether it lives. Raises httpx.RequestError."""

@@ -2,7 +2,8 @@
 
 Wires `Calibration` (an observer of attempts) and the engines' metrics pages to a node: the size of a cache bounds the
 learned capacity, what is in their queues beyond what this node and its peers sent counts as load, biases go to the log
-when they appear and when they go, and all of it to the control port.
+when they appear and when they go, and all of it to the control port. It also recognises each engine's cache profile
+(`routing.checkpoints`) by what the operator wrote, metrics, model cards, events and counts in answers, once a second.
 
 Rules: a load of others is the lesser of two looks in a row, since requests are on their way at any one of them, and is
 forgotten with the third interval without a look. Start-up waits for none of this.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import trio
@@ -27,6 +29,8 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.routing.backend import Backend
+from ranvier_py.core.routing.checkpoints.cache_profile import AUTO, Signs, recognised
+from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.router import Router
 
 log = logging.getLogger(__name__)
@@ -53,6 +57,9 @@ class Calibrating:
         metrics_interval_s: between two looks at the metrics of one engine.
         estimated: whether nobody reports what this backend holds.
         contradicted: called for an engine whose answers do not fit what it is known to hold.
+        state_block: tokens of the blocks of recurrent states that an engine's events name; 0: they name none.
+
+    `configured` has what the operator wrote of a backend's cache.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class Calibrating:
         metrics_interval_s: float,
         estimated: Callable[[BackendId], bool] = lambda _: True,
         contradicted: Callable[[BackendId], object] = lambda _: None,
+        state_block: Callable[[BackendId], int] = lambda _: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.calibration = Calibration(
@@ -70,7 +78,11 @@ class Calibrating:
             block_tokens=router.hasher.block_tokens,
             estimated=estimated,
             contradicted=contradicted,
+            checkpoints=router.checkpoints,
         )
+        self.configured: dict[BackendId, str] = {}
+        self._checkpoints = router.checkpoints
+        self._state_block = state_block
         router.observers += (self.calibration,)
         self._registry = router.registry
         self._asking = asking
@@ -81,6 +93,8 @@ class Calibrating:
     def forget(self, backend: BackendId) -> None:
         """It was removed."""
         self._looks.pop(backend, None)
+        self.configured.pop(backend, None)
+        self._checkpoints.forget(backend)
         self.calibration.forget(backend)
 
     async def run(self) -> None:
@@ -90,6 +104,8 @@ class Calibrating:
             self.tick(self._clock())
 
     def tick(self, now: float) -> None:
+        for known in self._registry:
+            self._recognise(known)
         for change in self.calibration.tick(now):
             log_change(change, self._name(change.backend))
         for backend, look in list(self._looks.items()):
@@ -97,6 +113,27 @@ class Calibrating:
                 del self._looks[backend]
                 if self._slot(backend) is not None:
                     self._registry.set_foreign_load(backend, 0)
+
+    def _recognise(self, backend: Backend) -> None:
+        """What its cache is, as far as it shows."""
+        profile = recognised(self._signs(backend))
+        before = self._checkpoints.profile(backend.id)
+        if self._checkpoints.set_profile(backend.id, profile):
+            log.info("calibration.profile %s %s -> %s", backend.name, before.label, profile.label)
+
+    def _signs(self, backend: Backend) -> Signs:
+        known, own = self.calibration.backends().get(backend.id), self._checkpoints.known.get(backend.id)
+        owners = [str(card.get("owned_by")) for card in backend.cards]
+        block = self._state_block(backend.id)
+        return replace(
+            backend.signs,
+            configured=self.configured.get(backend.id, AUTO),
+            engine=backend.signs.engine or next((owner for owner in owners if owner in ("vllm", "sglang")), ""),
+            models=tuple(str(card.get(name) or "") for card in backend.cards for name in ("id", "root")),
+            state_groups=block > 0,
+            block_tokens=block or backend.signs.block_tokens,
+            step_tokens=own.step_tokens if own is not None else known.evidence.step_tokens if known is not None else 0,
+        )
 
     def looked(self, backend: BackendId, metrics: EngineMetrics) -> None:
         """An engine's page came in."""
@@ -129,6 +166,8 @@ class Calibrating:
             share = self._share(whole)
             if share is not None:
                 yield Sample(name, "gauge", help_text, share)
+        for each in self._registry:
+            yield from profile_samples(self._checkpoints, each.id, {"backend": each.name})
         for backend, known in self.calibration.backends().items():
             yield from backend_samples(known, {"backend": self._name(backend)})
             if backend in self._looks:
@@ -145,8 +184,12 @@ class Calibrating:
 
     def _backend_view(self, backend: BackendId, known: BackendPredictions) -> dict[str, Any]:
         metrics, error = known.reported if backend in self._looks else EngineMetrics(), known.error_tokens
+        hybrid = self._checkpoints.known.get(backend)
         return {
             "name": self._name(backend),
+            "profile": self._checkpoints.profile(backend).label,
+            "confidence": rounded(hybrid.confidence.value) if hybrid is not None else None,
+            "checkpoints": len(hybrid.index) if hybrid is not None else None,
             "precision": rounded(known.precision),
             "recall": rounded(known.recall),
             "answers": known.answers,
@@ -199,6 +242,18 @@ def backend_samples(known: BackendPredictions, label: Mapping[str, str]) -> Iter
     help_text = "1 while predictions of this backend are wrong in this way."
     for bias in Bias:
         yield Sample("calibration_bias", "gauge", help_text, float(bias in known.biases), {**label, "bias": bias.value})
+
+
+def profile_samples(checkpoints: Checkpoints, backend: BackendId, label: Mapping[str, str]) -> Iterator[Sample]:
+    """What an engine's cache was recognised as, and how that proves."""
+    help_text = "1 for what the engine's prefix cache is, as it was recognised or configured."
+    yield Sample("cache_profile", "gauge", help_text, 1.0, {**label, "profile": checkpoints.profile(backend).label})
+    hybrid = checkpoints.known.get(backend)
+    if hybrid is None:
+        return
+    help_text = "Of the tokens credited for checkpoints, the share that was cached; fades by half in 200 answers."
+    yield Sample("cache_profile_confidence", "gauge", help_text, hybrid.confidence.value, label)
+    yield from samples("checkpoints", hybrid.index.counters, label)
 
 
 def engine_samples(metrics: EngineMetrics, label: Mapping[str, str]) -> Iterator[Sample]:

@@ -97,6 +97,7 @@ class EngineEvents:
         self._hasher = router.hasher.plain()
         self._namespace_of = router.reader.namespace_of
         self._registry = router.registry
+        self._checkpoints = router.checkpoints
         self._rng = rng
         self._log_transitions = log_transitions
         self._clock = clock
@@ -351,6 +352,7 @@ class EngineEvents:
         return {
             "name": backend.name,
             "level": self.level(backend.id).value,
+            "profile": self._checkpoints.profile(backend.id).label,
             "streams": len(self._found.get(backend.id, ())),
             "role": role,
             **totals,

@@ -31,6 +31,7 @@ from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
+from ranvier_py.core.routing.checkpoints.cache_profile import AUTO
 from ranvier_py.core.routing.health import Circuit, Health
 from ranvier_py.io.descriptors import raise_descriptor_limit
 from ranvier_py.io.engine_poller import EnginePoller
@@ -171,6 +172,7 @@ class Node:
             self.addresses[backend.url] = BackendAddress.parse(backend.url)
             events = spec is None or spec.kv_events != OFF
             publishers = publishers_of(spec) if spec is not None and events else ()
+            self.calibrating.configured[backend.id] = spec.kv_profile if spec is not None else AUTO
             self.poller.watch(backend.id, backend.url, self.config.api_key, publishers=publishers, events=events)
             undo.pop_all()
         log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)

@@ -1,11 +1,11 @@
 """A node that measures itself: real sockets, engines of the lab, what is seen of it on the control port."""
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +24,12 @@ DEADLINE_S = 30
 
 
 @asynccontextmanager
-async def lab(cache_tokens: int = 200_000, decode_s: float = 0.0, **settings: Any) -> AsyncIterator[Node]:
+async def lab(
+    cache_tokens: int = 200_000, decode_s: float = 0.0, cache: Mapping[str, Any] = MappingProxyType({}), **settings: Any
+) -> AsyncIterator[Node]:
     """One engine of that size behind one node, with the node's own tokenizer: counts are to agree."""
     async with opened(Lab, 0, DEADLINE_S) as place:
-        limits = {"cache_tokens": cache_tokens, "decode_s": decode_s}
+        limits = {"cache_tokens": cache_tokens, "decode_s": decode_s, **cache}
         place.engines += [(await start_engine(place.nursery, tokenizer=str(DEFAULT_TOKENIZER), **limits))[0]]
         yield await place.start(**settings)
 
@@ -56,6 +58,29 @@ async def test_streams_report_how_good_predictions_are_and_the_engine_how_large_
         assert 'ranvier_calibration_error_tokens_bucket{backend="' in page
         assert "ranvier_engine_capacity_tokens" in page
         assert 'bias="salt"' in page
+
+
+async def test_a_hybrid_engine_is_recognised_and_predicted_by_its_checkpoints() -> None:
+    """R1 to R5 on a node: three questions about one document, and what the node explains of the fourth."""
+    hybrid = {"cache": "vllm_align", "block_size": 80}
+    async with lab(cache=hybrid, engine_metrics_interval_s=0.1, probe_interval_s=0.5) as node:
+        await until(node, "profile", "vllm-align:80")
+        document = "Here is what the report of the year says of maps, and of who draws them. " * 40
+        cached = []
+        for number in range(3):
+            answer = (await node.chat(turn(document, "I see.", f"Question {number}? " * 30), max_tokens=4)).json()
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            await until(node, "answers", number + 1)
+        assert cached[1] == 0 < cached[2], "from the third occurrence: nothing but the junction was to be kept"
+        body = chat(turn(document, "I see.", "And the fourth? " * 30))
+        (candidate,) = (await node.http.post(f"{node.control}/explain", content=body)).json()["candidates"]
+        assert candidate["matched_tokens"] >= candidate["credit_tokens"] == cached[2]
+        engine = (await node.ask("/admin/engine-cache"))["engines"][0]
+        assert (engine["profile"], engine["level"]) == ("vllm-align:80", "estimated")
+        page = (await node.http.get(f"{node.control}/metrics")).text
+        assert 'profile="vllm-align:80"} 1' in page
+        assert "ranvier_cache_profile_confidence{" in page
+        assert "ranvier_checkpoints_names{" in page
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url, spelled
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
 from ranvier_py.core.routing.work import Work
 
@@ -93,7 +94,7 @@ class ProbeResult:
 
     `refused`: nobody listened on the port, so the process was gone. `started_at`: process_start_time_seconds of the
     engine's own metrics, in the engine's clock; only ever compared with itself. `cards`: the entries of /v1/models.
-    `hybrid`: whether it has caches beside those of attention, as its metrics say.
+    `hybrid`: whether it has caches beside those of attention, as its metrics say; `signs`: what else these say of them.
     """
 
     ok: bool
@@ -105,6 +106,7 @@ class ProbeResult:
     started_at: float | None = None
     detail: str = ""
     hybrid: bool | None = None
+    signs: Signs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class Backend(Work):
     models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
     cards: tuple[Mapping[str, Any], ...] = ()
     hybrid: bool = False  # has caches beside those of attention
+    signs: Signs = field(default_factory=Signs)  # of its cache's profile, by its metrics
     foreign: int = 0  # requests of others in the engine, by its own count
     load: int = 0  # always inflight + the peers' + foreign; an attribute because placement reads it 64 times
     success_rate: float = 1.0

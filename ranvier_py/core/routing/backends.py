@@ -289,6 +289,7 @@ class Registry:
         backend.probes_ok += result.ok
         backend.probes_failed += not result.ok
         backend.hybrid = backend.hybrid if result.hybrid is None else result.hybrid
+        backend.signs = result.signs or backend.signs
         vitals = backend.vitals
         before = vitals.state
         vitals.tick(now)

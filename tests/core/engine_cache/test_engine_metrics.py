@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.engine.engine_metrics import metrics_page
-from ranvier_py.core.engine_cache.sources.engine_metrics import LINES_MAX, EngineMetrics, read_metrics
+from ranvier_py.core.engine_cache.sources.engine_metrics import LINES_MAX, EngineMetrics, read_metrics, signs_of
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.model import EngineModel
 from tests.examples import examples
@@ -69,6 +70,8 @@ def test_a_page_of_vllm() -> None:
         block_tokens=16,
         caches=True,
         hybrid=False,
+        states=False,
+        engine="vllm",
     )
 
 
@@ -109,6 +112,17 @@ def test_a_hybrid_states_the_size_of_its_states() -> None:
     gauges = b"sglang:swa_used_tokens 0.0\nsglang:mamba_used_tokens 0.0\nsglang:mamba_available_tokens %d.0\n"
     assert [read_metrics(SGLANG + gauges % each).hybrid for each in (0, 8)] == [False, True]
     assert read_metrics(SGLANG).hybrid is read_metrics(TRTLLM).hybrid is None
+
+
+def test_a_page_shows_the_signs_of_a_cache_profile() -> None:
+    vllm = VLLM.replace(b"sliding_window=", b'mamba_block_size="1056",mamba_cache_mode="align",sliding_window=')
+    assert signs_of(read_metrics(vllm)) == Signs(
+        "auto", "vllm", (), True, "align", read_metrics(VLLM).block_tokens or 0
+    )
+    assert signs_of(read_metrics(VLLM)).has_states is False
+    windows, states = (b"sglang:%b_available_tokens 8.0\n" % kind for kind in (b"swa", b"mamba"))
+    assert [read_metrics(SGLANG + each).states for each in (b"", windows, states)] == [None, None, True]
+    assert signs_of(read_metrics(SGLANG + states)).engine == "sglang"
 
 
 def test_pages_of_tensorrt_llm_and_of_triton() -> None:

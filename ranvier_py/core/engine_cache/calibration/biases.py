@@ -12,6 +12,8 @@
 | block_size | the same with a larger block than ours |
 | small_cache | the learned capacity limits what is believed, and is below what the engine reports |
 | events | half of its answers are far from what it holds by its events: they are another engine's, or not all |
+| profile | of what a hybrid model's checkpoints were credited with less than half was there: it is not the cache |
+|      | profile that it was taken for, or gives states up sooner |
 | no_counts | nine answers of ten do not say how much was cached (vLLM: --enable-prompt-tokens-details) |
 
 Rules: a bias appears when its share passes a threshold on enough answers, and goes when it falls below half of that:
@@ -35,6 +37,7 @@ class Bias(Enum):
     SMALL_CACHE = "small_cache"
     EVENTS = "events"
     NO_COUNTS = "no_counts"
+    PROFILE = "profile"
 
 
 HALF_LIFE = 100.0

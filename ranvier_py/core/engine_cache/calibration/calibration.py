@@ -41,6 +41,7 @@ from ranvier_py.core.prompts.fingerprint import is_of_media
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
+from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.route_table.table import NO_DEPTHS
 
@@ -77,8 +78,8 @@ class Calibration:
     Args:
         estimated: whether what this backend holds is our own guess; False where its events are read.
         contradicted: called when such a one answers cold to what it holds by its events.
-        hybrid: whether this backend reuses what its checkpoints allow (`routing.checkpoints`): what it answers is
-            compared here, and teaches nothing of the keys and values that it holds.
+        checkpoints: of the backends that it knows, answers are compared here, and say nothing of the keys and values
+            that they hold.
     """
 
     def __init__(
@@ -88,14 +89,14 @@ class Calibration:
         block_tokens: int = 16,
         estimated: Callable[[BackendId], bool] = lambda _: True,
         contradicted: Callable[[BackendId], object] = lambda _: None,
-        hybrid: Callable[[BackendId], bool] = lambda _: False,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.counters = CalibrationCounters()
         self._routes = routes
         self._block_tokens = block_tokens
         self._estimated = estimated
         self._contradicted = contradicted
-        self._hybrid = hybrid
+        self._hybrids = checkpoints.known if checkpoints is not None else {}
         self._backends: dict[BackendId, BackendPredictions] = {}
         self._fleet = CapacityEstimate()
         self.samples: dict[int, AttemptSample] = {}  # by identity of the attempt, which may come twice
@@ -163,7 +164,7 @@ class Calibration:
         if cached is None:
             known.answers_silent += 1
             return
-        if self._hybrid(attempt.backend):
+        if attempt.backend in self._hybrids:
             compare_credit(known, attempt, answer.prompt_tokens, cached)
         else:
             self._correct(known, attempt, end, answer.prompt_tokens, cached, sample.parts if sample is not None else ())
@@ -356,6 +357,8 @@ class Calibration:
         learned, reported = known.estimate.learned, known.estimate.reported
         small = learned < (inf if reported is None else SMALL_SHARE * reported)
         strengths[Bias.SMALL_CACHE] = float(small and self._estimated(backend))
+        if (hybrid := self._hybrids.get(backend)) is not None:
+            strengths[Bias.PROFILE] = hybrid.confidence.doubt
         for bias, strength in strengths.items():
             before = bias in known.biases
             if present(before, strength) is before:

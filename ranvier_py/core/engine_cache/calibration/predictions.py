@@ -126,6 +126,8 @@ class BackendPredictions:
         if bias is Bias.SMALL_CACHE:
             reported = self.estimate.reported
             return f"keeps about {self.estimate.learned:.0f} tokens" + (f", reports {reported}" if reported else "")
+        if bias is Bias.PROFILE:
+            return "it reuses less than half of what its cache profile promises: does kv_profile name another?"
         if bias is Bias.EVENTS:
             return f"{self.evidence.far_share:.0%} of its answers don't fit them: are they another engine's?"
         if bias is Bias.TEMPLATE:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
+from ranvier_py.core.routing.checkpoints.cache_profile import Signs
+
 SERIES_MAX = 512
 """Ours, of one page: some ten for each rank."""
 
@@ -64,8 +66,8 @@ FIELDS: Mapping[bytes, str] = {
     b"sglang:page_size": "block",
     b"sglang:mamba_used_tokens": "states",
     b"sglang:mamba_available_tokens": "states",
-    b"sglang:swa_used_tokens": "states",
-    b"sglang:swa_available_tokens": "states",
+    b"sglang:swa_used_tokens": "windows",
+    b"sglang:swa_available_tokens": "windows",
     b"trtllm_kv_cache_tokens_per_block": "block",
     b"trtllm_kv_cache_max_blocks": "blocks",
 }
@@ -88,6 +90,13 @@ SERIES = re.compile(
 )
 LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 
+ENGINES: Mapping[bytes, str] = {b"vllm": "vllm", b"sglang": "sglang"}
+
+OTHERS = frozenset(("states", "windows"))
+"""Caches beside those of attention."""
+
+MODE_CHARACTERS_MAX = 16
+
 FIRST_RANK = ("tp_rank", "pp_rank", "moe_ep_rank")
 """Labels of ranks that all show the same number: the first one counts."""
 
@@ -109,6 +118,9 @@ class EngineMetrics:
     block_tokens: int | None = None
     caches: bool | None = None  # whether prefixes are kept at all
     hybrid: bool | None = None  # whether other caches than attention's decide, too, what of a prefix is reused
+    states: bool | None = None  # whether these are of recurrent states
+    state_mode: str = ""  # vLLM's `mamba_cache_mode`: at which ends of blocks it keeps them
+    engine: str = ""  # vllm or sglang, where a page names its cache
 
     @property
     def requests(self) -> int | None:
@@ -132,11 +144,13 @@ def read_metrics(page: bytes) -> EngineMetrics:
     sums: dict[str, float] = {}
     capacity = 0.0
     caches: bool | None = None
-    hybrid = False
+    hybrid, engine, mode = False, "", ""
     for series in series_of(page):
+        engine = engine or ENGINES.get(series.name.partition(b":")[0], "")
         if series.name in CONFIGS:
             block, tokens, on = config_of(series)
             hybrid |= bool(number_of(series.labels.get("mamba_block_size")))
+            mode = series.labels.get("mamba_cache_mode", mode)[:MODE_CHARACTERS_MAX] if hybrid else mode
             capacity += tokens
             if block:
                 sums["block"] = block
@@ -149,6 +163,7 @@ def read_metrics(page: bytes) -> EngineMetrics:
             sums[field] = max(sums.get(field, 0.0), series.value)
         else:
             sums[field] = sums.get(field, 0.0) + series.value
+    found = {other: sums.get(other, 0.0) for other in OTHERS}
     blocks_capacity = sums.get("blocks", 0.0) * sums.get("block", 0.0)
     return EngineMetrics(
         running=whole(sums.get("running")),
@@ -160,7 +175,22 @@ def read_metrics(page: bytes) -> EngineMetrics:
         capacity_tokens=bounded(capacity or sums.get("capacity", 0.0) or blocks_capacity, TOKENS_MAX),
         block_tokens=bounded(sums.get("block", 0.0), BLOCK_TOKENS_MAX),
         caches=caches,
-        hybrid=hybrid or sums.get("states", 0.0) > 0 if caches is not None or "states" in sums else None,
+        hybrid=hybrid or bool(found["states"] or found["windows"])
+        if caches is not None or OTHERS & sums.keys()
+        else None,
+        states=hybrid or bool(found["states"]) if caches is not None or "states" in sums else None,
+        state_mode=mode,
+        engine=engine,
+    )
+
+
+def signs_of(metrics: EngineMetrics) -> Signs:
+    """What a page says of the profile of its cache."""
+    return Signs(
+        engine=metrics.engine,
+        has_states=metrics.states,
+        state_mode=metrics.state_mode,
+        block_tokens=metrics.block_tokens or 0,
     )
 
 

@@ -201,6 +201,6 @@ def recognised(signs: Signs) -> CacheProfile:
 
 def keeps_states(signs: Signs) -> bool:
     """Whether it has recurrent layers. What it does counts for more than what its model is called."""
-    if signs.state_groups or signs.has_states or signs.step_tokens >= LONGEST_BLOCK:
-        return True
-    return signs.has_states is None and any(HYBRID_MODELS_NAMED.search(model) for model in signs.models)
+    if signs.state_groups or signs.has_states is not None:
+        return signs.state_groups or bool(signs.has_states)
+    return signs.step_tokens >= LONGEST_BLOCK or any(HYBRID_MODELS_NAMED.search(model) for model in signs.models)

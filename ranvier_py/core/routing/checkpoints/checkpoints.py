@@ -18,15 +18,17 @@ Bounds: one index for each hybrid backend, see there; MARKED_MAX positions of on
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from math import gcd
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.attempt import Attempt
-from ranvier_py.core.routing.checkpoints.cache_profile import CacheProfile, CheckpointKind, CheckpointProfile
+from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, CacheProfile, CheckpointKind, CheckpointProfile
 from ranvier_py.core.routing.checkpoints.checkpoint_index import CHECKPOINT_TTL_S, CheckpointIndex, mark_of
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.placement import Credit, Holder
@@ -44,6 +46,9 @@ ALARM_BELOW, ALARM_ANSWERS = 0.5, 20
 
 INVESTMENT = 0.3
 """Of what a request computes again and leaves a checkpoint behind, the part that counts as saved: R4's omega."""
+
+STEPS_SEEN = 16
+"""Counts that agree on one step before it is believed."""
 
 MARKED_MAX = 4096
 """Positions that one request may leave: a million tokens of vLLM's shortest blocks."""
@@ -68,8 +73,9 @@ class Confidence:
         return self._share / self._weight
 
     @property
-    def alarm(self) -> bool:
-        return self.answers >= ALARM_ANSWERS and self.value < ALARM_BELOW
+    def doubt(self) -> float:
+        """1 where the profile is another engine's; 0 while there were few answers."""
+        return (1 - self.value) / (1 - ALARM_BELOW) if self.answers >= ALARM_ANSWERS else 0.0
 
 
 class BackendCheckpoints:
@@ -85,6 +91,17 @@ class BackendCheckpoints:
         self.confidence = Confidence()
         self.generation = -1
         self.by_events = False
+        self._counts: deque[int] = deque(maxlen=STEPS_SEEN)
+
+    def counted(self, cached: int) -> None:
+        """An answer was cached to so many tokens."""
+        if cached:
+            self._counts.append(cached)
+
+    @property
+    def step_tokens(self) -> int:
+        """What all of its latest counts are multiples of; 0 while there are few."""
+        return gcd(*self._counts) if len(self._counts) == STEPS_SEEN else 0
 
     def begin(self, generation: int) -> bool:
         """Whether what is known is of this process: a later one holds nothing, of an earlier one nothing is learned."""
@@ -143,6 +160,10 @@ class Checkpoints:
             own.generation, own.by_events = before.generation, before.by_events
         self.known[backend] = own
         return True
+
+    def profile(self, backend: BackendId) -> CacheProfile:
+        own = self.known.get(backend)
+        return own.profile if own is not None else ATTENTION
 
     def forget(self, backend: BackendId) -> None:
         """It was removed."""
@@ -233,6 +254,7 @@ class Checkpoints:
         """The engine counted so many cached tokens where that many were credited: R5."""
         if credited:
             own.confidence.add(cached, credited)
+        own.counted(cached)
         if own.by_events:
             return
         if cached < credited:

@@ -108,14 +108,14 @@ def test_a_new_process_begins_without_checkpoints() -> None:
 
 def test_confidence_fades_by_half_in_200_answers_and_alarms_below_a_half() -> None:
     confidence = Confidence()
-    assert (confidence.value, confidence.alarm) == (1.0, False)
+    assert (confidence.value, confidence.doubt) == (1.0, 0.0)
     for _ in range(ALARM_ANSWERS):
         confidence.add(0, 1000)
-    assert confidence.alarm
+    assert confidence.doubt > 1
     low = confidence.value
     for _ in range(int(HALF_LIFE)):
         confidence.add(1000, 1000)
-    assert not confidence.alarm
+    assert confidence.doubt < 1
     settled = Confidence()
     for _ in range(5000):
         settled.add(0, 10)
@@ -131,7 +131,7 @@ def test_a_wrong_profile_is_found_out_by_the_counts_of_its_answers() -> None:
     for number in range(100):
         serve(router, [SYSTEM, (f"{number}", 600)], ("a", 20), now=float(number), cached=0)
     own = router.checkpoints.known[BackendId(0)]
-    assert own.confidence.alarm
+    assert own.confidence.doubt > 1
     assert own.index.counters.refuted > 0
 
 
