@@ -49,7 +49,10 @@ def misfit(fields: Mapping[str, Any], messages: object, size: int) -> str:
 
 
 def are_objects(messages: Sequence[object]) -> bool:
-    return all(type(message) is dict for message in messages)
+    for message in messages:  # noqa: SIM110  # twice as fast as a generator
+        if type(message) is not dict:
+            return False
+    return True
 
 
 def are_few(messages: int, size: int) -> bool:

@@ -11,6 +11,9 @@ from itertools import islice
 from typing import Any
 
 from ranvier_py.core.prompts.body_json import object_of
+from ranvier_py.core.prompts.body_members import are_objects
+from ranvier_py.core.prompts.boundaries import Message
+from ranvier_py.core.prompts.request_apis import MESSAGES, Api
 
 CUTS_MAX = 8
 """Proposed cuts that are tried: a turn rarely brings more messages (one answer, its tool results, one question)."""
@@ -21,24 +24,30 @@ ENDS_MAX = 16
 ARRAY_END = re.compile(rb"}[ \t\r\n]*]")
 GAP_BYTES_MAX = 256  # between two messages: a comma and, where somebody reads it, a line end and blanks
 NEAR_BYTES = 1 << 20
+OBJECT_END = b"},"
+MARK = re.compile(rb',[ ]*"cache_control"[ ]*:[ ]*\{[^{}]*\}')
+ONLY_TEXT = re.compile(rb'\[[ ]*\{[ ]*"type"[ ]*:[ ]*"text"[ ]*,[ ]*"text"[ ]*:[ ]*("(?:[^"\\]|\\.)*")[ ]*\}[ ]*\]')
 CACHE_MARK = b'"cache_control"'
 
 
-def load_rest(body: bytes, cut: int, name: str) -> tuple[list[Any], dict[str, Any]] | None:
-    """(messages after `cut`, members behind them), or None when that is no JSON object.
+def load_rest(body: bytes, cut: int, api: Api) -> tuple[list[Any], dict[str, Any]] | None:
+    """(items after `cut`, members behind them), or None when that is no JSON object.
 
-    It is parsed as if all messages before `cut` were one null; `name` is that of the member with the messages.
+    It is parsed as if all items before `cut` were one null.
     """
-    found = object_of(b'{"%b":[null%b' % (name.encode(), body[cut:]))
-    messages = found.pop(name) if found is not None else None  # a second one after the cut would replace ours
-    if found is None or not isinstance(messages, list) or not messages or messages[0] is not None:
+    found = object_of(api.opening + body[cut:])
+    if found is None:
         return None
-    return messages[1:], found
+    items = found.pop(api.history)  # a second one after the cut would replace ours
+    if type(items) is not list or not items or items[0] is not None:
+        return None
+    del items[0]
+    return items, found
 
 
-def is_cut(body: bytes, cut: int, following: int, after: Sequence[str], name: str) -> bool:
+def is_cut(body: bytes, cut: int, following: int, after: Sequence[str], api: Api) -> bool:
     """Whether `cut` is the message end before the last `following` ones, with the members `after` behind them."""
-    found = load_rest(body, cut, name)
+    found = load_rest(body, cut, api)
     return found is not None and len(found[0]) == following and list(found[1]) == list(after)
 
 
@@ -53,7 +62,29 @@ def unmarked(body: bytes, cuts: Sequence[int], room: int) -> int:
     return found if found != cuts[0] else 0
 
 
-def last_end(body: bytes, start: int, room: int, after: Sequence[str], name: str) -> int:
+def unmarked_items(items: bytes) -> Iterator[bytes]:
+    """How the last items of /v1/messages may be spelled when marks have moved on: without them, and as text alone.
+
+    `items` have the comma before them. Nothing where there is no mark, or they stand for other messages without it.
+    """
+    plain, marks = MARK.subn(b"", items)
+    messages = messages_of_items(items) if marks else None
+    if messages is None or messages_of_items(plain) != messages:
+        return
+    yield plain
+    bare = ONLY_TEXT.sub(rb"\1", plain)
+    if bare != plain and messages_of_items(bare) == messages:
+        yield bare
+
+
+def messages_of_items(items: bytes) -> list[Message] | None:
+    """What the bytes of some items, with the comma before them, stand for; None where they are none."""
+    found = object_of(b'{"":[null%b]}' % items)
+    several = found[""][1:] if found is not None else None
+    return MESSAGES.chat(several) if several and are_objects(several) else None
+
+
+def last_end(body: bytes, start: int, room: int, after: Sequence[str], api: Api) -> int:
     """Where the last message ends, which does so behind `start`, with the members `after` behind `messages`.
 
     0 where that is not found with a parse of no more than `room` bytes in all.
@@ -64,7 +95,7 @@ def last_end(body: bytes, start: int, room: int, after: Sequence[str], name: str
         cut = match.start() + 1
         if len(body) - cut <= room:
             room -= len(body) - cut
-            if is_cut(body, cut, 0, after, name):
+            if is_cut(body, cut, 0, after, api):
                 return cut
     return 0
 
@@ -77,18 +108,24 @@ def bare_end(body: bytes) -> int:
 def message_cuts(body: bytes, marks: tuple[bytes, ...]) -> Iterator[int]:
     """Offsets that look like message ends, last first: just after the `}` before a `,` and an object with a mark.
 
-    The first mark is searched for through all of it, the others behind it, and near the end alone.
+    The first mark is searched for through all of it, the others behind it, if an object ends there, and near the end
+    alone.
     """
     stop = len(body)
     near = max(0, stop - NEAR_BYTES)
+    first, others = marks[0], marks[1:]
     for _ in range(CUTS_MAX):
-        role = body.rfind(marks[0], 0, stop)
-        for mark in marks[1:]:
-            role = max(role, body.rfind(mark, max(role, near), stop))
+        role = body.rfind(first, 0, stop)
+        if others:
+            start = max(role, near)
+            if body.rfind(OBJECT_END, start, stop) >= 0:
+                role = max(role, *[body.rfind(mark, start, stop) for mark in others])
         opening = body.rfind(b"{", 0, role) if role > 0 else -1
         closing = body.rfind(b"}", 0, opening) if opening > 0 else -1
         if closing < 0:
             return
         if opening - closing <= GAP_BYTES_MAX and body[closing + 1 : opening].strip() == b",":
-            yield closing + 1
-        stop = role
+            stop = closing + 1
+            yield stop
+        else:
+            stop = role

@@ -27,22 +27,26 @@ from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import plain_text
 
 LEAD = "lead"
+SHAPED = frozenset(("tools", "system", "instructions", LEAD))  # members that are not as a chat has them
 """The member of a read body that has the messages before its history."""
 
 TOOLS_MAX = 1024  # a list of more is no list of tools: it counts as it came
 
 TEXT_KINDS = ("text", "input_text", "output_text")
+MESSAGES_TEXT_KINDS = ("text",)
 
 
 class Api(NamedTuple):
     """One API. `number` keeps digests of raw bytes apart.
 
-    `history`: the member with the items. `lead`: the member that comes before them, if any. `marks`: texts that stand
-    near the beginning of an item, to look for ends in raw bytes. `messages` makes a chat of an item, `tool` of a tool.
+    `opening`: of a body whose known items are one null. `history`: the member with the items. `lead`: the member that
+    comes before them, if any. `marks`: texts that stand near the beginning of an item, to look for ends in raw bytes.
+    `messages` makes a chat of an item, `tool` of a tool.
     """
 
     name: str
     number: int
+    opening: bytes
     history: str
     lead: str
     marks: tuple[bytes, ...]
@@ -51,7 +55,7 @@ class Api(NamedTuple):
 
     def members(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Members of a body, as far as they are there, as those of a chat would be; with the lead as messages."""
-        if not self.lead:
+        if not self.lead or SHAPED.isdisjoint(fields):
             return fields
         found = dict(fields)
         found.pop(LEAD, None)  # the client's own: engines have no such member
@@ -87,6 +91,14 @@ def lead_of(value: Any) -> list[Message]:
 
 def is_kind(value: Any, kind: str) -> bool:
     return type(value) is dict and value.get("type") == kind
+
+
+def text_of_only(content: list[Any], kinds: tuple[str, ...]) -> str | None:
+    """The text of the only part, if it is one of these kinds: most messages are that."""
+    if len(content) != 1 or type(part := content[0]) is not dict or part.get("type") not in kinds:
+        return None
+    text = part.get("text")
+    return text if type(text) is str else None
 
 
 def content_of_parts(parts: list[Any]) -> Any:
@@ -126,6 +138,9 @@ def messages_of_turn(item: Message) -> Sequence[Message]:
         if len(item) == 2:
             return (item,)
         return ({key: value for key, value in item.items() if key != "cache_control"},)
+    only = text_of_only(content, MESSAGES_TEXT_KINDS) if len(item) == 2 else None
+    if only is not None:
+        return ({"role": item.get("role"), "content": only},)
     role = item.get("role")
     found: list[Message] = []
     parts: list[Any] = []
@@ -207,7 +222,8 @@ def messages_of_item(item: Message) -> Sequence[Message]:
     if kind == "message":
         content = item.get("content")
         if type(content) is list:
-            content = content_of_parts([part_of_input(part) for part in content])
+            only = text_of_only(content, TEXT_KINDS)
+            content = content_of_parts([part_of_input(part) for part in content]) if only is None else only
         return ({"role": item.get("role"), "content": content},)
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
@@ -255,11 +271,13 @@ def tool_of_function(tool: Mapping[str, Any]) -> Any:
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
-CHAT = Api("chat", 0, "messages", "", (b'"role"',), itself, itself)
-MESSAGES = Api("messages", 1, "messages", "system", (b'"role"',), messages_of_turn, tool_of_schema)
+OPENING = b'{"messages":[null'
+CHAT = Api("chat", 0, OPENING, "messages", "", (b'"role"',), itself, itself)
+MESSAGES = Api("messages", 1, OPENING, "messages", "system", (b'"role"',), messages_of_turn, tool_of_schema)
 RESPONSES = Api(
     "responses",
     2,
+    b'{"input":[null',
     "input",
     "instructions",
     (b'"role"', b'"function_call', b'"reasoning",'),

@@ -49,10 +49,18 @@ from ranvier_py.core.prompts.body_members import (
 )
 from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, canonical_message
-from ranvier_py.core.prompts.message_ends import CUTS_MAX, is_cut, last_end, load_rest, message_cuts, unmarked
+from ranvier_py.core.prompts.message_ends import (
+    CUTS_MAX,
+    is_cut,
+    last_end,
+    load_rest,
+    message_cuts,
+    unmarked,
+    unmarked_items,
+)
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
 from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, Note, Prompt, PromptMemory
-from ranvier_py.core.prompts.request_apis import CHAT, LEAD, RESPONSES, Api, pieces_of
+from ranvier_py.core.prompts.request_apis import CHAT, LEAD, MESSAGES, RESPONSES, Api, pieces_of
 
 __all__ = ["Prompt", "PromptReader"]
 
@@ -62,8 +70,8 @@ NAMESPACE_FIELDS = ("model", "cache_salt", "lora_path", "tools", *TEMPLATE_FIELD
 """Members of a body that change the rendered text as a whole, or that keep caches apart: the namespace of texts. That
 of tokens is `prompts.namespaces`. STORED_FIELDS name a history that an engine keeps and no body shows."""
 
-NAMESPACE = frozenset(NAMESPACE_FIELDS)
-PIECES_MAX = 2 * MESSAGES_MAX  # parts of contents that are made into messages, in all
+NAMESPACE, STORED = frozenset(NAMESPACE_FIELDS), frozenset(STORED_FIELDS)
+PIECES_MAX = 2 * MESSAGES_MAX  # parts of contents that are made into messages, in all; each has two bytes at least
 
 REPARSED_BYTES_MAX = UNCOUNTED_BYTES_MAX
 """Parsed once more, in all tries together, to find where the last messages end. A longer last message is not passed
@@ -73,11 +81,26 @@ KNOWN_BYTES_MAX = 16 * 1024 * 1024
 # A chat with a known history may be longer than one that is parsed, for images that came turn by turn. To search it
 # for message ends and to digest it takes 1 ms for each MiB, of texts that are made to be searched slowly.
 
+UNMARKED_BYTES_MAX = 64 * 1024  # longer last items are read again with the next turn
+
 TAIL_BYTES_MAX = 8 * 1024
 """A longer tail is not kept as objects, which may take 27 times its size; who needs them parses the body again."""
 
+new = tuple.__new__
+"""Makes a NamedTuple in half the time that its name takes."""
+
 MESSAGE_OVERHEAD_TOKENS = 5  # markers and role of one message in ChatML and Llama 3, for estimates alone
 NAMESPACES_MAX = 1024  # cached fingerprints of namespaces that are a model's name alone
+
+
+def names_stored(fields: Mapping[str, Any]) -> bool:
+    """Whether a history that an engine keeps comes before these members' own."""
+    return not STORED.isdisjoint(fields) and any(fields.get(name) for name in STORED_FIELDS)
+
+
+def is_tangled(items: Sequence[Message], api: Api) -> bool:
+    """Whether items have more parts than are made into messages."""
+    return api is not CHAT and pieces_of(items) > PIECES_MAX
 
 
 class PromptReader:
@@ -132,9 +155,9 @@ class PromptReader:
         fields = load_object(body)
         items = api.items(fields)
         reason = misfit(fields, items, len(body))
-        if not reason and api is not CHAT and pieces_of(items) > PIECES_MAX:
+        if not reason and is_tangled(items, api):
             reason = "messages"
-        if not reason and api is RESPONSES and any(fields.get(name) for name in STORED_FIELDS):
+        if not reason and api is RESPONSES and names_stored(fields):
             reason = "stored"
         if reason:
             prompt = self._opaque(fields, body, tenant, reason)
@@ -208,13 +231,13 @@ class PromptReader:
             if known is None:
                 continue
             size = len(body) - cut
-            rest = None if size > UNCOUNTED_BYTES_MAX and excess(body[cut:]) else load_rest(body, cut, api.history)
+            rest = None if size > UNCOUNTED_BYTES_MAX and excess(body[cut:]) else load_rest(body, cut, api)
             if rest is None:
                 return None
             items = rest[0]
             if not are_objects(items) or known.end.messages + len(items) > MESSAGES_MAX:
                 return None
-            if not are_few(len(items), size) or (api is not CHAT and pieces_of(items) > PIECES_MAX):
+            if not are_few(len(items), size) or (size > 2 * PIECES_MAX and is_tangled(items, api)):
                 return None
             return self._continued(body, cuts, known, rest, tenant, api)
         return None
@@ -235,7 +258,7 @@ class PromptReader:
             alone = NAMESPACE.isdisjoint(members) and api.lead not in members
             if not (alone and known.alone) and not self._is_same(known, fields, tenant):
                 return None
-            if api is RESPONSES and any(fields.get(name) for name in STORED_FIELDS):
+            if api is RESPONSES and names_stored(fields):
                 return None
             messages, ends = self._extend(known.end, items, api)
         except (TypeError, UnicodeError):
@@ -246,8 +269,8 @@ class PromptReader:
         tail = messages if len(body) - cut <= TAIL_BYTES_MAX else ()
         prompt = self._prompt("chat", fields, body, tenant, end, known.end, tail)
         prompt.api = api.name
-        known = KnownPrefix(end, known.namespace, known.fields, alone)
-        prompt.note = Note(api, cut, cuts, ends, known, list(members), tenant)
+        known = new(KnownPrefix, (end, known.namespace, known.fields, alone))
+        prompt.note = new(Note, (api, cut, cuts, ends, known, list(members), tenant))
         return prompt
 
     def _first_contact(
@@ -298,11 +321,17 @@ class PromptReader:
         """The messages that these items stand for, and the ends of the last few of them, the last one first."""
         messages: list[Message] = []
         ends: list[Boundary] = []
-        for item in items:
-            for message in api.messages(item):
+        if api is CHAT:
+            messages = list(items)
+            for message in messages:
                 boundary = self.extend(boundary, message)
-                messages.append(message)
-            ends.append(boundary)
+                ends.append(boundary)
+        else:
+            for item in items:
+                for message in api.messages(item):
+                    boundary = self.extend(boundary, message)
+                    messages.append(message)
+                ends.append(boundary)
         ends = ends[: -CUTS_MAX - 2 : -1]
         for end in ends[:2]:
             self.memory.keep(end)
@@ -327,24 +356,33 @@ class PromptReader:
         if note is None:
             return
         body, cuts = prompt.body, [cut for cut in note.cuts if cut > note.cut]
-        room, name, last = REPARSED_BYTES_MAX, note.api.history, cuts[0] if cuts else 0
-        moving = note.api.lead == "system" and cuts  # only this API's clients mark where caches end
-        for cut in (last, unmarked(body, cuts, room) if moving else 0):
+        room, api, last = REPARSED_BYTES_MAX, note.api, cuts[0] if cuts else 0
+        # only clients of one API mark where caches end, and move the marks on with each turn
+        start = unmarked(body, note.cuts, room) if api is MESSAGES and note.cuts else 0
+        for cut in (last, start if start > note.cut else 0):
             following = cuts.index(cut) + 1 if cut else 0
             if 0 < following < len(note.ends) and len(body) - cut <= room:
                 room -= len(body) - cut
-                if is_cut(body, cut, following, note.after, name):
+                if is_cut(body, cut, following, note.after, api):
                     known = note.known._replace(end=note.ends[following])
-                    self.memory.remember(self._digest(body, cut, note.tenant, note.api), known)
-        cut = last_end(body, max(last, note.cut), room, note.after, name) if note.ends else 0
+                    self.memory.remember(self._digest(body, cut, note.tenant, api), known)
+        cut = last_end(body, max(last, note.cut), room, note.after, api) if note.ends else 0
         if cut:
-            self.memory.remember(self._digest(body, cut, note.tenant, note.api), note.known)
+            self.memory.remember(self._digest(body, cut, note.tenant, api), note.known)
+            if api is MESSAGES and note.cuts and cut - (start := start or note.cuts[0]) <= UNMARKED_BYTES_MAX:
+                for items in unmarked_items(body[start:cut]):
+                    self.memory.remember(self._digest(body, start, note.tenant, api, items), note.known)
 
-    def _digest(self, body: bytes, cut: int, tenant: bytes, api: Api) -> int:
+    def _digest(self, body: bytes, cut: int, tenant: bytes, api: Api, behind: bytes = b"") -> int:
+        """Of the bytes up to a cut, and of others behind it."""
         seed = self._seed ^ api.number
         if tenant:
             seed ^= int.from_bytes(tenant[:8], "little")
-        return xxhash.xxh3_128_intdigest(memoryview(body)[:cut], seed)
+        if not behind:
+            return xxhash.xxh3_128_intdigest(memoryview(body)[:cut], seed)
+        digest = xxhash.xxh3_128(memoryview(body)[:cut], seed)
+        digest.update(behind)
+        return digest.intdigest()
 
     def _root(self, fields: Mapping[str, Any], tenant: bytes) -> Boundary:
         """The empty prefix of a namespace of texts, and of its tokens. Raises TypeError for values beyond JSON."""

@@ -69,6 +69,8 @@ __all__ = [
 new = tuple.__new__
 """Makes a NamedTuple in half the time that its name takes; for those that every request needs."""
 
+CHAT_APIS = {path: APIS[rule.reader] for path, rule in PATHS.items() if rule.reader in APIS}
+
 SESSION_LOAD_FACTOR, SESSION_LOAD_FREE = 2, 2
 """A session is followed to a backend with so much more in flight than the least loaded one, as prefixes are."""
 
@@ -122,12 +124,11 @@ class Router:
         `dry`: for `explain`. Nothing of it is remembered, and what is found out about it is found out for it alone.
         """
         reader = self.reader.forgetful(self.hasher) if dry else self.reader
-        rule = PATHS.get(path)
-        kind = rule.reader if rule is not None else ""
-        if kind in APIS:
-            prompt = reader.chat(body, tenant, APIS[kind])
-        elif kind:
-            prompt = reader.completion(body, tenant, kind)
+        api = CHAT_APIS.get(path)
+        if api is not None:
+            prompt = reader.chat(body, tenant, api)
+        elif path in PATHS and PATHS[path].reader:
+            prompt = reader.completion(body, tenant, PATHS[path].reader)
         else:
             prompt = reader.other(body, tenant)
         if prompt.previous:

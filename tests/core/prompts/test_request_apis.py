@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.prompts.message_ends import unmarked_items
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, MESSAGES, RESPONSES, Api
 from ranvier_py.core.prompts.request_body import PIECES_MAX, Prompt, PromptReader
@@ -280,6 +281,49 @@ def test_each_turn_of_an_agent_continues_the_whole_one_before(api: Api, turns: l
         growing.remember(prompt)
     assert len(before) > 2 * len(turns)
     assert growing.memory.counters.found >= len(turns) - 3, "the history is found by its bytes, marks or not"
+
+
+@pytest.mark.parametrize("marks", [1, 2])
+@pytest.mark.parametrize("is_list", [True, False])
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_a_history_is_found_whole_where_marks_have_moved_on(
+    marks: int, is_list: bool, separators: tuple[str, str]
+) -> None:
+    """Of its last items nothing is read again: their bytes are known as they are without a mark."""
+    words = 'rules, and a "quote", [a list] and {"type":"text"}'
+    growing, history, before = reader(), [user(words), {"role": "assistant", "content": "Yes."}] * 2, 0
+    for number in range(5):
+        history += [user(f"question {number}")]
+        plain = [{**item, "content": [text(item["content"])]} if is_list else item for item in history]
+        items = [*plain[:-marks], *map(as_marked, plain[-marks:])]
+        body = json.dumps({"model": "m", "system": "s", "messages": items}, separators=separators).encode()
+        prompt = growing.chat(body, api=MESSAGES)
+        assert texts(prompt) == read(MESSAGES, history, system="s")
+        assert prompt.base.messages == before
+        before = prompt.end.messages
+        growing.remember(prompt)
+        history += [{"role": "assistant", "content": f"answer {number}"}]
+
+
+UNLIKE: dict[str, tuple[bytes, list[bytes]]] = {
+    "no mark": (b',{"role":"user","content":"hi"}', []),
+    "a mark in a text": (b',{"role":"user","content":"say ,\\"cache_control\\":{} please"}', []),
+    "a mark that is an argument": (
+        b',{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"f","input":{"x":1,"cache_control":{}}}]}',
+        [],
+    ),
+    "no items": (b',{"role":"user","content":"hi","cache_control":{}}]', []),
+    "a block beside it": (
+        b',{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b","cache_control":{}}]}',
+        [b',{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}'],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_only_marks_are_taken_off_items_and_nothing_that_is_rendered(case: str) -> None:
+    items, expected = UNLIKE[case]
+    assert list(unmarked_items(items)) == expected
 
 
 # --- never a false match ---------------------------------------------------------------------------------------------
