@@ -50,7 +50,7 @@ from ranvier_py.core.response_cache.redis_answer_options import RedisAnswerOptio
 from ranvier_py.core.routing.health import BackendLimits
 from ranvier_py.core.routing.placement.affinity import AffinityOptions
 from ranvier_py.core.routing.placement.policies import POLICIES
-from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
@@ -204,6 +204,7 @@ class Config(Options):
     route_ttl_s: float = seconds(
         default_of(RouteTable, "ttl_s"), "A route is forgotten this long after it was last served.", section="Routing"
     )
+    routes: RouteTableOptions = part(RouteTableOptions)
     prompt_memory_entries: int = key(
         default_of(PromptMemory, "entries_max"),
         "Routing",

@@ -48,6 +48,7 @@ from ranvier_py.node.garbage import collected_in_waits
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import (
     INDEX_REDIS,
+    alpha_process_of,
     authorization_of,
     calibrating_of,
     control_settings,
@@ -114,7 +115,7 @@ class Node:
         self.keys = keys = key_inbox(config, self.scheme)
         self.router = make_router(config, tokenizer.facts, self.scheme, self.registry, rng, keys.hasher)
         self.shadows = shadows_of(config, self.router, rng)
-        self.recorder = recorder_of(config, self.scheme)
+        self.recorder, self.alpha_process = recorder_of(config, self.scheme), alpha_process_of(config, self.router)
         self.clients = ClientReader(rng.getrandbits(64))
         self.router.observers += tuple(each for each in (self.shadows, self.recorder, self.clients) if each is not None)
         self.tokenizer_worker = TokenizerWorker(tokenizer, self.router, keys, queue_max=config.learn_queue_max)
@@ -327,8 +328,9 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
         nursery.start_soon(faults.keep, "tokenizer_worker", node.tokenizer_worker.run)
         nursery.start_soon(faults.keep, "sweep", node.sweep)
         nursery.start_soon(faults.keep, "clients", node.clients.run)
-        if node.recorder is not None:
-            nursery.start_soon(faults.keep, "recorder", node.recorder.run)
+        for place, part in (("recorder", node.recorder), ("route_eviction", node.alpha_process)):
+            if part is not None:
+                nursery.start_soon(faults.keep, place, part.run)
         if node.clustering is not None:
             await nursery.start(node.clustering.run)
             nursery.start_soon(faults.keep, "follow", node.follow, node.clustering)

@@ -221,7 +221,7 @@ NEEDS_RESTART = frozenset(
     listen control workers
     kv_events
     tokenizer chat_template block_size_tokens
-    route_capacity tenant_isolation cluster_secret cluster_secret_file
+    route_capacity route_eviction tenant_isolation cluster_secret cluster_secret_file
     response_cache_backend response_cache_redis_url response_cache_redis_url_file response_cache_redis_prefix
     response_cache_redis_connections_max response_cache_redis_timeout_s response_cache_redis_connect_timeout_s
     response_cache_redis_bytes_max response_cache_redis_retry_s response_cache_fallback_to_memory

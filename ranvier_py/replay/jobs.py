@@ -212,6 +212,7 @@ def plain(plan: Plan) -> dict[str, object]:
         "policy_options": dict(plan.options.named),
         "gossip_delay_s": plan.gossip_delay_s,
         "knowledge": plan.knowledge,
+        "routes": {"capacity": plan.routes_max, "eviction": plan.routes.eviction},
         "restarts": [list(restart) for restart in plan.restarts],
         "seed": plan.seed,
     }

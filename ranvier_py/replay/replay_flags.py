@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from ranvier_py.core.routing.placement.policies import POLICIES
+from ranvier_py.core.routing.route_table.route_values import LRU, UTILITY
 from ranvier_py.replay.engine.engine_values import CACHES
 from ranvier_py.replay.engine.presets import PRESETS
 from ranvier_py.replay.hybrid.hybrid_model import HYBRID_MODELS
@@ -52,6 +53,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "or events (the engines publish them); to compare with: attention (of these those of keys and values alone) or "
         "oracle (routers see into the caches)",
     )
+    add("--routes", default="1M", metavar="N", help="rows of each node's route table (1M)")
+    add(
+        "--eviction",
+        default=LRU,
+        metavar="E",
+        help=f"what a full route table forgets: {LRU} (the default) or {UTILITY}",
+    )
     add("--jobs", metavar="N", help="runs at a time, each in a process (as many as there are cores)")
     add = parser.add_argument_group("engines").add_argument
     add("--engines", default="8", metavar="N", help="engines (8)")
@@ -69,8 +77,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help=f"whose checkpoints the caches but the first two keep: {', '.join(HYBRID_MODELS)} (paper-7b)",
     )
-    moment = "a new process of engine ENGINE (0 is the first), S seconds after the first request"
-    add("--restart", action="append", default=[], metavar="ENGINE@S", help=moment)
+    add("--restart", action="append", default=[], metavar="ENGINE@S", help="of an engine (0 is the first) after S s")
     add = parser.add_argument_group("the trace").add_argument
     add("--format", metavar="F", help="mooncake, chats, token_ids, recording or sessions")
     add("--limit", metavar="N", help="only the first N requests")

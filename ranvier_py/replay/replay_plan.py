@@ -20,6 +20,7 @@ from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement.policies import PlacementOptions
+from ranvier_py.core.routing.route_table import RouteTableOptions
 from ranvier_py.core.routing.router import Attempt
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineLimits
@@ -41,6 +42,7 @@ class Plan:
 
     `nodes` 0: an oracle places. `speed` divides the gaps between arrivals. `gossip_delay_s` None: the real gossip; inf:
     nodes send each other nothing. `per_request`: keep what became of each request, with each decision's terms.
+    `routes_max`, `routes`: of each node's route table.
     """
 
     policy: str
@@ -54,6 +56,8 @@ class Plan:
     regret: bool = True
     per_request: bool = False
     knowledge: KnowledgeName = "calibrated"
+    routes_max: int = 1_000_000  # as a node has by default
+    routes: RouteTableOptions = field(default_factory=RouteTableOptions)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
+from ranvier_py.core.routing.route_table.route_values import LRU, UTILITY, RouteTableOptions
 from ranvier_py.replay.engine.engine_values import CACHES, CacheName, EngineLimits
 from ranvier_py.replay.engine.presets import preset
 from ranvier_py.replay.hybrid.hybrid_model import HYBRID_MODELS
@@ -29,6 +30,7 @@ EVERYDAY = ("ttft", "affinity", "least_loaded", "round_robin", "oracle_greedy", 
 
 ENGINES_MAX = 4096  # as many as a node's registry takes
 NODES_MAX = 64
+ROUTES_MAX = 1 << 30  # half of what a row's number can be
 SPEED_MAX = 10_000.0
 RATES_MAX = 64  # of one sweep; each is a whole run of every policy
 JOBS_MAX = 1024
@@ -98,6 +100,8 @@ def read_request(given: argparse.Namespace, cores: int) -> ReplayRequest:
         regret=not given.no_regret,
         per_request=given.per_request is not None,
         knowledge=one_of("--knowledge", given.knowledge, get_args(KnowledgeName)),
+        routes_max=read("--routes", given.routes, whole(1, ROUTES_MAX)),
+        routes=RouteTableOptions(eviction=one_of("--eviction", given.eviction, (LRU, UTILITY))),
     )
     return ReplayRequest(
         traces=tuple(dict.fromkeys(existing("TRACE", path) for path in given.traces)),

@@ -148,6 +148,8 @@ def test_oracles_are_run_once_whatever_the_number_of_nodes(trace: Path, capsys: 
         (["--preset", "abacus"], "--preset: no engine preset 'abacus': there are lab"),
         (["--cache", "none"], "--cache: there is no 'none', there are attention, vanilla"),
         (["--hybrid-model", "m"], "--hybrid-model: there is no 'm', there are paper-7b"),
+        (["--routes", "0"], "--routes: expected a whole number from 1 to"),
+        (["--eviction", "oldest"], "--eviction: there is no 'oldest', there are lru, utility"),
         (["--engines", "0"], "--engines: expected a whole number from 1 to"),
         (["--nodes", "1,,4"], "--nodes: expected a whole number from 1 to"),
         (["--speed", "-1"], "--speed: expected a number above 0"),

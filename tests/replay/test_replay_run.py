@@ -17,6 +17,7 @@ import pytest
 
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.core.routing.request_record import Header
+from ranvier_py.core.routing.route_table import RouteTableOptions
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.jobs import Done, Ready, RunFailed, Task, execute, execute_all, make_ready
 from ranvier_py.replay.replay_plan import Plan, Restart
@@ -281,3 +282,15 @@ def test_a_choice_that_is_refused_has_no_regret_in_seconds() -> None:
     assert found.result.regret_s["sum"] < 1e6
     reported = [orjson.loads(line) for line in found.lines.splitlines()]
     assert all(("failed" in line) != ("regret_s" in line) for line in reported)
+
+
+def test_a_small_route_table_finds_more_where_it_forgets_by_utility() -> None:
+    """Chats that pause: of each idle one the end is what its next turn needs."""
+    small = plan(routes_max=300, knowledge="estimated")
+    ready = make_ready(chats(80, 6, within_s=8.0))
+    lru = done(small, ready).result
+    utility = done(replace(small, routes=RouteTableOptions("utility")), ready).result
+    assert utility.predicted_hit_rate > lru.predicted_hit_rate + 0.05
+    assert utility.hit_rate > lru.hit_rate + 0.05
+    whole = done(replace(small, routes_max=1_000_000), ready).result
+    assert utility.hit_rate <= whole.hit_rate + 0.01

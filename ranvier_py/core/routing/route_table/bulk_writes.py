@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.route_values import U64, Claim, Numbers, RouteColumns, Trust
-from ranvier_py.core.routing.route_table.rows import Rows
+from ranvier_py.core.routing.route_table.rows import FORKED, Rows
 from ranvier_py.core.routing.route_table.tree import Tree
 
 ONE = np.array([True])
@@ -110,7 +110,9 @@ class Merge:
         tree.counters.created += room
         claims.counts[Trust.REMOTE] += room
         self._hand_up(columns, parents, generations)
-        self._leaves.push_many(ids[np.frombuffer(rows.child, np.int32)[ids] == 0])
+        if not self._leaves.takes_inner:
+            ids = ids[np.frombuffer(rows.child, np.int32)[ids] == 0]
+        self._leaves.push_many(ids)
 
     def _make_room(self, wanted: int) -> int:
         """How many of so many rows can be created; older ones go for them."""
@@ -202,6 +204,7 @@ def place(rows: Rows, ids: Numbers, parents: Numbers) -> None:
     right[lower] = older
     followed = older > 0
     left[older[followed]] = lower[followed]
+    np.frombuffer(rows.flags, np.uint8)[upper[followed]] |= FORKED
     first_children = lower[last]
     left[first_children] = 0
     child[upper[last]] = first_children

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table.leaves import LeafQueue
+from ranvier_py.core.routing.route_table.leaves import LANES, LeafQueue
 from ranvier_py.core.routing.route_table.route_values import BACKENDS_MAX, Claim, Trust
 from ranvier_py.core.routing.route_table.rows import NO_BACKEND, SHARED, Rows
 
@@ -231,7 +231,7 @@ class Claims:
         """Find the row's best trust anew; a leaf that lost trust moves to its lower lane."""
         rows = self._rows
         best = rows.best[row] = max((claim.trust for _, claim in self.of(row)), default=0)
-        if best < rows.lane[row]:
+        if best < rows.lane[row] & LANES[-1]:
             self._leaves.remove(row)
             if best:
                 self._leaves.push(row)

@@ -19,20 +19,28 @@ from ranvier_py.core.routing.route_table.route_values import Numbers, Trust
 from ranvier_py.core.routing.route_table.rows import Rows
 
 LANES = (Trust.REMOTE, Trust.LOCAL, Trust.CONFIRMED)
+TRUST_BITS = 2
+"""Of a lane's number: they say its trust."""
 
 
 class LeafQueue:
     """Rows that are, or lately were, leaves. Its links are columns of Rows."""
+
+    takes_inner = False  # rows with one child, too
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self.heads: dict[int, dict[int, int]] = {lane: {} for lane in LANES}  # lane -> second -> oldest row, 0 = empty
         self._seconds: dict[int, list[int]] = {lane: [] for lane in LANES}  # the keys of the above, as a heap
 
-    def push(self, row: int) -> None:
-        """Queue a row that is not queued and has claims, by its trust and last use."""
+    def is_inner(self, row: int) -> bool:  # noqa: ARG002  # who takes some, tells
+        """Whether a row is queued as one with a child."""
+        return False
+
+    def push(self, row: int, lane: int = 0) -> None:
+        """Queue a row that is not queued and has claims, by its trust, or in this lane, and by its last use."""
         rows = self._rows
-        lane, second = rows.best[row], rows.used[row]
+        lane, second = lane or rows.best[row], rows.used[row]
         rows.lane[row], rows.bucket[row] = lane, second
         heads = self.heads[lane]
         head = heads.get(second)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.prompts.prompt import PrefixKey
 
 ROUTE_TTL_S = 3600.0
@@ -22,6 +23,25 @@ BACKENDS_MAX = 4096
 
 QUANTUM_S = 1
 """Evidence and use are kept as whole seconds: 4 bytes each, and a second is nothing against a TTL of an hour."""
+
+LRU, UTILITY = "lru", "utility"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTableOptions(Options):
+    """What an operator may set of it besides its size."""
+
+    eviction: str = option(
+        LRU,
+        "Which routes a full table forgets: lru, those unused for longest; utility, those that save least for the time "
+        "since their last use, weighed by a replay of the latest requests.",
+        one_of=(LRU, UTILITY),
+        key="route_eviction",
+        section="Routing",
+    )
+
+
+STANDARD = RouteTableOptions()
 
 U64 = np.uint64
 Numbers = npt.NDArray[np.int64]

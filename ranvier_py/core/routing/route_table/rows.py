@@ -26,6 +26,8 @@ SHARED = 2
 """Bit of `flags`: the row has more claims than the one in the columns."""
 ALIASED = 4
 """Bit of `flags`: the row has more text fingerprints than the one in the columns."""
+FORKED = 8
+"""Bit of `flags`: the row has, or had, several children: prompts differ behind it."""
 
 
 class Rows:
@@ -96,6 +98,17 @@ class Rows:
         self.free.append(row)
         return parent
 
+    def splice(self, row: int) -> int:
+        """Free a placed row with one child, which takes its place. Returns the row above. No use of that one."""
+        child, parent = self.child[row], self.parent[row]
+        above, own = self.used[parent], self.used[row]
+        self.detach(child)
+        self.release(row)
+        self.place(child, parent)
+        self.used[child] = max(self.used[child], own)
+        self.used[parent] = above
+        return parent
+
     def texts(self, row: int) -> tuple[int, ...]:
         """All text fingerprints of the row."""
         first = self.text[row]
@@ -130,6 +143,7 @@ class Rows:
         self.right[row] = first
         if first:
             self.left[first] = row
+            self.flags[parent] |= FORKED
         self.child[parent] = row
 
     def detach(self, row: int) -> int:

@@ -4,17 +4,17 @@ A radix tree of prefixes, found by fingerprint. A prompt comes as its chain of p
 returns the backends with the deepest live claims, `learn` stores a claim for each key. A claim lives while its
 generation is the backend's current one and its last evidence is younger than the TTL; being looked up is no evidence.
 
-Rules: at most `capacity` rows; a new row beyond that evicts the leaf that comes first in `leaves.LeafQueue`. A use of a
-row is a use of its ancestors: they are not touched, they inherit the time when a child goes. So an idle chat loses its
-deep rows first, and a system prompt that others use survives. Every call is synchronous, hence atomic. Rows and their
-columns are seen in this package alone.
+Rules: at most `capacity` rows; a new row beyond that evicts the leaf that comes first in `leaves.LeafQueue`, or the row
+that is worth least by `utility_queue`. A use of a row is a use of its ancestors: they are not touched, they inherit the
+time when a child goes. So an idle chat loses its deep rows first, and a system prompt that others use survives. Every
+call is synchronous, hence atomic. Rows and their columns are seen in this package alone.
 Invariants: those of `rows`, `leaves`, `claims` and `tree`; tests/core/routing/route_table/test_routes_properties.py
 holds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 
@@ -26,24 +26,26 @@ from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table.bulk_writes import Merge
 from ranvier_py.core.routing.route_table.claims import Claims, Hidden
-from ranvier_py.core.routing.route_table.leaves import LeafQueue
 from ranvier_py.core.routing.route_table.outgoing import OutgoingRoutes
 from ranvier_py.core.routing.route_table.reconcile import Reconciler
 from ranvier_py.core.routing.route_table.route_values import (
     BACKENDS_MAX,
     ROUTE_TTL_S,
+    STANDARD,
     BackendNames,
     Claim,
     ClaimView,
     RouteColumns,
     RouteTableCounters,
+    RouteTableOptions,
     RouteView,
     Trust,
 )
 from ranvier_py.core.routing.route_table.rows import SHARED, WHOLE, Rows
 from ranvier_py.core.routing.route_table.scan import ClaimReader, RowsScan, SumsScan
 from ranvier_py.core.routing.route_table.tree import Tree
-from ranvier_py.core.routing.route_table.uses import RouteUses
+from ranvier_py.core.routing.route_table.uses import RemoteUse, RouteUses
+from ranvier_py.core.routing.route_table.utility_queue import make_queue
 
 WITHDRAW_CLAIMS_MAX = 2000
 """Claims one call of `withdraw` removes, some milliseconds; what is left below goes with the next sweeps."""
@@ -53,11 +55,7 @@ REFUTE_ROWS_MAX = 2000
 
 NOT_BY_ENGINE = -1.0
 
-RemoteUse = Callable[[Iterable[Sequence[PrefixKey]], BackendId, int, int], object]
-"""Called with what peers' requests used, before it is learned: prompts, of which process, in which second."""
-
-CHILDREN_COUNTED_MAX = 10_000
-"""The admin page does not count further."""
+CHILDREN_COUNTED_MAX = 10_000  # the admin page does not count further
 
 NO_DEPTHS: Mapping[int, int] = MappingProxyType({})
 
@@ -79,12 +77,14 @@ class RouteTable:
     `claims` and `tree` are this package's own.
     """
 
-    def __init__(self, *, capacity: int = 1_000_000, ttl_s: float = ROUTE_TTL_S) -> None:
+    def __init__(
+        self, *, capacity: int = 1_000_000, ttl_s: float = ROUTE_TTL_S, options: RouteTableOptions = STANDARD
+    ) -> None:
         if capacity < 1 or ttl_s <= 0:
             raise ValueError("capacity and ttl_s must be positive")
         self._counters = RouteTableCounters(capacity=capacity)
         self.rows = Rows(capacity)
-        self.leaves = LeafQueue(self.rows)
+        self.leaves = make_queue(self.rows, options)
         self.claims = Claims(self.rows, self.leaves, ttl_s)
         self.tree = Tree(self.rows, self.leaves, self.claims, self._counters)
         self._cursor = 1

@@ -8,7 +8,7 @@ Rules: a key with both fingerprints has one row; a text-only row joins the token
 new between two linked ones splits their link. Two chains for one prompt become one where the order is certain: by the
 keys themselves, or by exact depths. Where it is not certain, or would close a circle, the rows stay unlinked and are
 counted: the tree decides who is evicted first, not what matches, so a missing link costs nothing but order.
-Invariant: only leaves are removed, so no row loses its ancestors.
+Invariant: who is removed is a leaf, or its only child takes its place, so every row keeps the ancestors that are left.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Tree:
         second = claim.evidence
         rows.used[row] = max(rows.used[row], second)
         above = row
+        between: list[int] = []  # new rows that have a child
         for tokens, token, text in reversed(chain):
             if rows.count >= capacity and not self.evict():
                 self.counters.refused += 1
@@ -104,41 +105,54 @@ class Tree:
             rows.place(new, above)
             if whole:
                 rows.flags[new] = WHOLE
+            if above != row:
+                between.append(above)
             above = new
         self.claims.raise_from(above, backend, claim)
         self._settle()
         if above != row:
             self.tidy(above)
+        if between and self.leaves.takes_inner:
+            for new in between:
+                self.tidy(new)
         return True
 
     def _settle(self) -> None:
         """Unpin the path: its leaves queue for eviction."""
         pinned, children, lanes = self.pinned, self.rows.child, self.rows.lane
         self._path, self.pinned = {}, {}
+        inner = self.leaves.takes_inner
         for row in pinned:
-            if not children[row] and not lanes[row]:
+            if not lanes[row] and (inner or not children[row]):
                 self.tidy(row)
 
     def tidy(self, row: int) -> None:
         """Queue a row that became a leaf; remove it if it has no claims either, and then look at its parent."""
-        rows = self.rows
+        rows, leaves = self.rows, self.leaves
         while row > 0 and not rows.child[row] and row not in self.pinned:
             if rows.best[row]:
+                if leaves.is_inner(row):
+                    leaves.remove(row)
                 if not rows.lane[row]:
-                    self.leaves.push(row)
+                    leaves.push(row)
                 return
-            self.leaves.remove(row)
+            leaves.remove(row)
             row = rows.release(row)
+        if leaves.takes_inner and row > 0 and not rows.lane[row] and row not in self.pinned:
+            leaves.push(row)
 
     def evict(self) -> bool:
-        """Remove the leaf that is first in order. False: there is none but those of the path at hand."""
+        """Remove the row that is first in order: a leaf, or one with a single child, which takes its place.
+
+        False: there is none but those of the path at hand.
+        """
         rows = self.rows
         while row := self.leaves.pop():
             if row in self.pinned:
                 continue  # `_settle` queues it again
             self.evicted[rows.best[row]] += 1
             self.claims.drop_all(row)
-            self.tidy(rows.release(row))
+            self.tidy(rows.splice(row) if rows.child[row] else rows.release(row))
             return True
         return False
 

@@ -10,13 +10,16 @@ Rule: none of this is a use of the rows themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import floor
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.claims import Claims
 from ranvier_py.core.routing.route_table.rows import Rows
+
+RemoteUse = Callable[[Iterable[Sequence[PrefixKey]], BackendId, int, int], object]
+"""Called with what peers' requests used, before it is learned: prompts, of which process, in which second."""
 
 
 class RouteUses:

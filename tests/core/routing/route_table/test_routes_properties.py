@@ -194,7 +194,7 @@ def check_queued(table: RouteTable, row: int) -> None:
     lane = rows.lane[row]
     if not rows.child[row]:
         assert lane, "a leaf that can never be evicted"
-        assert (lane, rows.bucket[row]) <= (rows.best[row], rows.used[row])
+        assert (lane & LANES[-1], rows.bucket[row]) <= (rows.best[row], rows.used[row])
     if lane:
         assert rows.newer[rows.older[row]] == rows.older[rows.newer[row]] == row
         assert table.leaves.heads[lane][rows.bucket[row]]

@@ -1,0 +1,209 @@
+"""How much a full route table weighs what routes save against when they were used: alpha, by replay. Pure.
+
+The latest requests, as keys and lengths and never as text, are replayed through an empty table under each of eleven
+alphas, 0 (the longest unused leaf) to 2, and under the one in use. What counts is the operations that the last WINDOW
+lookups would have saved; the WARM ones before them fill the table. A change is made for GAIN_LEAST only, by
+half of the step; the lowest of equals wins.
+
+A table of a million rows does not turn over within a few hundred requests. So of a large one a sample of its chats is
+kept, and replayed through a table that is smaller by as much: each chat as a whole or not at all, by its fingerprint
+(Waldspurger et al., «Cache modeling and optimization using miniature simulations»).
+Bounds: WARM + WINDOW requests of KEYS_MAX keys; the oldest goes. Nothing is tuned while nothing is evicted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.route_table.route_values import UTILITY, RouteTableOptions, Trust
+from ranvier_py.core.routing.route_table.table import RouteTable
+from ranvier_py.core.routing.route_table.utility_queue import ALPHA_MAX, DEPTH_SLOPE, UtilityQueue
+
+if TYPE_CHECKING:
+    from ranvier_py.core.answers.answer_stream import Answer
+    from ranvier_py.core.prompts.prompt import Boundary
+    from ranvier_py.core.routing.attempt import Attempt
+    from ranvier_py.core.routing.backends import Outcome
+
+WINDOW, WARM = 200, 200
+KEYS_MAX = 1024
+ALPHAS = tuple(ALPHA_MAX * step / 10 for step in range(11))
+GAIN_LEAST = 1.02
+STEP_LEAST = 0.05  # a shorter one is not halved: alpha 0 is reached
+LONG_S = 1e9  # replayed routes don't expire
+
+ONE_BACKEND, ONE_GENERATION = BackendId(0), (0,)
+WHOLE = 1 << 32
+"""A share of 1, of chats that are kept."""
+
+HEAD = Struct("<dII")  # alpha, capacity, requests
+ANSWER = Struct("<d")
+
+
+class LoggedRequest(NamedTuple):
+    """`chain`: of prompt and answer, deepest first."""
+
+    at: int  # second
+    prompt_tokens: int
+    chain: Sequence[PrefixKey]
+
+
+class AlphaJob(NamedTuple):
+    """What is to be found out. `alpha` is in use, `capacity` in rows."""
+
+    alpha: float
+    capacity: int
+    requests: Sequence[LoggedRequest]
+
+
+@dataclass(slots=True)
+class AlphaCounters:
+    alpha: float = gauge("How a full table weighs what a route saves against its last use; 0: it does not.")
+    tunings: int = counter("Replays of the latest requests that were to find a better alpha.")
+    changes: int = counter("Times that alpha was changed.")
+    failed: int = counter("Replays that gave no answer, or took too long.")
+    left_out: int = counter("Requests with too many prefixes to be replayed.")
+
+
+class AlphaTuner:
+    """An attempt.Observer. `due` says when `job` has something to find out, whose answer `take` gets."""
+
+    def __init__(self, routes: RouteTable, chain_of: Callable[[Boundary], Iterable[PrefixKey]]) -> None:
+        assert isinstance(routes.leaves, UtilityQueue), "an alpha means nothing to other orders"
+        self.counters = AlphaCounters()
+        self._routes = routes
+        self._queue = routes.leaves
+        self._chain_of = chain_of
+        self._requests: deque[LoggedRequest] = deque(maxlen=WARM + WINDOW)
+        self._share = WHOLE
+        self._seen = self._new = 0  # requests: all, and those that were kept since the last tuning
+        self._created, self._evicted = routes.tree.counters.created, 0  # rows, by then
+
+    # ---- watching
+
+    def attempt_sent(self, attempt: Attempt, now: float) -> None:
+        """Nothing to do."""
+
+    def started(self, attempt: Attempt, now: float) -> None:
+        """Nothing to do."""
+
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        """Nothing to do."""
+
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
+        self._seen += 1
+        if not end.messages or attempt.prompt.kind == "opaque" or chat_of(end) % WHOLE >= self._share:
+            return
+        keys = list(islice(self._chain_of(end), KEYS_MAX + 1))
+        if len(keys) > KEYS_MAX:
+            self.counters.left_out += 1
+            return
+        self._requests.append(LoggedRequest(int(now), attempt.prompt.tokens, keys))
+        self._new += 1
+
+    # ---- tuning
+
+    @property
+    def due(self) -> bool:
+        """Whether rows were evicted and WINDOW more requests kept since the last tuning."""
+        return self._new >= WINDOW and sum(self._routes.tree.evicted) > self._evicted
+
+    def job(self) -> AlphaJob | None:
+        """None: another share of the chats is to be kept from now on, and there is nothing to replay yet."""
+        created, capacity = self._routes.tree.counters.created, self._routes.capacity
+        rows = WARM * max(1.0, (created - self._created) / max(1, self._seen))
+        share = min(WHOLE, int(WHOLE * rows / capacity) + 1)
+        self._new = self._seen = 0
+        self._created, self._evicted = created, sum(self._routes.tree.evicted)
+        if not share / 2 <= self._share <= 2 * share:
+            self._share = share
+            self._requests.clear()
+            return None
+        return AlphaJob(self._queue.alpha, max(1, capacity * self._share // WHOLE), tuple(self._requests))
+
+    def take(self, alpha: float | None) -> None:
+        """What a job has found; None: nothing."""
+        self.counters.tunings += 1
+        if alpha is None or not 0.0 <= alpha <= ALPHA_MAX:
+            self.counters.failed += 1
+            return
+        self.counters.changes += alpha != self._queue.alpha
+        self._queue.alpha = self.counters.alpha = alpha
+
+
+def chat_of(end: Boundary) -> int:
+    """What all turns of one chat have in common, and chats of one application have not: its second message."""
+    at = end
+    while at.messages > 2 and at.parent is not None:
+        at = at.parent
+    return at.text or at.token
+
+
+# --- the replay -------------------------------------------------------------------------------------------------------
+
+
+def found_alpha(job: AlphaJob) -> float:
+    """The alpha to go on with."""
+    saved = {alpha: saved_by(job, alpha) for alpha in (*ALPHAS, job.alpha)}
+    best = min(saved, key=lambda alpha: (-saved[alpha], alpha))
+    if saved[best] < GAIN_LEAST * saved[job.alpha]:
+        return job.alpha
+    half = (job.alpha + best) / 2
+    return best if abs(best - half) < STEP_LEAST else half
+
+
+def saved_by(job: AlphaJob, alpha: float) -> float:
+    """Operations that the last WINDOW lookups save under this alpha, in those of a prompt's first token."""
+    table = RouteTable(capacity=job.capacity, ttl_s=LONG_S, options=RouteTableOptions(UTILITY))
+    assert isinstance(table.leaves, UtilityQueue)
+    table.leaves.alpha = alpha
+    saved = 0.0
+    valued = len(job.requests) - WINDOW
+    for number, (at, prompt_tokens, keys) in enumerate(job.requests):
+        prompt = [key for key in keys if key[0] <= prompt_tokens]
+        found = table.match(prompt, ONE_GENERATION, at)
+        if found and number >= valued:
+            tokens = found[0].tokens
+            saved += tokens * (1.0 + DEPTH_SLOPE * tokens / 2)
+        table.learn(keys, ONE_BACKEND, ONE_GENERATION[0], Trust.LOCAL, at)
+    return saved
+
+
+# --- to and from another process --------------------------------------------------------------------------------------
+
+
+def encode_job(job: AlphaJob) -> bytes:
+    heads = [(one.at, one.prompt_tokens, len(one.chain)) for one in job.requests]
+    keys = list(chain.from_iterable([one.chain for one in job.requests]))
+    tokens, token, text = zip(*keys, strict=True) if keys else ((), (), ())
+    return b"".join(
+        (
+            HEAD.pack(job.alpha, job.capacity, len(heads)),
+            np.array(heads, "<u4").tobytes(),
+            np.array(tokens, "<u4").tobytes(),
+            np.array(token, "<u8").tobytes(),
+            np.array(text, "<u8").tobytes(),
+        )
+    )
+
+
+def decode_job(data: bytes) -> AlphaJob:
+    """Raises ValueError or struct.error for what is none."""
+    alpha, capacity, count = HEAD.unpack_from(data)
+    heads = np.frombuffer(data, "<u4", 3 * count, HEAD.size).reshape(count, 3).tolist()
+    total, start = sum(keys for _, _, keys in heads), HEAD.size + 12 * count
+    tokens = np.frombuffer(data, "<u4", total, start).tolist()
+    names = np.frombuffer(data, "<u8", 2 * total, start + 4 * total).tolist()
+    keys = zip(tokens, names[:total], names[total:], strict=True)
+    requests = [LoggedRequest(at, prompt_tokens, list(islice(keys, size))) for at, prompt_tokens, size in heads]
+    return AlphaJob(alpha, capacity, requests)

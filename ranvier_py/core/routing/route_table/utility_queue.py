@@ -1,0 +1,177 @@
+"""Eviction by utility: which row is worth least, by when it was used and by what it saves.
+
+Marconi's score (Pan et al.) over routes: recency + alpha * efficiency, each scaled to [0, 1] over all candidates; the
+least goes. *Recency* is the second of the last use. *Efficiency* is what a match loses without the row, for what the
+row takes: the operations of its own tokens, those beyond the row above, with attention's growing share; a row takes as
+much as any other, so nothing is divided. Candidates are the leaves, and the rows with one child, in whose place that
+child comes: what goes on through the child finds the child, so such a row saves nothing, unless prompts have differed
+behind it before. So of an idle chat the end outlives its inner rows, and a long edge outlives a short one.
+
+alpha 0 is the longest unused leaf, as `leaves.LeafQueue` has it. REMOTE before LOCAL before CONFIRMED, as there.
+
+Rows of one trust and of alike efficiency, to a factor of two, share a lane, in which the longest unused comes first: so
+the head of each lane has the least score of it but for that factor, and only heads are compared. What changes about a
+row shows when it comes to the head. A lane that was found is followed until its score passes the next one's, at most
+for FOLLOWED_MAX rows.
+Invariant: that of `leaves`, but that a row may be queued by an efficiency that it no longer has.
+Cost: O(1) amortised for each push, and for each eviction; the lanes are LANES_MAX at most.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from heapq import heappop
+from typing import NamedTuple
+
+from ranvier_py.core.routing.route_table.leaves import LANES, TRUST_BITS, LeafQueue
+from ranvier_py.core.routing.route_table.route_values import UTILITY, Numbers, RouteTableOptions
+from ranvier_py.core.routing.route_table.rows import FORKED, Rows
+
+ALPHA_MAX = 2.0
+"""As far as Marconi looks."""
+
+DEPTH_SLOPE = 1 / (3 * 4096)
+"""By which share a token takes more operations for each token before it: Marconi's table 1, a Transformer of width
+4096, where attention takes 8 L D^2 + 4 L^2 D and the MLP 16 L D^2."""
+
+CLASS_MAX = 30  # tokens of a row's own are told apart up to 2 ** 29
+IDLE = CLASS_MAX + 1
+"""The class of rows that save nothing; behind it those of inner rows that save something."""
+
+LANES_MAX = len(LANES) * (2 * CLASS_MAX + 1)
+FOLLOWED_MAX = 64
+
+
+class Head(NamedTuple):
+    """The first of a lane, and what it is scored by."""
+
+    row: int
+    lane: int
+    used: int  # second
+    efficiency: float
+
+
+class ScoreScale(NamedTuple):
+    """Of the scores of one moment: from the oldest candidate on, and from the least efficient one."""
+
+    trust: int
+    lane: int  # of the least score
+    limit: float  # the next lane's
+    oldest: int
+    age_s: int
+    least: float
+    range: float
+
+    def score(self, head: Head, alpha: float) -> float:
+        efficiency = (head.efficiency - self.least) / self.range if self.range else 1.0
+        return (head.used - self.oldest) / self.age_s + alpha * efficiency
+
+
+class UtilityQueue(LeafQueue):
+    """`alpha` weighs what is saved against recency; it may be set at any time."""
+
+    takes_inner = True
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows)
+        self.alpha = 0.0
+        self.heads = defaultdict(dict)
+        self._seconds = defaultdict(list)
+        self._lanes: dict[int, list[int]] = {trust: [] for trust in LANES}
+        self._latest = 0  # second
+        self._scale: ScoreScale | None = None
+        self._followed = 0
+
+    def lane_of(self, row: int) -> int:
+        """Where it belongs; 0: it is no candidate."""
+        rows = self._rows
+        child, trust = rows.child[row], rows.best[row]
+        if not trust or (child and rows.right[child]):
+            return 0
+        if child and not rows.flags[row] & FORKED:
+            return int(trust | IDLE << TRUST_BITS)
+        own = rows.tokens[row] - rows.tokens[rows.parent[row]]
+        alike = min(max(own, 1).bit_length(), CLASS_MAX)
+        return int(trust | (alike + IDLE if child else alike) << TRUST_BITS)
+
+    def is_inner(self, row: int) -> bool:
+        return self._rows.lane[row] >> TRUST_BITS > CLASS_MAX
+
+    def push(self, row: int, lane: int = 0) -> None:
+        lane = lane or self.lane_of(row)
+        if not lane:
+            return
+        if lane not in self.heads:
+            self._lanes[lane & LANES[-1]].append(lane)
+        self._latest = max(self._latest, self._rows.used[row])
+        super().push(row, lane)
+
+    def push_many(self, leaves: Numbers) -> None:
+        for row in leaves.tolist():
+            self.push(row)
+
+    def pop(self) -> int:
+        for trust in LANES:
+            head = self._followed_head(trust) or self._least(trust)
+            if head is not None:
+                self.remove(head.row)
+                return head.row
+        return 0
+
+    def _followed_head(self, trust: int) -> Head | None:
+        """The next one of the lane that was found last, if it still has the least score."""
+        scale = self._scale
+        if scale is None or scale.trust != trust or self._followed >= FOLLOWED_MAX:
+            return None
+        head = self._head(scale.lane)
+        if head is None or scale.score(head, self.alpha) > scale.limit:
+            return None
+        self._followed += 1
+        return head
+
+    def _least(self, trust: int) -> Head | None:
+        """The candidate with the least score."""
+        alpha = self.alpha
+        lanes = [lane for lane in self._lanes[trust] if alpha or lane >> TRUST_BITS <= CLASS_MAX]
+        heads = [head for lane in lanes if (head := self._head(lane)) is not None]
+        if not heads:
+            return None
+        oldest, least = min(head.used for head in heads), min(head.efficiency for head in heads)
+        most = max(head.efficiency for head in heads)
+        scale = ScoreScale(trust, 0, 0.0, oldest, max(1, self._latest - oldest), least, most - least)
+        ordered = sorted([(scale.score(head, alpha), at) for at, head in enumerate(heads)])
+        found = heads[ordered[0][1]]
+        limit = ordered[1][0] if len(ordered) > 1 else ordered[0][0] + 1.0
+        self._scale, self._followed = scale._replace(lane=found.lane, limit=limit), 1
+        return found
+
+    def _head(self, lane: int) -> Head | None:
+        """The first of a lane that is at its true place; what comes before goes there."""
+        rows, heads, seconds = self._rows, self.heads[lane], self._seconds[lane]
+        while seconds:
+            second = seconds[0]
+            row = heads[second]
+            if not row:
+                heappop(seconds)
+                del heads[second]
+                continue
+            place = self.lane_of(row)
+            if place == lane and rows.used[row] == second:
+                return Head(row, lane, second, self._efficiency(row))
+            self.remove(row)
+            if place:
+                self.push(row, place)
+        return None
+
+    def _efficiency(self, row: int) -> float:
+        """Operations, in those of a prompt's first token."""
+        rows = self._rows
+        if rows.child[row] and not rows.flags[row] & FORKED:
+            return 0.0
+        end, start = rows.tokens[row], rows.tokens[rows.parent[row]]
+        return max(1, end - start) * (1.0 + DEPTH_SLOPE * (start + end) / 2)
+
+
+def make_queue(rows: Rows, options: RouteTableOptions) -> LeafQueue:
+    """The order of eviction that is wanted."""
+    return UtilityQueue(rows) if options.eviction == UTILITY else LeafQueue(rows)

@@ -1,0 +1,28 @@
+"""What runs in the process of one tuning: python -m ranvier_py.node.alpha_child
+
+Reads a job from its input, replays it and writes the alpha. It gives way to every other process, and the kernel ends it
+after CPU_S of processor time. It reads no text of a client, and prints nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+
+from ranvier_py.core.routing.route_table.alpha_tuner import ANSWER, decode_job, found_alpha
+
+CPU_S = 2
+NICENESS = 10
+
+
+def main() -> int:
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    os.nice(NICENESS)
+    job = decode_job(sys.stdin.buffer.read())
+    sys.stdout.buffer.write(ANSWER.pack(found_alpha(job)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
