@@ -27,7 +27,6 @@ from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, speed_of
 from benchmarks.workloads.workloads import ENGINES, Workload
 from ranvier_py.replay.engine.engine_values import CacheName
 from ranvier_py.replay.engine.presets import PROFILES
-from ranvier_py.replay.hybrid.cache_models import STATES_UNSEEN
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KnowledgeName
 from ranvier_py.replay.replay_plan import Plan
@@ -53,7 +52,7 @@ Row = Mapping[str, Any]
 
 def knowledge_of(cache: CacheName) -> Mapping[str, KnowledgeName]:
     """By what the router knows."""
-    own: KnowledgeName = "calibrated" if cache in STATES_UNSEEN and cache != "attention" else "events"
+    own: KnowledgeName = "events" if cache == "attention" else "calibrated"
     return {ATTENTION: "attention", CHECKPOINT: own, ORACLE: "oracle"}
 
 
@@ -81,6 +80,7 @@ def figures(done: Done, block_tokens: int) -> dict[str, Any]:
     result = done.result
     predicted, reused, both, prompts = believed(done, block_tokens)
     return {
+        "rate": result.rate,
         "requests": result.requests,
         "hit_rate": round(result.hit_rate, 5),
         "cached_tokens": result.cached_tokens,

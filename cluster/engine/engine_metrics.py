@@ -8,8 +8,10 @@ from types import MappingProxyType
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.replay.engine.engine_values import CacheName, EngineStatistics
 
-MAMBA_MODES: Mapping[CacheName, str] = MappingProxyType({"vllm_align": "align", "vllm_all": "all"})
-"""vLLM's `mamba_cache_mode`, of which it makes a label, as of all of its cache's options."""
+MAMBA_MODES: Mapping[CacheName, tuple[str, str]] = MappingProxyType(
+    {"vllm_align": ("align", "0"), "vllm_all": ("all", "None")}
+)
+"""vLLM's `mamba_cache_mode` and retention, of which it makes labels, as of all of its cache's options."""
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,7 +48,9 @@ def metrics_page(
     lines += histogram_lines("vllm:e2e_request_latency_seconds", labels, duration_s)
     config = f'block_size="{block_size}",num_gpu_blocks="{statistics.capacity_blocks}",enable_prefix_caching="True"'
     if cache in MAMBA_MODES:
-        config += f',mamba_block_size="{block_size}",mamba_cache_mode="{MAMBA_MODES[cache]}"'
+        mode, retention = MAMBA_MODES[cache]
+        config += f',mamba_block_size="{block_size}",mamba_cache_mode="{mode}"'
+        config += f',prefix_cache_retention_interval="{retention}"'
     lines += ["# TYPE vllm:cache_config_info gauge", f'vllm:cache_config_info{{engine="0",{config}}} 1']
     lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {started_at:.3f}"]
     return ("\n".join(lines) + "\n").encode()

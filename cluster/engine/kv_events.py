@@ -104,7 +104,8 @@ class KvEncoder:
         else:
             own = [scope.adapter] if scope.adapter else []
             extra: list[list[str] | None] = [own or None for _ in keys]
-            extra[0] = [*own, scope.salt] if scope.salt else extra[0]
+            if scope.salt and keys[0] == event.keys[0]:  # the first block has it, and that may not be named
+                extra[0] = [*own, scope.salt]
             fields["extra_keys"] = extra
             if self.encoding == "map" or self._state_groups:
                 kind = "mamba" if group < self._state_groups else "full_attention"

@@ -2,12 +2,14 @@
 
     .venv-vllm/bin/python tests/engines/oracle_vllm.py [--requests N] [--blocks N] [--block-size 16|32] [--seed N]
         [--bytes-as-hashes] [--full-reports SHARE] [--publish tcp://*:PORT --replay tcp://*:PORT]
+        [--states align|all [--state-groups N] [--retention N]] [--alone]
 
 Writes one record after the other to standard output, each as its length in four bytes and msgpack:
 
 - ["request", tokens, salt, adapter, hit]: the manager is asked what it has of this prompt, and found `hit` tokens;
 - ["events", payload]: what vLLM's publisher would send then, or did send, if --publish is given;
 - ["table", {hash: copies}]: the manager's whole block table, after every 100th request;
+- ["served", answer, groups]: with `--alone`, the request has ended, and these blocks of each group can be found;
 - ["go"]: nothing more until a line is read from standard input. Once, before all others, where --publish is given.
 
 Requests share documents, branch off each other's chats, repeat each other, carry salts and adapters, come in chunks,
@@ -21,6 +23,7 @@ import os
 import random
 import sys
 import time
+import types
 from collections import Counter
 from typing import Any
 
@@ -38,11 +41,13 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import (
     get_block_hash,
+    get_group_id,
     get_request_block_hasher,
     init_none_hash,
     maybe_convert_block_hash,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MambaSpec
 from vllm.v1.request import Request
 
 TABLE_INTERVAL = 100  # requests between two looks at the whole table
@@ -62,13 +67,29 @@ class Oracle:
         self.rng = random.Random(options.seed)
         self.size = size = options.block_size
         self.full_reports = options.full_reports
+        self.states, self.alone = options.states, options.alone
+        self.chunk_tokens = max(CHUNK_TOKENS, 2 * size)
+        self.scheduler = types.SimpleNamespace(  # as much of one as its rule reads
+            cache_config=types.SimpleNamespace(block_size=size),
+            scheduler_config=types.SimpleNamespace(long_prefill_token_threshold=0),
+            block_size=size,
+            hash_block_size=size,
+            max_num_scheduled_tokens=self.chunk_tokens,
+            mamba_partial_cache_hit=False,
+            use_eagle_block_drop=False,
+            mamba_has_prefill_checkpoint_blocks=False,
+            mamba_prefill_checkpoint_alignment=None,
+            mamba_shared_prefix_checkpoint=False,
+        )
         hash_function = get_hash_fn_by_name("sha256")
         init_none_hash(hash_function)
         self.hasher = get_request_block_hasher(size, hash_function)
-        spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
         self.manager = KVCacheManager(
             KVCacheConfig(
-                num_blocks=options.blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+                num_blocks=options.blocks,
+                kv_cache_tensors=[],
+                kv_cache_groups=[KVCacheGroupSpec([name], spec) for name, spec in self.layers(options).items()],
+                prefix_cache_retention_interval=None if options.retention < 0 else options.retention,
             ),
             max_model_len=8192,
             scheduler_block_size=size,
@@ -95,12 +116,26 @@ class Oracle:
         self.chats: list[tuple[list[int], str | None, str | None]] = []
         self.documents = [self.tokens(self.rng.randrange(100, 1500)) for _ in range(40)]
 
+    def layers(self, options: argparse.Namespace) -> dict[str, KVCacheSpec]:
+        """One of each group, in the order of the groups."""
+        size = self.size
+        attention = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        if not options.states:
+            return {"attention": attention}
+        state = MambaSpec(
+            block_size=size, shapes=((2 * size,),), dtypes=(torch.float32,), mamba_cache_mode=options.states
+        )
+        return {**{f"state {group}": state for group in range(options.state_groups)}, "attention": attention}
+
     def run(self, requests: int) -> None:
         if self.publisher is not None:
             self.write(["go"])
             sys.stdin.readline()
         for number in range(1, requests + 1):
             self.begin(number)
+            if self.alone:
+                self.serve(self.running[-1])
+                continue
             for _ in range(self.rng.randrange(4)):
                 self.decode(self.rng.choice(self.running), self.rng.randrange(1, 24))
             while len(self.running) > self.rng.randrange(1, RUNNING_MAX):
@@ -117,6 +152,15 @@ class Oracle:
 
     # One request
 
+    def serve(self, request: Request) -> None:
+        """To its end, with nobody beside it."""
+        prompt = request.num_prompt_tokens
+        self.decode(request, self.rng.randrange(1, 4 * self.size))
+        whole = list(request.all_token_ids)
+        self.finish(request)
+        self.send()
+        self.write(["served", whole[prompt:], self.groups()])
+
     def begin(self, number: int) -> None:
         prompt, salt, adapter = self.prompt()
         full = self.full_reports and self.rng.random() < self.full_reports
@@ -129,7 +173,7 @@ class Oracle:
             cache_salt=salt,
             block_hasher=self.hasher,
         )
-        blocks, hit, *_ = self.manager.get_computed_blocks(request)
+        blocks, hit, request.shared_prefix_boundary = self.manager.get_computed_blocks(request)
         self.write(["request", prompt, salt, adapter, hit])
         self.prefill(request, blocks, hit)
         self.running.append(request)
@@ -138,8 +182,9 @@ class Oracle:
         """In chunks, of which each is a step of the engine; others may run between two of them."""
         first, done = True, hit
         while done < request.num_tokens:
-            chunk = min(CHUNK_TOKENS, request.num_tokens - done)
+            chunk = self.chunk(request, min(self.chunk_tokens, request.num_tokens - done), hit if first else 0)
             arguments = (hit, blocks) if first else ()
+            self.manager.new_step_starts()
             while self.manager.allocate_slots(request, chunk, *arguments) is None:
                 self.finish(self.running[0])
             done += chunk
@@ -149,11 +194,20 @@ class Oracle:
             if self.running and self.rng.random() < 0.5:
                 self.decode(self.rng.choice(self.running), self.rng.randrange(1, 8))
 
+    def chunk(self, request: Request, tokens: int, hit: int) -> int:
+        """How much of that the scheduler would compute in one step, by its own rule for aligned states."""
+        if self.states != "align":
+            return tokens
+        cut: int = Scheduler._mamba_block_aligned_split(self.scheduler, request, tokens, hit)
+        assert cut > 0, "a chunk is longer than a block"
+        return cut
+
     def decode(self, request: Request, count: int) -> None:
         for _ in range(count):
             if request not in self.running:
                 return
             request.append_output_token_ids(self.rng.randrange(VOCABULARY))
+            self.manager.new_step_starts()
             while self.manager.allocate_slots(request, 1) is None:
                 self.finish(self.running[0])
                 if request not in self.running:
@@ -202,6 +256,13 @@ class Oracle:
             self.publisher.publish(batch)
         self.write(["events", self.encoder.encode(batch)])
 
+    def groups(self) -> list[list[int | bytes]]:
+        """What can be found, by group."""
+        found: list[list[int | bytes]] = [[] for _ in self.manager.kv_cache_config.kv_cache_groups]
+        for key in self.manager.block_pool.cached_block_hash_to_block._cache:
+            found[get_group_id(key)].append(maybe_convert_block_hash(get_block_hash(key)))
+        return found
+
     def table(self) -> dict[int | bytes, int]:
         found: Counter[int | bytes] = Counter()
         for key, blocks in self.manager.block_pool.cached_block_hash_to_block._cache.items():
@@ -221,6 +282,10 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1500)
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--full-reports", type=float, default=0.0, help="share of requests that want all blocks told")
+    parser.add_argument("--states", choices=("align", "all"), help="a hybrid model, and its mamba_cache_mode")
+    parser.add_argument("--state-groups", type=int, default=3)
+    parser.add_argument("--retention", type=int, default=0, help="prefix_cache_retention_interval; -1: none")
+    parser.add_argument("--alone", action="store_true", help="one request after the other")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--publish")
     parser.add_argument("--replay")

@@ -8,7 +8,7 @@
 | sglang_plus | Marconi's checkpoints, the least recently visited leaf first |
 | marconi | the same, evicted by recency and by what a byte saves; alpha tuned once |
 | marconi_retuned | ours: alpha tuned again every 100 requests, by half of what was found and only for a gain |
-| vllm_align | blocks up to a checkpoint: prompt end, answer end, junctions, on the grid of vLLM's longer blocks |
+| vllm_align | blocks up to a checkpoint: prompt end and junctions, on the grid of vLLM's longer blocks |
 | vllm_all | the same, with a checkpoint at every multiple of that grid |
 | sglang_no_buffer | checkpoints at the very end of prompts and answers, none at junctions |
 | sglang_extra_buffer | on a grid of 64 tokens, of 256 in answers; junctions too |
@@ -30,8 +30,8 @@ from ranvier_py.core.routing.checkpoints.cache_profile import (
     NOTHING,
     CacheProfile,
     CheckpointProfile,
-    aligned,
     on_grid,
+    retained,
 )
 from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
 from ranvier_py.replay.engine.engine_values import CacheName, EngineLimits
@@ -93,7 +93,7 @@ def marconi(limits: EngineLimits) -> PrefixCache:
 
 
 def vllm_align(limits: EngineLimits) -> PrefixCache:
-    return pooled(limits, aligned(hybrid_model(limits.hybrid_model).block_tokens))
+    return pooled(limits, retained(hybrid_model(limits.hybrid_model).block_tokens))
 
 
 def vllm_all(limits: EngineLimits) -> PrefixCache:
@@ -165,7 +165,7 @@ def profile_of(limits: EngineLimits) -> CacheProfile:
     rules = {
         "vanilla": NOTHING,
         "vllm_plus": CheckpointProfile(FINE_TOKENS, every=True),
-        "vllm_align": aligned(blocks),
+        "vllm_align": retained(blocks),
         "vllm_all": CheckpointProfile(blocks, every=True),
         "sglang_no_buffer": NO_BUFFER,
         "sglang_extra_buffer": EXTRA_BUFFER,

@@ -115,9 +115,11 @@ def test_a_hybrid_states_the_size_of_its_states() -> None:
 
 
 def test_a_page_shows_the_signs_of_a_cache_profile() -> None:
-    vllm = VLLM.replace(b"sliding_window=", b'mamba_block_size="1056",mamba_cache_mode="align",sliding_window=')
+    labels = b'mamba_block_size="1056",mamba_cache_mode="align",prefix_cache_retention_interval="0",'
+    vllm = VLLM.replace(b"sliding_window=", labels + b"sliding_window=")
+    block_tokens = read_metrics(VLLM).block_tokens or 0
     assert signs_of(read_metrics(vllm)) == Signs(
-        "auto", "vllm", (), True, "align", read_metrics(VLLM).block_tokens or 0
+        engine="vllm", has_states=True, state_mode="align", retention="0", block_tokens=block_tokens
     )
     assert signs_of(read_metrics(VLLM)).has_states is False
     windows, states = (b"sglang:%b_available_tokens 8.0\n" % kind for kind in (b"swa", b"mamba"))

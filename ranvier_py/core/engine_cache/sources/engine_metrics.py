@@ -119,7 +119,8 @@ class EngineMetrics:
     caches: bool | None = None  # whether prefixes are kept at all
     hybrid: bool | None = None  # whether other caches than attention's decide, too, what of a prefix is reused
     states: bool | None = None  # whether these are of recurrent states
-    state_mode: str = ""  # vLLM's `mamba_cache_mode`: at which ends of blocks it keeps them
+    state_mode: str = ""  # vLLM's `mamba_cache_mode`: at which ends of blocks it makes them
+    retention: str = ""  # vLLM's `prefix_cache_retention_interval`: which of these it keeps
     engine: str = ""  # vllm or sglang, where a page names its cache
 
     @property
@@ -144,13 +145,15 @@ def read_metrics(page: bytes) -> EngineMetrics:
     sums: dict[str, float] = {}
     capacity = 0.0
     caches: bool | None = None
-    hybrid, engine, mode = False, "", ""
+    hybrid, engine, mode, retention = False, "", "", ""
     for series in series_of(page):
         engine = engine or ENGINES.get(series.name.partition(b":")[0], "")
         if series.name in CONFIGS:
             block, tokens, on = config_of(series)
             hybrid |= bool(number_of(series.labels.get("mamba_block_size")))
-            mode = series.labels.get("mamba_cache_mode", mode)[:MODE_CHARACTERS_MAX] if hybrid else mode
+            if hybrid:
+                mode = series.labels.get("mamba_cache_mode", mode)[:MODE_CHARACTERS_MAX]
+                retention = series.labels.get("prefix_cache_retention_interval", retention)[:MODE_CHARACTERS_MAX]
             capacity += tokens
             if block:
                 sums["block"] = block
@@ -180,6 +183,7 @@ def read_metrics(page: bytes) -> EngineMetrics:
         else None,
         states=hybrid or bool(found["states"]) if caches is not None or "states" in sums else None,
         state_mode=mode,
+        retention=retention,
         engine=engine,
     )
 
@@ -190,6 +194,7 @@ def signs_of(metrics: EngineMetrics) -> Signs:
         engine=metrics.engine,
         has_states=metrics.states,
         state_mode=metrics.state_mode,
+        retention=metrics.retention,
         block_tokens=metrics.block_tokens or 0,
     )
 

@@ -6,12 +6,14 @@ the engine reuses R: the deepest checkpoint at or before K. Then it keeps some o
 | rule | position |
 |---|---|
 | every | all multiples of g that were computed |
-| prompt_end | the last multiple of g in the prompt |
+| prompt_end | the last multiple of g in the prompt, or in all of it but its last token |
 | junction | the last multiple of g in K, where R is at least g before it |
 | decode_end | the last multiple of `decode_grid` before T, where that is behind the prompt |
 
-Positions of vLLM (`align`, `all`: recent main, junctions since #37898) and of SGLang's MambaRadixCache (`no_buffer`,
-`extra_buffer`) as read in their source; a model of those engines, in one prefill chunk. Marconi's are exact.
+Positions of vLLM are those of its own cache manager (0.32, `tests/engines`): by default
+(`prefix_cache_retention_interval` 0) it keeps of a request what a prompt can go on from, and nothing of the answer,
+whatever `mamba_cache_mode` is. Those of SGLang (`no_buffer`, `extra_buffer`) are as read in the source of its
+MambaRadixCache; a model of it, in one prefill chunk. Marconi's are exact.
 
 A `CacheProfile` is such a rule with the name under which operators know it, or `attention`: every block can be reused.
 `recognised` finds an engine's by what it shows of itself (`Signs`), the best witness first: what the operator wrote,
@@ -62,6 +64,7 @@ class CheckpointProfile:
     junction: bool = False
     decode_grid: int = 0
     decode_last: bool = False
+    last_left: bool = False  # a prompt's last token is left out
 
     def kept(self, prompt: int, total: int, common: int, reused: int) -> Iterator[int]:
         """Positions that a request keeps, by P, T, K and R; some may be kept already."""
@@ -72,8 +75,8 @@ class CheckpointProfile:
         grid = self.grid
         if self.every:
             yield from ((at, CheckpointKind.EVERY) for at in range(grid, (total - 1) // grid * grid + 1, grid))
-        if self.prompt_end and prompt >= grid:
-            yield prompt // grid * grid, CheckpointKind.PROMPT_END
+        if self.prompt_end and (at := (prompt - self.last_left) // grid * grid):
+            yield at, CheckpointKind.PROMPT_END
         if self.junction and self.parts(common, reused):
             yield common // grid * grid, CheckpointKind.JUNCTION
         if self.decode_last:
@@ -92,8 +95,13 @@ class CheckpointProfile:
 
 
 def aligned(grid: int, *, junction: bool = True) -> CheckpointProfile:
-    """vLLM's `mamba_cache_mode` align: where a step ends on the grid of its blocks."""
+    """vLLM's `mamba_cache_mode` align where it retains all: where a step ends on the grid of its blocks."""
     return CheckpointProfile(grid, prompt_end=True, junction=junction, decode_grid=grid)
+
+
+def retained(grid: int) -> CheckpointProfile:
+    """What vLLM keeps by default."""
+    return CheckpointProfile(grid, prompt_end=True, junction=True, last_left=True)
 
 
 NO_BUFFER = CheckpointProfile(1, prompt_end=True, decode_grid=1)
@@ -123,14 +131,15 @@ class CacheProfile(NamedTuple):
 
 
 ATTENTION = CacheProfile("attention")
-GRIDDED = ("vllm-align", "vllm-all")
+GRIDDED = ("vllm-align", "vllm-dense", "vllm-all")
 
 CACHE_PROFILES = MappingProxyType(
     {
         each.name: each
         for each in (
             ATTENTION,
-            CacheProfile("vllm-align", aligned(VLLM_GRID)),
+            CacheProfile("vllm-align", retained(VLLM_GRID)),
+            CacheProfile("vllm-dense", aligned(VLLM_GRID)),
             CacheProfile("vllm-all", CheckpointProfile(VLLM_GRID, every=True)),
             CacheProfile("vllm-none", NOTHING),
             CacheProfile("sglang-no-buffer", NO_BUFFER),
@@ -180,6 +189,7 @@ class Signs:
     models: tuple[str, ...] = ()  # names on its model cards
     has_states: bool | None = None  # its metrics page: whether it keeps recurrent states
     state_mode: str = ""  # vLLM's `mamba_cache_mode`: align, all, none
+    retention: str = ""  # vLLM's `prefix_cache_retention_interval`: None where it keeps all states that it makes
     block_tokens: int = 0  # of its blocks, by events or metrics
     state_groups: bool = False  # its events name groups of recurrent states
     step_tokens: int = 0  # what all of its latest cached counts are multiples of, if they are cut to that
@@ -194,9 +204,20 @@ def recognised(signs: Signs) -> CacheProfile:
     if signs.engine == "sglang":
         is_gridded = signs.step_tokens >= EXTRA_BUFFER_GRID and not signs.step_tokens % EXTRA_BUFFER_GRID
         return CACHE_PROFILES["sglang-extra-buffer" if is_gridded else "sglang-no-buffer"]
-    name = {"all": "vllm-all", "none": "vllm-none"}.get(signs.state_mode, "vllm-align")
+    name = vllm_name(signs.state_mode, signs.retention)
     grid = max(signs.block_tokens, signs.step_tokens if signs.step_tokens >= LONGEST_BLOCK else 0)
     return with_grid(CACHE_PROFILES[name], grid)
+
+
+def vllm_name(mode: str, retention: str) -> str:
+    """By its options, as its metrics page names them."""
+    if mode == "none":
+        return "vllm-none"
+    if retention not in ("", "None"):  # 0, or the tokens from one to the next, which are kept beside the rest
+        return "vllm-align"
+    if mode == "all":
+        return "vllm-all"
+    return "vllm-dense" if retention else "vllm-align"
 
 
 def keeps_states(signs: Signs) -> bool:

@@ -14,7 +14,7 @@ SYSTEM, QUESTION, ANSWER, NEXT = ("system", 1600), ("question", 200), ("answer",
 
 
 def test_the_credit_is_the_deepest_checkpoint_and_not_the_floor_of_what_is_held() -> None:
-    router = hybrid_router("vllm-align:528")
+    router = hybrid_router("vllm-dense:528")
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
     assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT) == (2096, 1584)  # both ends round to 1584; 2100 is held
     assert credit(router, SYSTEM, ("other", 500)) == (1600, 1584)
@@ -22,7 +22,7 @@ def test_the_credit_is_the_deepest_checkpoint_and_not_the_floor_of_what_is_held(
 
 
 def test_a_checkpoint_behind_what_is_held_or_at_the_last_token_earns_nothing() -> None:
-    router = hybrid_router("vllm-align:528")
+    router = hybrid_router("vllm-dense:528")
     serve(router, [("system", 400), ("question", 700)], ("answer", 4), cached=0)
     assert credit(router, ("system", 400), ("other", 700)) == (400, 0)
     exact = hybrid_router("sglang-no-buffer")
@@ -32,14 +32,14 @@ def test_a_checkpoint_behind_what_is_held_or_at_the_last_token_earns_nothing() -
 
 
 def test_a_message_boundary_is_matched_and_earns_nothing_where_no_checkpoint_is() -> None:
-    router = hybrid_router("vllm-align:528")
+    router = hybrid_router("vllm-dense:528")
     messages = [("a", 256), ("b", 50), ("c", 100)]
     serve(router, messages, ("answer", 40), cached=0)
     assert credit(router, *messages, ("answer", 40), NEXT) == (432, 0)
 
 
 def test_a_junction_is_credited_from_the_third_occurrence() -> None:
-    router = hybrid_router("vllm-align:528")
+    router = hybrid_router("vllm-dense:528")
     serve(router, [SYSTEM, ("one", 600)], ("a1", 20), cached=0)
     assert credit(router, SYSTEM, ("two", 600)) == (1600, 0)
     serve(router, [SYSTEM, ("two", 600)], ("a2", 20), cached=0)
@@ -52,7 +52,7 @@ def test_a_junction_is_credited_from_the_third_occurrence() -> None:
 
 def test_the_second_request_goes_where_it_leaves_a_junction_for_the_third() -> None:
     """R4: three requests that share 1,600 tokens, four backends."""
-    router = hybrid_router("vllm-align:528", backends=4)
+    router = hybrid_router("vllm-dense:528", backends=4)
     first, second = (serve(router, [SYSTEM, (name, 600)], ("a", 20), cached=0) for name in ("one", "two"))
     third = send(router, SYSTEM, ("three", 600))
     assert first.backend == second.backend == third.backend
@@ -83,7 +83,7 @@ def test_what_an_answer_proves_in_mid_message_is_credited_to_whoever_parts_at_th
 
 
 def test_silent_evictions_age_by_a_time_of_their_own() -> None:
-    router = hybrid_router("vllm-align:528")
+    router = hybrid_router("vllm-dense:528")
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
     assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT, now=599.0)[1] == 1584
     assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT, now=601.0) == (2096, 0)  # the route lives for an hour
@@ -92,7 +92,7 @@ def test_silent_evictions_age_by_a_time_of_their_own() -> None:
 
 
 def test_a_new_process_begins_without_checkpoints() -> None:
-    router = hybrid_router("vllm-align:528")
+    router = hybrid_router("vllm-dense:528")
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
     backend = router.registry[BackendId(0)]
     router.registry.restart_reported(backend, 0.0, 1.0, "test")
@@ -138,7 +138,7 @@ def test_a_wrong_profile_is_found_out_by_the_counts_of_its_answers() -> None:
 @pytest.mark.parametrize("policy", [name for name in POLICIES if make_policy(name).depths_wanted])
 def test_every_policy_takes_the_credit_as_tokens_saved(policy: str) -> None:
     """R7a: of two backends with equal keys and values, that with the checkpoint; a request is predicted by it."""
-    router = hybrid_router("vllm-align:528", backends=2, policy=policy)
+    router = hybrid_router("vllm-dense:528", backends=2, policy=policy)
     end = [SYSTEM, ("one", 600), ("a", 200)]
     for number in (0, 1):
         backend = router.registry[BackendId(number)]
@@ -169,12 +169,12 @@ def test_attention_backends_are_found_as_before() -> None:
 
 
 def test_a_profile_that_changes_begins_anew() -> None:
-    router = hybrid_router("vllm-align:528")
+    router = hybrid_router("vllm-dense:528")
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
     checkpoints = router.checkpoints
-    assert not checkpoints.set_profile(BackendId(0), profile_named("vllm-align:528"))
+    assert not checkpoints.set_profile(BackendId(0), profile_named("vllm-dense:528"))
     assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT)[1] == 1584
-    assert checkpoints.set_profile(BackendId(0), profile_named("vllm-align:672"))
+    assert checkpoints.set_profile(BackendId(0), profile_named("vllm-dense:672"))
     assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT)[1] == 0
     assert checkpoints.set_profile(BackendId(0), ATTENTION)
     assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT) == (0, 0)

@@ -1,0 +1,145 @@
+"""Hybrid models against vLLM's own managers: our profiles state by state, and what its events are enough to know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, EngineHash
+from ranvier_py.core.engine_cache.sources.events import EventDecoder
+from ranvier_py.core.routing.checkpoints.cache_profile import CheckpointProfile, retained
+from ranvier_py.replay.engine.block_cache import CacheEvent, Job, StateRemoved, StateStored
+from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints
+from tests.engines.records import oracle, records_of
+
+pytestmark = pytest.mark.engines("vllm")
+
+BLOCK, GROUPS = 64, 3
+AMPLE = 200_000
+DENSE = CheckpointProfile(BLOCK, every=True)
+
+
+def records(*arguments: object) -> Iterator[list[Any]]:
+    more = ("--block-size", BLOCK, "--state-groups", GROUPS, *arguments)
+    with oracle("vllm", *map(str, more)) as process:
+        assert process.stdout is not None
+        yield from records_of(process.stdout)
+
+
+@pytest.mark.parametrize(
+    ("mode", "retention", "profile"),
+    [("align", 0, retained(BLOCK)), ("all", 0, retained(BLOCK)), ("all", -1, DENSE)],
+    ids=["align", "all", "all, every state retained"],
+)
+def test_a_profile_keeps_the_states_that_the_manager_keeps(
+    mode: str, retention: int, profile: CheckpointProfile
+) -> None:
+    """300 requests one after the other in ample memory: what each reuses, and after it the number of states."""
+    cache = PooledCheckpoints(AMPLE, BLOCK, profile, 1, 1_000_000)
+    asked: list[Any] = []
+    wrong, reused, states = [], 0, Counter[int]()
+    of = ("--states", mode, "--retention", retention, "--alone", "--requests", 300, "--blocks", AMPLE)
+    for kind, *values in records(*of):
+        if kind == "request":
+            asked = values
+        elif kind == "served":
+            prompt, salt, adapter, hit = asked
+            job = Job.of(prompt, [*values[0], 0], BLOCK, repr((salt, adapter)).encode())
+            found = served(cache, job)
+            states.update(each.keys[-1] for each in found.events if isinstance(each, StateStored))
+            assert not [each for each in found.events if isinstance(each, StateRemoved)]
+            counts = [len(group) for group in values[1]]
+            if (found.hit, [len(states)] * GROUPS) != (hit, counts[:-1]):
+                wrong.append((len(prompt), hit, found.hit, len(states), counts))
+            reused += hit
+    assert wrong[:3] == []
+    assert reused > 50_000, "nearly nothing was reused: this proves nothing"
+    assert max(states.values()) == 1
+
+
+@dataclass(slots=True)
+class Served:
+    hit: int
+    events: list[CacheEvent]
+
+
+def served(cache: PooledCheckpoints, job: Job) -> Served:
+    lease = cache.lease(job)
+    assert lease is not None
+    cache.grow(lease, job.prompt_tokens)
+    cache.grow(lease, job.tokens_computed)
+    cache.release(lease)
+    return Served(lease.hits * BLOCK, cache.drain_events())
+
+
+@dataclass(slots=True)
+class Groups:
+    """Blocks by group, as events report them; names of blocks by what stands before them, of attention's events."""
+
+    copies: dict[int, Counter[EngineHash]] = field(default_factory=dict)
+    kinds: dict[int, str | None] = field(default_factory=dict)
+    names: dict[tuple[Any, ...], EngineHash] = field(default_factory=dict)
+    spans: int = 0  # states whose event has more tokens than blocks
+    removed: int = 0
+
+    def take(self, event: BlocksStored | BlocksRemoved) -> None:
+        found = self.copies.setdefault(event.group, Counter())
+        if isinstance(event, BlocksRemoved):
+            found -= Counter(event.hashes)
+            self.copies[event.group] = +found
+            self.removed += 1
+            return
+        found.update(event.hashes)
+        self.kinds[event.group] = event.kind
+        if event.kind == "mamba":
+            self.spans += bool(event.hashes) and len(event.ids) > BLOCK * len(event.hashes)
+            return
+        above: Any = event.parent
+        for place, name in enumerate(event.hashes):
+            keys = event.extra_keys[place] if event.extra_keys else ()
+            self.names[above, keys, tuple(event.ids[place * BLOCK : (place + 1) * BLOCK].tolist())] = name
+            above = name
+
+    def has(self, group: int, name: EngineHash) -> bool:
+        return group in self.copies and self.copies[group][name] > 0
+
+    def reusable(self, prompt: list[int], salt: str | None, adapter: str | None) -> int:
+        found, above = 0, None
+        for start in range(0, (len(prompt) - 1) // BLOCK * BLOCK, BLOCK):
+            own = (adapter,) if adapter else ()
+            keys = (*own, salt) if salt and not start else own
+            above = self.names.get((above, keys, tuple(prompt[start : start + BLOCK])))
+            if above is None or not self.has(GROUPS, above):
+                break
+            if all(self.has(group, above) for group in range(GROUPS)):
+                found = start + BLOCK
+        return found
+
+
+@pytest.mark.parametrize(("mode", "retention"), [("align", 0), ("all", 0), ("all", -1)])
+def test_events_of_all_groups_are_enough_to_know_what_the_manager_will_find(mode: str, retention: int) -> None:
+    """600 mixed requests side by side, with evictions: the deepest block that attention has with all before it and of
+    which each group has its state."""
+    decoder, groups, wrong, reused = EventDecoder(), Groups(), [], 0
+    for kind, *values in records("--states", mode, "--retention", retention, "--requests", 600, "--blocks", 900):
+        if kind == "events":
+            for event in decoder.decode(values[0]).events:
+                if isinstance(event, BlocksStored | BlocksRemoved):
+                    groups.take(event)
+                else:
+                    groups.copies.clear()
+        elif kind == "request":
+            prompt, salt, adapter, hit = values
+            predicted = groups.reusable(prompt, salt, adapter) if groups.kinds else 0
+            if predicted != hit:
+                wrong.append((len(prompt), hit, predicted))
+            reused += hit
+    assert wrong[:3] == []
+    assert groups.kinds == {**dict.fromkeys(range(GROUPS), "mamba"), GROUPS: "full_attention"}
+    assert reused > 20_000, "nearly nothing was reused: this proves nothing"
+    assert groups.removed > 500, "nearly nothing was evicted: this proves nothing"
+    assert (groups.spans > 50) is (retention == 0)
