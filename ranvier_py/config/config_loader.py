@@ -190,10 +190,9 @@ def made(values: Mapping[str, Any], found: Loading) -> Config:
     try:
         return assembled(values)
     except ConfigError as error:
-        keys = {key.path[-1]: name for name, key in KEYS.items()}
         for problem in error.problems:
-            field_name, _, message = problem.partition(": ")
-            found.add(keys[field_name], message)
+            key_name, _, message = problem.partition(": ")
+            found.add(key_name, message)
         return assembled({name: value for name, value in values.items() if len(KEYS[name].path) == 1})
 
 

@@ -40,6 +40,7 @@ from ranvier_py.config.config_values import (
 from ranvier_py.core.addresses import OFF, host_port, spelled
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
+from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.options import SECONDS_MAX, Option, Options, options_of, part, seconds
@@ -433,7 +434,7 @@ KEYS: Mapping[str, Key] = MappingProxyType(
 
 
 def assembled(values: Mapping[str, Any]) -> Config:
-    """A Config of values by key. Raises ConfigError with the fields of components by their own names."""
+    """A Config of values by key. Raises ConfigError, which names keys."""
     config: Config = grown(Config, {KEYS[name].path: value for name, value in values.items()})
     return config
 
@@ -444,10 +445,21 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     return replace(assembled({**whole, **values}), worker_key=config.worker_key)
 
 
-def grown(kind: type[Any], found: Mapping[tuple[str, ...], Any]) -> Any:
-    """One Options of values by path, with all below it."""
+def grown(kind: type[Any], found: Mapping[tuple[str, ...], Any], at: tuple[str, ...] = ()) -> Any:
+    """One Options of values by path, with all below it; `at` is its own path."""
     own = {path[0]: value for path, value in found.items() if len(path) == 1}
     hints = get_type_hints(kind)
     for name in dict.fromkeys(path[0] for path in found if len(path) > 1):
-        own[name] = grown(hints[name], {path[1:]: value for path, value in found.items() if path[0] == name})
-    return kind(**own)
+        below = {path[1:]: value for path, value in found.items() if path[0] == name}
+        own[name] = grown(hints[name], below, (*at, name))
+    try:
+        return kind(**own)
+    except ConfigError as error:
+        raise ConfigError([with_key(at, problem) for problem in error.problems]) from error
+
+
+def with_key(at: tuple[str, ...], problem: str) -> str:
+    """A problem of a component, which names its own field, with the key of that field: others may have such a field."""
+    field_name, colon, message = problem.partition(": ")
+    path = (*at, field_name)
+    return next((name for name, key in KEYS.items() if key.path == path), field_name) + colon + message

@@ -134,7 +134,7 @@ class Node:
         )
         self.engine_events.discover_soon = self.poller.discover_soon
         self.engine_events.load_reported = self.poller.load_reported
-        report, pools = request_line(), redis_pools_of(config)
+        report, pools, tenants = request_line(), redis_pools_of(config), tenants_of(config, self.scheme)
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
@@ -147,10 +147,10 @@ class Node:
             changed=log_transitions,
             authorization=authorization_of(config),
             ids=request_ids(),
-            tenants=tenants_of(config, self.scheme),
+            tenants=tenants,
             may_see=debugger_of(config),
             cache_control=config.anthropic_cache_control,
-            responses=response_cache_of(config, self.scheme, pools, rng),
+            responses=response_cache_of(config, self.scheme, pools, rng, tenants),
         )
         self.server = DataServer(
             self.pipeline.handle, config.server, tls=tls_context(config), report=report, faults=self.faults

@@ -179,17 +179,26 @@ def redis_pools_of(config: Config) -> Mapping[str, RedisPool]:
 
 
 def response_cache_of(
-    config: Config, scheme: FingerprintScheme, pools: Mapping[str, RedisPool], rng: Random
+    config: Config,
+    scheme: FingerprintScheme,
+    pools: Mapping[str, RedisPool],
+    rng: Random,
+    tenants: Tenants | None = None,
 ) -> ResponseCache | None:
-    """What answers without an engine, where the operator wants that. Nobody gets what another credential got."""
+    """What answers without an engine, where the operator wants that. Nobody gets what another credential got.
+
+    `tenants` tells them apart where it is asked of each request anyway.
+    """
     if not config.responses.enabled:
         return None
-    isolation = config.tenant_isolation if config.tenant_isolation != OFF else CREDENTIAL
     pool = pools.get(RESPONSES_REDIS)
     if pool is None:
-        return ResponseCache(AnswerStore(config.responses), Tenants(isolation, TextHasher(scheme.key)))
+        tenants = tenants or Tenants(CREDENTIAL, TextHasher(scheme.key))
+        return ResponseCache(AnswerStore(config.responses), tenants)
     answers = RedisAnswers(pool, config.redis_answers, config.responses, Random(rng.getrandbits(64)))  # noqa: S311
-    tenants = Tenants(isolation, TextHasher(scheme.key if has_shared_key(config) else COMMON_KEY))
+    if tenants is None or not has_shared_key(config):
+        isolation = config.tenant_isolation if config.tenant_isolation != OFF else CREDENTIAL
+        tenants = Tenants(isolation, TextHasher(scheme.key if has_shared_key(config) else COMMON_KEY))
     return ResponseCache(AnswerStore(config.responses), tenants, answers)
 
 

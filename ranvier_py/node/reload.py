@@ -159,7 +159,8 @@ def apply_responses(node: Node, _: Config) -> None:
     """What is kept stays as long as it may; a cache that is turned off is empty when it is turned on again."""
     responses, options = node.pipeline.responses, node.config.responses
     if responses is None or not options.enabled:
-        responses = response_cache_of(node.config, node.scheme, {}, Random(randbits(64)))  # noqa: S311
+        rng, tenants = Random(randbits(64)), node.pipeline.tenants  # noqa: S311
+        responses = response_cache_of(node.config, node.scheme, {}, rng, tenants)
         node.pipeline.responses = responses
     else:
         responses.set_options(options)

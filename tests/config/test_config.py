@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.config.config_endpoints import GossipEndpoints
 from ranvier_py.config.config_loader import load, variable_of
-from ranvier_py.config.config_model import KEYS, SECRETS, Config
+from ranvier_py.config.config_model import KEYS, SECRETS, Config, assembled
 from ranvier_py.config.config_reference import reference, toml_value, unit_of
 from ranvier_py.core.errors import ConfigError
 
@@ -405,3 +405,13 @@ def test_policies_and_their_options_are_checked_by_name() -> None:
     assert "shadow[1]: must be one of " in problems
     with pytest.raises(ConfigError, match="cache_treshold: no policy has this option"):
         load({"policy_option": ["cache_treshold=0.5"]})
+
+
+SHARED = {key.path[-1] for key in KEYS.values() if sum(key.path[-1] == other.path[-1] for other in KEYS.values()) > 1}
+
+
+@pytest.mark.parametrize("name", [name for name, key in KEYS.items() if key.path[-1] in SHARED and name != "backend"])
+def test_what_a_component_refuses_is_named_by_its_own_key_though_others_have_such_a_field(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        assembled({name: -1})
+    assert [problem.partition(": ")[0] for problem in caught.value.problems] == [name]

@@ -9,6 +9,7 @@ import json
 import httpx
 import pytest
 
+from ranvier_py.core.prompts.tenants import Tenants
 from tests.node.node_lab import Node, chat, lab
 from tests.proxy.wire import GOOD, Scripted
 
@@ -101,3 +102,15 @@ async def test_an_engine_that_knows_no_salt_gets_none_and_that_is_counted(owner:
         page = (await node.http.get(f"{node.control}/metrics")).text
     assert f"ranvier_unsalted_total {float(not is_salted)}\n" in page
     assert ["cache_salt" in json.loads(body) for body in engine.bodies] == [is_salted]
+
+
+async def test_who_asks_is_found_out_once_for_a_request_also_where_answers_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked_for: list[tuple[bytes, ...]] = []
+    named = Tenants.named
+    monkeypatch.setattr(Tenants, "named", lambda self, *values: (asked_for.append(values), named(self, *values))[1])
+    async with lab(Scripted(GOOD), tenant_isolation="credential", response_cache=True) as node:
+        for name in ("alice", "bob", "alice"):
+            assert (await asked(node, name)).status_code == 200
+    assert asked_for == [(b"alice",), (b"bob",), (b"alice",)]

@@ -119,3 +119,11 @@ def test_the_salt_of_a_body_is_the_one_that_counts_and_nothing_else_changes(fiel
 def test_what_could_be_read_as_an_object_without_a_salt_is_refused(data: bytes) -> None:
     with pytest.raises(BadRequest):
         salted_body(data, "ours")
+
+
+def test_a_tenant_asked_for_again_with_the_same_fields_is_the_same_and_with_others_its_own() -> None:
+    tenants = Tenants("credential", TEXTS)
+    alice, bob = [(b"authorization", b"Bearer alice")], [(b"authorization", b"Bearer bob")]
+    assert [tenants.of(alice), tenants.of(alice), tenants.of(bob), tenants.of(alice)] == [ALICE, ALICE, BOB, ALICE]
+    assert tenants.of([]) == tenants.of(()) == tenants.named() != b""
+    assert tenants.of(list(bob)) == BOB

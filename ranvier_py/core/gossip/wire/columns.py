@@ -7,9 +7,9 @@ columns, without a step for each row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from struct import Struct, error, pack, unpack
+from struct import Struct, pack, unpack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,6 +98,30 @@ FACTS = rows_field("<QIdBBI", BACKENDS_MAX, read_fact)
 READER_CLAIMS = rows_field("<QQIB", READER_CLAIMS_MAX, read_reader_claim)
 
 
+def rows_with_parts(
+    field: object, head: Struct, lengths: slice, rows_max: int, what: str
+) -> Iterator[tuple[tuple[Any, ...], list[bytes]]]:
+    """Rows of a head and some byte strings behind it, whose `lengths` are in the head: the head's values, and those."""
+    if type(field) is not bytes:
+        bad(what)
+    at = count = 0
+    while at < len(field):
+        count += 1
+        if count > rows_max:
+            bad(f"more than {rows_max} times {what}")
+        if at + head.size > len(field):
+            bad(f"{what} cut off")
+        values = head.unpack_from(field, at)
+        at += head.size
+        parts = []
+        for length in values[lengths]:
+            parts.append(field[at : at + length])
+            at += length
+        if at > len(field):
+            bad(f"{what} cut off")
+        yield values, parts
+
+
 def pack_entries(entries: tuple[Entry, ...]) -> bytes:
     """2 count | 2 age of each | 2 length of each | the route updates."""
     count = len(entries)
@@ -146,27 +170,13 @@ def _pack_command(command: Command) -> bytes:
 
 
 def unpack_commands(field: object) -> tuple[Command, ...]:
-    if type(field) is not bytes:
-        bad("commands")
-    commands: list[Command] = []
-    at = 0
-    while at < len(field):
-        if len(commands) == COMMANDS_MAX:
-            bad("too many commands")
-        try:
-            clock, signed_ms, weight, verb_bytes, url_bytes, name_bytes, signature = COMMAND.unpack_from(field, at)
-        except error:
-            bad("command cut off")
-        url_at = at + COMMAND.size + verb_bytes
-        name_at = url_at + url_bytes
-        end = name_at + name_bytes
-        if end > len(field):
-            bad("command cut off")
-        verb = text(field[at + COMMAND.size : url_at], VERB_BYTES_MAX)
-        url = text(field[url_at:name_at], URL_BYTES_MAX)
-        name = text(field[name_at:end], COMMAND_NAME_BYTES_MAX)
-        commands.append(Command(clock, signed_ms, verb, url, amount(weight), name, signature))
-        at = end
+    commands = []
+    for (clock, signed_ms, weight, *_, signature), (verb, url, name) in rows_with_parts(
+        field, COMMAND, slice(3, 6), COMMANDS_MAX, "command"
+    ):
+        verb_text, url_text = text(verb, VERB_BYTES_MAX), text(url, URL_BYTES_MAX)
+        name_text = text(name, COMMAND_NAME_BYTES_MAX)
+        commands.append(Command(clock, signed_ms, verb_text, url_text, amount(weight), name_text, signature))
     return tuple(commands)
 
 
@@ -185,27 +195,15 @@ def _pack_voided(one: VoidedAnswers) -> bytes:
 
 
 def unpack_voided(field: object) -> tuple[VoidedAnswers, ...]:
-    if type(field) is not bytes:
-        bad("invalidations")
-    found: list[VoidedAnswers] = []
-    at = 0
-    while at < len(field):
-        if len(found) == VOIDED_MAX:
-            bad("too many invalidations")
-        try:
-            number, older_ms, model_bytes, tenant_bytes, signature_bytes = VOIDED.unpack_from(field, at)
-        except error:
-            bad("invalidation cut off")
-        tenant_at = at + VOIDED.size + model_bytes
-        signature_at = tenant_at + tenant_bytes
-        end = signature_at + signature_bytes
-        if end > len(field) or tenant_bytes not in (0, TENANT_BYTES) or signature_bytes not in (0, SIGNATURE_BYTES):
-            bad("invalidation cut off")
-        model = text(field[at + VOIDED.size : tenant_at], MODEL_BYTES_MAX)
+    found = []
+    for (number, older_ms, *_), (model, tenant, signature) in rows_with_parts(
+        field, VOIDED, slice(2, 5), VOIDED_MAX, "invalidation"
+    ):
+        if len(tenant) not in (0, TENANT_BYTES) or len(signature) not in (0, SIGNATURE_BYTES):
+            bad("tenant or signature of an invalidation")
         if not number:
             bad("an invalidation without a number")
-        found.append(VoidedAnswers(number, older_ms, model, field[tenant_at:signature_at], field[signature_at:end]))
-        at = end
+        found.append(VoidedAnswers(number, older_ms, text(model, MODEL_BYTES_MAX), tenant, signature))
     return tuple(found)
 
 

@@ -381,6 +381,13 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "command of infinite weight": changed(m.Commands(()), 0, bytes(14) + b"\xf0\x7f" + bytes(36)),
     "command of negative weight": changed(m.Commands(()), 0, bytes(14) + b"\xf0\xbf" + bytes(36)),
     "many commands": changed(m.Commands(()), 0, bytes(52 * (COMMANDS_MAX + 1))),
+    "commands that are no bytes": changed(m.Commands(()), 0, 7),
+    "invalidation cut off": changed(m.Voided(()), 0, b"\x01" + bytes(14)),
+    "invalidation without its model": changed(m.Voided(()), 0, b"\x01" + bytes(11) + b"\x05\x00" + bytes(2) + b"four"),
+    "invalidation of half a tenant": changed(m.Voided(()), 0, b"\x01" + bytes(13) + b"\x08\x00" + bytes(8)),
+    "invalidation without a number": changed(m.Voided(()), 0, bytes(16)),
+    "many invalidations": changed(m.Voided(()), 0, (b"\x01" + bytes(15)) * 129),
+    "invalidations that are no bytes": changed(m.Voided(()), 0, "x"),
 }
 
 
