@@ -41,7 +41,7 @@ from ranvier_py.core.errors import ConfigError, leaves
 from ranvier_py.io.logs import last_words, set_up_logs
 from ranvier_py.io.workers import Supervisor
 from ranvier_py.replay.lint_command import add_flags as add_lint_flags
-from ranvier_py.replay.lint_command import lint
+from ranvier_py.replay.lint_command import lint, trial_page
 from ranvier_py.replay.lint_command import page as lint_page
 from ranvier_py.replay.replay_flags import add_flags as add_replay_flags
 from ranvier_py.reporter import add_flags as add_reporter_flags
@@ -334,7 +334,8 @@ def explain_command(options: argparse.Namespace) -> int:
 
 def clients_command(options: argparse.Namespace) -> int:
     with control_client(options) as client:
-        print("\n".join(lint_page(asked(client, "GET", "/admin/clients").json()["clients"])))
+        view = asked(client, "GET", "/admin/clients").json()
+        print("\n".join([*lint_page(view["clients"]), *trial_page(view["trials"])]))
     return EXIT_OK
 
 

@@ -22,6 +22,7 @@ from ranvier_py.config.config_endpoints import problems as cluster_problems
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
 from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_mean, split_items
 from ranvier_py.config.continuum_file import EventSourceEntry, read_continuum, with_sources
+from ranvier_py.config.rule_files import rule_book
 from ranvier_py.core.addresses import OFF, host_port, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.options import expected, fits
@@ -256,9 +257,19 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         secret: SecretStr | None = getattr(config, name)
         if secret is not None and len(secret.get_secret_value().encode()) < SECRET_BYTES_MIN:
             yield (name,), f"must be at least {SECRET_BYTES_MIN} bytes long"
+    yield from rule_problems(config)
     yield from cluster_problems(config)
     yield from shared_answer_problems(config)
     yield from listed_twice(config)
+
+
+def rule_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong with the operator's rules, and with what is wanted of any."""
+    try:
+        rule_book(config.client_rules_file, config.client_rules)
+    except ConfigError as error:
+        name, _, message = error.problems[0].partition(": ")
+        yield (name,), message
 
 
 def shared_answer_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

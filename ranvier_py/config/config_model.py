@@ -33,11 +33,13 @@ from ranvier_py.config.config_values import (
     PolicyName,
     PolicyNames,
     PolicyOptions,
+    RuleSettings,
     Secret,
     Text,
     key,
 )
 from ranvier_py.core.addresses import OFF, host_port, spelled
+from ranvier_py.core.clients.body_mender import ProofOptions
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
 from ranvier_py.core.errors import ConfigError
@@ -69,7 +71,19 @@ SECRETS = (
 )
 """Each of these has a twin `<key>_file` that names a file holding it."""
 
-SECTIONS = ("Ports", "Backends", "Tokens", "Routing", "Responses", "Index", "Cluster", "Limits", "Retries", "Logs")
+SECTIONS = (
+    "Ports",
+    "Backends",
+    "Tokens",
+    "Routing",
+    "Clients",
+    "Responses",
+    "Index",
+    "Cluster",
+    "Limits",
+    "Retries",
+    "Logs",
+)
 """Of the reference, in this order."""
 
 
@@ -128,7 +142,8 @@ class Config(Options):
         "does not say, kv_events=tcp://HOST:5557, kv_replay=tcp://HOST:5558 and kv_ranks=2 do; kv_events=off turns "
         "them off. kv_index=http://HOST/v1/kv_events names an event stream of Continuum's shape. What its prefix cache "
         "is, which decides what of a hybrid model's prefix can be reused, is recognised; kv_profile=vllm-align:528 (or "
-        "vllm-all, sglang-no-buffer, sglang-extra-buffer, attention) names it.",
+        "vllm-all, sglang-no-buffer, sglang-extra-buffer, attention) names it. "
+        "hosted=yes is for a provider, or a gateway to one, that its name does not show.",
     )
     backend_api_key: Secret = key(
         None, "Backends", "Sent as bearer key to backends where the client sends no Authorization, and in probes."
@@ -231,6 +246,20 @@ class Config(Options):
     recent_decisions: int = key(
         default_of(Router, "recent_max"), "Routing", "Decisions kept for /admin/decisions.", least=1
     )
+
+    client_rules: RuleSettings = key(
+        (),
+        "Clients",
+        "What rules do to bodies with which clients break their own prefixes: RULE=MODE or "
+        "RULE=MODE,client=NAME,model=PATTERN; the last one that fits counts. observe, the default: name the rule "
+        "beside the breaks that it would mend. rewrite: change the body before an engine sees it. key: leave out of "
+        "fingerprints what engines are known to leave out. off: not even named. Nothing is changed while a hosted "
+        "provider may serve the model. The flag repeats; the variable separates by blanks.",
+    )
+    client_rules_file: OptionalPath = key(
+        None, "Clients", "File with rules of your own, which stand beside those that ship, or in place of their names."
+    )
+    proof: ProofOptions = part(ProofOptions)
 
     responses: ResponseCacheOptions = part(ResponseCacheOptions)
     response_cache_redis_url: Secret = key(

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from ranvier_py.core.addresses import OFF, checked_url, host_port, is_address, parse_host_port
+from ranvier_py.core.clients.client_rules import RuleSetting
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, endpoint_of
 from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.options import option
@@ -119,6 +120,12 @@ def backend_fields(value: object) -> object:
     return fields
 
 
+def rule_settings(items: tuple[str, ...]) -> tuple[str, ...]:
+    for item in items:
+        RuleSetting.parse(item)
+    return items
+
+
 def kv_endpoint(text: str) -> str:
     if text:
         endpoint_of(text)
@@ -141,6 +148,8 @@ def cache_profile(text: str) -> str:
     return text
 
 
+SHOWN = ("url", "weight", "name")
+
 NEEDS_EVENTS = "kv_replay and kv_ranks need kv_events, the endpoint of rank 0"
 
 
@@ -150,7 +159,7 @@ class BackendSpec(BaseModel):
     `kv_events` is where the engine publishes its KV events, `kv_replay` where it repeats them; with `kv_ranks`
     data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: they are not used. `kv_index` is an
     event stream of Continuum's shape; empty: none. `kv_profile` is what its prefix cache is, where that is not to be
-    recognised (`auto`).
+    recognised (`auto`). `hosted`: it is a provider's, or is not; None: as its URL says.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -163,6 +172,7 @@ class BackendSpec(BaseModel):
     kv_ranks: int = Field(default=1, ge=1, le=RANKS_MAX)
     kv_index: Annotated[str, AfterValidator(index_endpoint)] = ""
     kv_profile: Annotated[str, AfterValidator(cache_profile)] = AUTO
+    hosted: bool | None = None
 
     @model_validator(mode="after")
     def _kv_events_come_first(self) -> Self:
@@ -175,7 +185,7 @@ class BackendSpec(BaseModel):
         """What few backends need is shown where it is set."""
         values: dict[str, Any] = handler(self)
         fields = type(self).model_fields
-        return {key: value for key, value in values.items() if key[:3] != "kv_" or value != fields[key].default}
+        return {key: value for key, value in values.items() if key in SHOWN or value != fields[key].default}
 
     @property
     def label(self) -> str:
@@ -193,6 +203,7 @@ Text = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\x21-\x7e]+$")]
 OptionalLabel = Annotated[Label | None, BeforeValidator(empty_is_none)]
 Isolation = Annotated[str, AfterValidator(checked_isolation)]
+RuleSettings = Annotated[tuple[str, ...], BeforeValidator(split_text), AfterValidator(rule_settings)]
 PolicyName = Annotated[str, AfterValidator(policy_name)]
 PolicyNames = tuple[PolicyName, ...]
 PolicyOptions = Annotated[tuple[str, ...], BeforeValidator(split_items), AfterValidator(policy_options)]

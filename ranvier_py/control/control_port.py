@@ -184,7 +184,9 @@ class Handlers:
 
     async def add_backend(self) -> Mapping[str, Any]:
         return self._port.add_backend(
-            await json_body("url", "weight", "name", "kv_events", "kv_replay", "kv_ranks", "kv_profile", others=True)
+            await json_body(
+                "url", "weight", "name", "kv_events", "kv_replay", "kv_ranks", "kv_profile", "hosted", others=True
+            )
         )
 
     async def remove_backend(self) -> Mapping[str, Any]:

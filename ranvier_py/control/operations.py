@@ -46,6 +46,8 @@ class Admin:
         Peers that follow the command ask the engine where its events are: what is written here is for this node.
         """
         spec = read_backend(fields)
+        if spec.hosted is not None and self._node.config.gossip_admin_key is not None:
+            raise ConfigError(["hosted: is not spread to peers; set it in the configuration of every node"])
         if spec.kv_index:
             raise ConfigError(["kv_index: is read when a node starts, and can't be set here"])
         with ExitStack() as undo:
@@ -255,6 +257,7 @@ def backend_view(backend: Backend) -> dict[str, Any]:
         "in_flight": backend.inflight,
         "peer_load": backend.peers.load.requests,
         "weight": backend.weight,
+        "hosted": backend.hosted,
         "generation": backend.generation,
         "models": backend.models,
         "outcomes": {outcome.value: count for outcome, count in backend.outcomes.items() if count},

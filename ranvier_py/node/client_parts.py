@@ -8,24 +8,34 @@ Bounds: QUEUE_MAX prompts, QUEUE_BYTES_MAX of their bodies, BODY_BYTES_MAX each.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import trio
 
+from ranvier_py.config.config_model import Config
+from ranvier_py.config.rule_files import rule_book
 from ranvier_py.core.answers.answer_stream import Answer
+from ranvier_py.core.clients.body_mender import OFF, BodyMender, TrialResult, rule_for
+from ranvier_py.core.clients.client_rules import Rule, RuleBook
 from ranvier_py.core.clients.client_watch import ClientWatch, client_rows
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, counter, samples
 from ranvier_py.core.prompts.body_json import load_object
+from ranvier_py.core.prompts.fingerprint import TextHasher
 from ranvier_py.core.prompts.prompt import Boundary, Prompt
 from ranvier_py.core.prompts.request_apis import APIS
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.service_rate import ServiceRates
+from ranvier_py.node.cluster_parts import FingerprintScheme
+
+log = logging.getLogger(__name__)
 
 QUEUE_MAX, QUEUE_BYTES_MAX = 256, 16 << 20
 BODY_BYTES_MAX = 256 * 1024  # a larger one would hold up the event loop
@@ -44,7 +54,9 @@ class ClientReaderCounters:
 class ClientReader:
     """An attempt.Observer. `key` seeds digests: 64 bits."""
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, key: int, book: RuleBook, mender: BodyMender | None) -> None:
+        self.book = book  # what might be done about breaks
+        self.mender = mender  # what is done
         self.watch = ClientWatch(key)
         self.counters = ClientReaderCounters()
         self.rates = ServiceRates()
@@ -86,6 +98,10 @@ class ClientReader:
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
         prompt, service = attempt.prompt, attempt.service
+        if prompt.rules and self.mender is not None:
+            counts_of = (answer.prompt_tokens, answer.cached_tokens)
+            for result in self.mender.answered(prompt.client, prompt.model, prompt.rules, *counts_of):
+                log_result(result)
         if prompt.kind != "chat" or answer.prompt_tokens is None or answer.cached_tokens is None:
             return
         if service is not None:
@@ -104,10 +120,25 @@ class ClientReader:
             "compared": self.counters.compared,
             "left_out": self.counters.left_out,
             "conversations_dropped": self.watch.dropped,
+            "rules": [self._rule_row(rule) for rule in self.book.rules.values()],
+            "trials": self.mender.rows() if self.mender is not None else [],
+        }
+
+    def _rule_row(self, rule: Rule) -> Mapping[str, Any]:
+        return {
+            "rule": rule.name,
+            "client": rule.client,
+            "apis": list(rule.apis),
+            "causes": list(rule.causes),
+            "key_for": sorted(rule.left_out_by),
+            "source": rule.source,
+            "settings": [setting._asdict() for setting in self.book.settings if setting.rule == rule.name],
         }
 
     def samples(self) -> Iterator[Sample]:
         yield from samples("clients", self.counters)
+        if self.mender is not None:
+            yield from self.mender.samples()
         for client, counts in self.watch.clients.items():
             label = {"client": client}
             yield Sample("client_turns", "counter", "Chats by client.", counts.turns, label)
@@ -130,5 +161,22 @@ class ClientReader:
         fields = load_object(prompt.body)
         found = self.watch.observe(prompt.client, prompt.session, fields, api, prompt.tokens, end)
         if found is not None:
+            rule = rule_for(self.book, found.found, prompt.body, api, prompt.client)
             token_s = self.rates[backend].per_token_s if self.rates.fleet.count else 0.0  # nothing learned, no guess
-            self.watch.broke(prompt.client, found, token_s)
+            self.watch.broke(prompt.client, found, token_s, rule)
+
+
+def client_reader_of(config: Config, scheme: FingerprintScheme, rng: Random) -> ClientReader:
+    book = rule_book(config.client_rules_file, config.client_rules)
+    return ClientReader(rng.getrandbits(64), book, body_mender_of(config, scheme, book))
+
+
+def body_mender_of(config: Config, scheme: FingerprintScheme, book: RuleBook) -> BodyMender | None:
+    """What changes bodies, where the operator turned a rule on."""
+    return BodyMender(book, TextHasher(scheme.key).digest, config.proof) if book.changing else None
+
+
+def log_result(result: TrialResult) -> None:
+    level = logging.WARNING if result.state == OFF else logging.INFO
+    rule, client, model, state, why = result
+    log.log(level, "client_rule.%s %s for %s and model %s: %s", state, rule, client, model, why)

@@ -41,7 +41,7 @@ from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.calibration_parts import looked_at_by
-from ranvier_py.node.client_parts import ClientReader
+from ranvier_py.node.client_parts import client_reader_of
 from ranvier_py.node.cluster_parts import ClusterParts, load_keys, open_cluster
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.garbage import collected_in_waits
@@ -116,7 +116,7 @@ class Node:
         self.router = make_router(config, tokenizer.facts, self.scheme, self.registry, rng, keys.hasher)
         self.shadows = shadows_of(config, self.router, rng)
         self.recorder, self.alpha_process = recorder_of(config, self.scheme), alpha_process_of(config, self.router)
-        self.clients = ClientReader(rng.getrandbits(64))
+        self.clients = client_reader_of(config, self.scheme, rng)
         self.router.observers += tuple(each for each in (self.shadows, self.recorder, self.clients) if each is not None)
         self.tokenizer_worker = TokenizerWorker(tokenizer, self.router, keys, queue_max=config.learn_queue_max)
         self.upstream = Upstream(config.upstream)
@@ -151,13 +151,13 @@ class Node:
             may_see=debugger_of(config),
             cache_control=config.anthropic_cache_control,
             responses=response_cache_of(config, self.scheme, pools, rng, tenants),
+            mender=self.clients.mender,
         )
         self.server = DataServer(
             self.pipeline.handle, config.server, tls=tls_context(config), report=report, faults=self.faults
         )
         self.upstream.readiness = self.server.readiness  # runs as long as there are requests
-        self.admin = Admin(self)
-        self.control = control_settings(config)
+        self.admin, self.control = Admin(self), control_settings(config)
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
         self.indexing: Indexing = indexing_of(
@@ -168,7 +168,7 @@ class Node:
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
         """`spec` is what else was configured. Raises BadRequest; whatever is raised, nothing was added."""
         with ExitStack() as undo:
-            backend = self.registry.add(url, weight=weight, name=name)
+            backend = self.registry.add(url, weight=weight, name=name, hosted=spec.hosted if spec is not None else None)
             undo.callback(self.remove_backend, backend.name)
             self.addresses[backend.url] = BackendAddress.parse(backend.url)
             events = spec is None or spec.kv_events != OFF

@@ -26,6 +26,7 @@ import trio
 from ranvier_py.config.config_loader import Loaded, contradictions
 from ranvier_py.config.config_model import KEYS, Config, with_values
 from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.config.rule_files import rule_book
 from ranvier_py.control.prefix_admin import ring_of
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.metrics import counter, increment
@@ -33,6 +34,7 @@ from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
 from ranvier_py.io.logs import change_logs, request_line
 from ranvier_py.node.answer_parts import share_answers
+from ranvier_py.node.client_parts import body_mender_of
 from ranvier_py.node.parts import (
     authorization_of,
     debugger_of,
@@ -190,6 +192,13 @@ def apply_bodies(node: Node, _: Config) -> None:
     node.pipeline.cache_control = node.config.anthropic_cache_control
 
 
+def apply_rules(node: Node, _: Config) -> None:
+    """Rules that were turned off for want of a proof have to prove themselves anew."""
+    book = rule_book(node.config.client_rules_file, node.config.client_rules)
+    node.clients.book = book
+    node.clients.mender = node.pipeline.mender = body_mender_of(node.config, node.scheme, book)
+
+
 APPLY_PARTS: Mapping[str, Callable[[Node, Config], None]] = {
     "server": apply_limits,
     "upstream": apply_limits,
@@ -198,6 +207,7 @@ APPLY_PARTS: Mapping[str, Callable[[Node, Config], None]] = {
     "health": apply_health,
     "responses": apply_responses,
     "index": apply_index,
+    "proof": apply_rules,
     "events": apply_index,
 }
 """By the part of the configuration that holds the key, unless NEEDS_RESTART has it."""
@@ -210,6 +220,7 @@ APPLY_KEYS: Mapping[str, Callable[[Node, Config], None]] = {
     "route_ttl_s": apply_route_life,
     **dict.fromkeys(("backend_api_key", "backend_api_key_file"), apply_api_key),
     **dict.fromkeys(("ask_usage", "anthropic_cache_control"), apply_bodies),
+    **dict.fromkeys(("client_rules", "client_rules_file"), apply_rules),
     **dict.fromkeys(("learn_queue_max", "prompt_memory_entries", "recent_decisions"), apply_tokens),
     **dict.fromkeys(
         ("policy", "policy_option", "shadow", "load_factor", "load_floor", "placement_compatibility"), apply_policy
@@ -318,7 +329,10 @@ class Reloads:
         node.config = within_descriptors(config, self._descriptors)
         node.server.tls = certificate
         change_logs(config.log_level, config.log_format, config.secret_values())
-        for step in dict.fromkeys(apply_of(name) for name in applied):
+        steps = dict.fromkeys(apply_of(name) for name in applied)
+        if rule_book(config.client_rules_file).rules != node.clients.book.rules:  # the file has others
+            steps[apply_rules] = None
+        for step in steps:
             assert step is not None, "what is applied has something that does"
             step(node, running)
         restart = [name for name in differing if name not in values]

@@ -26,6 +26,7 @@ import trio
 from ranvier_py.core.answers.answer_stream import ResponseName, has_finished, has_token
 from ranvier_py.core.answers.usage_injection import REFUSALS, Terms, UsageAsking
 from ranvier_py.core.answers.usage_removal import UsageRemover
+from ranvier_py.core.clients.body_mender import BodyMender
 from ranvier_py.core.errors import (
     BadRequest,
     ClientGone,
@@ -123,6 +124,7 @@ class Pipeline:
     may_see: Callable[[bytes | None], bool]  # by the control key of a request, how it was routed
     cache_control: bool  # bodies of Anthropic's API get a marker on their system prompt
     responses: ResponseCache | None  # what answers without a backend, where that is wanted
+    mender: BodyMender | None  # the rules that change bodies, where the operator turned one on
     realtime: Realtime = field(default_factory=Realtime)
 
     def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
@@ -208,7 +210,11 @@ class Pipeline:
         router, request = self.router, served.request
         path = request.path if request.method == b"POST" and request.fields.readable else b""
         tenant = self._tenant(request)
-        prompt = router.read(path, request.body, tenant, request.fields.session)
+        mended = served.mend(self.mender, path, router.registry) if self.mender is not None else None
+        body = request.body if mended is None else mended.body
+        prompt = router.read(path, body, tenant, request.fields.session)
+        if mended is not None:
+            prompt.rules = mended.uses
         if request.fields.multipart and not prompt.model:
             prompt.model = form_model(request.body)
         prompt.client = request.fields.client
@@ -312,7 +318,9 @@ class Pipeline:
         Where the question may be what is refused, the request is sent once more, as it came.
         """
         asking, request = self.asking, served.request
-        body = asking.body(attempt.prompt, attempt.backend, attempt.generation)
+        if served.unmended is not None and attempt.target.hosted:  # it was added since the body was read
+            request = served.unmended
+        body = asking.body(attempt.prompt, attempt.backend, attempt.generation, request.body)
         if body is None:
             return (yield from self._send(served, attempt, request)), False
         exchange = yield from self._send(served, attempt, request.with_body(body))

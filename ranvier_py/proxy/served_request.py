@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ranvier_py.core.answers.answer_stream import ResponseName
+from ranvier_py.core.clients.body_mender import BodyMender, Engines, Mended
+from ranvier_py.core.clients.known_clients import USER_AGENT
 from ranvier_py.core.errors import RanvierError, words_of
+from ranvier_py.core.prompts.request_apis import APIS
 from ranvier_py.core.routing.attempt import Attempt
+from ranvier_py.core.routing.backends import Registry
+from ranvier_py.core.routing.request_paths import PATHS
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import HttpRequest
@@ -36,6 +41,20 @@ class ServedRequest:
     naming: ResponseName | None = None  # an engine may keep its answer, by the id that is in there
     tenant: bytes = b""
     upgrades: bool = False  # it wants a WebSocket
+    unmended: HttpRequest | None = None  # as it came, where a rule changed its body
+
+    def mend(self, mender: BodyMender, path: bytes, registry: Registry) -> Mended | None:
+        """Have the operator's rules change the body; None where it stays as it came."""
+        request, rule = self.request, PATHS.get(path)
+        api = APIS.get(rule.reader) if rule is not None else None
+        if api is None:
+            return None
+        agent = next((value for name, value in request.headers if name.lower() == USER_AGENT), b"")
+        client, session = request.fields.client, request.fields.session
+        mended = mender.mend(request.body, api, client, agent, session, lambda model: Engines(*registry.engines(model)))
+        if mended is not None and mended.sent is not request.body:
+            self.request, self.unmended = request.with_body(mended.sent), request
+        return mended
 
     def failed(self, error: RanvierError) -> None:
         """An attempt did. Its words, with the cause that no client is to know."""

@@ -132,3 +132,12 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
             where += f", {each['prefill_s']:.1f} s of prefill" if each["prefill_s"] else ""
             yield f"  {each['tokens']:>9,} tokens  {each['count']:>4} x  {each['cause']:17} {each['path']}  {where}"
             yield f"{'':28}{ADVICE[each['cause']]}"
+            for rule, tokens in each["rules"].items():
+                yield f"{'':28}client_rules {rule}=rewrite would save {tokens:,} tokens"
+
+
+def trial_page(trials: list[dict[str, Any]]) -> Iterator[str]:
+    """How rules that are on have proved themselves."""
+    for each in trials:
+        why = each["why"] or f"{each['sessions']} sessions, {each['sessions_left_alone']} left alone"
+        yield f"rule {each['rule']}, {each['client']}, model {each['model']}: {each['state']}, {why}"

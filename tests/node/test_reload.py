@@ -80,6 +80,7 @@ def test_every_key_may_change_or_is_listed_as_needing_a_restart() -> None:
 
 OTHER_VALUES: dict[str, Any] = {
     "debug_headers": False,
+    "client_rules": ["tools-by-name=rewrite"],
     "control_key": "another-key-of-the-control-port",
     "backend_api_key": "another-key-of-the-backends",
     "policy": "ttft",
@@ -94,7 +95,7 @@ OTHER_VALUES: dict[str, Any] = {
 }
 """Of keys whose other value can't be made from their limits."""
 
-FILES = ("control_key_file", "backend_api_key_file", "tls_certificate_file", "tls_key_file")
+FILES = ("client_rules_file", "control_key_file", "backend_api_key_file", "tls_certificate_file", "tls_key_file")
 
 
 def another(name: str) -> Any:

@@ -75,8 +75,8 @@ class UsageAsking:
         known = self._terms.get(backend)
         return known[1] if known is not None and known[0] == generation else Terms.UNKNOWN
 
-    def body(self, prompt: Prompt, backend: BackendId, generation: int) -> bytes | None:
-        """The body that asks for counts; None where it is not to be changed."""
+    def body(self, prompt: Prompt, backend: BackendId, generation: int, sent: bytes = b"") -> bytes | None:
+        """The body that asks for counts; None where it is not to be changed. `sent`: the body, if not the prompt's."""
         if not self.enabled or not prompt.stream or prompt.kind == "opaque" or prompt.api in COUNTED_ANYWAY:
             return None
         if self.terms(backend, generation) in (Terms.REFUSES, Terms.UNASKED):
@@ -84,7 +84,7 @@ class UsageAsking:
         if prompt.stream_options == OWN:
             self.counters.own += 1
             return None
-        asking = asking_body(prompt.body, prompt.stream_options)
+        asking = asking_body(sent or prompt.body, prompt.stream_options)
         if asking is None:
             self.counters.unasked += 1
             return None

@@ -108,10 +108,12 @@ class PromptSketch:
             self._add(path, kind, role, text_of(others))
 
     def head(self) -> int:
-        """A digest of tools and system prompt without what is volatile in them: of the application."""
-        found = [self.model]
+        """A digest of tools, in any order, and system prompt without what is volatile in them: of the application."""
+        found = [self.model, *sorted([f"{section.digest}" for section in self.sections if section.kind == "tool"])]
         for number, section in enumerate(self.sections):
-            if section.kind not in ("tool", "system"):
+            if section.kind == "tool":
+                continue
+            if section.kind != "system":
                 break
             for line, digest in enumerate(self.lines.get(number, (section.digest,))):
                 marked = self.marked.get((number, line))

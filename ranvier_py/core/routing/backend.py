@@ -6,9 +6,11 @@ core/routing/health.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from ranvier_py.core.addresses import DEFAULT_PORTS, checked_url, spelled
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
@@ -125,6 +127,30 @@ SALTED_OWNERS = frozenset(("vllm", "sglang", "tensorrt_llm"))
 """Owners that the model cards of those engines name whose requests have a `cache_salt`."""
 
 
+HOSTED_NAMES = (
+    *("anthropic.com", "openai.com", "openai.azure.com", "services.ai.azure.com", "cognitiveservices.azure.com"),
+    *("models.ai.azure.com", "googleapis.com", "openrouter.ai", "together.xyz", "together.ai", "groq.com", "x.ai"),
+    *("fireworks.ai", "deepseek.com", "mistral.ai", "cohere.com", "cohere.ai", "perplexity.ai", "cerebras.ai"),
+    *("deepinfra.com", "novita.ai", "moonshot.ai", "moonshot.cn", "z.ai", "bigmodel.cn", "minimax.io", "minimaxi.com"),
+    *("dashscope.aliyuncs.com", "dashscope-intl.aliyuncs.com", "siliconflow.cn", "siliconflow.com", "nebius.com"),
+    *("hyperbolic.xyz", "sambanova.ai", "replicate.com", "huggingface.co", "githubcopilot.com", "models.github.ai"),
+    *("api.nvidia.com", "gateway.ai.cloudflare.com", "baseten.co", "ai21.com", "volces.com", "ai-gateway.vercel.sh"),
+)
+"""Hosts of providers, and all below them. What is not listed has `hosted` to say so."""
+
+HOSTED_HOST = re.compile(r"bedrock(-\w+)*\.[\w-]+\.amazonaws\.com")  # other names below that are machines of anybody's
+
+HOSTED_OWNERS = frozenset(("openai", "openai-internal", "system", "anthropic", "google", "mistralai", "azure"))
+"""Owners that model cards of hosted providers name, and of gateways to them."""
+
+
+def is_hosted_url(url: str) -> bool:
+    """Whether a provider is known to serve there."""
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    listed = any(host == name or host.endswith(f".{name}") for name in HOSTED_NAMES)
+    return listed or HOSTED_HOST.fullmatch(host) is not None
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Backend(Work):
     """One engine. Satisfies placement.Candidate. Read it freely; only the Registry writes it."""
@@ -137,6 +163,9 @@ class Backend(Work):
     vitals: Vitals
     models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
     cards: tuple[Mapping[str, Any], ...] = ()
+    listed_hosted: bool | None = (
+        None  # whether a provider's, as the operator has it, else by its URL; None: by its cards
+    )
     hybrid: bool = False  # has caches beside those of attention
     signs: Signs = field(default_factory=Signs)  # of its cache's profile, by its metrics
     foreign: int = 0  # requests of others in the engine, by its own count
@@ -160,6 +189,18 @@ class Backend(Work):
     def reports_hits(self) -> bool:
         """Whether this process has ever reported that something was cached. Until then its zeros say nothing."""
         return self.hit_generation == self.generation
+
+    @property
+    def owners(self) -> frozenset[str]:
+        """Owners that its model cards name: which engine it is, as far as it says."""
+        return frozenset([str(card.get("owned_by")) for card in self.cards])
+
+    @property
+    def hosted(self) -> bool:
+        """Whether it is a hosted provider's: no rule of ours changes what it gets."""
+        if self.listed_hosted is not None:
+            return self.listed_hosted
+        return not self.owners.isdisjoint(HOSTED_OWNERS)
 
     def __repr__(self) -> str:
         state = "removed" if self.removed else "draining" if self.draining else repr(self.vitals)

@@ -31,6 +31,7 @@ from ranvier_py.core.routing.backend import (
     Pool,
     ProbeResult,
     Transition,
+    is_hosted_url,
     normal_url,
 )
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Health, Outcome, Vitals, VitalState
@@ -106,8 +107,8 @@ class Registry:
 
     # -- who there is ------------------------------------------------------------------------------------------------
 
-    def add(self, url: str, *, weight: float = 1.0, name: str = "") -> Backend:
-        """A new backend, eligible at once. `name` defaults to host:port.
+    def add(self, url: str, *, weight: float = 1.0, name: str = "", hosted: bool | None = None) -> Backend:
+        """A new backend, eligible at once. `name` defaults to host:port; `hosted` to what its URL and its cards say.
 
         Raises BadRequest, with nothing changed: not a URL, a duplicate, a bad weight or name, a full registry.
         """
@@ -129,6 +130,7 @@ class Registry:
             weight=weight,
             generation=self.generations_used[id_],
             vitals=vitals,
+            listed_hosted=is_hosted_url(url) or None if hosted is None else hosted,
         )
         self.slots[id_] = backend
         self.by_name[name] = self.by_url[url] = backend
@@ -183,6 +185,11 @@ class Registry:
         return backend
 
     # -- who may be asked --------------------------------------------------------------------------------------------
+
+    def engines(self, model: str) -> tuple[bool, Sequence[frozenset[str]]]:
+        """Of all that may ever serve `model`: whether one is hosted, and the owners that the cards of each name."""
+        serving = [backend for backend in self if backend.serves(model)]
+        return any(backend.hosted for backend in serving), [backend.owners for backend in serving]
 
     def pool(self, model: str, now: float, exclude: Collection[BackendId] = ()) -> Pool:
         """Who may serve `model` ("" = any). Cached until the version changes; `exclude` makes a one-off."""

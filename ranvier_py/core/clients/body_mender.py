@@ -1,0 +1,306 @@
+"""Applies the rules that an operator turned on to bodies, and has each rule prove itself by what engines count.
+
+Of each rule a share of the sessions is left alone: a keyed hash of the session says which, the same on every node of a
+cluster. What the engines reused of their prompts is compared with what they reused where the rule acted; only bodies
+that the rule would change count, in either group. A rule that has not raised it within `sessions` sessions is off for
+that client and model, until the configuration is read again: nothing else is kept of a body than its counts.
+
+A body that can't be read within bounds goes on as it came. Bounds: TRIALS_MAX trials, SESSIONS_FACTOR * `sessions`
+sessions in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import fmean, variance
+from typing import Any, NamedTuple
+
+from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.clients.client_rules import Rule, RuleBook, version_of
+from ranvier_py.core.clients.mended_body import RawBody, raw_body
+from ranvier_py.core.clients.prefix_break import PrefixBreak
+from ranvier_py.core.metrics import Sample, counter, increment, samples
+from ranvier_py.core.options import Options, option
+from ranvier_py.core.prompts.body_members import session_name
+from ranvier_py.core.prompts.request_apis import Api
+
+TRIALS_MAX = 256
+SESSIONS_FACTOR = 4
+"""So many times `sessions` are waited for where too few of them were left alone to compare with."""
+
+GROUP_MIN = 3  # sessions of a group whose spread can be known
+CERTAIN = 1.645
+"""Standard errors that a gain is above 0 by: chance alone shows as much in one of twenty trials."""
+
+MEASURING, PROVED, OFF = "measuring", "proved", "off"
+
+
+@dataclass(frozen=True, slots=True)
+class ProofOptions(Options):
+    """How rules that are on have to prove themselves."""
+
+    sessions: int = option(
+        200,
+        "A rule that is on is turned off for a client and a model unless it raised what engines reuse within so many "
+        "sessions, by their own counts.",
+        least=20,
+        most=100_000,
+        key="client_rule_sessions",
+        section="Clients",
+    )
+    control_share: float = option(
+        0.1,
+        "Share of the sessions that rules leave alone, to compare with.",
+        least=0.01,
+        most=0.5,
+        key="client_rule_control_share",
+        section="Clients",
+    )
+
+
+class Engines(NamedTuple):
+    """Who may serve a model. `owners`: for each of them those that its model cards name."""
+
+    hosted: bool
+    owners: Sequence[frozenset[str]]
+
+
+class RuleUse(NamedTuple):
+    """A rule that would change a body. `changed`: it did; else the session is left alone. `session` is a digest."""
+
+    rule: str
+    session: int
+    changed: bool
+
+
+class Mended(NamedTuple):
+    """A body as its fingerprints are made, and as engines get it: the same but for rules of mode `key`."""
+
+    body: bytes
+    sent: bytes
+    uses: Sequence[RuleUse]
+
+
+class TrialResult(NamedTuple):
+    """What became of a trial."""
+
+    rule: str
+    client: str
+    model: str
+    state: str
+    why: str
+
+
+@dataclass(slots=True)
+class MenderCounters:
+    """What rules did to bodies."""
+
+    rewritten: dict[str, int] = counter("Bodies that a rule changed.", label="rule")
+    keyed: dict[str, int] = counter("Bodies whose fingerprints leave out what engines do.", label="rule")
+    left_alone: dict[str, int] = counter("Bodies that a rule left alone, to compare with.", label="rule")
+    withheld: dict[str, int] = counter(
+        "Bodies that rules did not change: a hosted provider may serve the model, or an engine that is not known to "
+        "leave out what a rule of mode key is of.",
+        label="reason",
+    )
+    unread: int = counter("Bodies that rules were of and that could not be read within bounds.")
+
+
+@dataclass(slots=True)
+class Group:
+    """Sessions of one group: digest -> [prompt tokens, cached tokens], as engines counted them."""
+
+    sessions: dict[int, list[int]] = field(default_factory=dict)
+
+    def shares(self) -> list[float]:
+        """Of each session whose tokens were counted what was reused."""
+        return [cached / prompt for prompt, cached in self.sessions.values() if prompt]
+
+
+class Trial:
+    """One rule's, for one client and model."""
+
+    def __init__(self, options: ProofOptions) -> None:
+        self.state = MEASURING
+        self.why = ""
+        self.reused: float | None = None  # share, of the last judgement
+        self.reused_alone: float | None = None
+        self._options = options
+        self._changed, self._alone = Group(), Group()
+
+    @property
+    def count(self) -> tuple[int, int]:
+        """Sessions that were changed, and that were left alone, since the last judgement."""
+        return len(self._changed.sessions), len(self._alone.sessions)
+
+    def add(self, use: RuleUse, prompt_tokens: int | None, cached_tokens: int | None) -> bool:
+        """Count an answer, None for what the engine did not. Whether the state is another one now."""
+        if self.state == OFF:
+            return False
+        counts = (self._changed if use.changed else self._alone).sessions.setdefault(use.session, [0, 0])
+        if prompt_tokens is not None and cached_tokens is not None:
+            counts[0] += prompt_tokens
+            counts[1] += cached_tokens
+        count = sum(self.count)
+        if count < self._options.sessions:
+            return False
+        changed, alone = self._changed.shares(), self._alone.shares()
+        if min(len(changed), len(alone)) >= GROUP_MIN:
+            return self._judge(changed, alone)
+        counted = len(changed) + len(alone) > 0
+        if counted and count < SESSIONS_FACTOR * self._options.sessions:
+            return False
+        return self._become(OFF, "too few sessions to compare" if counted else "engines count no cached tokens")
+
+    def _judge(self, changed: Sequence[float], alone: Sequence[float]) -> bool:
+        self.reused, self.reused_alone = fmean(changed), fmean(alone)
+        gain = self.reused - self.reused_alone
+        error = sqrt(variance(changed) / len(changed) + variance(alone) / len(alone))
+        self._changed, self._alone = Group(), Group()  # the next judgement is of others
+        why = f"engines reused {self.reused:.1%}, and {self.reused_alone:.1%} where it left sessions alone"
+        return self._become(PROVED if gain > CERTAIN * error else OFF, why)
+
+    def _become(self, state: str, why: str) -> bool:
+        before, self.state, self.why = self.state, state, why
+        if state == OFF:
+            self._changed, self._alone = Group(), Group()
+        return state != before
+
+
+class BodyMender:
+    """Rules at work. `digest` is a keyed hash that all nodes of a cluster share."""
+
+    def __init__(self, book: RuleBook, digest: Callable[[bytes], bytes], options: ProofOptions) -> None:
+        self.book = book
+        self.options = options
+        self.counters = MenderCounters()
+        self.trials: BoundedDict[tuple[str, str, str], Trial] = BoundedDict(TRIALS_MAX)
+        self._digest = digest
+
+    def mend(
+        self,
+        body: bytes,
+        api: Api,
+        client: str,
+        user_agent: bytes,
+        session: bytes,
+        engines: Callable[[str], Engines],
+    ) -> Mended | None:
+        """The body as rules have it; None where none is of it. `engines`: who may serve a model."""
+        version = version_of(user_agent)
+        rules = [rule for rule in self.book.changing if rule.fits(client, version, api.name) and rule.mark in body]
+        raw = raw_body(body, api) if rules else None
+        if raw is None:
+            self.counters.unread += bool(rules)
+            return None
+        modes = [(rule, self._mode(rule, client, raw.model)) for rule in rules]
+        rewriting = [rule for rule, mode in modes if mode == "rewrite"]
+        keying = [rule for rule, mode in modes if mode == "key"]
+        if not rewriting and not keying:
+            return None
+        able = engines(raw.model)
+        if able.hosted:
+            increment(self.counters.withheld, "hosted")
+            return None
+        named = session or session_name(raw.fields).encode("utf-8", "surrogatepass") or raw.opening().encode()
+        uses: list[RuleUse] = []
+        raw = self._applied(raw, rewriting, named, uses, self.counters.rewritten)
+        sent = raw.text
+        raw = self._applied(
+            raw, [rule for rule in keying if self._is_left_out(rule, able)], named, uses, self.counters.keyed
+        )
+        if not uses:
+            return None
+        is_changed = any(use.changed for use in uses)
+        sent_body = sent.encode() if is_changed else body
+        return Mended(raw.text.encode() if raw.text is not sent else sent_body, sent_body, uses)
+
+    def _mode(self, rule: Rule, client: str, model: str) -> str:
+        trial = self.trials.get((rule.name, client, model))
+        if not rule.fits_model(model) or (trial is not None and trial.state == OFF):
+            return OFF
+        return self.book.mode(rule, client, model)
+
+    def _is_left_out(self, rule: Rule, able: Engines) -> bool:
+        """Whether all engines leave out what a rule of mode `key` is of."""
+        known = bool(able.owners) and all(owners and owners <= rule.left_out_by for owners in able.owners)
+        if not known:
+            increment(self.counters.withheld, "engine")
+        return known
+
+    def _applied(
+        self, raw: RawBody, rules: Iterable[Rule], session: bytes, uses: list[RuleUse], counts: dict[str, int]
+    ) -> RawBody:
+        for rule in rules:
+            edits = raw.edits(rule.action)
+            if not edits:
+                continue
+            use = self._use(rule, session)
+            uses.append(use)
+            increment(counts if use.changed else self.counters.left_alone, rule.name)
+            if use.changed:
+                raw = RawBody(raw.edited(edits), raw.api)
+        return raw
+
+    def _use(self, rule: Rule, session: bytes) -> RuleUse:
+        """A rule's own groups, so that several rules at work don't hide each other's effect."""
+        found = self._digest(b"rule\0" + rule.name.encode() + b"\0" + session)
+        is_alone = int.from_bytes(found[:8]) < self.options.control_share * (1 << 64)
+        return RuleUse(rule.name, int.from_bytes(found[8:16]), not is_alone)
+
+    def answered(
+        self,
+        client: str,
+        model: str,
+        uses: Sequence[tuple[str, int, bool]],
+        prompt_tokens: int | None,
+        cached_tokens: int | None,
+    ) -> Iterator[TrialResult]:
+        """What an engine counted of a prompt. Yields what that decides."""
+        for use in map(RuleUse._make, uses):
+            key = (use.rule, client, model)
+            trial = self.trials.get(key)
+            if trial is None:
+                trial = self.trials[key] = Trial(self.options)
+            if trial.add(use, prompt_tokens, cached_tokens):
+                yield TrialResult(*key, trial.state, trial.why)
+
+    def samples(self) -> Iterator[Sample]:
+        yield from samples("client_rules", self.counters)
+        for state in (MEASURING, PROVED, OFF):
+            count = sum(trial.state == state for trial in self.trials.values())
+            words = "Rules at work, by client and model, and how far they are proved. off: they were turned off."
+            yield Sample("client_rules_trials", "gauge", words, count, {"state": state})
+
+    def rows(self) -> list[Mapping[str, Any]]:
+        """Of each trial how it stands."""
+        return [
+            {
+                "rule": rule,
+                "client": client,
+                "model": model,
+                "state": trial.state,
+                "why": trial.why,
+                "sessions": trial.count[0],
+                "sessions_left_alone": trial.count[1],
+                "reused_share": trial.reused,
+                "reused_share_left_alone": trial.reused_alone,
+            }
+            for (rule, client, model), trial in self.trials.items()
+        ]
+
+
+def rule_for(book: RuleBook, found: PrefixBreak, body: bytes, api: Api, client: str) -> str:
+    """The name of the rule that changes what made this break in this body; empty where none does."""
+    raw = raw_body(body, api)
+    for rule in book.may_mend(found.cause, client, api.name, raw.model) if raw is not None else ():
+        if raw is not None and any(is_within(found.path, edit.path) for edit in raw.edits(rule.action)):
+            return rule.name
+    return ""
+
+
+def is_within(path: str, outer: str) -> bool:
+    """Whether a JSON path leads into what another one names."""
+    return path.startswith(outer) and path[len(outer) : len(outer) + 1] in ("", ".", "[")
