@@ -83,6 +83,7 @@ class EngineEvents:
             router.routes,
             self._generation_of,
             is_hybrid=self._is_hybrid,
+            checkpoints=router.checkpoints,
             restarted=self._restarted,
             block_tokens=router.hasher.block_tokens,
         )
@@ -330,6 +331,11 @@ class EngineEvents:
         if level is Level.ESTIMATED and self._found.get(backend):
             level = self.sharing.level(backend) or level
         return level
+
+    def state_block(self, backend: BackendId) -> int:
+        """Tokens of the blocks at whose ends an engine's events have recurrent states; 0: they have none."""
+        streams = (one.stream.residency for one in self.streams.get(backend, {}).values())
+        return max((each.block_tokens for each in streams if each.has_states), default=0)
 
     def view(self) -> dict[str, Any]:
         """For the control port: a line for each engine, and all of each source."""

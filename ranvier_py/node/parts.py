@@ -306,6 +306,7 @@ def calibrating_of(config: Config, router: Router, asking: UsageAsking, engine_e
         metrics_interval_s=config.polls.metrics_interval_s,
         estimated=lambda backend: engine_events.level(backend) is Level.ESTIMATED,
         contradicted=engine_events.contradicted,
+        state_block=engine_events.state_block,
     )
 
 

@@ -13,7 +13,7 @@ gossip does. Bound: `EVENTS_MAX` events of an engine between two looks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Literal
 
@@ -26,6 +26,7 @@ from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Changes
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, CacheCleared
+from ranvier_py.core.engine_cache.states import StateChange
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.prompts.boundaries import TokenIds
 from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState
@@ -137,7 +138,7 @@ class EventReaders:
             if self._states or not isinstance(event, StateStored | StateRemoved):
                 blocks.read(event)
         changes = blocks.changes()
-        if changes.cleared or changes.changes:
+        if changes.cleared or changes.changes or changes.states is not None:
             self._caches[self._reader(engine)].changed(Source(BackendId(engine), "events"), changes, now)
             return True
         return False
@@ -177,7 +178,14 @@ class NamedBlocks(Residency):
         """All that changed since the last call."""
         found, size = self.settle(WITHOUT_BOUND), self._block_tokens
         deep = [each._replace(tokens=each.tokens // NAME_TOKENS * size) for each in found.changes]
-        return found._replace(changes=tuple(deep))
+        states = None if found.states is None else tuple(map(self._deep, found.states))
+        return found._replace(changes=tuple(deep), states=states)
+
+    def states(self) -> Iterator[StateChange]:
+        return map(self._deep, super().states())
+
+    def _deep(self, state: StateChange) -> StateChange:
+        return state._replace(position=state.position // NAME_TOKENS * self._block_tokens)
 
 
 def engine_caches_of(router: Router, block_tokens: int) -> EngineCaches:
@@ -187,6 +195,7 @@ def engine_caches_of(router: Router, block_tokens: int) -> EngineCaches:
         lambda backend: registry[backend].generation,
         restarted=partial(restarted, registry),
         block_tokens=block_tokens,
+        checkpoints=router.checkpoints,
     )
 
 

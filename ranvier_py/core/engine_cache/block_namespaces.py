@@ -15,13 +15,14 @@ Bound: NAMES_MAX names; requests by others match what traffic taught.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ranvier_py.core.engine_cache.engine_caches import Held
+from ranvier_py.core.engine_cache.engine_caches import Held, HeldStates
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes, Scope
 from ranvier_py.core.engine_cache.sources.event_values import Tier
+from ranvier_py.core.engine_cache.states import StateChange
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
@@ -89,7 +90,8 @@ class Names:
         if not self._steps:
             return changes
         more = [self._under(change, step) for step in self._steps for change in changes.changes]
-        return changes._replace(changes=(*changes.changes, *more))
+        states = changes.states and tuple(under_names(changes.states, self._steps, self._renamed))
+        return changes._replace(changes=(*changes.changes, *more), states=states)
 
     def held(self, held: Held) -> Held:
         """What is held, asked for under any name."""
@@ -99,6 +101,15 @@ class Names:
         fingerprint, tokens, tier, parent = change
         above = self._renamed(parent, step) if parent != UNKNOWN else UNKNOWN
         return Change(self._renamed(fingerprint, step), tokens, tier, above)
+
+
+def under_names(
+    states: Iterable[StateChange], steps: Sequence[int], renamed: Callable[[Fingerprint, int], Fingerprint]
+) -> Iterator[StateChange]:
+    """The same under each name."""
+    for change in states:
+        yield change
+        yield from (change._replace(fingerprint=renamed(change.fingerprint, step)) for step in steps)
 
 
 class UnderNames:
@@ -116,3 +127,8 @@ class UnderNames:
                 break
             tier = self._held.tier(self._renamed(fingerprint, -step))
         return tier
+
+    def states(self) -> Iterator[StateChange]:
+        """Where recurrent states are."""
+        held = self._held.states() if isinstance(self._held, HeldStates) else ()
+        return under_names(held, self._steps, self._renamed)

@@ -9,7 +9,8 @@ event, routes whose evidence ages, peers' routes that are wrong.
 Rules: a backend is known as well as its best channel, a channel as its worst part. Only at EXACT is a route withdrawn
 for not being held, and only if its evidence is older than a grace, since events come a moment after the first token.
 Of a hybrid engine, whatever channel reports it, what is stored is no proof that it will be reused: it confirms nothing,
-the level is ESTIMATED, and a sweep withdraws what was confirmed before that was known.
+the level is ESTIMATED, and a sweep withdraws what was confirmed before that was known. Where events bring its states,
+too, those become its checkpoints (`routing.checkpoints`), the only ones as long as the level is EXACT.
 Invariant: at EXACT and after a whole sweep the routes of a backend at token depths are what it holds there.
 Bounds: those of the table, of which one engine's events fill ROWS_SHARE at most; beyond that, only rows that are known
 are confirmed, and the others counted.
@@ -26,10 +27,12 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes, Lack
 from ranvier_py.core.engine_cache.sources.event_values import Tier
+from ranvier_py.core.engine_cache.states import StateChange
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.fingerprint import ANCHOR_BLOCKS_DENSE, ANCHOR_STEP_BLOCKS, anchor_below
 from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.reconcile import Exact
 
@@ -80,6 +83,13 @@ class Source(NamedTuple):
         return self.name.partition("/")[0]
 
 
+@runtime_checkable
+class HeldStates(Protocol):
+    """A Held that knows where recurrent states are."""
+
+    def states(self) -> Iterable[StateChange]: ...
+
+
 @dataclass(slots=True, eq=False)
 class SourceState:
     """What is known of one source. Times of the given clock, None where never."""
@@ -91,6 +101,7 @@ class SourceState:
     level: Level = Level.ESTIMATED
     reason: str = "nothing received yet"
     mixed: bool = False  # its events show that the engine is a hybrid
+    states: bool = False  # and have its states
     settled: bool = True  # its Changes were complete
     changed_at: float | None = None
     changes: int = 0  # prefixes that came, moved or went, since it was opened
@@ -140,6 +151,7 @@ class EngineCaches:
         restarted: a source reported that its engine holds nothing of what it held. Returns the generation that begins
             with it; the same as before leaves it to the sweeps to withdraw routes.
         block_tokens: of our blocks.
+        checkpoints: get what events bring of recurrent states.
     """
 
     def __init__(
@@ -150,6 +162,7 @@ class EngineCaches:
         is_hybrid: Callable[[BackendId], bool] = lambda _: False,
         restarted: Callable[[BackendId, str, float], int] | None = None,
         block_tokens: int = 16,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.counters = EngineCacheCounters()
         self._routes = routes
@@ -158,6 +171,7 @@ class EngineCaches:
         self._is_hybrid = is_hybrid
         self._restarted = restarted
         self._block_tokens = block_tokens
+        self._checkpoints = checkpoints
         self._dense_anchors = tuple(block_tokens * blocks for blocks in ANCHOR_BLOCKS_DENSE)
         self._anchor_step = block_tokens * ANCHOR_STEP_BLOCKS
         self._known = routes.names()
@@ -190,7 +204,7 @@ class EngineCaches:
         if part is None or generation < 0:
             self.counters.unknown += 1
             return
-        part.settled = changes.complete
+        part.settled, part.states = changes.complete, changes.states is not None
         if changes.cleared:
             generation = self._void(part, generation, now)
         part.generation = generation
@@ -201,6 +215,8 @@ class EngineCaches:
             part.changed_at = now
             part.changes += len(found)
             self._apply(source.backend, generation, found, now)
+        if changes.states and self._checkpoints is not None:
+            self._checkpoints.states_changed(source.backend, generation, changes.states, now)
 
     def ranks(self, source: Source) -> int:
         """How many sources its channel has: the ranks of that engine, one of which can be gone while others stay."""
@@ -229,6 +245,7 @@ class EngineCaches:
             self._rounds = self._reconciler.rounds
             for backend, engine in self._engines.items():
                 engine.rows = self._reconciler.confirmed.get(backend, 0)
+        self._follow_states(now)
         self.counters.affirmed += affirmed
         self.counters.retracted += retracted
         return affirmed + retracted
@@ -248,7 +265,20 @@ class EngineCaches:
         """Who reports now has sorted out by itself what its events show: its level may come a moment later."""
         engine = self._engines.get(backend)
         parts = engine.parts.values() if engine is not None else ()
-        return self._is_hybrid(backend) or any(part.mixed and part is not reporting for part in parts)
+        is_blind = self._is_hybrid(backend) and not any(part.states for part in parts)
+        return is_blind or any(part.mixed and part is not reporting for part in parts)
+
+    def _follow_states(self, now: float) -> None:
+        """Which hybrids' checkpoints are those of their events, and no others."""
+        if self._checkpoints is None:
+            return
+        for backend in list(self._checkpoints.known):
+            level, parts = self._best(backend)
+            generation = self._generation_of(backend)
+            if level is Level.EXACT and generation >= 0 and (states := states_of(parts)) is not None:
+                self._checkpoints.states_known(backend, generation, states, now)
+            else:
+                self._checkpoints.states_unknown(backend, now)
 
     def _part(self, source: Source) -> SourceState | None:
         engine = self._engines.get(source.backend)
@@ -329,6 +359,14 @@ class EngineCaches:
         self.counters.confirmed += len(run)
         for change in run:
             self._routes.set_tier(change.fingerprint, backend, change.tier)
+
+
+def states_of(parts: Sequence[SourceState]) -> Callable[[], Iterable[StateChange]] | None:
+    """What lists an engine's recurrent states, if one source knows them all."""
+    if len(parts) == 1 and parts[0].states and parts[0].settled:
+        held = parts[0].held
+        return held.states if isinstance(held, HeldStates) else None
+    return None
 
 
 def nearest(parts: Iterable[SourceState], fingerprint: Fingerprint) -> Tier:

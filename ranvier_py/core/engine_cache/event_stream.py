@@ -7,8 +7,9 @@ while the stream is `open`: a standby's is not, and is known as well all the sam
 Rules: changes are settled SETTLE_S after a message, so that what comes in a burst is hashed together, and at once when
 an engine cleared its cache. A stream is EXACT for others only when all that was applied is settled, and when
 nothing of what its events name is beyond us (`Lack`): of that there may be more than we know of. Of a hybrid engine
-(attention beside recurrent layers or sliding windows) it is the reverse: what is stored is no proof that it will be
-reused, so it confirms nothing and the level is ESTIMATED; what is dropped is surely gone.
+(attention beside recurrent layers or sliding windows) whose events are not of its states it is the reverse: what is
+stored is no proof that it will be reused, so it confirms nothing and the level is ESTIMATED; what is dropped is surely
+gone. Where they are, both are known exactly: what is held, and from where it is of use. No snapshot has that.
 Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most; the rest follows with the next ticks.
 """
 
@@ -158,7 +159,7 @@ class EventStream:
 
     def snapshot(self) -> SnapshotWriter | None:
         """Begins one for a peer; None: it is not known exactly here, or one is being written."""
-        if self.level is not Level.EXACT:
+        if self.level is not Level.EXACT or self.residency.has_states:
             return None
         self.residency.catch_up()
         seq = self.machine.next_seq - 1
@@ -171,7 +172,9 @@ class EventStream:
         """Counters of all parts, by name."""
         decoder = {f"decoder_{name}": count for name, count in asdict(self.decoder.counters).items()}
         machine = {f"messages_{name}": count for name, count in asdict(self.machine.counters).items()}
-        return {**decoder, **machine, **{f"blocks_{k}": v for k, v in asdict(self.residency.counters).items()}}
+        blocks, states = asdict(self.residency.counters), asdict(self.residency.state_counters)
+        held = {f"blocks_{name}": count for name, count in blocks.items()}
+        return {**decoder, **machine, **held, **{f"states_{name}": count for name, count in states.items()}}
 
     def view(self) -> dict[str, Any]:
         """What it knows, as JSON has it."""
@@ -198,7 +201,7 @@ class EventStream:
             elif isinstance(effect, StreamReset):
                 self._clear()
                 self._stores, self._skipped_before = False, self.decoder.counters.tags_skipped
-                self.residency.mixed = False
+                self.residency.mixed = self.residency.has_states = False
                 cleared = True
             elif isinstance(effect, Install):
                 self._install(effect.ask, now)
@@ -224,7 +227,9 @@ class EventStream:
         """Where something lacks, what is held is more than what is known, and nothing may be taken for not held."""
         if not self._stores and self.decoder.counters.tags_skipped > self._skipped_before:
             return Lack.SCHEMA
-        if (self._is_hybrid or self.residency.mixed) and self.residency.lack is not Lack.GROUP:
+        residency = self.residency
+        is_hybrid = residency.mixed or (self._is_hybrid and not residency.has_states)
+        if is_hybrid and residency.lack is not Lack.GROUP:
             return Lack.MIXED
         return self.residency.lack
 

@@ -8,8 +8,9 @@ them. The engine itself reuses whole blocks of its own only, so a match is worth
 Rules: one name may be stored several times, and is gone when it was removed as often; what is named again because it
 was reused is no new copy. A block whose parent is unknown is orphaned until the parent comes. Blocks that hash more
 than tokens (images, embeddings), and all that continue them, are counted but have no fingerprint. Of several cache
-groups the first dense one counts: others keep no whole prefix. Then it is `mixed`: a prefix is reused only where the
-others have what they need, too (a recurrent state, the window before it), so what is held here may be of no use.
+groups the first dense one counts: others keep no whole prefix. A prefix is reused only where they have what they need,
+too: where recurrent states are is known by their own events (`states`); an engine with any other group (windows) is
+`mixed`, so that what is held here may be of no use.
 Invariant: what is reported, summed up, equals what a walk over all blocks would find, once `settle` has nothing left.
 Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): new blocks are refused and counted;
 `orphaned_max` of them unresolved: the oldest are dropped with all that continues them, and counted.
@@ -18,7 +19,7 @@ Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): new
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ranvier_py.core.engine_cache.blocks import COPIES_BITS, COPIES_MASK, Block, BlockIndex, KnownBlock, Print
 from ranvier_py.core.engine_cache.chains import TOKEN_BYTES, chain_of, hash_chains, is_next
@@ -41,6 +42,7 @@ from ranvier_py.core.engine_cache.sources.event_values import (
     Event,
     Tier,
 )
+from ranvier_py.core.engine_cache.states import STATE_KINDS, StateChange, StateCounters, StateGroups
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher, is_anchor
 
@@ -86,12 +88,14 @@ class Residency:
         self._waiting: deque[BlocksStored | BlocksRemoved] = deque()
         self._waiting_bytes = 0  # since the last freeze
         self.block_tokens = 0  # the engine's, as its last event said; 0 = none came yet
-        self.mixed = False  # it has caches of several groups, as far as events said; a cleared cache changes nothing
+        self.mixed = False  # it has caches of groups that are not known; a cleared cache changes nothing
+        self.has_states = False  # some of its groups keep recurrent states; the same
         self.counters = ResidencyCounters()
+        self.state_counters = StateCounters()
         self._start()
 
     def _start(self) -> None:
-        self._index = BlockIndex()
+        self._adopt(BlockIndex())
         self._held = HeldPrefixes()
         self._roots = Roots(self._hasher, self._namespace_of)
         self._group: int | None = None  # of caches, that counts
@@ -99,6 +103,10 @@ class Residency:
         self.lack = Lack.NOTHING
         self._fresh: list[Block] = []  # stored, not looked at yet
         self._unsettled: deque[Block] = deque()
+
+    def _adopt(self, index: BlockIndex) -> None:
+        self._index = index
+        self._states = StateGroups(index.blocks.get, self.state_counters, self._hasher.block_tokens)
 
     def clear(self, *, singly: bool = False) -> None:
         """The engine holds nothing: it was restarted, or said so.
@@ -140,7 +148,8 @@ class Residency:
         cleared, self._cleared = self._cleared, False
         changes = self._held.drain(steps_max)
         left = not self.frozen and (self._unsettled or self._waiting)
-        return Changes(cleared, changes, not (left or self._held.undrained))
+        states = self._states.drain() if self.has_states else None
+        return Changes(cleared, changes, not (left or self._held.undrained), states)
 
     # A snapshot for a peer, or from one
 
@@ -174,7 +183,9 @@ class Residency:
         self._waiting.clear()
         before = self._held
         self._start()
-        self._index, self._held = snapshot.index, snapshot.held
+        self._adopt(snapshot.index)
+        self._held = snapshot.held
+        self.mixed |= self.has_states  # no snapshot has states
         self._roots.adopt(snapshot.nameless, snapshot.roots)
         self._group, self.block_tokens = snapshot.group, snapshot.block_tokens
         if not self._cleared:
@@ -210,6 +221,10 @@ class Residency:
     def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
         """Those of these prefixes that are held, as of the last `settle`."""
         return self._held.held_among(fingerprints)
+
+    def states(self) -> Iterator[StateChange]:
+        """Where recurrent states are, as of the last `settle`."""
+        return self._states.all()
 
     def tiers(self) -> Mapping[Fingerprint, Tier]:
         """All prefixes that are held, as of the last `settle`. O(all)."""
@@ -292,7 +307,11 @@ class Residency:
 
     def _is_counted_group(self, event: BlocksStored) -> bool:
         is_counted = self._is_first_dense_group(event)
-        self.mixed |= not is_counted
+        if event.kind in STATE_KINDS:
+            self.has_states = True
+            self._states.store(event)
+        else:
+            self.mixed |= not is_counted
         return is_counted
 
     def _is_first_dense_group(self, event: BlocksStored) -> bool:
@@ -362,9 +381,10 @@ class Residency:
         return True
 
     def _remove(self, event: BlocksRemoved) -> None:
-        if event.group != (self._group or 0):
+        is_state = self.has_states and self._states.remove(event)
+        if is_state or event.group != (self._group or 0):
             self.counters.other_groups += 1
-            self.mixed = True
+            self.mixed |= not is_state
             return
         blocks, counters, shift = self._index.blocks, self.counters, COPIES_BITS * event.tier
         counted, one = COPIES_MASK << shift, 1 << shift
@@ -396,6 +416,8 @@ class Residency:
             for chain in chains:
                 resolved += len(chain)
                 self._index.resolved(chain)
+                if self.has_states:
+                    self._states.resolved(chain)
                 self._unsettled.extend(chain)
             starts = branches
         self.counters.resolved_late += resolved - sum([block.known is READY for block in fresh])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ranvier_py.core.engine_cache.blocks import Block, BlockIndex, root
 from ranvier_py.core.engine_cache.prefixes import Change, HeldPrefixes
 from ranvier_py.core.engine_cache.sources.event_values import BlocksStored
+from ranvier_py.core.engine_cache.states import StateChange
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.fingerprint import TokenHasher
@@ -112,12 +113,14 @@ class Lack(Enum):
 class Changes(NamedTuple):
     """What became of the prefixes. `cleared`: everything said before is void, then these follow.
 
-    `complete`: there is nothing left to look at; else `settle` wants to be called again.
+    `complete`: there is nothing left to look at; else `settle` wants to be called again. `states`: what became of
+    recurrent states; None where no event is of them.
     """
 
     cleared: bool
     changes: tuple[Change, ...]
     complete: bool
+    states: tuple[StateChange, ...] | None = None
 
 
 @dataclass(slots=True)

@@ -18,6 +18,10 @@ from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
+from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.routing.checkpoints.cache_profile import profile_named
+from ranvier_py.core.routing.checkpoints.checkpoint_index import CHECKPOINT_TTL_S
+from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 
 KEY = b"k" * 32
@@ -66,8 +70,13 @@ class World:
         self.routes = RouteTable(capacity=rows_max)
         self.entries_max = entries_max
         self.generations = [1]
+        self.checkpoints = Checkpoints(Boundary.chain)
+        self.checkpoints.set_profile(ENGINE, profile_named("vllm-align:16"))
         self.engine_caches = EngineCaches(
-            self.routes, lambda backend: self.generations[backend], restarted=self.restarted
+            self.routes,
+            lambda backend: self.generations[backend],
+            restarted=self.restarted,
+            checkpoints=self.checkpoints,
         )
         self.settings = settings or GapSettings(peers=False)
         self.base = base or ("m",)
@@ -108,6 +117,17 @@ class World:
         while (at := self.stream.wake_at()) is not None and at <= self.now + SETTLE_S:
             self.now = max(self.now, at)
             self.stream.tick(self.now)
+
+    def sweep(self) -> None:
+        """Twice, so that all of the table is looked at."""
+        for _ in range(2):
+            self.engine_caches.sweep(self.now, 1000)
+
+    def credited(self, held: int) -> int:
+        """Of a prompt of which so many tokens are held, those before a checkpoint."""
+        keys = [(count, fingerprint(count), 0) for count in range(64, 0, -16)]
+        own = self.checkpoints.known[ENGINE]
+        return own.credit(keys, held, 100, self.generations[0], self.now, guessed=False).tokens
 
     def depth(self, model: str = "m", adapter: str = "", salt: str = "") -> int:
         chain = [(count, fingerprint(count, model, adapter, salt), 0) for count in (64, 32, 16)]
@@ -413,9 +433,7 @@ def test_an_engine_whose_blocks_can_not_be_named_is_not_taken_for_empty(fields: 
 
 
 OTHER_GROUPS = (
-    {**stored(), "kv_cache_spec_kind": "mamba", "group_idx": 1},
     {**stored(), "kv_cache_spec_kind": "sliding_window", "group_idx": 1},
-    {**stored(count=0), "kv_cache_spec_kind": "mamba", "group_idx": 1},  # no state was worth keeping
     {**stored(), **FULL, "group_idx": 1},  # a hit needs a block in each
     {**stored(), "group_idx": 1},  # before vLLM named the kinds
     {**removed(1), "group_idx": 1},
@@ -434,6 +452,61 @@ def test_attention_alone_makes_no_hybrid_exact_nor_a_prefix_confirmed(other: dic
     assert world.stream.view()["lacks"] == HYBRID
     assert world.stream.snapshot() is None
     assert believed(world), "what requests taught is not withdrawn for what events do not say"
+
+
+STATES = {"kv_cache_spec_kind": "mamba", "group_idx": 1}
+
+
+@pytest.mark.parametrize("states", [stored(1, 1), stored(count=0)])
+def test_a_hybrid_whose_states_are_seen_is_exact(states: dict[str, Any]) -> None:
+    """Also where no state was worth keeping yet; before that it is not."""
+    world = known()
+    world.stream.measured(world.now, is_hybrid=True)
+    world.publish({**stored(), **FULL})
+    assert (world.level, world.depth()) == (Level.ESTIMATED, 0)
+    world.publish({**states, **STATES})
+    assert (world.level, world.stream.view()["lacks"]) == (Level.EXACT, "")
+    chain = [(count, fingerprint(count), 0) for count in (64, 32, 16)]
+    world.routes.learn(chain, ENGINE, world.generations[0], Trust.LOCAL, world.now)
+    world.sweep()
+    assert world.depth() == 64, "as far as its attention goes: where it can begin is another question"
+    assert world.stream.snapshot() is None, "which has no states"
+
+
+def test_states_come_and_go_with_their_own_events_and_their_engine_is_credited_by_them_alone() -> None:
+    """R6: BlockRemoved of a group of states takes the checkpoint, and leaves keys and values."""
+    world = known()
+    world.publish({**stored(), **FULL}, {**stored(1, 1), **STATES})
+    world.sweep()
+    own = world.checkpoints.known[ENGINE]
+    assert own.by_events
+    assert world.credited(64) == 32
+    world.publish({**stored(3, 1), **STATES})
+    assert world.credited(64) == 64
+    world.publish({**removed(4), "group_idx": 1})
+    assert world.credited(64) == 32
+    world.publish({**removed(2), "group_idx": 1})
+    assert (world.credited(64), world.depth()) == (0, 64)
+    world.publish({**stored(2, 1), **STATES})
+    world.now += 10_000
+    assert world.credited(64) == 48, "for as long as no event takes it"
+
+
+def test_after_a_gap_what_events_brought_is_as_good_as_learned() -> None:
+    world = known()
+    world.publish({**stored(), **FULL}, {**stored(1, 1), **STATES})
+    world.sweep()
+    own = world.checkpoints.known[ENGINE]
+    world.seq += 1
+    for effect in world.publish():
+        if isinstance(effect, AskReplay):
+            world.stream.replay_failed(effect.ask, world.now)
+    assert world.level is not Level.EXACT
+    world.sweep()
+    assert not own.by_events
+    assert world.credited(64) == 32
+    world.now += CHECKPOINT_TTL_S
+    assert world.credited(64) == 0
 
 
 def test_that_attention_dropped_a_block_of_a_hybrid_withdraws_what_needs_it() -> None:

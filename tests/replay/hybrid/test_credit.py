@@ -11,6 +11,7 @@ from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.presets import PROFILES, preset
 from ranvier_py.replay.jobs import Done, Task, execute, make_ready
+from ranvier_py.replay.knowledge import KnowledgeName
 from ranvier_py.replay.replay_plan import Plan
 from tests.replay.synthetic import BLOCK, chats
 
@@ -19,8 +20,11 @@ ENGINES = 4
 SHARE = 0.98
 
 
-def replayed(limits: EngineLimits, policy: str = "affinity") -> Done:
-    return execute(Task(READY, Plan(policy, 1, (limits,) * ENGINES, regret=False, per_request=True)), lambda: 0.0)
+def replayed(
+    limits: EngineLimits, policy: str = "affinity", knowledge: KnowledgeName = "calibrated", nodes: int = 1
+) -> Done:
+    plan = Plan(policy, nodes, (limits,) * ENGINES, regret=False, per_request=True, knowledge=knowledge)
+    return execute(Task(READY, plan), lambda: 0.0)
 
 
 def shares(done: Done) -> tuple[float, float]:
@@ -34,6 +38,15 @@ def shares(done: Done) -> tuple[float, float]:
 def test_what_is_credited_is_what_an_engine_with_room_reuses(name: str) -> None:
     limits = preset(name.replace("_", "-"), BLOCK)
     precision, recall = shares(replayed(replace(limits, cache_tokens=4_000_000)))
+    assert precision >= SHARE
+    assert recall >= SHARE
+
+
+@pytest.mark.parametrize("cache_tokens", [4_000_000, 20_000])
+@pytest.mark.parametrize("name", ["vllm-align", "vllm-all"])
+def test_what_events_of_states_bring_is_exact_even_where_room_is_short(name: str, cache_tokens: int) -> None:
+    limits = replace(preset(name, BLOCK), cache_tokens=cache_tokens)
+    precision, recall = shares(replayed(limits, knowledge="events"))
     assert precision >= SHARE
     assert recall >= SHARE
 

@@ -28,8 +28,9 @@ from ranvier_py.core.routing.checkpoints.cache_profile import CheckpointKind
 CHECKPOINT_TTL_S = 600.0
 """Shorter than a route's: states are few, and what gives one up says nothing (SGLang #23678)."""
 
-NAMES_MAX = 65_536
-"""Keys of one backend: what some thousand chats leave within CHECKPOINT_TTL_S, and 20 MB."""
+NAMES_MAX = 131_072
+"""Keys of one backend: what thousands of chats leave within CHECKPOINT_TTL_S, or the surroundings of some thousand
+states by events; 40 MB at most."""
 
 POSITIONS_MAX = 4
 """Between one key and the next there are 256 tokens at most: four states of the finest grid on which any are kept."""
@@ -197,6 +198,17 @@ class CheckpointIndex:
         found = self._forget(name, position)
         self.counters.lost += found
         return found
+
+    def doubt_events(self, now: float) -> None:
+        """What events brought is from now on like what an answer proved: true for a while. O(all)."""
+        mark = mark_of(CheckpointKind.ANSWERED)
+        for name, found in self._known.items():
+            self._known[name] = tuple(
+                [
+                    Checkpoint(each.position, mark, int(now)) if each.kind is CheckpointKind.EVENT else each
+                    for each in found
+                ]
+            )
 
     def _forget(self, name: int, position: int) -> bool:
         before = self._known.get(name)

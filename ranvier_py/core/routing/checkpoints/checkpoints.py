@@ -29,7 +29,7 @@ from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, CacheProfile, CheckpointKind, CheckpointProfile
-from ranvier_py.core.routing.checkpoints.checkpoint_index import CHECKPOINT_TTL_S, CheckpointIndex, mark_of
+from ranvier_py.core.routing.checkpoints.checkpoint_index import CHECKPOINT_TTL_S, Checkpoint, CheckpointIndex, mark_of
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.placement import Credit, Holder
 
@@ -52,6 +52,10 @@ STEPS_SEEN = 16
 
 MARKED_MAX = 4096
 """Positions that one request may leave: a million tokens of vLLM's shortest blocks."""
+
+
+StateMark = tuple[int, int, bool]
+"""A fingerprint, the position of a state before it, and whether that is there."""
 
 
 class Confidence:
@@ -155,10 +159,7 @@ class Checkpoints:
             return self.known.pop(backend, None) is not None
         if before is not None and before.profile == profile:
             return False
-        own = BackendCheckpoints(profile, profile.checkpoints, self._block_tokens, self.ttl_s)
-        if before is not None:
-            own.generation, own.by_events = before.generation, before.by_events
-        self.known[backend] = own
+        self.known[backend] = BackendCheckpoints(profile, profile.checkpoints, self._block_tokens, self.ttl_s)
         return True
 
     def profile(self, backend: BackendId) -> CacheProfile:
@@ -168,6 +169,38 @@ class Checkpoints:
     def forget(self, backend: BackendId) -> None:
         """It was removed."""
         self.known.pop(backend, None)
+
+    # --- by events ---------------------------------------------------------------------------------------------------
+
+    def states_known(
+        self, backend: BackendId, generation: int, states: Callable[[], Iterable[StateMark]], now: float
+    ) -> None:
+        """From now on this backend's checkpoints are those that its events bring: these, and what changes."""
+        own = self.known[backend]
+        if own.by_events and own.generation == generation:
+            return
+        if own.begin(generation):
+            own.by_events = True
+            self.states_changed(backend, generation, states(), now)
+
+    def states_unknown(self, backend: BackendId, now: float) -> None:
+        """From now on they are what can be learned; what events brought is no more than that."""
+        own = self.known[backend]
+        if own.by_events:
+            own.by_events = False
+            own.index.doubt_events(now)
+
+    def states_changed(self, backend: BackendId, generation: int, changes: Iterable[StateMark], now: float) -> None:
+        """States that came, and that went."""
+        own = self.known.get(backend)
+        if own is None or not own.by_events or own.generation != generation:
+            return  # `states_known` will bring them
+        mark = mark_of(CheckpointKind.EVENT)
+        for name, position, present in changes:
+            if present:
+                own.index.note(name, Checkpoint(position, mark, int(now)))
+            else:
+                own.index.lose(name, position)
 
     # --- what a prompt can go on from --------------------------------------------------------------------------------
 

@@ -1,0 +1,147 @@
+"""R6: where an engine keeps recurrent states, by its events, against a walk over all that it reported."""
+
+from __future__ import annotations
+
+from array import array
+from random import Random
+
+import pytest
+
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored
+from ranvier_py.core.prompts.fingerprint import is_anchor
+from tests.core.engine_cache.model import SIZE, fingerprint, hasher, namespace_of
+
+WIDTH = 80  # tokens of the engine's blocks: five of ours
+STATES, DENSE = (0, 1), 2
+
+
+class Engine:
+    """Blocks of attention and two groups of states, as vLLM reports them."""
+
+    def __init__(self) -> None:
+        self.held = Residency(hasher(), namespace_of)
+        self.found: dict[tuple[int, int], None] = {}
+
+    def store(self, path: list[int], *, group: int = DENSE, keys: list[int] | None = None) -> None:
+        """All blocks of these tokens, of attention; or of states those named, with all tokens all the same."""
+        ends = range(WIDTH, len(path) + 1, WIDTH)
+        hashes = tuple(name(path[:end]) for end in ends) if keys is None else tuple(keys)
+        kind = "full_attention" if group == DENSE else "mamba"
+        tokens = array("I", path[: ends[-1]] if ends else []).tobytes()
+        self.held.apply(BlocksStored(hashes, token_bytes=tokens, block_tokens=WIDTH, group=group, kind=kind))
+
+    def keep(self, path: list[int], groups: tuple[int, ...] = STATES) -> None:
+        """A state at the end of these tokens."""
+        for group in groups:
+            self.store(path, group=group, keys=[name(path)])
+
+    def drop(self, path: list[int], groups: tuple[int, ...] = STATES) -> None:
+        for group in groups:
+            self.held.apply(BlocksRemoved((name(path),), group=group))
+
+    def positions(self, path: list[int]) -> dict[int, list[int]]:
+        """Where each prefix of these tokens can begin, as it was reported so far."""
+        for change in self.held.settle().states or ():
+            place = (change.fingerprint, change.position)
+            assert (place in self.found) is not change.present, "each change is reported once"
+            if change.present:
+                self.found[place] = None
+            else:
+                del self.found[place]
+        assert self.found.keys() == {(each.fingerprint, each.position) for each in self.held.states()}
+        return {
+            end: sorted(at for one, at in self.found if one == fingerprint(path[:end]))
+            for end in range(SIZE, len(path) + 1, SIZE)
+        }
+
+
+def name(path: list[int]) -> int:
+    return Random(repr(path)).getrandbits(63)
+
+
+def tokens(count: int, seed: int = 1) -> list[int]:
+    rng = Random(seed)
+    return [rng.randrange(50_000) for _ in range(count)]
+
+
+def deepest(engine: Engine, path: list[int]) -> int:
+    """What a prompt asks for that is held to the end of this path: the deepest key at which something is known."""
+    known = engine.positions(path)
+    asked = [end for end in known if is_anchor(end // SIZE) or end == max(known)]
+    return max((at for end in asked for at in known[end] if at <= len(path)), default=0)
+
+
+def test_a_state_is_there_where_all_groups_have_it() -> None:
+    engine, path = Engine(), tokens(8 * WIDTH)
+    engine.store(path)
+    engine.keep(path[:160])
+    assert deepest(engine, path) == 160
+    engine.keep(path[:400], groups=(0,))
+    assert deepest(engine, path) == 160
+    engine.keep(path[:400], groups=(1,))
+    assert deepest(engine, path) == 400
+    engine.drop(path[:400], groups=(0,))
+    assert deepest(engine, path) == 160
+    engine.drop(path[:160])
+    assert deepest(engine, path) == 0
+
+
+def test_tokens_that_span_blocks_without_a_state_do_not_move_the_position() -> None:
+    """vLLM #44451: hashes of what was kept, tokens of all: the block's own chain has its depth."""
+    engine, path = Engine(), tokens(8 * WIDTH)
+    engine.store(path, group=STATES[0], keys=[name(path[:400])])
+    engine.store(path, group=STATES[1], keys=[name(path[:400])])
+    assert deepest(engine, path) == 0, "its block is not known yet"
+    engine.store(path)
+    assert deepest(engine, path) == 400
+
+
+def test_a_branch_that_comes_later_goes_on_from_the_state_before_it() -> None:
+    engine, shared = Engine(), tokens(4 * WIDTH)
+    first = [*shared, *tokens(3 * WIDTH, 2)]
+    engine.store(first)
+    engine.keep(shared)
+    assert deepest(engine, first) == 320
+    second = [*shared, *tokens(5 * WIDTH, 3)]
+    engine.store(second)
+    assert deepest(engine, second) == 320
+    assert engine.positions(second)[336] == [320], "in mid-branch, before the next anchor"
+    engine.drop(shared)
+    assert not any(engine.positions(second).values())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_known_anywhere_is_a_state_on_its_path(seed: int) -> None:
+    """Whatever comes in whatever order: the deepest state before each anchor is known there."""
+    rng, engine = Random(seed), Engine()
+    paths = [tokens(7 * WIDTH, 1)]
+    for number in range(2, 6):
+        cut = rng.randrange(1, 6) * WIDTH
+        paths.append([*rng.choice(paths)[:cut], *tokens(7 * WIDTH - cut, number)])
+    kept: dict[int, list[int]] = {}
+    waiting = paths.copy()
+    rng.shuffle(waiting)
+    for _ in range(60):
+        if waiting and rng.random() < 0.2:
+            engine.store(waiting.pop())
+        elif kept and rng.random() < 0.4:
+            engine.drop(kept.pop(rng.choice(list(kept))))
+        else:
+            path = rng.choice(paths)[: rng.randrange(1, 8) * WIDTH]
+            if name(path) not in kept:
+                kept[name(path)] = path
+                engine.keep(path)
+        if rng.random() < 0.3:
+            engine.positions(paths[0])
+    for path in waiting:
+        engine.store(path)
+    for path in paths:
+        for end, known in engine.positions(path).items():
+            states = [at for at in range(WIDTH, len(path) + 1, WIDTH) if name(path[:at]) in kept]
+            before = [at for at in states if at <= end]
+            assert {at for at in known if at <= end} <= {*before}
+            if is_anchor(end // SIZE):
+                asked_since = [depth for depth in range(SIZE, end, SIZE) if is_anchor(depth // SIZE)]
+                since = max(asked_since, default=0)
+                assert [at for at in before if at > since] == [at for at in known if since < at <= end]
