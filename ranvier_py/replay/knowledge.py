@@ -26,7 +26,7 @@ from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Changes
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, CacheCleared
-from ranvier_py.core.engine_cache.states import StateChange
+from ranvier_py.core.engine_cache.states import StateMoved
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.prompts.boundaries import TokenIds
 from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState
@@ -181,10 +181,10 @@ class NamedBlocks(Residency):
         states = None if found.states is None else tuple(map(self._deep, found.states))
         return found._replace(changes=tuple(deep), states=states)
 
-    def states(self) -> Iterator[StateChange]:
+    def states(self) -> Iterator[StateMoved]:
         return map(self._deep, super().states())
 
-    def _deep(self, state: StateChange) -> StateChange:
+    def _deep(self, state: StateMoved) -> StateMoved:
         return state._replace(position=state.position // NAME_TOKENS * self._block_tokens)
 
 

@@ -22,7 +22,7 @@ from ranvier_py.core.engine_cache.engine_caches import Held, HeldStates
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes, Scope
 from ranvier_py.core.engine_cache.sources.event_values import Tier
-from ranvier_py.core.engine_cache.states import StateChange
+from ranvier_py.core.engine_cache.states import StateMoved
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
@@ -104,8 +104,8 @@ class Names:
 
 
 def under_names(
-    states: Iterable[StateChange], steps: Sequence[int], renamed: Callable[[Fingerprint, int], Fingerprint]
-) -> Iterator[StateChange]:
+    states: Iterable[StateMoved], steps: Sequence[int], renamed: Callable[[Fingerprint, int], Fingerprint]
+) -> Iterator[StateMoved]:
     """The same under each name."""
     for change in states:
         yield change
@@ -128,7 +128,7 @@ class UnderNames:
             tier = self._held.tier(self._renamed(fingerprint, -step))
         return tier
 
-    def states(self) -> Iterator[StateChange]:
+    def states(self) -> Iterator[StateMoved]:
         """Where recurrent states are."""
         held = self._held.states() if isinstance(self._held, HeldStates) else ()
         return under_names(held, self._steps, self._renamed)

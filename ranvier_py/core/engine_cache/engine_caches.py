@@ -27,7 +27,7 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes, Lack
 from ranvier_py.core.engine_cache.sources.event_values import Tier
-from ranvier_py.core.engine_cache.states import StateChange
+from ranvier_py.core.engine_cache.states import StateMoved
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.fingerprint import ANCHOR_BLOCKS_DENSE, ANCHOR_STEP_BLOCKS, anchor_below
@@ -87,7 +87,7 @@ class Source(NamedTuple):
 class HeldStates(Protocol):
     """A Held that knows where recurrent states are."""
 
-    def states(self) -> Iterable[StateChange]: ...
+    def states(self) -> Iterable[StateMoved]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -361,7 +361,7 @@ class EngineCaches:
             self._routes.set_tier(change.fingerprint, backend, change.tier)
 
 
-def states_of(parts: Sequence[SourceState]) -> Callable[[], Iterable[StateChange]] | None:
+def states_of(parts: Sequence[SourceState]) -> Callable[[], Iterable[StateMoved]] | None:
     """What lists an engine's recurrent states, if one source knows them all."""
     if len(parts) == 1 and parts[0].states and parts[0].settled:
         held = parts[0].held

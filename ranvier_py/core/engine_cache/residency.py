@@ -42,7 +42,7 @@ from ranvier_py.core.engine_cache.sources.event_values import (
     Event,
     Tier,
 )
-from ranvier_py.core.engine_cache.states import STATE_KINDS, StateChange, StateCounters, StateGroups
+from ranvier_py.core.engine_cache.states import STATE_KINDS, StateCounters, StateGroups, StateMoved
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher, is_anchor
 
@@ -222,7 +222,7 @@ class Residency:
         """Those of these prefixes that are held, as of the last `settle`."""
         return self._held.held_among(fingerprints)
 
-    def states(self) -> Iterator[StateChange]:
+    def states(self) -> Iterator[StateMoved]:
         """Where recurrent states are, as of the last `settle`."""
         return self._states.all()
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ranvier_py.core.engine_cache.blocks import Block, BlockIndex, root
 from ranvier_py.core.engine_cache.prefixes import Change, HeldPrefixes
 from ranvier_py.core.engine_cache.sources.event_values import BlocksStored
-from ranvier_py.core.engine_cache.states import StateChange
+from ranvier_py.core.engine_cache.states import StateMoved
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.fingerprint import TokenHasher
@@ -120,7 +120,7 @@ class Changes(NamedTuple):
     cleared: bool
     changes: tuple[Change, ...]
     complete: bool
-    states: tuple[StateChange, ...] | None = None
+    states: tuple[StateMoved, ...] | None = None
 
 
 @dataclass(slots=True)

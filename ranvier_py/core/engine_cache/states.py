@@ -34,7 +34,7 @@ NAMES_MAX = 4096
 READY = KnownBlock.READY
 
 
-class StateChange(NamedTuple):
+class StateMoved(NamedTuple):
     """A prompt that goes on from this prefix can, or can no more, begin at `position`."""
 
     fingerprint: Fingerprint
@@ -61,7 +61,7 @@ class StateGroups:
         self._placed: dict[EngineHash, tuple[int, dict[Fingerprint, None]]] = {}  # position, and where it is known
         self._known: dict[tuple[Fingerprint, int], int] = {}  # states in several branches may lie equally deep
         self._waiting: dict[EngineHash, None] = {}  # to be looked at
-        self._changes: list[StateChange] = []
+        self._changes: list[StateMoved] = []
 
     def store(self, event: BlocksStored) -> None:
         bit = self._groups.get(event.group)
@@ -97,7 +97,7 @@ class StateGroups:
                 position, names = self._placed[above]
                 self._note(position, names, self._ahead(block, position))
 
-    def drain(self) -> tuple[StateChange, ...]:
+    def drain(self) -> tuple[StateMoved, ...]:
         """What changed since the last call."""
         waiting, self._waiting = self._waiting, {}
         everywhere = (1 << len(self._groups)) - 1
@@ -113,9 +113,9 @@ class StateGroups:
         changes, self._changes = tuple(self._changes), []
         return changes
 
-    def all(self) -> Iterator[StateChange]:
+    def all(self) -> Iterator[StateMoved]:
         """All that are there, as of the last `drain`."""
-        return (StateChange(name, position, present=True) for name, position in self._known)
+        return (StateMoved(name, position, present=True) for name, position in self._known)
 
     def _place(self, key: EngineHash) -> None:
         block = self._block_of(key)
@@ -143,14 +143,14 @@ class StateGroups:
                 before = self._known.get((name, position), 0)
                 self._known[name, position] = before + 1
                 if not before:
-                    self._changes.append(StateChange(name, position, present=True))
+                    self._changes.append(StateMoved(name, position, present=True))
 
     def _forget(self, name: Fingerprint, position: int) -> None:
         left = self._known.pop((name, position)) - 1
         if left:
             self._known[name, position] = left
         else:
-            self._changes.append(StateChange(name, position, present=False))
+            self._changes.append(StateMoved(name, position, present=False))
 
     def _behind(self, block: Block) -> list[tuple[Fingerprint, int]]:
         """Prefixes up to the end of this block, the deepest first, down to one at an anchor."""
