@@ -36,12 +36,13 @@ from ranvier_py.config.config_loader import (
 from ranvier_py.config.config_model import KEYS, SECRETS, Config
 from ranvier_py.config.config_reference import as_toml, help_of, reference, toml_value
 from ranvier_py.config.config_values import did_you_mean
+from ranvier_py.config.rule_files import rule_book
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
 from ranvier_py.core.errors import ConfigError, leaves
 from ranvier_py.io.logs import last_words, set_up_logs
 from ranvier_py.io.workers import Supervisor
 from ranvier_py.replay.lint_command import add_flags as add_lint_flags
-from ranvier_py.replay.lint_command import lint, trial_page
+from ranvier_py.replay.lint_command import files_of, lines_of, lint, report, trial_page
 from ranvier_py.replay.lint_command import page as lint_page
 from ranvier_py.replay.replay_flags import add_flags as add_replay_flags
 from ranvier_py.reporter import add_flags as add_reporter_flags
@@ -150,7 +151,11 @@ def make_parser() -> argparse.ArgumentParser:
     meaning = "what clients do to their own prefixes, as a node sees it"
     add_control_flags(command("clients", clients_command, meaning))
     add_replay_flags(command("replay", replay_command, "what would each policy have done with this traffic"))
-    add_lint_flags(command("lint", lint, "what clients do to their own prefixes, in captured requests"))
+    linter = command(
+        "lint", lint_command, "what clients do to their own prefixes, in captured requests or live traffic"
+    )
+    add_lint_flags(linter)
+    add_control_key_flag(linter)
     add_reporter_flags(
         command("reporter", reporter_command, "report what an engine holds to routers, by its KV events")
     )
@@ -180,6 +185,10 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_control_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--control", default=DEFAULT_CONTROL, metavar="URL", help=f"control port ({DEFAULT_CONTROL})")
+    add_control_key_flag(parser)
+
+
+def add_control_key_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--control-key-file", type=Path, metavar="FILE", help=f"its key; ${variable_of('control_key')} holds one too"
     )
@@ -337,6 +346,27 @@ def clients_command(options: argparse.Namespace) -> int:
         view = asked(client, "GET", "/admin/clients").json()
         print("\n".join([*lint_page(view["clients"]), *trial_page(view["trials"])]))
     return EXIT_OK
+
+
+def lint_command(options: argparse.Namespace) -> int:
+    """A URL without a path is that of a node; its key is for no other."""
+    if bool(options.files) == bool(options.url):
+        raise CommandError("lint takes FILE, or --url URL", EXIT_CONFIG)
+    book = rule_book(options.client_rules_file)
+    if options.files:
+        return lint(files_of(options.files), book, as_json=options.json)
+    url = control_url(options.url)
+    if url.path in ("", "/"):
+        with control_client(options, options.url) as client:
+            return report(asked(client, "GET", "/admin/clients").json()["clients"], as_json=options.json)
+    with httpx.Client(timeout=ADMIN_TIMEOUT_S, trust_env=False) as client:
+        try:
+            with client.stream("GET", url) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    raise CommandError(f"{url} answered {answer.status_code}", EXIT_FAILED)
+                return lint([(str(url), lines_of(answer.iter_bytes()))], book, as_json=options.json)
+        except httpx.HTTPError as error:
+            raise CommandError(f"{url} can't be reached: {error}", EXIT_UNREACHABLE) from error
 
 
 def status_command(options: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
-"""`ranvier lint FILE`: what clients do to their own prefixes, in captured requests: where, why, and what it costs.
+"""`ranvier lint FILE | --url URL`: what clients do to their own prefixes: where, why, what it costs, and what helps.
 
-A line of FILE is a request, `{"path": …, "headers": [[name, value], …], "body": {…}}`, or a body alone, in the order in
-which they were sent. Text is read here and kept nowhere; the page shows paths and causes. Tokens are estimated by
-characters.
+URL is a node's control port, for what the node saw so far, or an address that serves captured requests. A line of those
+is a request, `{"path": …, "headers": [[name, value], …], "body": {…}}`, or a body alone, in the order of their sending.
+Text is read here and kept nowhere; the page shows paths and causes. Tokens are estimated by characters.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from ranvier_py.core.clients.body_mender import rule_for
+from ranvier_py.core.clients.client_rules import RuleBook
 from ranvier_py.core.clients.client_watch import ClientWatch, client_rows
 from ranvier_py.core.clients.known_clients import client_of, session_of
 from ranvier_py.core.prompts.body_members import session_name
@@ -45,55 +48,83 @@ ADVICE = {
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="captured requests, one JSON object a line")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="captured requests, one JSON object a line")
+    meaning = "instead: the control port of a node, for its live traffic, or the address of captured requests"
+    parser.add_argument("--url", metavar="URL", help=meaning)
+    parser.add_argument(
+        "--client-rules-file", type=Path, metavar="FILE", help="rules of your own, beside those that ship"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
-def lint(given: argparse.Namespace) -> int:
-    """The command, its flags parsed. Returns the exit code: 1 where a prefix broke."""
+Lines = Iterable[bytes]
+
+
+def lint(sources: Iterable[tuple[str, Lines]], book: RuleBook, *, as_json: bool) -> int:
+    """Of captured requests, with the name of each source. Returns the exit code: 1 where a prefix broke."""
     watch = ClientWatch(secrets.randbits(64))
     try:
-        for path in given.files:
-            for fields, body, api in requests_of(path):
+        for name, lines in sources:
+            for fields, body, api in requests_of(name, lines):
                 tokens = round(len(orjson.dumps(body)) / CHARACTERS_PER_TOKEN)
                 client, session = client_of(fields), session_of(fields) or session_name(body).encode()
                 number = int.from_bytes(blake2b(session, digest_size=8).digest()) if session else 0
                 watch.turn(client, number, tokens)
                 found = watch.observe(client, number, body, api, tokens)
                 if found is not None:
-                    watch.broke(client, found)
+                    rule = rule_for(book, found.found, orjson.dumps(body), api, client)
+                    watch.broke(client, found, rule=rule)
     except (OSError, ValueError) as error:
         print(f"ranvier lint: {error}", file=sys.stderr)
         return EXIT_USAGE
-    rows = client_rows(watch)
-    if given.json:
+    return report(client_rows(watch), as_json=as_json)
+
+
+def report(rows: list[dict[str, Any]], *, as_json: bool) -> int:
+    """Print what was found of each client. Returns the exit code."""
+    if as_json:
         print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
     else:
         print("\n".join(page(rows)))
     return EXIT_FAILED if any(row["breaks"] for row in rows) else EXIT_OK
 
 
-def requests_of(path: Path) -> Iterator[tuple[Mapping[bytes, bytes], Mapping[str, Any], Api]]:
-    """Header fields, body and API of each request of a file.
+def files_of(paths: Iterable[Path]) -> Iterator[tuple[str, Lines]]:
+    """The lines of files, none longer than LINE_BYTES_MAX. Raises OSError."""
+    for path in paths:
+        with path.open("rb") as file:
+            yield str(path), iter(partial(file.readline, LINE_BYTES_MAX), b"")
 
-    Raises OSError, and ValueError with the place of what is no request.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX), b""), 1):
-            if not line.strip():
-                continue
-            try:
-                found = orjson.loads(line)
-            except ValueError:
-                raise ValueError(f"{path}:{number}: not JSON") from None
-            body = found.get("body", found) if isinstance(found, dict) else None
-            if not isinstance(body, dict):
-                raise ValueError(f"{path}:{number}: expected a request, an object with a body, or a body")
-            headers = found.get("headers", ()) if body is not found else ()
-            route = found.get("path") if body is not found else None
-            api = PATHS.get(route.partition("?")[0]) if isinstance(route, str) else api_of(body)
-            if api is not None:  # other paths carry no conversation
-                yield headers_of(headers, f"{path}:{number}"), body, api
+
+def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines of what comes in pieces."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+        if len(rest) > LINE_BYTES_MAX:
+            raise ValueError(f"a line is longer than {LINE_BYTES_MAX} bytes")
+    yield rest
+
+
+def requests_of(source: str, lines: Lines) -> Iterator[tuple[Mapping[bytes, bytes], Mapping[str, Any], Api]]:
+    """Header fields, body and API of each request. Raises ValueError with the place of what is no request."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        place = f"{source}:{number}"
+        try:
+            found = orjson.loads(line)
+        except ValueError:
+            raise ValueError(f"{place}: not JSON") from None
+        body = found.get("body", found) if isinstance(found, dict) else None
+        if not isinstance(body, dict):
+            raise ValueError(f"{place}: expected a request, an object with a body, or a body")
+        headers = found.get("headers", ()) if body is not found else ()
+        route = found.get("path") if body is not found else None
+        api = PATHS.get(route.partition("?")[0]) if isinstance(route, str) else api_of(body)
+        if api is not None:  # other paths carry no conversation
+            yield headers_of(headers, place), body, api
 
 
 def headers_of(headers: object, place: str) -> Mapping[bytes, bytes]:

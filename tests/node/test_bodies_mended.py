@@ -173,6 +173,15 @@ async def test_a_rule_that_helps_nothing_is_turned_off_with_a_warning_and_bodies
     assert HELP[:20] not in warnings[0]
 
 
+async def test_what_peers_would_not_know_of_a_provider_is_refused() -> None:
+    async with node_lab(Scripted(GOOD), gossip="127.0.0.1:0", insecure_gossip=True, gossip_admin_key="k" * 32) as node:
+        backend = {"url": "http://127.0.0.1:9", "hosted": True}
+        answer = await node.http.post(f"{node.control}/admin/backends", json=backend)
+        assert answer.status_code == 400
+        assert "hosted: is not spread to peers" in answer.text
+        assert len(await node.backends()) == 1
+
+
 # --- configuration ----------------------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,10 @@ async def test_a_nonce_before_the_history_is_named_with_its_client_its_place_and
         page = (await trio.run_process(command, capture_stdout=True, env=dict(os.environ))).stdout.decode()
         assert "opencode: 3 turns" in page
         assert "$.messages[0].content  within a session" in page
+        command[3:] = ["lint", "--url", node.control]
+        live = await trio.run_process(command, capture_stdout=True, env=dict(os.environ), check=False)
+        assert live.returncode == 1, "a prefix broke"
+        assert live.stdout.decode() == page
         assert SECRET not in page + metrics + str(view)
 
 

@@ -26,6 +26,7 @@ from ranvier_py.core.options import SECONDS_MAX
 from ranvier_py.node.node import Addresses, run
 from ranvier_py.node.reload import APPLY_KEYS, APPLY_PARTS, NEEDS_RESTART, ConfigSource, Reloads, apply_of
 from tests.node.node_lab import DEADLINE_S, MODEL, PLACES, Lab, Node, opened, turn
+from tests.proxy.wire import GOOD, Scripted
 
 BASE = {**PLACES, "debug_headers": True, "probe_interval_s": 60, "drain_timeout_s": 5}
 
@@ -454,3 +455,42 @@ async def test_a_hang_up_reads_the_configuration_and_goes_on_after_one_that_is_b
                 os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+RULES = """
+format = 1
+[[rule]]
+name = "own"
+client = "*"
+apis = ["chat"]
+causes = []
+action = "replace"
+where = "history"
+pattern = "question"
+replacement = "%s"
+source = "ours"
+"""
+
+
+async def test_rules_that_were_written_anew_count_from_the_reload_on_and_bad_ones_change_nothing(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "rules.toml"
+    file.write_text(RULES % "riddle")
+    rules = {"client_rules_file": str(file), "client_rules": ["own=rewrite"], "client_rule_control_share": 0.01}
+    engine = Scripted(GOOD)
+    async with reloadable(tmp_path, 0, cluster_secret="the same groups each time", **rules) as (node, changed):
+        await node.http.post(f"{node.control}/admin/backends", json={"url": await node.lab.listen(engine.serve)})
+        await node.chat()
+        file.write_text(RULES % "puzzle")
+        assert (await changed())["applied"] == []
+        await node.chat()
+        file.write_text("format = 7")
+        answer = await node.http.post(f"{node.control}/admin/reload")
+        assert answer.status_code == 400
+        assert "client_rules_file" in answer.text
+        await node.chat()
+    assert [next(w for w in (b"riddle", b"puzzle") if w in body) for body in engine.bodies] == [
+        b"riddle",
+        *[b"puzzle"] * 2,
+    ]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,84 @@ def test_a_nonce_is_shown_with_its_place_its_cost_and_a_cure_and_no_text(
     assert main(["lint", "--json", file]) == 1
     (row,) = orjson.loads(capsys.readouterr().out)
     assert row["breaks"][0]["tokens"] == row["break_tokens"] > 5
+
+
+NONCE = "x-anthropic-billing-header: cc_version=2.1.161.1ab; cc_entrypoint=cli; cch=%s;"
+
+
+def billed(nonce: str, *answers: str) -> dict[str, Any]:
+    found = turn("4be01", *answers)
+    system = [{"type": "text", "text": NONCE % nonce}, {"type": "text", "text": "You help." * 40}]
+    headers = {"X-Claude-Code-Session-Id": "s", "User-Agent": "claude-cli/2.1.161"}
+    return {**found, "headers": headers, "body": {**found["body"], "system": system}}
+
+
+def test_the_rule_that_would_mend_a_break_is_named_and_own_rules_beside_those_that_ship(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = captured(tmp_path, billed("5fa2b"), billed("77a1c", "Here."), turn("4be01"), turn("91c2f", "Here."))
+    assert main(["lint", file]) == 1
+    page = capsys.readouterr().out
+    assert "client_rules claude-code-billing=rewrite would save" in page
+    assert page.count("would save") == 1, "no rule that ships is of the other nonce"
+    own = tmp_path / "rules.toml"
+    own.write_text(OWN)
+    assert main(["lint", "--client-rules-file", str(own), file]) == 1
+    assert "client_rules request-number=rewrite would save" in capsys.readouterr().out
+    own.write_text(OWN.replace('"replace"', '"rewrite"'))
+    assert main(["lint", "--client-rules-file", str(own), file]) == 2
+    assert "action must be one of" in capsys.readouterr().err
+
+
+OWN = """
+format = 1
+[[rule]]
+name = "request-number"
+client = "*"
+apis = ["messages"]
+causes = ["nonce"]
+action = "replace"
+pattern = "Request [0-9a-f]+"
+replacement = "A request"
+source = "ours"
+"""
+
+
+@contextmanager
+def serving(content: bytes, status: int = 200) -> Iterator[str]:
+    """The URL where this is answered to a GET."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_captured_requests_are_read_from_an_address_as_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = captured(tmp_path, billed("5fa2b"), billed("77a1c", "Here."))
+    assert main(["lint", "--json", file]) == 1
+    expected = capsys.readouterr().out
+    with serving(Path(file).read_bytes()) as url:
+        assert main(["lint", "--json", "--url", f"{url}/requests.jsonl"]) == 1
+    assert capsys.readouterr().out == expected
+    with serving(b"{", 404) as url:
+        assert main(["lint", "--url", f"{url}/none"]) == 1
+    assert "answered 404" in capsys.readouterr().err
+    assert main(["lint", "--url", f"{url}/none"]) == 4
+    assert main(["lint"]) == main(["lint", "--url", url, file]) == 2
 
 
 def test_requests_that_only_grow_are_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
