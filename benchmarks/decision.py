@@ -278,7 +278,7 @@ def prepare_read(router: Router, size: int, new: int, path: bytes, number: int) 
     """Reading a body of about `size` bytes that no other shares anything with; all but `new` messages were met before,
     or none."""
     text = Random(f"{size}/{new}/{path!r}/{number}").randbytes(size // 2 // MESSAGES).hex()
-    messages = [{"role": ("user", "assistant")[place % 2], "content": f"{place} {text}"} for place in range(MESSAGES)]
+    messages = [{"role": ("assistant", "user")[place % 2], "content": f"{place} {text}"} for place in range(MESSAGES)]
 
     def body(count: int) -> bytes:
         return orjson.dumps({"model": "m", **conversation(path, messages[:count]), "stream": True})

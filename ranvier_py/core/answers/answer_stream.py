@@ -199,12 +199,12 @@ def merged_turn(body: bytes) -> Mapping[str, Any]:
 
 
 def read_response(body: Mapping[str, Any]) -> Answer:
-    """An answer of /v1/responses as one object. Of several items the first is learned: the next turn begins so."""
+    """An answer of /v1/responses as one object. Of several messages the first is learned: the next turn begins so."""
     usage = body.get("usage") or {}
     details = usage.get("input_tokens_details") or {}
     counts = count(usage.get("input_tokens")), count(details.get("cached_tokens")), count(usage.get("output_tokens"))
     items = body.get("output") or ()
-    message = RESPONSES.messages(items[0])[0] if items else {}
+    message = RESPONSES.chat(items)[0] if items else {}
     content = message.get("content")
     return Answer(as_turn(message), content if type(content) is str else "", *counts)
 

@@ -137,14 +137,14 @@ class Note(NamedTuple):
 
     `api` is how the body is read, an item of its history a message there. `cut` is an item's end that is known already,
     or 0; `cuts` where items behind it seem to end, but for the last one, descending; `ends` what the items behind `cut`
-    stand for, as far as CUTS_MAX of them, the last one first; `known` what the whole history stands for; `after` the
-    names of the members that follow it in the body; `tenant` whose it is.
+    stand for, as far as CUTS_MAX of them, the last one first, None where another item may join that; `known` what the
+    whole history stands for; `after` the names of the members that follow it in the body; `tenant` whose it is.
     """
 
     api: Api
     cut: int
     cuts: Sequence[int]
-    ends: Sequence[Boundary]
+    ends: Sequence[Boundary | None]
     known: KnownPrefix
     after: Sequence[str]
     tenant: bytes

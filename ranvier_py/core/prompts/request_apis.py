@@ -11,7 +11,8 @@ equal tokens, whichever API they came by, and have equal fingerprints. Of a body
 Rules: what no engine renders is left out: `cache_control`, ids of items, signatures, marks of errors. Text is text,
 alone or as the only block of a list. A tool's result is a message of its own, before the rest of the item it came in.
 What is not known here stays as it came, so that two bodies that differ in it never match. An item is made into messages
-by itself alone; nothing here raises for any JSON.
+by itself alone, but for items of one answer: reasoning, then text, then calls are one message, as vLLM has it; in any
+other order they stay apart. Nothing here raises for any JSON.
 Sources: vLLM's entrypoints/anthropic/serving.py and entrypoints/openai/responses/utils.py; SGLang's
 entrypoints/anthropic/serving.py.
 """
@@ -41,7 +42,7 @@ class Api(NamedTuple):
 
     `opening`: of a body whose known items are one null. `history`: the member with the items. `lead`: the member that
     comes before them, if any. `marks`: texts that stand near the beginning of an item, to look for ends in raw bytes.
-    `messages` makes a chat of an item, `tool` of a tool.
+    `messages` makes a chat of an item, `tool` of a tool. `joins`: several items may be one message.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Api(NamedTuple):
     marks: tuple[bytes, ...]
     messages: Callable[[Message], Sequence[Message]]
     tool: Callable[[Any], Any]
+    joins: bool = False
 
     def members(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Members of a body, as far as they are there, as those of a chat would be; with the lead as messages."""
@@ -73,7 +75,21 @@ class Api(NamedTuple):
 
     def chat(self, items: Sequence[Message]) -> list[Message]:
         """All messages that these items stand for."""
-        return [message for item in items for message in self.messages(item)]
+        return self.joined(items)[0] if self.joins else [message for item in items for message in self.messages(item)]
+
+    def joined(self, items: Sequence[Message]) -> tuple[list[Message], list[int]]:
+        """The same where items of one answer are one message, and how many messages there are behind each item."""
+        messages: list[Message] = []
+        counts: list[int] = []
+        for item in items:
+            for message in self.messages(item):
+                one = one_answer(messages[-1], message) if messages and message["role"] == "assistant" else None
+                if one is None:
+                    messages.append(message)
+                else:
+                    messages[-1] = one
+            counts.append(len(messages))
+        return messages, counts
 
 
 def lead_of(value: Any) -> list[Message]:
@@ -226,7 +242,7 @@ def messages_of_item(item: Message) -> Sequence[Message]:
             content = content_of_parts([part_of_input(part) for part in content]) if only is None else only
         return ({"role": item.get("role"), "content": content},)
     if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        function = {name: item[name] for name in ("namespace", "name", "arguments") if name in item}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return ({"role": "assistant", "tool_calls": [call]},)
     if kind == "function_call_output":
@@ -245,6 +261,23 @@ def messages_of_item(item: Message) -> Sequence[Message]:
         return (found,)
     hidden = ("status",) if kind == "item_reference" else ("status", "id")
     return ({"role": "item", **{key: value for key, value in item.items() if key not in hidden}},)
+
+
+PIECES = ("reasoning_content", "content", "tool_calls")
+
+
+def one_answer(before: Message, message: Message) -> Message | None:
+    """Two messages of the assistant as one, if the second goes on where the first ended. Sealed reasoning stays alone.
+
+    Source: vLLM's entrypoints/openai/responses/utils.py, `_construct_message_from_response_item`.
+    """
+    if before["role"] != "assistant" or "encrypted_content" in before or "encrypted_content" in message:
+        return None
+    reached = max([place for place, name in enumerate(PIECES) if name in before], default=-1)
+    piece = next((place for place, name in enumerate(PIECES) if name in message), -1)
+    if piece == reached == 2:
+        return {**before, "tool_calls": [*before["tool_calls"], *message["tool_calls"]]}
+    return {**before, **message} if piece > reached else None
 
 
 def list_of(value: Any) -> list[dict[str, Any]]:
@@ -283,5 +316,6 @@ RESPONSES = Api(
     (b'"role"', b'"function_call', b'"reasoning",'),
     messages_of_item,
     tool_of_function,
+    joins=True,
 )
 APIS: Mapping[str, Api] = {api.name: api for api in (CHAT, MESSAGES, RESPONSES)}

@@ -260,12 +260,11 @@ class PromptReader:
                 return None
             if api is RESPONSES and names_stored(fields):
                 return None
-            messages, ends = self._extend(known.end, items, api)
+            messages, ends, end = self._extend(known.end, items, api)
         except (TypeError, UnicodeError):
             return None
         if len(messages) > len(items) and not are_few(known.end.messages + len(messages), len(body)):
             return None
-        end = ends[0] if ends else known.end
         tail = messages if len(body) - cut <= TAIL_BYTES_MAX else ()
         prompt = self._prompt("chat", fields, body, tenant, end, known.end, tail)
         prompt.api = api.name
@@ -280,8 +279,7 @@ class PromptReader:
         fields = {**api.members(fields)}
         root = self._root(fields, tenant)
         lead: Sequence[Message] = fields.get(LEAD, ()) if api.lead else ()
-        start = self._extend(root, lead, CHAT)[1]
-        messages, ends = self._extend(start[0] if start else root, items, api)
+        messages, ends, end = self._extend(self._extend(root, lead, CHAT)[2], items, api)
         if len(messages) > len(items) and not are_few(len(messages), len(body)):
             return self._opaque(fields, body, tenant, "messages")
         place = names.index(api.history)
@@ -290,9 +288,9 @@ class PromptReader:
         if api.lead in after:
             head.pop(LEAD, None)
         alone = NAMESPACE.isdisjoint(after) and api.lead not in after
-        known = KnownPrefix(ends[0], self._opening(root.text, fields), head, alone)
+        known = KnownPrefix(end, self._opening(root.text, fields), head, alone)
         tail = [*lead, *messages] if len(body) <= TAIL_BYTES_MAX else ()
-        prompt = self._prompt("chat", fields, body, tenant, ends[0], root, tail)
+        prompt = self._prompt("chat", fields, body, tenant, end, root, tail)
         prompt.api = api.name
         if type(fields[api.history]) is list:
             prompt.note = Note(api, 0, list(message_cuts(body, api.marks)), ends, known, after, tenant)
@@ -317,15 +315,22 @@ class PromptReader:
 
     def _extend(
         self, boundary: Boundary, items: Sequence[Message], api: Api
-    ) -> tuple[Sequence[Message], Sequence[Boundary]]:
-        """The messages that these items stand for, and the ends of the last few of them, the last one first."""
+    ) -> tuple[Sequence[Message], Sequence[Boundary | None], Boundary]:
+        """The messages that these items stand for, the ends of the last few items, the last one first, and of all.
+
+        An item that another one may join has no end.
+        """
         messages: list[Message] = []
-        ends: list[Boundary] = []
+        ends: list[Boundary | None] = []
         if api is CHAT:
             messages = list(items)
             for message in messages:
                 boundary = self.extend(boundary, message)
                 ends.append(boundary)
+        elif api.joins:
+            messages, counts = api.joined(items)
+            found = [boundary := self.extend(boundary, message) for message in messages]
+            ends = [None if messages[count - 1]["role"] == "assistant" else found[count - 1] for count in counts]
         else:
             for item in items:
                 for message in api.messages(item):
@@ -334,8 +339,9 @@ class PromptReader:
                 ends.append(boundary)
         ends = ends[: -CUTS_MAX - 2 : -1]
         for end in ends[:2]:
-            self.memory.keep(end)
-        return messages, ends
+            if end is not None:
+                self.memory.keep(end)
+        return messages, ends, boundary
 
     def extend(self, boundary: Boundary, message: Message) -> Boundary:
         """The boundary at the end of `message`, which follows `boundary`. Raises TypeError for values beyond JSON."""
@@ -359,14 +365,16 @@ class PromptReader:
         room, api, last = REPARSED_BYTES_MAX, note.api, cuts[0] if cuts else 0
         # only clients of one API mark where caches end, and move the marks on with each turn
         start = unmarked(body, note.cuts, room) if api is MESSAGES and note.cuts else 0
-        for cut in (last, start if start > note.cut else 0):
+        closed = next((cut for cut, end in zip(cuts, note.ends[1:], strict=False) if end is not None), 0)
+        for cut in (closed, start if start > note.cut else 0):
             following = cuts.index(cut) + 1 if cut else 0
             if 0 < following < len(note.ends) and len(body) - cut <= room:
                 room -= len(body) - cut
-                if is_cut(body, cut, following, note.after, api):
-                    known = note.known._replace(end=note.ends[following])
+                end = note.ends[following]
+                if end is not None and is_cut(body, cut, following, note.after, api):
+                    known = note.known._replace(end=end)
                     self.memory.remember(self._digest(body, cut, note.tenant, api), known)
-        cut = last_end(body, max(last, note.cut), room, note.after, api) if note.ends else 0
+        cut = last_end(body, max(last, note.cut), room, note.after, api) if note.ends and note.ends[0] else 0
         if cut:
             self.memory.remember(self._digest(body, cut, note.tenant, api), note.known)
             if api is MESSAGES and note.cuts and cut - (start := start or note.cuts[0]) <= UNMARKED_BYTES_MAX:

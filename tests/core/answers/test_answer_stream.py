@@ -177,7 +177,7 @@ def response_stream(*items: dict[str, object], end: str = "completed") -> bytes:
     ("items", "message"),
     [
         ([WORDS], {"role": "assistant", "content": "Yes."}),
-        ([WORDS, CALL], {"role": "assistant", "content": "Yes."}),
+        ([WORDS, CALL], {"role": "assistant", "content": "Yes.", "tool_calls": CALLED}),
         ([CALL], {"role": "assistant", "tool_calls": CALLED}),
         ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, WORDS], None),
         ([], None),

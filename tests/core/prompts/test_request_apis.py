@@ -181,6 +181,80 @@ def test_one_conversation_has_one_chain_whichever_api_it_came_by() -> None:
     assert read(RESPONSES, "hi", instructions="Be brief.", tools=FLAT_TOOLS) == expected[:2]
 
 
+def test_items_of_one_answer_are_one_message_as_they_are_by_the_other_apis() -> None:
+    """Reasoning, text and calls, as engines write them and as vLLM puts them together again."""
+    calls = [
+        {"id": f"t{number}", "type": "function", "function": {"name": "read", "arguments": f'{{"path":"{number}"}}'}}
+        for number in (1, 2)
+    ]
+    answer = {"role": "assistant", "reasoning_content": "hm", "content": "Let me see.", "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": f"t{number}", "content": f"out {number}"} for number in (1, 2)]
+    thought = {"role": "assistant", "reasoning_content": "so", "tool_calls": calls[:1]}
+    chat = [user("hi"), answer, *results, thought, results[0], {"role": "assistant", "content": "Done."}, user("and?")]
+    flat = [
+        {"type": "function_call", "call_id": f"t{number}", "name": "read", "arguments": f'{{"path":"{number}"}}'}
+        for number in (1, 2)
+    ]
+    outputs = [
+        {"type": "function_call_output", "call_id": f"t{number}", "output": f"out {number}"} for number in (1, 2)
+    ]
+    items = [
+        user("hi"),
+        {"type": "reasoning", "id": "rs_1", "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+        *flat,
+        *outputs,
+        {"type": "reasoning", "id": "rs_2", "summary": [{"type": "summary_text", "text": "so"}]},
+        flat[0],
+        outputs[0],
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]},
+        user("and?"),
+    ]
+    thinking = [{"type": "thinking", "thinking": "hm"}, text("Let me see."), use(1), use(2)]
+    turns = [
+        user("hi"),
+        {"role": "assistant", "content": thinking},
+        user([result(1, "out 1"), result(2, "out 2")]),
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "so"}, use(1)]},
+        user([result(1, "out 1")]),
+        {"role": "assistant", "content": "Done."},
+        user("and?"),
+    ]
+    expected = read(CHAT, chat)
+    assert len(expected) == 8
+    assert read(MESSAGES, turns) == expected
+    assert read(RESPONSES, items) == expected
+    assert RESPONSES.chat(items) == chat
+
+
+APART: dict[str, list[Item]] = {
+    "calls before a text": [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"role": "assistant", "content": "Look."},
+    ],
+    "two texts": [{"role": "assistant", "content": "Look."}, {"role": "assistant", "content": "Look again."}],
+    "two thoughts": [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": words}]} for words in ("a", "b")
+    ],
+    "sealed reasoning": [
+        {"type": "reasoning", "summary": [], "encrypted_content": "a"},
+        {"role": "assistant", "content": "Look."},
+    ],
+    "another role": [{"role": "user", "content": "Look."}, {"role": "assistant", "content": "I do."}],
+    "an item that nobody knows": [{"type": "strange"}, {"role": "assistant", "content": "Look."}],
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_items_in_an_order_of_which_no_engine_makes_one_answer_stay_apart(case: str) -> None:
+    assert len(RESPONSES.chat(APART[case])) == 2
+
+
+def test_calls_of_two_namespaces_are_two_calls() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    assert set(read(RESPONSES, [call])).isdisjoint(read(RESPONSES, [{**call, "namespace": "mcp"}]))
+
+
 def test_a_conversation_is_tokenized_as_the_chat_that_engines_make_of_it() -> None:
     call = {"id": "t1", "type": "function", "function": {"name": "read", "arguments": '{"path":"1"}'}}
     messages: list[Item] = [
@@ -279,7 +353,7 @@ def test_each_turn_of_an_agent_continues_the_whole_one_before(api: Api, turns: l
         assert texts(prompt) == read(api, items, **members)
         before = texts(prompt)
         growing.remember(prompt)
-    assert len(before) > 2 * len(turns)
+    assert len(before) >= 2 * len(turns)
     assert growing.memory.counters.found >= len(turns) - 3, "the history is found by its bytes, marks or not"
 
 
@@ -398,6 +472,20 @@ def rendered_item(item: Item) -> list[Any]:
     return [(kind, json.dumps(item))]
 
 
+def answers(rendered: Sequence[Any]) -> list[Any]:
+    """Runs of what one answer may be, as plainly as can be: each piece goes behind what is less far."""
+    found: list[list[Any]] = []
+    for each in rendered:
+        is_spoken = each[0] == "message" and each[1] == "assistant"
+        place = 1 if is_spoken else {"reasoning": 0, "function_call": 2}.get(each[0], -1)
+        if found and place >= 0 and (place > found[-1][0] >= 0 or place == found[-1][0] == 2):
+            found[-1] = [place, *found[-1][1:], each]
+        else:
+            found.append([place, each])
+    silence = ("message", "assistant", [])  # beside something else it is nothing
+    return [[each for each in run[1:] if each != silence or len(run) == 2] for run in found]
+
+
 def common(one: Sequence[Any], other: Sequence[Any]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
@@ -417,7 +505,7 @@ def test_two_conversations_of_messages_share_no_boundary_beyond_what_an_engine_r
 def test_two_conversations_of_responses_share_no_boundary_beyond_what_an_engine_renders_alike(
     one: list[Item], other: list[Item]
 ) -> None:
-    plain = [[each for item in items for each in rendered_item(item)] for items in (one, other)]
+    plain = [answers([each for item in items for each in rendered_item(item)]) for items in (one, other)]
     shared = common(read(RESPONSES, one), read(RESPONSES, other))
     assert shared == common(*plain)
     assert not set(read(RESPONSES, one)[shared:]) & set(read(RESPONSES, other)[shared:])
@@ -431,6 +519,17 @@ def test_a_conversation_of_messages_read_turn_by_turn_has_the_chain_of_the_whole
     for end in sorted(data.draw(st.sets(st.integers(1, len(items)), max_size=4)) | {len(items)}):
         prompt = growing.chat(body_of(MESSAGES, items[:end], system="s", tools=CLAUDE_TOOLS), api=MESSAGES)
         assert texts(prompt) == read(MESSAGES, items[:end], system="s", tools=CLAUDE_TOOLS)
+        growing.remember(prompt)
+
+
+@given(st.data())
+def test_a_conversation_of_responses_read_turn_by_turn_has_the_chain_of_the_whole(data: st.DataObject) -> None:
+    """Also where a turn ends in the middle of an answer, which the next one completes."""
+    items = data.draw(st.lists(ITEM, min_size=1, max_size=9))
+    growing = reader()
+    for end in sorted(data.draw(st.sets(st.integers(1, len(items)), max_size=4)) | {len(items)}):
+        prompt = growing.chat(body_of(RESPONSES, items[:end], instructions="s", tools=FLAT_TOOLS), api=RESPONSES)
+        assert texts(prompt) == read(RESPONSES, items[:end], instructions="s", tools=FLAT_TOOLS)
         growing.remember(prompt)
 
 
