@@ -173,6 +173,7 @@ class Calibrating:
             if backend in self._looks:
                 yield from engine_samples(known.reported, {"backend": self._name(backend)})
         yield from samples("calibration", self.calibration.counters)
+        yield from samples("checkpoint_marks", self._checkpoints.counters)
         yield from samples("usage", self._asking.counters)
 
     # --- inside -----------------------------------------------------------------------------------------------------

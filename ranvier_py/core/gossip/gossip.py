@@ -162,7 +162,7 @@ class RouterPeer:
             settings.admin_key, outbox, rng, now, wall_ms=settings.wall_ms, floors=floors
         )
         self.backends = RegistrySync(router.registry, self.facts, settings.fingerprint_key)
-        self.route_sync = RouteSync(router.routes, self.backends, router.owners)
+        self.route_sync = RouteSync(router.routes, self.backends, router.owners, router.checkpoints)
         self.streams = SharedStreams(session, self.backends, router.hasher, outbox, rng, now)
         self.sealer = Sealer(session, ring, settings.label, subkeys)
         self.counters = GossipCounters(self.sealer.refused, self.sealer.sealed, self.sealer.opened)
@@ -196,6 +196,7 @@ class RouterPeer:
         self.route_sync.copy.asked = self._send_everything
         router.routes.outgoing.collect(self._hurry)
         router.owners.collect(self._hurry)
+        router.checkpoints.collect(router.routes.names(), self._hurry)
         router.registry.busied = self._hurry
         self.members.remember(remembered, now)
         self._settle(now)
@@ -426,6 +427,7 @@ class RouterPeer:
         mine = self.me.session
         if sum(member.record.session < mine for member in self.members.alive()) < RENEWERS:
             self.router.owners.renew()
+            self.router.checkpoints.renew()
 
     def _seal(self, now: float) -> None:
         """Messages -> effects. One message to many is written once."""

@@ -51,6 +51,15 @@ def test_what_events_of_states_bring_is_exact_even_where_room_is_short(name: str
     assert recall >= SHARE
 
 
+def test_four_nodes_credit_what_each_of_them_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10: by gossip alone."""
+    limits = replace(preset("vllm-align", BLOCK), cache_tokens=4_000_000)
+    precision, recall = shares(replayed(limits, nodes=4))
+    assert min(precision, recall) >= SHARE
+    monkeypatch.setattr(Checkpoints, "take", lambda *_: False)
+    assert shares(replayed(limits, nodes=4))[1] < SHARE - 0.1
+
+
 @pytest.mark.parametrize("policy", ["affinity", "ttft", "kv_score"])
 def test_before_attention_engines_every_integer_is_the_same(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever checkpoints would do: nothing of it is done."""

@@ -12,7 +12,8 @@ dropped; a later one starts in the registry first. A removal withdraws the claim
 unless their evidence is younger: then the engine stored it again, and whoever served that sends it once more. Whoever
 follows a removal does not send it: that is for the reader of the engine's events.
 
-What an engine alone keeps (`routing.owners`) goes the same way, as updates of their own: no row knows of it.
+What an engine alone keeps (`routing.owners`) goes the same way, as updates of their own: no row knows of it. So do
+checkpoints of hybrid models' backends, which come and go apart from the keys and values of their rows.
 
 Bound: HELD_MAX rows of each kind wait; of more, the oldest leave at once.
 """
@@ -27,25 +28,31 @@ from typing import NamedTuple, cast
 
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.replication.route_updates import (
+    MARKS_MAX,
     REMOVED_MAX,
     ROWS_MAX,
     BadRouteUpdate,
     Owned,
     Removal,
+    StateMarks,
     UpdateColumns,
     UpdateRow,
     decode_columns,
+    decode_marks,
     decode_owned,
     decode_removal,
+    encode_marks,
     encode_owned,
     encode_removal,
     encode_rows,
+    is_marks,
     is_owned,
     is_removal,
 )
 from ranvier_py.core.gossip.replication.table_copy import TableCopy
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
+from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints, NewMark
 from ranvier_py.core.routing.owners import Owners
 from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust, WithdrawnRoute
 from ranvier_py.core.routing.route_table.orphans import Orphans, PeerRows
@@ -82,6 +89,8 @@ class RouteSyncCounters:
     spared: int = counter("Rows not sent for themselves: the same was sent with more in it.")
     gone: int = counter("Rows withdrawn before they were sent.")
     removals_sent: int = counter("Fingerprints that an engine dropped, sent.")
+    marks_sent: int = counter("Checkpoints of hybrid models that were learned or given up, sent.")
+    marks_received: int = counter("Checkpoints of hybrid models that were learned or given up, received.")
     removals_received: int = counter("Fingerprints that an engine dropped, received.")
     removals_withdrawn: int = counter("Claims withdrawn by removals, each with what was below it.")
     removals_younger: int = counter("Claims that a removal left for their younger evidence.")
@@ -137,9 +146,16 @@ class HeldRows:
 class RouteSync:
     """See the module. `copy` is the table as peers see it."""
 
-    def __init__(self, table: RouteTable, registry: RegistrySync, owners: Owners | None = None) -> None:
+    def __init__(
+        self,
+        table: RouteTable,
+        registry: RegistrySync,
+        owners: Owners | None = None,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         self.counters = RouteSyncCounters()
         self._owners = owners
+        self._checkpoints = checkpoints
         self.copy = TableCopy(table, registry)
         self._table = table
         self._registry = registry
@@ -164,6 +180,7 @@ class RouteSync:
         """What may be sent now, each with the time of its evidence; it is used up. `everything`: nothing waits on."""
         yield from self._removals()
         yield from self._owned()
+        yield from self._marks()
         fresh = self._fresh(everything=everything)
         for rows in (self._texts.release(now, everything=everything), fresh):
             yield from self._packed(rows)
@@ -260,6 +277,22 @@ class RouteSync:
                 self.counters.sent += 1
                 yield encode_owned(Owned(name, sent)), min(map(digests.__getitem__, sent))
 
+    def _marks(self) -> Iterator[tuple[bytes, float]]:
+        """Checkpoints that were learned, proved or given up, in the order in which that happened."""
+        waiting: dict[tuple[BackendId, int], list[NewMark]] = {}
+        for mark in self._checkpoints.outgoing() if self._checkpoints is not None else ():
+            waiting.setdefault((mark.backend, mark.generation), []).append(mark)
+        for (backend, generation), marks in waiting.items():
+            name = self._registry.name_of(backend, generation)
+            if name is None:
+                self.counters.outdated += len(marks)
+                continue
+            for start in range(0, len(marks), MARKS_MAX):
+                sent = marks[start : start + MARKS_MAX]
+                self.counters.marks_sent += len(sent)
+                found = [(mark.name, mark.position, mark.mark) for mark in sent]
+                yield encode_marks(StateMarks(name, found)), min([mark.at for mark in sent])
+
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def receive(self, updates: Iterable[tuple[float, bytes]], now: float) -> int:
@@ -275,6 +308,9 @@ class RouteSync:
             try:
                 if is_owned(data):
                     brought += self._take_owned(decode_owned(data), now - age_s, now)
+                    continue
+                if is_marks(data):
+                    brought += self._take_marks(decode_marks(data), now - age_s, now)
                     continue
                 removal = decode_removal(data) if is_removal(data) else None
                 piece = self._piece(decode_columns(data), now - age_s, now) if removal is None else None
@@ -325,6 +361,15 @@ class RouteSync:
             self.counters.void += 1
             return False
         return sum(self._owners.take(digest, *holder, at) for digest in owned.digests) > 0
+
+    def _take_marks(self, received: StateMarks, at: float, now: float) -> bool:
+        """Whether any of it is new here."""
+        holder = self._registry.holder(*received.backend, now)
+        if holder is None or self._checkpoints is None:
+            self.counters.void += 1
+            return False
+        self.counters.marks_received += len(received.marks)
+        return self._checkpoints.take(*holder, received.marks, at)
 
     def _follow(self, removal: Removal, at: float, now: float) -> None:
         holder = self._registry.holder(*removal.backend, now)

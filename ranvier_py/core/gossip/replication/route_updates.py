@@ -9,7 +9,9 @@ parent. Fingerprints are keyed, so an update shows nobody what a prompt contains
 With PARENTS each row names its parent. Without it the update is a path: the first row names its parent, and each other
 one hangs below the row before. A parent of 0 is the top, or not known. A *removal* has no kinds, one backend, and one
 column of u64: fingerprints that this engine does not hold any more, nor what is longer. What is *owned* has the kinds
-OWNED, one backend, and one column of u64: digests of what that process alone keeps. Numbers are little-endian.
+OWNED, one backend, and one column of u64: digests of what that process alone keeps. *Checkpoints* of hybrid models have
+the kinds CHECKPOINTS, one backend, and three columns: fingerprint u64, position u32 in tokens, mark u8
+(`routing.checkpoints.checkpoint_index`), where a mark without STATE takes a checkpoint back. Numbers are little-endian.
 
 Rules: 1 … ROWS_MAX rows. A row has a depth and one fingerprint or two that differ, and is not its own parent. What
 breaks a rule raises BadRouteUpdate.
@@ -28,11 +30,15 @@ ROWS_MAX = 128
 
 TOKENS, TEXTS, PARENTS = 1, 2, 4
 OWNED = 8
+CHECKPOINTS = 16
 HEAD, BACKEND = Struct("<BB"), Struct("<QB")
 FINGERPRINT_BYTES, DEPTH_BYTES = 8, 4
 ROUTE_UPDATE_BYTES_MAX = HEAD.size + ROWS_MAX * (BACKEND.size + DEPTH_BYTES + 3 * FINGERPRINT_BYTES + 1)
 REMOVED_MAX = (ROUTE_UPDATE_BYTES_MAX - HEAD.size - BACKEND.size) // FINGERPRINT_BYTES
 
+
+MARK_BYTES = FINGERPRINT_BYTES + DEPTH_BYTES + 1
+MARKS_MAX = (ROUTE_UPDATE_BYTES_MAX - HEAD.size - BACKEND.size) // MARK_BYTES
 
 WIDTHS = tuple(
     (DEPTH_BYTES + FINGERPRINT_BYTES * kinds.bit_count(), 0 if kinds & PARENTS else FINGERPRINT_BYTES)
@@ -80,6 +86,13 @@ class Owned(NamedTuple):
 
     backend: tuple[int, int]
     digests: Sequence[int]
+
+
+class StateMarks(NamedTuple):
+    """Checkpoints that one process keeps or has given up: prefix, position, mark."""
+
+    backend: tuple[int, int]
+    marks: Sequence[tuple[int, int, int]]
 
 
 def encode_rows(rows: Sequence[UpdateRow]) -> bytes:
@@ -194,6 +207,37 @@ def decode_removal(data: bytes) -> Removal:
 def decode_owned(data: bytes) -> Owned:
     """The same."""
     return Owned(*decode_names(OWNED, data))
+
+
+def is_marks(data: bytes) -> bool:
+    return data[:1] == bytes((CHECKPOINTS,))
+
+
+def encode_marks(sent: StateMarks) -> bytes:
+    """Raises BadRouteUpdate for what breaks a rule."""
+    backend, marks = sent
+    count = len(marks)
+    if not backend[0] or not 0 < count <= MARKS_MAX or not all(name and position for name, position, _ in marks):
+        raise BadRouteUpdate(f"an update of this kind names a backend and 1 … {MARKS_MAX} checkpoints, not {count}")
+    names, positions, bits = zip(*marks, strict=True)
+    try:
+        columns = pack(f"<{count}Q{count}I{count}B", *names, *positions, *bits)
+    except error as problem:
+        raise BadRouteUpdate(str(problem)) from problem
+    return HEAD.pack(CHECKPOINTS, 1) + BACKEND.pack(*backend) + columns
+
+
+def decode_marks(data: bytes) -> StateMarks:
+    """Raises BadRouteUpdate for bytes that `encode_marks` does not make."""
+    start = HEAD.size + BACKEND.size
+    count, left = divmod(len(data) - start, MARK_BYTES)
+    if data[: HEAD.size] != HEAD.pack(CHECKPOINTS, 1) or left or not 0 < count <= MARKS_MAX:
+        raise BadRouteUpdate(f"{len(data)} bytes are no checkpoints")
+    backend, numbers = BACKEND.unpack_from(data, HEAD.size), unpack(f"<{count}Q{count}I{count}B", data[start:])
+    if not backend[0] or not all(numbers[: 2 * count]):
+        raise BadRouteUpdate("a checkpoint of nobody, of no prefix or at no position")
+    columns = (numbers[:count], numbers[count : 2 * count], numbers[2 * count :])
+    return StateMarks((backend[0], backend[1]), list(zip(*columns, strict=True)))
 
 
 def encode_names(kinds: int, backend: tuple[int, int], names: Sequence[int]) -> bytes:

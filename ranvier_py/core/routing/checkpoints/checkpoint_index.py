@@ -16,9 +16,9 @@ position does; both are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 from ranvier_py.core.metrics import counter, gauge
@@ -37,6 +37,7 @@ POSITIONS_MAX = 4
 
 KV, STATE, CONFIRMED = 1, 2, 4
 KIND_SHIFT = 3
+MARK_BITS = 63
 
 NO_KEY: PrefixKey = (0, 0, 0)
 
@@ -54,10 +55,11 @@ class Checkpoint(NamedTuple):
 
 
 class KeptCheckpoint(NamedTuple):
-    """A checkpoint, and the key that it is kept under."""
+    """A checkpoint, and the key that it is kept under. `is_new`: peers may not know of it."""
 
     key: PrefixKey
     checkpoint: Checkpoint
+    is_new: bool
 
 
 def mark_of(kind: CheckpointKind) -> int:
@@ -88,6 +90,11 @@ class CheckpointIndex:
     def __len__(self) -> int:
         """Names."""
         return len(self._known)
+
+    def latest(self, most: int) -> Iterator[tuple[int, Checkpoint]]:
+        """What was noted last, name by name."""
+        for name in islice(reversed(self._known), most):
+            yield from ((name, each) for each in self._known[name])
 
     def clear(self) -> None:
         self._known.clear()
@@ -137,8 +144,7 @@ class CheckpointIndex:
                     self.counters.unplaced += 1
                     continue
                 checkpoint = Checkpoint(position, mark, int(now))
-                self.put(behind, checkpoint)
-                placed.append(KeptCheckpoint(behind, checkpoint))
+                placed.append(KeptCheckpoint(behind, checkpoint, self.put(behind, checkpoint)))
             if not waiting:
                 break
             behind = key
@@ -152,17 +158,15 @@ class CheckpointIndex:
         if not 0 < key[0] < position // self._block_tokens * self._block_tokens:
             return []
         checkpoint = Checkpoint(position, mark, int(now))
-        self.put(key, checkpoint)
-        return [KeptCheckpoint(key, checkpoint)]
+        return [KeptCheckpoint(key, checkpoint, self.put(key, checkpoint))]
 
-    def put(self, key: PrefixKey, checkpoint: Checkpoint) -> None:
-        """Note a checkpoint under both names of a key."""
-        for name in key[1:]:
-            if name:
-                self.note(name, checkpoint)
+    def put(self, key: PrefixKey, checkpoint: Checkpoint) -> bool:
+        """Note a checkpoint under both names of a key. Whether peers may not know of it."""
+        return sum([self.note(name, checkpoint) for name in key[1:] if name]) > 0
 
-    def note(self, name: int, checkpoint: Checkpoint) -> None:
-        """Under one name. Of what was known of this position the better mark stays, and the later evidence counts."""
+    def note(self, name: int, checkpoint: Checkpoint) -> bool:
+        """Under one name. Of what was known of this position the better mark stays, and the later evidence counts.
+        Returns whether that says more than before, or keeps it for longer."""
         known = self._known
         before = known.pop(name, ())
         old = next((each for each in before if each.position == checkpoint.position), None)
@@ -176,6 +180,7 @@ class CheckpointIndex:
         if len(known) > self._names_max:
             self.counters.dropped += len(known.pop(next(iter(known))))
         self.counters.names = len(known)
+        return old is None or checkpoint.mark != old.mark or checkpoint.at - old.at > self.ttl_s / 4
 
     # --- forgetting --------------------------------------------------------------------------------------------------
 
@@ -186,16 +191,17 @@ class CheckpointIndex:
         for key in keys:
             found = self._known.get(key[1]) or self._known.get(key[2]) or ()
             wrong = [each for each in found if above < each.position <= to and each.kind is not CheckpointKind.EVENT]
-            gone += [KeptCheckpoint(key, each) for each in wrong]
-        for key, checkpoint in gone:
+            gone += [KeptCheckpoint(key, each, is_new=True) for each in wrong]
+        for key, checkpoint, _ in gone:
             for name in key[1:]:
                 self._forget(name, checkpoint.position)
         self.counters.refuted += len(gone)
         return gone
 
-    def lose(self, name: int, position: int) -> bool:
-        """This one is gone, though its keys and values may not be. False: it was not known."""
-        found = self._forget(name, position)
+    def lose(self, name: int, position: int, at: float) -> bool:
+        """This one is gone since then; its keys and values may not be. False: it was not known, or came again."""
+        known = self._known.get(name, ())
+        found = any(each.position == position and each.at <= at for each in known) and self._forget(name, position)
         self.counters.lost += found
         return found
 

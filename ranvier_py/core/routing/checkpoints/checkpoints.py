@@ -11,25 +11,40 @@ a part of K - R where the request will leave a checkpoint behind that the next o
 predictions and `explain` have R itself.
 
 Backends without a profile here are attention's: they cost a request one look at an empty mapping.
+What is learned or proved here peers get as marks, and what is given up (R10). Of what a peer reports the later evidence
+counts, and it is as good as what an answer proved: for `ttl_s`.
 Rules: positions are learned by the profile's rule for the backend that served, at the first token and with the answer
 (R3); a count of cached tokens proves its position, and refutes what was believed behind it, of states alone (R5).
-Bounds: one index for each hybrid backend, see there; MARKED_MAX positions of one request.
+Bounds: one index for each hybrid backend, see there; MARKED_MAX positions of one request; QUEUE_MAX marks that nobody
+has fetched for peers yet, of which the oldest goes.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from math import gcd
+from typing import NamedTuple
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, CacheProfile, CheckpointKind, CheckpointProfile
-from ranvier_py.core.routing.checkpoints.checkpoint_index import CHECKPOINT_TTL_S, Checkpoint, CheckpointIndex, mark_of
+from ranvier_py.core.routing.checkpoints.checkpoint_index import (
+    CHECKPOINT_TTL_S,
+    KV,
+    MARK_BITS,
+    STATE,
+    Checkpoint,
+    CheckpointIndex,
+    KeptCheckpoint,
+    mark_of,
+)
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.placement import Credit, Holder
 
@@ -52,6 +67,27 @@ STEPS_SEEN = 16
 
 MARKED_MAX = 4096
 """Positions that one request may leave: a million tokens of vLLM's shortest blocks."""
+
+
+QUEUE_MAX = 16_384
+RENEWED_MAX = 4096
+"""Prefixes of each backend whose checkpoints a newcomer gets: half a second of what a node may send."""
+
+
+class NewMark(NamedTuple):
+    """What peers are to know of one prefix: a checkpoint at `position`; with a mark without STATE, that it is gone."""
+
+    backend: BackendId
+    generation: int
+    name: int
+    position: int
+    mark: int
+    at: float
+
+
+@dataclass(slots=True)
+class CheckpointsCounters:
+    dropped: int = counter("Checkpoints that nobody fetched for peers in time.")
 
 
 StateMark = tuple[int, int, bool]
@@ -146,6 +182,10 @@ class Checkpoints:
         ttl_s: float = CHECKPOINT_TTL_S,
     ) -> None:
         self.known: dict[BackendId, BackendCheckpoints] = {}
+        self.counters = CheckpointsCounters()
+        self.new: deque[NewMark] = deque()
+        self._prefixes: Container[int] | None = None  # that peers can ask for; None: there are no peers
+        self._came: Callable[[], object] = lambda: None
         self.ttl_s = ttl_s
         self._chain = chain
         self._block_tokens = block_tokens
@@ -198,9 +238,58 @@ class Checkpoints:
         mark = mark_of(CheckpointKind.EVENT)
         for name, position, present in changes:
             if present:
-                own.index.note(name, Checkpoint(position, mark, int(now)))
+                is_new = own.index.note(name, Checkpoint(position, mark, int(now)))
             else:
-                own.index.lose(name, position)
+                is_new = own.index.lose(name, position, now)
+            if is_new and self._prefixes is not None and name in self._prefixes:
+                self._send(NewMark(backend, generation, name, position, mark if present else KV, now))
+
+    # --- among peers -------------------------------------------------------------------------------------------------
+
+    def collect(self, prefixes: Container[int], came: Callable[[], object] = lambda: None) -> None:
+        """From now on peers are to know. `prefixes` are those that anybody asks for; `came` is called when the first
+        mark of a batch comes."""
+        self._prefixes, self._came = prefixes, came
+
+    def outgoing(self) -> Iterator[NewMark]:
+        """What peers are to know; handed out once."""
+        while self.new:
+            yield self.new.popleft()
+
+    def renew(self) -> None:
+        """Somebody new is there: send the latest of what is known once more."""
+        for backend, own in self.known.items():
+            for name, (position, mark, at) in own.index.latest(RENEWED_MAX):
+                self._send(NewMark(backend, own.generation, name, position, mark, at))
+
+    def take(self, backend: BackendId, generation: int, marks: Iterable[tuple[int, int, int]], at: float) -> bool:
+        """What a peer knows since then. Whether any of it is new here."""
+        own, brought = self.known.get(backend), False
+        if own is None or own.by_events or not own.begin(generation):
+            return False
+        proved = mark_of(CheckpointKind.ANSWERED)
+        for name, position, mark in marks:
+            if mark & STATE:
+                brought |= own.index.note(name, Checkpoint(position, min(mark & MARK_BITS, proved), int(at)))
+            else:
+                brought |= own.index.lose(name, position, at)
+        return brought
+
+    def _announce(self, own: BackendCheckpoints, backend: BackendId, found: Iterable[KeptCheckpoint]) -> None:
+        for key, (position, mark, at), is_new in found if self._prefixes is not None else ():
+            for name in key[1:] if is_new else ():
+                if name:
+                    self._send(NewMark(backend, own.generation, name, position, mark, at))
+
+    def _send(self, mark: NewMark) -> None:
+        if self._prefixes is None:
+            return
+        if len(self.new) >= QUEUE_MAX:
+            self.new.popleft()
+            self.counters.dropped += 1
+        self.new.append(mark)
+        if len(self.new) == 1:
+            self._came()
 
     # --- what a prompt can go on from --------------------------------------------------------------------------------
 
@@ -270,7 +359,7 @@ class Checkpoints:
         keys = list(self._chain(end))
         held, credited, _ = attempt.decision.credit or Credit(0, 0, 0)
         if cached is not None:
-            self._compare(own, keys, held, credited, cached, now)
+            self._compare(own, attempt.backend, keys, (held, credited, cached), now)
             held, credited = max(held, cached), cached
         if attempt.first_at is None or own.by_events:
             return
@@ -279,23 +368,36 @@ class Checkpoints:
         kinds = dict(islice(((at, kind) for at, kind in rules if at <= total), MARKED_MAX))
         if prompt == total:  # no answer yet
             kinds = {at: kind for at, kind in kinds.items() if kind is not CheckpointKind.DECODE_END}
-        own.index.learn(keys, [(at, mark_of(kinds[at])) for at in sorted(kinds, reverse=True)], now)
+        marks = [(at, mark_of(kinds[at])) for at in sorted(kinds, reverse=True)]
+        self._announce(own, attempt.backend, own.index.learn(keys, marks, now))
 
     def _compare(
-        self, own: BackendCheckpoints, keys: Sequence[PrefixKey], held: int, credited: int, cached: int, now: float
+        self,
+        own: BackendCheckpoints,
+        backend: BackendId,
+        keys: Sequence[PrefixKey],
+        counts: tuple[int, int, int],
+        now: float,
     ) -> None:
-        """The engine counted so many cached tokens where that many were credited: R5."""
+        """`counts`: tokens that were held, of these credited, and by the engine's count cached: R5."""
+        held, credited, cached = counts
         if credited:
             own.confidence.add(cached, credited)
         own.counted(cached)
         if own.by_events:
             return
         if cached < credited:
-            own.index.refute(keys, cached, credited)
+            gone = own.index.refute(keys, cached, credited)
+            self._announce(own, backend, [each._replace(checkpoint=lost(each.checkpoint, now)) for each in gone])
         if cached:
             mark = mark_of(CheckpointKind.ANSWERED)
-            own.index.learn(keys, [(cached, mark)], now)
-            own.index.beyond(keys, held, cached, mark, now)
+            self._announce(own, backend, own.index.learn(keys, [(cached, mark)], now))
+            self._announce(own, backend, own.index.beyond(keys, held, cached, mark, now))
+
+
+def lost(checkpoint: Checkpoint, now: float) -> Checkpoint:
+    """That it is gone, as peers get it: keys and values may still be there."""
+    return Checkpoint(checkpoint.position, KV, int(now))
 
 
 def length_of(prompt: Prompt) -> int:

@@ -23,8 +23,9 @@ from ranvier_py.core.gossip.wire.codec import decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Message, TableRows
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.backends import Backend, BackendLimits, ProbeResult, Registry
+from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 
 KEY = b"a cluster secret"
@@ -54,7 +55,9 @@ class RouteNode:
         self.backends = RegistrySync(self.registry, self.facts, KEY)
         self.table = RouteTable(capacity=capacity, ttl_s=ttl_s)
         self.table.outgoing.collect()
-        self.sync = RouteSync(self.table, self.backends)
+        self.checkpoints = Checkpoints(Boundary.chain)
+        self.checkpoints.collect(self.table.names())
+        self.sync = RouteSync(self.table, self.backends, checkpoints=self.checkpoints)
         self.up = True
         for url in urls:
             self.registry.add(url)

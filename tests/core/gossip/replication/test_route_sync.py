@@ -19,6 +19,10 @@ from ranvier_py.core.gossip.replication.route_updates import (
 )
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.checkpoints import checkpoints
+from ranvier_py.core.routing.checkpoints.cache_profile import CheckpointKind, profile_named
+from ranvier_py.core.routing.checkpoints.checkpoint_index import KeptCheckpoint, mark_of
+from ranvier_py.core.routing.checkpoints.checkpoints import BackendCheckpoints, lost
 from ranvier_py.core.routing.route_table import Trust
 from tests.core.gossip.replication.route_net import CHAT, ENGINE, NEXT_TURN, OTHER, RouteNode
 
@@ -346,3 +350,82 @@ def test_what_was_withdrawn_meanwhile_is_not_sent() -> None:
     assert first.sync.counters.gone == 1
     assert second.holders([(72, 0, 5006)], 13.0)
     assert not second.holders([(72, 0, 5007)], 13.0)
+
+
+def checkpoints_of(node: RouteNode) -> BackendCheckpoints:
+    """Those of ENGINE, which is a hybrid model's."""
+    engine = node.engine()
+    node.checkpoints.set_profile(engine.id, profile_named("vllm-align:16"))
+    own = node.checkpoints.known[engine.id]
+    own.begin(engine.generation)
+    return own
+
+
+def position(node: RouteNode, now: float = 10.0) -> int:
+    """Where the next turn of CHAT can begin."""
+    found = checkpoints_of(node).index.deepest(NEXT_TURN, 64, 200, now)
+    return found.position if found is not None else 0
+
+
+STATE_AT_64 = mark_of(CheckpointKind.DECODE_END)
+
+
+def test_a_checkpoint_is_known_by_peers_and_lost_apart_from_its_route() -> None:
+    first, second = two()
+    first.serve(CHAT)
+    own, engine = checkpoints_of(first), first.engine()
+    first.checkpoints._announce(own, engine.id, own.index.learn(CHAT, [(64, STATE_AT_64)], 10.0))
+    assert position(second) == 0
+    first.send(second)
+    assert position(second) == 64
+    for key, checkpoint, _ in own.index.refute(CHAT, 32, 64):
+        first.checkpoints._announce(own, engine.id, [KeptCheckpoint(key, lost(checkpoint, 12.0), is_new=True)])
+    first.send(second, now=12.0)
+    assert position(second) == 0
+    assert second.holders(NEXT_TURN) == [(ENGINE, 64, Trust.REMOTE)], "its keys and values are there"
+    assert first.sync.counters.marks_sent == second.sync.counters.marks_received == 4, "each under both its names"
+
+
+def test_a_peer_believes_a_checkpoint_for_as_long_as_who_learned_it() -> None:
+    first, second = two()
+    own = checkpoints_of(first)
+    first.checkpoints._announce(own, first.engine().id, own.index.learn(CHAT, [(64, STATE_AT_64)], 10.0))
+    checkpoints_of(second)
+    first.send(second, now=500.0)
+    assert (position(second, 609.0), position(second, 611.0)) == (64, 0)
+
+
+def test_a_newcomer_gets_the_latest_checkpoints() -> None:
+    first, second = two()
+    own = checkpoints_of(first)
+    own.index.learn(CHAT, [(64, STATE_AT_64), (32, STATE_AT_64)], 10.0)
+    checkpoints_of(second)
+    first.send(second)
+    assert position(second) == 0
+    first.checkpoints.renew()
+    first.send(second)
+    assert position(second) == 64
+
+
+def test_checkpoints_of_an_earlier_process_and_of_attention_are_not_taken() -> None:
+    first, second = two()
+    own = checkpoints_of(first)
+    first.checkpoints._announce(own, first.engine().id, own.index.learn(CHAT, [(64, STATE_AT_64)], 10.0))
+    first.send(second)
+    assert not second.checkpoints.known
+    own.index.clear()
+    first.checkpoints._announce(own, first.engine().id, own.index.learn(CHAT, [(64, STATE_AT_64)], 10.0))
+    checkpoints_of(second)
+    second.restart(11.0)
+    first.send(second, now=12.0)
+    assert position(second, 12.0) == 0
+
+
+def test_marks_that_nobody_fetches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "QUEUE_MAX", 4)
+    node, _ = two()
+    own = checkpoints_of(node)
+    for depth in (64, 32, 16):
+        node.checkpoints._announce(own, node.engine().id, own.index.learn(CHAT, [(depth, STATE_AT_64)], 10.0))
+    assert len(node.checkpoints.new) == 4
+    assert node.checkpoints.counters.dropped == 2

@@ -10,19 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.replication.route_updates import (
+    MARK_BYTES,
+    MARKS_MAX,
     REMOVED_MAX,
     ROUTE_UPDATE_BYTES_MAX,
     ROWS_MAX,
     BadRouteUpdate,
     Owned,
     Removal,
+    StateMarks,
     UpdateRow,
+    decode_marks,
     decode_owned,
     decode_removal,
     decode_rows,
+    encode_marks,
     encode_owned,
     encode_removal,
     encode_rows,
+    is_marks,
     is_owned,
     is_removal,
     row_count,
@@ -176,3 +182,44 @@ def test_what_an_engine_keeps_comes_back_from_its_bytes_and_is_taken_for_nothing
     for wrong in (data[:-1], data + b"x", data[:11], encode_removal(Removal(*owned)), b"\x08"):
         with pytest.raises(BadRouteUpdate):
             decode_owned(wrong)
+
+
+def test_a_checkpoint_is_a_prefix_a_position_and_one_byte() -> None:
+    """R10. Rows of routes have no such thing: what attention's backends hold travels as ever."""
+    sent = StateMarks((7, 1), [(3, 528, 0b100111), (4, 1056, 1)])
+    data = encode_marks(sent)
+    assert data == pack("<BBQB2Q2I2B", 16, 1, 7, 1, 3, 4, 528, 1056, 0b100111, 1)
+    assert len(data) == 11 + 2 * MARK_BYTES
+    assert decode_marks(data) == sent
+    assert (is_marks(data), is_owned(data), is_removal(data)) == (True, False, False)
+    for decode in (decode_removal, decode_rows, decode_owned):
+        with pytest.raises(BadRouteUpdate):
+            decode(data)
+    for wrong in (data[:-1], data + b"x", data[:11], b"\x10", encode_owned(Owned((7, 1), (3, 4)))):
+        with pytest.raises(BadRouteUpdate):
+            decode_marks(wrong)
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        StateMarks((0, 1), [(3, 1, 1)]),
+        StateMarks((7, 1), []),
+        StateMarks((7, 1), [(0, 1, 1)]),
+        StateMarks((7, 1), [(3, 0, 1)]),
+        StateMarks((7, 1), [(3, 1, 256)]),
+        StateMarks((7, 1), [(3, 1, 1)] * (MARKS_MAX + 1)),
+    ],
+)
+def test_what_has_no_place_among_checkpoints_is_not_written(marks: StateMarks) -> None:
+    with pytest.raises(BadRouteUpdate):
+        encode_marks(marks)
+
+
+@given(st.binary(max_size=80))
+def test_no_bytes_of_checkpoints_raise_anything_else(data: bytes) -> None:
+    try:
+        found = decode_marks(b"\x10\x01" + data)
+    except BadRouteUpdate:
+        return
+    assert encode_marks(found) == b"\x10\x01" + data
