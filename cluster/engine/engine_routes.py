@@ -53,6 +53,14 @@ INLINE_BYTES_MAX = 4096
 TOKENIZER_THREADS = 2
 STORED = b"/v1/responses/"
 CLAUDE = b"/v1/messages"
+GENERATE: dict[bytes, str] = {
+    b"/v1/chat/completions": "chatcmpl",
+    b"/v1/completions": "cmpl",
+    b"/v1/messages": "msg",
+    b"/v1/responses": "resp",
+}
+"""Paths of answers, and how the ids of these begin."""
+
 REPLIES: dict[str, type[Reply]] = {"msg": ClaudeReply, "resp": ResponseReply}
 
 CACHE_EVENTS_MAX = 1 << 20
@@ -81,14 +89,9 @@ class EngineConfig:
 
 
 class Engine:
-    """The routes of one engine. `live.run` must be running. `submitted` gets each prompt before it is begun with."""
+    """The routes of one engine. `live.run` must be running."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        tokenizer: TextTokenizer,
-        submitted: Callable[[Mailbox], object] = lambda _: None,
-    ) -> None:
+    def __init__(self, config: EngineConfig, tokenizer: TextTokenizer) -> None:
         """Raises OSError when an address of its KV events can't be had."""
         self.config = config
         self.kv = EventSource(config.kv, config.limits.block_size, state_groups(config.limits)) if config.kv else None
@@ -98,18 +101,14 @@ class Engine:
         self.responses = StoredResponses()
         self.cut = 0  # connections cut by faults and restarts
         self._tokenizer = tokenizer
-        self._submitted = submitted
         self._book = AnswerBook(tokenizer, config.answer_tokens, config.seed)
         self._threads = trio.CapacityLimiter(TOKENIZER_THREADS)
         self.name = config.name
         self._created = int(time.time())
         self._requests = 0
         self._routes: dict[tuple[bytes, bytes], Callable[[HttpRequest, Client], Awaitable[None]]] = {
-            (b"POST", b"/v1/chat/completions"): partial(self.generate, api="chatcmpl"),
-            (b"POST", b"/v1/completions"): partial(self.generate, api="cmpl"),
-            (b"POST", b"/v1/messages"): partial(self.generate, api="msg"),
+            **{(b"POST", path): partial(self.generate, api=api) for path, api in GENERATE.items()},
             (b"POST", b"/v1/messages/count_tokens"): self.count_tokens,
-            (b"POST", b"/v1/responses"): partial(self.generate, api="resp"),
             (b"POST", b"/v1/embeddings"): self.embed,
             (b"GET", b"/v1/models"): partial(self.probe, body=self._models),
             (b"GET", b"/health"): partial(self.probe, body=bytes),
@@ -161,7 +160,7 @@ class Engine:
             self.kv.encoder.note(job.keys[0], Scope("" if ask.model == self.config.models[0] else ask.model, ask.salt))
         self._requests += 1
         request_id = f"{api}{'_' if api == 'resp' else '-'}{self.name}-{self._requests}"
-        mailbox = self._submit(request_id, job)
+        mailbox = self.submit(request_id, job)
         reply = REPLIES.get(api, Reply)(request_id, int(time.time()), ask.model, self.name, ask.chat, answer.call)
         try:
             if ask.stream:
@@ -174,6 +173,12 @@ class Engine:
             raise self._cut()
         if api == "resp" and fields.get("store") is not False:
             self.responses.keep(request_id, kept(fields, reply, mailbox, answer))
+
+    def job_of(self, path: str, body: bytes) -> Job:
+        """What a request for an answer would compute. Raises ApiError."""
+        api = GENERATE[path.encode()]
+        fields = self._chat_fields(read_object(body), api)
+        return self._tokenized(read_ask(fields, chat=api != "cmpl", default_model=self.config.models[0]))[0]
 
     def _chat_fields(self, fields: dict[str, Any], api: str) -> dict[str, Any]:
         """A body of any API as one that vLLM would make of it. Raises ApiError."""
@@ -209,15 +214,14 @@ class Engine:
         ids = self._chat_ids(read_messages(fields), fields["tools"], {}, generation=True)
         client.respond(200, orjson.dumps({"input_tokens": len(ids)}), self._headers)
 
-    def _submit(self, request_id: str, job: Job) -> Mailbox:
+    def submit(self, request_id: str, job: Job) -> Mailbox:
+        """Have the model begin with it. Raises ApiError."""
         try:
-            mailbox = self.live.submit(request_id, job)
+            return self.live.submit(request_id, job)
         except PromptTooLongError as error:
             raise bad_request(str(error)) from error
         except QueueFullError as error:
             raise ApiError(503, "ServiceUnavailableError", str(error)) from error
-        self._submitted(mailbox)
-        return mailbox
 
     async def _begin(self, fault: Fault | None) -> None:
         """Carry out what a fault does before the request is read."""

@@ -1,6 +1,6 @@
 """What the fake engine calls: the tools that the last words of the user name, one after the other. Pure.
 
-A line `@call NAME {"argument": …}` of a user's message asks for one call, and each is made when those before it have
+`[call NAME {"argument": …}]` in a user's message asks for one call, and each is made when those before it have
 their results; then the engine answers in words. So a test directs an agent, which hands its user's words on, and those
 of a prompt among the arguments direct the agent's own sub-agent. Beside that a `tool_choice` that demands a call gets
 one, with the least arguments that the tool's schema takes. Calls are written as templates of Hermes and Qwen do.
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-DIRECTIVE = re.compile(r"^@call (\S+) (\{.*\})\s*$", re.MULTILINE)
+DIRECTIVE = re.compile(r"\[call (\S+) (?=\{)")
 
 LEAST: Mapping[str, Any] = {"string": "x", "integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
 
@@ -73,11 +73,15 @@ def asked_of(messages: Sequence[Any]) -> tuple[list[tuple[str, Any]], int]:
 
 
 def directives_of(text: str) -> Iterator[tuple[str, Any]]:
-    for match in DIRECTIVE.finditer(text):
+    """Names and arguments. What stands in the arguments of one is none of its own."""
+    decoder, at = json.JSONDecoder(), 0
+    while (match := DIRECTIVE.search(text, at)) is not None:
+        at = match.end()
         try:
-            yield match[1], json.loads(match[2])
+            arguments, at = decoder.raw_decode(text, at)
         except json.JSONDecodeError:
             continue
+        yield match[1], arguments
 
 
 def text_of(content: object) -> str:

@@ -11,8 +11,8 @@ from cluster.engine.agent_apis import chat_of_claude, chat_of_items
 from cluster.engine.engine_text import ByteTokenizer
 from cluster.engine.tool_calls import next_call
 
-FIRST = '@call read {"path": "a"}'
-SECOND = '@call task {"prompt": "Look.\\n@call read {\\"path\\": \\"b\\"}"}'
+FIRST = '[call read {"path": "a"}]'
+SECOND = '[call task {"prompt": "Look. [call read {\\"path\\": \\"b\\"}]"}]'
 RESULT = {"role": "tool", "content": "done"}
 
 
@@ -46,7 +46,7 @@ def test_the_words_for_a_sub_agent_direct_the_sub_agent_alone() -> None:
     assert called([user(json.loads(call.arguments)["prompt"])]) == 'read {"path": "b"}'
 
 
-@pytest.mark.parametrize("line", ["@call write {}", "@call read {not JSON}", "Say @call read {}", "@call read"])
+@pytest.mark.parametrize("line", ["[call write {}]", "[call read {not JSON}]", "call read {}", "[call read]"])
 def test_what_is_no_call_of_a_tool_that_is_there_is_answered_in_words(line: str) -> None:
     assert called([user(line)]) == ""
     assert called([user(line)], choice="required") == "read {}"
@@ -77,7 +77,7 @@ def test_a_call_is_rendered_as_it_was_generated_whichever_api_brings_it_back() -
 
 def test_a_tool_of_a_namespace_is_called_with_it() -> None:
     space = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn", "parameters": {}}]}
-    body = chat_of_items({"input": [user("@call spawn {}")], "tools": [space, {"type": "web_search"}]}, ())
+    body = chat_of_items({"input": [user("[call spawn {}]")], "tools": [space, {"type": "web_search"}]}, ())
     call = next_call(body["messages"], body["tools"], None)
     assert call is not None
     assert (call.name, call.space) == ("spawn", "agents")

@@ -18,7 +18,7 @@ from tests.node.node_lab import lab as node_lab
 ENGINES = 3
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 QUESTION = "Where are the atlases of this library, and who may take them home? " * 6
-DIRECTED = f'{QUESTION}\n@call read {{"path": "atlases.txt"}}\n@call read {{"path": "loans.txt"}}'
+DIRECTED = f'{QUESTION}\n[call read {{"path": "atlases.txt"}}]\n[call read {{"path": "loans.txt"}}]'
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "read", "parameters": SCHEMA}}]
 CLAUDE_TOOLS: Any = [{"name": "read", "description": "Reads a file.", "input_schema": SCHEMA}]
 ITEM_TOOLS: Any = [{"type": "function", "name": "read", "parameters": SCHEMA, "strict": False}]

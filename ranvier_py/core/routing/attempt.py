@@ -123,3 +123,9 @@ def candidate_view(backend: Backend, holder: Holder | None, credit: Credit | Non
         "trust": Trust(holder.trust).name if holder else None,
     }
     return {**view, "credit_tokens": credit.tokens} if credit is not None else view
+
+
+def source_of(prompt: Prompt, holders: Sequence[Holder]) -> str:
+    if not holders:
+        return "none"
+    return "tokens" if prompt.end.token else "text"

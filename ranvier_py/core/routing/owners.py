@@ -1,8 +1,8 @@
 """Who keeps what: responses that an engine stored, and the sessions of clients.
 
 An engine keeps a response in its own memory, so who names one by its id must go to the process that made it and to no
-other; a session is but a hint for prompts of which no prefix is known. Both are a name in a bounded map: keyed digest
--> backend and its generation. What is learned here is sent to the peers, what they learn is taken.
+other; a session is but a hint for prompts of one message of which nothing is known. Both are a name in a bounded map:
+keyed digest -> backend and its generation. What is learned here is sent to the peers, what they learn is taken.
 
 Rules: an entry counts for the process it was made of alone. What is learned last holds. No id and no session's name is
 kept or sent, only its digest under the cluster's key, the tenant's included: nobody is led to what another one keeps.
@@ -56,7 +56,7 @@ class OwnerCounters:
     received: int = counter("The same, of peers.")
     dropped: int = counter("Entries dropped for want of room, here or on their way to peers.")
     lost: int = counter("Requests for a stored response that no engine keeps any more, or that nobody knows.")
-    hinted: int = counter("Prompts without a known prefix that followed their session.")
+    hinted: int = counter("Prompts of one message, of which nothing is known, that followed their session.")
 
 
 class Owners:

@@ -37,6 +37,7 @@ from ranvier_py.core.routing.attempt import (
     PoolMatch,
     RouterCounters,
     candidate_view,
+    source_of,
 )
 from ranvier_py.core.routing.backends import Health, Outcome, Pool, Registry, Transition
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
@@ -192,7 +193,8 @@ class Router:
 
     def place(self, prompt: Prompt, found: PoolMatch) -> Decision:
         """The policy's choice among what was found."""
-        choice = self._hinted(prompt, found) if prompt.session and not found.holders else None
+        hinted = prompt.session and prompt.end.messages < 2 and not found.holders  # others share a home with their like
+        choice = self._hinted(prompt, found) if hinted else None
         if choice is None:
             match = self._match(prompt, found)
             choice = self.policy.choose(match, found.pool.backends, self._rng)
@@ -221,10 +223,10 @@ class Router:
         key: PrefixKey = (0, UNKNOWN, UNKNOWN)
         several, shared = None, False
         if holders and (self.policy.wants_shared or self.policy.depths_wanted > 1):
-            key = self._deepest_key(end, found)
+            key = self._key_at(end, found, holders[0].tokens)
         if holders and self.policy.wants_shared:
             several = partial(self._several, prompt, found)
-            shared = holders[0].tokens > found.learned_tokens or self.routes.goes_on(key)
+            shared = self._is_shared(prompt, found, key)
         deepest = Fingerprint(key[1] or key[2])
         fields = (
             *(holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest),
@@ -232,12 +234,18 @@ class Router:
         )
         return new(Match, fields)
 
-    def _deepest_key(self, end: Boundary, found: PoolMatch) -> PrefixKey:
-        """The key of the deepest prefix that is held: where the walk of the prompt ended, or of a guess, deeper."""
-        deepest, none = found.holders[0].tokens, (0, UNKNOWN, UNKNOWN)
-        if deepest == found.learned_tokens:
-            return next(islice(self.chain(end), len(found.unheld), None), none)
-        return next((key for key in self.chain(end) if key[0] <= deepest), none)
+    def _is_shared(self, prompt: Prompt, found: PoolMatch, key: PrefixKey) -> bool:
+        """Whether other chats go on from what is held. Most of a prompt that goes on in one way alone is its own
+        history: that way is an answer as its engine made it, which clients change, or a side branch."""
+        if 2 * found.learned_tokens < prompt.tokens:
+            return found.holders[0].tokens > found.learned_tokens or self.routes.branches(key) > 0
+        return self.routes.branches(self._key_at(prompt.end, found, found.learned_tokens)) > 1
+
+    def _key_at(self, end: Boundary, found: PoolMatch, depth: int) -> PrefixKey:
+        """The deepest key up to `depth`: where the walk of the prompt ended, or of a guess, deeper."""
+        if depth == found.learned_tokens:
+            return next(islice(self.chain(end), len(found.unheld), None), (0, UNKNOWN, UNKNOWN))
+        return next((key for key in self.chain(end) if key[0] <= depth), (0, UNKNOWN, UNKNOWN))
 
     def _several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:
         """Holders of `found` and of shorter prefixes, until there are SEVERAL_HOLDERS or all who may serve."""
@@ -490,9 +498,3 @@ class Router:
             return
         learned = self.routes.learn(self.chain(end), attempt.backend, attempt.generation, Trust.LOCAL, now)
         self.counters.learned_rows += learned
-
-
-def source_of(prompt: Prompt, holders: Sequence[Holder]) -> str:
-    if not holders:
-        return "none"
-    return "tokens" if prompt.end.token else "text"

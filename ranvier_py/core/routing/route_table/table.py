@@ -167,10 +167,10 @@ class RouteTable:
         finally:
             self.claims.now = before
 
-    def goes_on(self, key: PrefixKey) -> bool:
-        """Whether any longer prefix is known that begins with this one."""
-        rows = self.rows
-        return any(rows.child[row] for name in key[1:] if (row := rows.index.get(name)) is not None)
+    def branches(self, key: PrefixKey) -> int:
+        """In how many ways longer prefixes are known to go on from this one: 0, 1, or 2 for more."""
+        children = [self.rows.child[row] for name in key[1:] if (row := self.rows.index.get(name)) is not None]
+        return max((1 + bool(self.rows.right[child]) for child in children if child), default=0)
 
     def learn(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int, trust: Trust, now: float) -> int:
         """Store evidence that the backend holds each prefix of a prompt. Returns the number of new rows.

@@ -1,0 +1,65 @@
+"""Sends a shape to routers, as its agent did: each request at its time, and none before its history is answered.
+
+Requests of one task and kind follow one another; those of other tasks, titles and sub-agents run beside them. Tasks
+that were recorded at once begin apart here: what is asked is whether agents find what was computed for them, not how a
+crowd of equal first prompts is spread. Each request goes to the next router in turn, which is the hardest that DNS can
+do to a conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import httpx
+import trio
+
+from cluster.agents.agent_shapes import AgentRequest
+from cluster.agents.engine_fleet import EngineFleet, Reuse, reuse_of
+
+SPEED = 10.0
+"""Times faster than recorded: the engines here have no prefill, and answer in some words."""
+
+THINK_S = 0.1
+"""Least time between an answer and the next request: agents run a tool or wait for their user (0.1 s at least)."""
+
+APART_S = 2.0
+"""Between the first requests of two tasks: more than the longest first prompt takes, and its way to the last node."""
+
+TIMEOUT_S = 60.0
+
+
+class RequestRefused(Exception):
+    """A router or an engine answered with an error: a shape is nothing but what is served."""
+
+
+async def replayed(
+    fleet: EngineFleet, requests: Sequence[AgentRequest], urls: Sequence[str], *, speed: float = SPEED
+) -> Reuse:
+    """What came of these requests at engines that held nothing before. Raises RequestRefused, httpx.HTTPError."""
+    fleet.forget()
+    fleet.tasks = {fleet.prompt_key(request.path, request.body): request.task for request in requests}
+    tasks_in_order = list(dict.fromkeys(request.task for request in requests))
+    limits = httpx.Limits(max_keepalive_connections=0)  # a new connection is a new look-up of the name
+    async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, limits=limits) as http:
+        done: dict[tuple[str, str], trio.Event] = {}
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for number, request in enumerate(requests):
+                before, ended = done.get((request.task, request.kind)), trio.Event()
+                done[request.task, request.kind] = ended
+                at = began + request.at / speed + APART_S * tasks_in_order.index(request.task)
+                nursery.start_soon(sent, http, urls[number % len(urls)], request, at, before, ended)
+    return reuse_of(fleet.asked)
+
+
+async def sent(
+    http: httpx.AsyncClient, url: str, request: AgentRequest, at: float, before: trio.Event | None, ended: trio.Event
+) -> None:
+    if before is not None:
+        await before.wait()
+        await trio.sleep(THINK_S)
+    await trio.sleep_until(at)
+    answer = await http.post(f"{url}{request.path}", content=request.body, headers=list(request.headers))
+    if answer.status_code != 200:
+        raise RequestRefused(f"{request.path}: {answer.status_code} {answer.text[:300]}")
+    ended.set()

@@ -1,0 +1,164 @@
+"""Engines in one process that forget nothing, and how much of each prompt every one of them held when it came.
+
+So what a client's own prompts allow is known without a second run: some engine holds the most of what came before, and
+no router could have found more. Counts are the engines' own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from cluster.engine.engine_process import serve
+from cluster.engine.engine_routes import Engine, EngineConfig
+from cluster.engine.engine_text import TextTokenizer, load_tokenizer
+from cluster.engine.live_engine import Mailbox
+from ranvier_py.replay.engine.block_cache import Job
+from ranvier_py.replay.engine.engine_values import EngineLimits
+
+MODEL = "lab-model"
+BLOCK_TOKENS = 16
+CACHE_TOKENS = 1 << 24  # more than any agent sends here
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPrompt:
+    """One prompt as an engine got it. `held`: tokens of it that each engine could have reused at that moment."""
+
+    task: str
+    engine: int
+    job: Job
+    held: Sequence[int]
+    mailbox: Mailbox
+
+    @property
+    def tokens(self) -> int:
+        return self.job.prompt_tokens
+
+    @property
+    def reused(self) -> int:
+        return self.mailbox.cached_tokens
+
+    @property
+    def possible(self) -> int:
+        """By the best of all engines; what came meanwhile counts, too."""
+        return max(*self.held, self.reused)
+
+    @property
+    def reached_a_holder(self) -> bool:
+        """Whether no engine held a block more than the one that got it."""
+        return self.held[self.engine] >= max(self.held)
+
+    def continues(self, other: AskedPrompt) -> bool:
+        """Whether it repeats at least half of that prompt: its next turn, or a branch of it."""
+        half = other.tokens // BLOCK_TOKENS // 2
+        return 0 < half <= self.tokens // BLOCK_TOKENS and self.job.keys[half - 1] == other.job.keys[half - 1]
+
+
+class WatchedEngine(Engine):
+    """An engine of a fleet."""
+
+    def __init__(self, config: EngineConfig, tokenizer: TextTokenizer, fleet: EngineFleet, number: int) -> None:
+        super().__init__(config, tokenizer)
+        self._fleet = fleet
+        self._number = number
+
+    def submit(self, request_id: str, job: Job) -> Mailbox:
+        held = [engine.held_tokens(job) for engine in self._fleet.engines]  # before this one brings what it lacks
+        mailbox = super().submit(request_id, job)
+        self._fleet.note(self._number, held, mailbox)
+        return mailbox
+
+    def held_tokens(self, job: Job) -> int:
+        """How much of its prompt this engine would not compute now."""
+        return self.live.model.cache.hit_blocks(job) * BLOCK_TOKENS
+
+
+class EngineFleet:
+    """So many engines, and all that they were asked since `forget`."""
+
+    def __init__(
+        self, count: int, *, tokenizer: str = "bytes", decode_s: float = 0.005, prefill_tokens_per_s: float = math.inf
+    ) -> None:
+        """`tokenizer`: as of `load_tokenizer`."""
+        limits = EngineLimits(
+            cache_tokens=CACHE_TOKENS,
+            block_size=BLOCK_TOKENS,
+            prefill_tokens_per_s=prefill_tokens_per_s,
+            decode_s=decode_s,
+        )
+        words = load_tokenizer(tokenizer)
+        self.task = ""  # of whatever comes from now on
+        self.tasks: Mapping[int, str] = {}  # of prompts that are known before they come, by `prompt_key`
+        self.asked: list[AskedPrompt] = []
+        self.urls: list[str] = []
+        self.engines: list[WatchedEngine] = []
+        for number in range(count):
+            config = EngineConfig(f"engine-{number}", (MODEL,), limits, tokens_max=CACHE_TOKENS, answer_tokens=(8, 24))
+            self.engines.append(WatchedEngine(config, words, self, number))
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        for engine in self.engines:
+            host, port = await nursery.start(serve, engine, "127.0.0.1", 0)
+            self.urls.append(f"http://{host}:{port}")
+
+    def forget(self) -> None:
+        """Empty caches, and nothing asked."""
+        self.asked.clear()
+        for engine in self.engines:
+            engine.live.clear_cache()
+
+    def prompt_key(self, path: str, body: bytes) -> int:
+        """By which the engines know the prompt of a request again, whatever a router made of its body."""
+        return last_key(self.engines[0].job_of(path, body))
+
+    def note(self, number: int, held: Sequence[int], mailbox: Mailbox) -> None:
+        task = self.tasks.get(last_key(mailbox.job), self.task)
+        self.asked.append(AskedPrompt(task, number, mailbox.job, held, mailbox))
+
+
+def last_key(job: Job) -> int:
+    """The name of the deepest whole block of a prompt, which stands for all of it."""
+    whole = job.prompt_tokens // BLOCK_TOKENS
+    return job.keys[whole - 1] if whole else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What came of an agent's prompts. Consecutive turns: those that repeat half of an earlier prompt of their task."""
+
+    prompts: int
+    tokens: int
+    reused: int
+    possible: int
+    turns: int
+    at_holder: int
+
+    @property
+    def reached(self) -> float:
+        """Share of the turns that reached a holder."""
+        return self.at_holder / self.turns if self.turns else 1.0
+
+    @property
+    def lost(self) -> float:
+        """Share of all prompt tokens that were computed though an engine held them."""
+        return (self.possible - self.reused) / self.tokens if self.tokens else 0.0
+
+
+def reuse_of(asked: Sequence[AskedPrompt]) -> Reuse:
+    turns = [
+        each
+        for number, each in enumerate(asked)
+        if any(each.task == other.task and each.continues(other) for other in asked[:number])
+    ]
+    return Reuse(
+        prompts=len(asked),
+        tokens=sum(each.tokens for each in asked),
+        reused=sum(each.reused for each in asked),
+        possible=sum(each.possible for each in asked),
+        turns=len(turns),
+        at_holder=sum(each.reached_a_holder for each in turns),
+    )
