@@ -156,6 +156,7 @@ class ClientReader:
         api, end = APIS[prompt.api], prompt.end.text
         if prompt.base.parent is not None:
             self.watch.extend(prompt.base.text, end, prompt.tail, api, prompt.base.messages)
+            self.watch.compared(prompt.client, prompt.tokens, prompt.base.tokens)
             return
         self.counters.compared += 1
         fields = load_object(prompt.body)

@@ -152,11 +152,12 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         lost = row["break_tokens"]
         share = 100 * lost / max(1, row["prompt_tokens"])
-        reused = row["reused_share"]
+        reused, reusable = row["reused_share"], row["reusable_share"]
         yield (
             f"{row['client']}: {row['turns']} turns, about {row['prompt_tokens']:,} prompt tokens, "
             f"{lost:,} ({share:.1f} %) computed again for a broken prefix"
             + (f", {100 * reused:.1f} % reused as engines count it" if reused is not None else "")
+            + (f", {100 * reusable:.1f} % were in an earlier prompt" if reusable is not None else "")
         )
         for each in row["breaks"]:
             where = "within a session" if each["scope"] == "turn" else "from session to session"

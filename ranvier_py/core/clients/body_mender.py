@@ -2,8 +2,9 @@
 
 Of each rule a share of the sessions is left alone: a keyed hash of the session says which, the same on every node of a
 cluster. What the engines reused of their prompts is compared with what they reused where the rule acted; only bodies
-that the rule would change count, in either group. A rule that has not raised it within `sessions` sessions is off for
-that client and model, until the configuration is read again: nothing else is kept of a body than its counts.
+that the rule would change count, in either group. A rule that has not raised it within `sessions` sessions, or does no
+more in as many later ones, is off for that client and model until an operator changes the rules: nothing is kept of a
+body but its counts.
 
 A body that can't be read within bounds goes on as it came. Bounds: TRIALS_MAX trials, SESSIONS_FACTOR * `sessions`
 sessions in each.
@@ -160,7 +161,8 @@ class Trial:
         error = sqrt(variance(changed) / len(changed) + variance(alone) / len(alone))
         self._changed, self._alone = Group(), Group()  # the next judgement is of others
         why = f"engines reused {self.reused:.1%}, and {self.reused_alone:.1%} where it left sessions alone"
-        return self._become(PROVED if gain > CERTAIN * error else OFF, why)
+        needed = CERTAIN * error if self.state == MEASURING else 0.0  # once proved, chance alone does not undo it
+        return self._become(PROVED if gain > needed else OFF, why)
 
     def _become(self, state: str, why: str) -> bool:
         before, self.state, self.why = self.state, state, why

@@ -65,12 +65,15 @@ class BreakCount:
 
 @dataclass(slots=True)
 class ClientCounts:
-    """One client's. `counted_tokens`: of prompts of which the engine counted what it reused."""
+    """One client's. `counted_tokens`: of prompts of which the engine counted what it reused. `reusable_tokens`: of the
+    `compared_tokens` those that an earlier prompt had, or would have had where a break is mended."""
 
     turns: int = 0
     prompt_tokens: int = 0
     counted_tokens: int = 0
     reused_tokens: int = 0
+    compared_tokens: int = 0
+    reusable_tokens: int = 0
     sessions: Cardinality = field(default_factory=Cardinality)
     breaks: BoundedDict[BreakKind, BreakCount] = field(default_factory=lambda: BoundedDict(BREAKS_MAX))
     causes: dict[str, BreakCount] = field(default_factory=dict)  # the same by cause alone, all of them
@@ -118,14 +121,21 @@ class ClientWatch:
         if session:
             counts.sessions.add(session & (1 << 64) - 1)
 
+    def compared(self, client: str, tokens: int, reusable: int) -> None:
+        """Count how much of a prompt an earlier one had."""
+        counts = self.counts(client)
+        counts.compared_tokens += tokens
+        counts.reusable_tokens += min(reusable, tokens)
+
     def observe(
         self, client: str, session: int, fields: Mapping[str, Any], api: Api, tokens: int, end: int = 0
     ) -> PromptBreak | None:
-        """The break that a prompt of so many tokens makes, if any. `end` names where it ends. It is not counted."""
+        """The break that a prompt of so many tokens makes, if any, which is not counted. `end` names where it ends."""
         sketch = sketch_of(fields, api, self._key)
         place = Place(client, session, sketch.head())
         branches = self._conversations.pop(place, None)
-        found = self._first(client, place.head, sketch) if branches is None else least(branches, sketch)
+        found, shared = self._first(client, place.head, sketch) if branches is None else least(branches, sketch)
+        self.compared(client, tokens, round(shared * tokens / max(1, sketch.size)))
         self._keep(place, branches or [], sketch)
         if end:
             self._ends[end] = sketch, len(sketch.sections)
@@ -155,12 +165,16 @@ class ClientWatch:
         self._ends[end] = sketch, len(sketch.sections)
         self._trim()
 
-    def _first(self, client: str, head: int, sketch: PromptSketch) -> PrefixBreak | None:
-        """Of the first prompt of a conversation."""
+    def _first(self, client: str, head: int, sketch: PromptSketch) -> tuple[PrefixBreak | None, int]:
+        """Of the first prompt of a conversation, as `least`."""
         before = self._heads.get((client, head))
         self._heads[client, head] = sketch
-        found = None if before is None else prefix_break(before, sketch)
-        return found if found is not None and found.cause in VOLATILE_CAUSES and found.kind == "system" else None
+        if before is None:
+            return None, 0
+        found, shared = least([before], sketch)
+        if found is None or (found.cause in VOLATILE_CAUSES and found.kind == "system"):
+            return found, shared
+        return None, found.shared  # another task
 
     def _keep(self, place: Place, branches: list[PromptSketch], sketch: PromptSketch) -> None:
         while len(branches) >= BRANCHES_MAX:
@@ -183,16 +197,17 @@ class ClientWatch:
         sketch.kept = False
 
 
-def least(branches: Sequence[PromptSketch], sketch: PromptSketch) -> PrefixBreak | None:
-    """The break against the branch that shares most with it; None where it goes on from one."""
+def least(branches: Sequence[PromptSketch], sketch: PromptSketch) -> tuple[PrefixBreak | None, int]:
+    """The break against the branch that shares most with it, None where it goes on from one; and how many characters of
+    it that branch has, before the break or behind it."""
     found: PrefixBreak | None = None
     for branch in reversed(branches):
         each = prefix_break(branch, sketch)
         if each is None:
-            return None
+            return None, branch.size
         if found is None or each.shared > found.shared:
             found = each
-    return found
+    return found, found.shared + found.lost if found is not None else 0
 
 
 def pattern(path: str, api: Api) -> str:
@@ -210,6 +225,9 @@ def client_rows(watch: ClientWatch) -> list[dict[str, Any]]:
             "turns": counts.turns,
             "prompt_tokens": counts.prompt_tokens,
             "reused_share": round(counts.reused_tokens / counts.counted_tokens, 4) if counts.counted_tokens else None,
+            "reusable_share": round(counts.reusable_tokens / counts.compared_tokens, 4)
+            if counts.compared_tokens
+            else None,
             "break_tokens": sum([each.tokens for each in counts.causes.values()]),
             "break_prefill_s": round(sum([each.seconds for each in counts.causes.values()]), 6),
             "breaks": [

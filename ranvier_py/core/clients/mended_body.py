@@ -8,7 +8,8 @@
 
 Places are found by walking the JSON with the standard library's own scanner, so nothing is guessed: `Span`s are of the
 text, and a value is parsed from just these characters. Of two members of one name the last one counts, as for engines.
-Bounds: `excess` says which bodies are looked at; of a text its first PATTERN_CHARACTERS_MAX.
+Bounds: BODY_BYTES_MAX and MARKS_MAX of what is looked at, of a text its first PATTERN_CHARACTERS_MAX; a rule that would
+change more than EDITS_MAX places changes none.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
-from ranvier_py.core.prompts.body_json import excess
+from ranvier_py.core.prompts.body_json import marks_in
 from ranvier_py.core.prompts.request_apis import Api
 
 PATTERN_CHARACTERS_MAX = 65_536
+BODY_BYTES_MAX = 4 * 1024 * 1024
+MARKS_MAX = 32_768
+"""Each is walked in Python. A chat of 2,000 messages and hundreds of tools has fewer."""
+
+EDITS_MAX = 1024
 LEADING_ROLES = ("system", "developer")
 
 BLANKS = re.compile(r"[ \t\r\n]*")
@@ -103,7 +109,8 @@ class RawBody:
 
     def edits(self, action: BodyChange) -> Sequence[Edit]:
         """What the action changes, in the order of the text; nothing where it changes nothing."""
-        return sorted(ACTIONS[action.kind](self, action))
+        found = sorted(islice(ACTIONS[action.kind](self, action), EDITS_MAX + 1))
+        return found if len(found) <= EDITS_MAX else ()
 
     def edited(self, edits: Sequence[Edit]) -> str:
         """The text with these edits, none of which overlap."""
@@ -117,7 +124,7 @@ class RawBody:
 
 def raw_body(body: bytes, api: Api) -> RawBody | None:
     """A body that can be read within bounds; None for any other."""
-    if excess(body):
+    if len(body) > BODY_BYTES_MAX or marks_in(body) > MARKS_MAX:
         return None
     try:
         return RawBody(body.decode(), api)

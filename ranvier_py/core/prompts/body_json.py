@@ -61,6 +61,12 @@ def excess(data: bytes) -> str:
     return ""
 
 
+def marks_in(data: bytes) -> int:
+    """Marks of all of it, see `marks_of`."""
+    starts = range(0, len(data), COUNTED_BYTES)
+    return sum([marks_of(np.frombuffer(data, np.uint8, min(COUNTED_BYTES, len(data) - at), at)) for at in starts])
+
+
 def marks_of(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
     """Brackets that open and commas with no backslash behind them, quotes with none before them.
 

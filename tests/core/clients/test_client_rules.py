@@ -27,7 +27,7 @@ from ranvier_py.core.clients.body_mender import (
 )
 from ranvier_py.core.clients.client_rules import RuleBook, RuleSetting, rules_of, version_of
 from ranvier_py.core.clients.client_watch import ClientWatch
-from ranvier_py.core.clients.mended_body import BodyChange, RawBody, raw_body
+from ranvier_py.core.clients.mended_body import BODY_BYTES_MAX, EDITS_MAX, MARKS_MAX, BodyChange, RawBody, raw_body
 from ranvier_py.core.clients.prefix_break import prefix_break
 from ranvier_py.core.clients.prompt_sketch import sketch_of
 from ranvier_py.core.errors import ConfigError
@@ -250,6 +250,19 @@ def test_what_is_no_body_goes_on_as_it_came(body: bytes) -> None:
 )
 def test_bodies_that_only_look_like_objects_are_none(body: bytes) -> None:
     assert raw_body(body, CHAT) is None
+
+
+def test_what_would_take_long_to_walk_is_let_be_and_counted() -> None:
+    at_work = mender("tools-by-name=rewrite", "system-clock-to-day=rewrite")
+    tools = [{"name": f"{number % 7}"} for number in range(8 * EDITS_MAX)]
+    assert raw_body(json.dumps({"tools": tools}).encode(), CHAT) is None
+    assert raw_body(json.dumps({"messages": [], "x": "y" * BODY_BYTES_MAX}).encode(), CHAT) is None
+    assert mend(at_work, b'{"messages":[%b[]]}' % (b"[]," * MARKS_MAX), CHAT) is None
+    assert at_work.counters.unread == 1
+    for count, changes in ((EDITS_MAX, True), (EDITS_MAX + 1, False)):
+        clock = {"messages": [{"role": "system", "content": "2026-11-22T10:15 " * count}]}
+        found = mend(at_work, json.dumps(clock).encode(), CHAT)
+        assert (found is not None) is changes, "all of it or nothing"
 
 
 # --- real agents ------------------------------------------------------------------------------------------------------

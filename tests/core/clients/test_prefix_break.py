@@ -375,3 +375,26 @@ def test_a_session_is_named_by_the_one_that_began_it() -> None:
     assert session_of({b"x-dynamo-session-id": b"child", b"x-dynamo-parent-session-id": b"root"}) == b"root"
     assert session_of({**CLAUDE, b"x-dynamo-session-id": b"mine"}) == b"mine", "who sends it means it, as Dynamo does"
     assert session_of({}) == b""
+
+
+def test_what_could_be_reused_is_what_an_earlier_prompt_had_before_and_behind_a_break() -> None:
+    def reusable(watch: ClientWatch) -> float:
+        return float(client_rows(watch)[0]["reusable_share"])
+
+    watch, body = ClientWatch(KEY), agent_body()
+    observe(watch, CLIENT, 1, body, MESSAGES, 1000)
+    assert reusable(watch) == 0.0, "the first prompt of all"
+    grown = next_turn(body)
+    observe(watch, CLIENT, 1, grown, MESSAGES, 1000)
+    part = sketch_of(body, MESSAGES, KEY).size / sketch_of(grown, MESSAGES, KEY).size
+    assert reusable(watch) == pytest.approx(part / 2, abs=0.001)
+    grown["system"][0]["text"] = BILLING % "77a1c"
+    observe(watch, CLIENT, 1, grown, MESSAGES, 1000)
+    assert reusable(watch) == pytest.approx((part + 1) / 3, abs=0.001), "all of it, had the nonce been left out"
+    another = agent_body()
+    another["messages"] = [{"role": "user", "content": "x" * sketch_of(body, MESSAGES, KEY).size}]
+    before = watch.counts(CLIENT).reusable_tokens
+    observe(watch, CLIENT, 2, another, MESSAGES, 1000)
+    assert 0 < watch.counts(CLIENT).reusable_tokens - before < 600, "a new session shares tools and system prompt"
+    watch.compared(CLIENT, 1000, 5000)
+    assert reusable(watch) <= 1.0
