@@ -87,7 +87,7 @@ def test_goals_name_the_cells_that_miss_them() -> None:
     ]
     found = goals(rows)
     assert found["near_oracle"]["missed"] == {"rag vllm_align 1": 0.05}
-    assert found["predicted"]["missed"] == {"rag vllm_align 1": 0.9}
+    assert found["predicted"]["missed"] == {"vllm_align 1 recall": 0.9}
     assert found["attention_unchanged"]["missed"] == {"rag attention 1": 10}
     assert found["near_oracle"]["worst"] == 0.05
 

@@ -9,7 +9,7 @@ Writes one record after the other to standard output, each as its length in four
 - ["request", tokens, salt, adapter, hit]: the manager is asked what it has of this prompt, and found `hit` tokens;
 - ["events", payload]: what vLLM's publisher would send then, or did send, if --publish is given;
 - ["table", {hash: copies}]: the manager's whole block table, after every 100th request;
-- ["served", answer, groups]: with `--alone`, the request has ended, and these blocks of each group can be found;
+- ["served", answer, counts]: with `--alone`, the request has ended, and so many blocks of each group can be found;
 - ["go"]: nothing more until a line is read from standard input. Once, before all others, where --publish is given.
 
 Requests share documents, branch off each other's chats, repeat each other, carry salts and adapters, come in chunks,
@@ -256,12 +256,10 @@ class Oracle:
             self.publisher.publish(batch)
         self.write(["events", self.encoder.encode(batch)])
 
-    def groups(self) -> list[list[int | bytes]]:
-        """What can be found, by group."""
-        found: list[list[int | bytes]] = [[] for _ in self.manager.kv_cache_config.kv_cache_groups]
-        for key in self.manager.block_pool.cached_block_hash_to_block._cache:
-            found[get_group_id(key)].append(maybe_convert_block_hash(get_block_hash(key)))
-        return found
+    def groups(self) -> list[int]:
+        """How many blocks of each group can be found."""
+        found = Counter(map(get_group_id, self.manager.block_pool.cached_block_hash_to_block._cache))
+        return [found[group] for group in range(len(self.manager.kv_cache_config.kv_cache_groups))]
 
     def table(self) -> dict[int | bytes, int]:
         found: Counter[int | bytes] = Counter()

@@ -52,7 +52,7 @@ def test_a_profile_keeps_the_states_that_the_manager_keeps(
             found = served(cache, job)
             states.update(each.keys[-1] for each in found.events if isinstance(each, StateStored))
             assert not [each for each in found.events if isinstance(each, StateRemoved)]
-            counts = [len(group) for group in values[1]]
+            counts = values[1]
             if (found.hit, [len(states)] * GROUPS) != (hit, counts[:-1]):
                 wrong.append((len(prompt), hit, found.hit, len(states), counts))
             reused += hit
