@@ -1,10 +1,15 @@
 """SGLang's own RadixCache under mixed requests, without engine or model: what an index of its events has to equal.
 
     .venv-sglang/bin/python tests/engines/oracle_sglang.py [--requests N] [--blocks N] [--block-size 16] [--seed N]
-        [--dynamo-format]
+        [--dynamo-format] [--state-slots N]
 
 Writes the records of oracle_vllm.py, whose kinds of requests these are too. A tree holds each block once. torchvision
 has no build for this machine; an empty one stands in for it while SGLang is imported.
+
+With `--state-slots` it is the tree of a hybrid model, whose records are others:
+
+- ["request", tokens, held, reused]: of this prompt the tree has keys and values of `held` tokens, and reuses so many;
+- ["served", answer]; then ["given up", states, payload]: so many states had to go, and this is what events say of it.
 """
 
 from __future__ import annotations
@@ -52,10 +57,15 @@ stand_in_for(f"{TRANSFORMS}.v2.functional")
 
 from sglang.srt.disaggregation.kv_events import KVEventBatch, namespaced_block_hash  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams  # noqa: E402
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.events import KvEventLoraNames  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey, TreeNode  # noqa: E402
+from sglang.srt.mem_cache.unified_cache.components import ComponentType, mamba  # noqa: E402
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
 from sglang.srt.mem_cache.utils import hash_str_to_int64  # noqa: E402
 
+STATE_CHUNK = 64
 TABLE_INTERVAL = 100  # requests between two looks at the whole tree
 CHATS_MAX = 60
 PROMPT_TOKENS_MAX = 3000
@@ -71,6 +81,67 @@ class Memory:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_arguments, **_named: None
+
+
+class States(HybridReqToTokenPool):
+    """Stands in for the memory of a hybrid model's states."""
+
+    def __init__(self) -> None:
+        self.mamba_allocator = self.mamba_pool = Memory()
+
+
+def tree_with_states() -> UnifiedRadixCache:
+    """The cache of a hybrid model under `no_buffer`. Where it asks the server's arguments they are the default ones."""
+    mamba.mamba_cache_chunk_size = lambda: STATE_CHUNK
+    mamba.mamba_checkpoint_grid = lambda _page: STATE_CHUNK
+    mamba.get_exec = lambda: types.SimpleNamespace(mamba=types.SimpleNamespace(mamba_max_states_per_path=-1))
+    return UnifiedRadixCache(
+        CacheInitParams(
+            disable=False,
+            req_to_token_pool=States(),
+            token_to_kv_pool_allocator=Memory(),
+            page_size=1,
+            enable_kv_cache_events=True,
+            tree_components=(ComponentType.FULL, ComponentType.MAMBA),
+            tree_core_backend="python",
+        )
+    )
+
+
+class Hybrid:
+    """A tree with states under mixed requests, one after the other: a state is kept at the end of each prompt, and at
+    that of what was computed of its answer."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.oracle = Oracle(options)
+        self.cache = self.oracle.cache = tree_with_states()
+        self.slots = options.state_slots
+        self.kept = 0
+
+    def run(self, requests: int) -> None:
+        oracle = self.oracle
+        for _ in range(requests):
+            prompt, *_ = oracle.prompt()
+            found = self.cache.match_prefix(MatchPrefixParams(key=oracle.key(prompt[:-1], None, None)))
+            oracle.write(["request", prompt, found.full_kv_hit_length, found.device_prefix_len])
+            answer = oracle.tokens(1 + oracle.rng.randrange(60))
+            for whole in (prompt, (prompt + answer)[:-1]):
+                state = torch.tensor([self.kept])
+                self.kept += 1
+                key = oracle.key(whole, None, None)
+                self.cache.insert(InsertParams(key=key, value=torch.arange(len(whole)), mamba_value=state))
+            oracle.write(["served", answer])
+            oracle.send()
+            excess = self.cache.mamba_evictable_size() - self.slots
+            if excess > 0:
+                self.cache.evict(EvictParams(mamba_num=excess))
+                events = self.cache.take_events()
+                oracle.write(
+                    ["given up", excess, oracle.encoder.encode(KVEventBatch(ts=1.0, events=events, attn_dp_rank=0))]
+                )
+            oracle.chats.append((prompt + answer, None, None))
+            if len(oracle.chats) > CHATS_MAX:
+                oracle.chats.pop(oracle.rng.randrange(len(oracle.chats)))
 
 
 class Oracle:
@@ -176,8 +247,14 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dynamo-format", action="store_true")
+    parser.add_argument("--state-slots", type=int, default=0, help="a hybrid model, whose states are so many at most")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.state_slots:
+        hybrid = Hybrid(options)
+        hybrid.run(options.requests)
+        hybrid.oracle.output.flush()
+        return
     oracle = Oracle(options)
     oracle.run(options.requests)
     oracle.output.flush()

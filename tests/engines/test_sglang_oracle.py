@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 import pytest
 
+from ranvier_py.core.engine_cache.sources.events import EventDecoder
+from ranvier_py.core.routing.checkpoints.cache_profile import NO_BUFFER
+from ranvier_py.replay.hybrid.alpha_search import TokenRequest
+from ranvier_py.replay.hybrid.checkpoint_profile import EndlessCheckpoints
 from tests.engines.records import Held, compare, oracle, records_of
 
 pytestmark = pytest.mark.engines("sglang")
@@ -31,3 +39,45 @@ def test_the_residency_is_the_radix_tree(page: int, tokens: int, requests: int, 
     assert (counts.removed_unknown, counts.contradicted, counts.mismatched, counts.opaque) == (0, 0, 0, 0)
     read = held.decoder.counters
     assert read.unread == read.tags_skipped == read.fields_skipped == 0
+
+
+def states_of(slots: int) -> Iterator[list[Any]]:
+    with oracle("sglang", "--requests", "300", "--block-size", "1", "--state-slots", str(slots)) as process:
+        assert process.stdout is not None
+        yield from records_of(process.stdout)
+
+
+def tokens_of(*parts: list[int]) -> bytes:
+    return np.concatenate([np.array(part, dtype="<u4") for part in parts]).tobytes()
+
+
+def test_a_profile_without_buffer_reuses_what_the_tree_of_a_hybrid_model_does() -> None:
+    """300 requests that grow, branch off and repeat each other, with room for all states: to the token."""
+    cache, wrong, reused, less = EndlessCheckpoints(NO_BUFFER), [], 0, 0
+    prompt: list[int] = []
+    for kind, *values in states_of(100_000):
+        if kind == "request":
+            prompt, held, hit = values
+            found = cache.lookup(TokenRequest(tokens_of(prompt), tokens_of(prompt)))
+            if found != hit:
+                wrong.append((len(prompt), hit, found))
+            reused += hit
+            less += held - hit
+        elif kind == "served":
+            cache.insert(TokenRequest(tokens_of(prompt), tokens_of(prompt, values[0])))
+    assert wrong == []
+    assert min(reused, less) > 50_000, "all that was held was reused, or nearly nothing: this proves nothing"
+
+
+def test_no_event_speaks_of_a_state_that_the_tree_gives_up() -> None:
+    """But where it was at the end of a branch, whose keys and values go with it."""
+    decoder, silent, spoken = EventDecoder(), 0, 0
+    for kind, *values in states_of(60):
+        if kind == "given up":
+            states, payload = values
+            events = decoder.decode(payload).events
+            silent += states if not events else 0
+            spoken += bool(events)
+            assert not [event for event in events if getattr(event, "kind", None) == "mamba"]
+    assert silent > 20
+    assert spoken > 20
