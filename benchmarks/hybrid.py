@@ -28,6 +28,7 @@ from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, speed_of
 from benchmarks.workloads.workloads import ENGINES, Workload
 from ranvier_py.replay.engine.engine_values import CacheName
 from ranvier_py.replay.engine.presets import PROFILES
+from ranvier_py.replay.hybrid.cache_models import STATES_UNSEEN
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KnowledgeName
 from ranvier_py.replay.replay_plan import Plan
@@ -36,7 +37,7 @@ POLICY = "affinity"
 """The default."""
 
 NODES = (1, 4)
-REQUESTS = {1: 700, 4: 250}
+REQUESTS = {1: 500, 4: 150}
 """The first of each workload: the gossip of four nodes takes longer than all the rest."""
 
 SEVERAL_NODES: tuple[CacheName, ...] = ("attention", "vllm_align", "sglang_no_buffer", "sglang_extra_buffer")
@@ -56,7 +57,7 @@ Row = Mapping[str, Any]
 
 def knowledge_of(cache: CacheName) -> Mapping[str, KnowledgeName]:
     """By what the router knows."""
-    own: KnowledgeName = "events" if cache == "attention" else "calibrated"
+    own: KnowledgeName = "calibrated" if cache in STATES_UNSEEN and cache != "attention" else "events"
     return {ATTENTION: "attention", CHECKPOINT: own, ORACLE: "oracle"}
 
 
