@@ -4,8 +4,9 @@ An engine names a state as the block of attention at whose end it lies, so it is
 chain has the depth, whatever tokens the event spans (vLLM #44451 lists blocks that were kept and tokens of those that
 were not, too). A model has several groups of states; one is there where all of them have it.
 
-A prompt asks at anchors and at ends of its messages. So a state is known under every prefix around it at which one may
-ask: back to the anchor before it, and on, in every branch, to the next one.
+A prompt asks at anchors and at ends of its messages. So a state is known at its own end and under every prefix behind
+it, in every branch, up to an anchor; and where prompts part before that, also back to the anchor before it, for the next
+one that parts there: the end of a single prompt is no place that others pass.
 Rules: a state whose block is not known, or has no fingerprint, waits for it. What a removed block leaves goes with its
 own removal. Bounds: STATES_MAX names of blocks; beyond, a state is not noted, and counted.
 """
@@ -93,9 +94,11 @@ class StateGroups:
         """These blocks have fingerprints now. They may go on from a state."""
         for block in chain:
             self._waiting.update({block.key: None} if block.key in self._kept else {})
-            for above in self._states_above(block):
-                position, names = self._placed[above]
+            for above, part in self._states_above(block):
+                position, names = self._placed[above.key]
                 self._note(position, names, self._ahead(block, position))
+                if part:
+                    self._note(position, names, self._behind(above))
 
     def drain(self) -> tuple[StateMoved, ...]:
         """What changed since the last call."""
@@ -126,7 +129,8 @@ class StateGroups:
         position, names = block.state.tokens, dict[Fingerprint, None]()
         self._placed[key] = position, names
         self._counters.stored += 1
-        self._note(position, names, self._behind(block))
+        behind, part = self._behind(block), has_several(block)
+        self._note(position, names, behind[:1])
         below = list(block.children())
         while below:
             child = below.pop()
@@ -134,7 +138,10 @@ class StateGroups:
                 ahead = self._ahead(child, position)
                 self._note(position, names, ahead)
                 if not (ahead and is_anchor(ahead[-1][1] // self._size)):
+                    part = part or has_several(child)
                     below += child.children()
+        if part:
+            self._note(position, names, behind)
 
     def _note(self, position: int, names: dict[Fingerprint, None], found: Sequence[tuple[Fingerprint, int]]) -> None:
         for name, _ in found:
@@ -174,12 +181,19 @@ class StateGroups:
                     break
         return found
 
-    def _states_above(self, block: Block) -> Iterator[EngineHash]:
-        """Blocks before this one, with a state, from which nobody asks at an anchor first."""
-        above = block.parent
+    def _states_above(self, block: Block) -> Iterator[tuple[Block, bool]]:
+        """Blocks before this one, with a state, from which nobody asks at an anchor first; and whether prompts part
+        between them and this one."""
+        above, part = block.parent, False
         while above is not None and above.state is not None:
+            part = part or has_several(above)
             if above.key in self._placed:
-                yield above.key
+                yield above, part
             if any(is_anchor(tokens // self._size) for _, tokens in above.prints):
                 return
             above = above.parent
+
+
+def has_several(block: Block) -> bool:
+    """Whether prompts go on from it differently."""
+    return block.child is not None and block.child.after is not None

@@ -111,6 +111,23 @@ def test_a_branch_that_comes_later_goes_on_from_the_state_before_it() -> None:
     assert not any(engine.positions(second).values())
 
 
+@pytest.mark.parametrize("kept_last", [False, True])
+def test_the_anchor_before_a_state_promises_it_only_once_prompts_part_behind_it(kept_last: bool) -> None:
+    """Else the end of one question about a document were credited to the next one."""
+    engine, shared = Engine(), tokens(4 * WIDTH)
+    first, second = ([*shared, *tokens(3 * WIDTH, seed)] for seed in (2, 3))
+    elsewhere = [*shared[:280], *tokens(5 * WIDTH, 4)]
+    engine.store(first)
+    if not kept_last:
+        engine.keep(shared)
+    engine.store(elsewhere)
+    assert engine.positions(first)[256] == []
+    engine.store(second)
+    if kept_last:
+        engine.keep(shared)
+    assert engine.positions(first)[256] == [320]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_known_anywhere_is_a_state_on_its_path(seed: int) -> None:
     """Whatever comes in whatever order: the deepest state before each anchor is known there."""
