@@ -39,7 +39,7 @@ class LocalTokenizer(TokenizerProcess):
         self._hasher = KeyHasher(
             setup.key, setup.block_tokens, notify=self._keyed.append, lengths=(), short=setup.short
         )
-        self._service = TokenizeService(tokenizer, self._hasher)
+        self._service = TokenizeService(tokenizer, self._hasher, hoists_system=facts.hoists_system)
 
     async def start(self) -> None:
         await trio.lowlevel.checkpoint()

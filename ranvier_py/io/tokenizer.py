@@ -99,6 +99,7 @@ class ChatTokenizer:
             self.profile.incremental,
             chars_per_token=len(MEASURE) / len(self._encode([MEASURE])[0]),
             probe_report=self._report(),
+            hoists_system=self.profile.hoists_system,
         )
 
     @classmethod
@@ -253,7 +254,8 @@ class ChatTokenizer:
     def _report(self) -> str:
         profile = self.profile
         return (
-            f"incremental={profile.incremental} keeps_turns={profile.keeps_turns} windows={profile.windows} "
+            f"incremental={profile.incremental} keeps_turns={profile.keeps_turns} "
+            f"hoists_system={profile.hoists_system} windows={profile.windows} "
             f"plain_roles={','.join(profile.affixes) or 'none'} content={'parts' if profile.parts else 'string'} "
             f"reason={profile.reason!r}"
         )

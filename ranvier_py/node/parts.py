@@ -133,6 +133,7 @@ def make_router(
         identity=scheme.identity,
         bytes_per_token=facts.chars_per_token,
         digest_seed=secrets.randbits(64),
+        hoists_system=facts.hoists_system,
     )
     return Router(
         reader=reader,

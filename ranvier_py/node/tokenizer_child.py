@@ -70,7 +70,7 @@ class TokenizerChild:
         self.facts = tokenizer.facts
         self._keyed: dict[int, list[KeyedPrefix]] = {}  # by the thread that met them
         self._hasher = KeyHasher(setup.key, setup.block_tokens, notify=self._note, lengths=(), short=setup.short)
-        self._service = TokenizeService(tokenizer, self._hasher)
+        self._service = TokenizeService(tokenizer, self._hasher, hoists_system=self.facts.hoists_system)
 
     def serve(self, sock: socket.socket, niceness: int = 0) -> None:
         """Answer batch after batch. Does not return."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,12 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.errors import ConfigError, TemplateRefused
 from ranvier_py.core.prompts.boundaries import Chat, TailJob
+from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.prompts.prompt import PromptMemory
+from ranvier_py.core.prompts.request_body import PromptReader
 from ranvier_py.core.prompts.templates import normalise
+from ranvier_py.core.tokenize.tokenize_job import job_of
+from ranvier_py.core.tokenize.tokenize_service import TokenizeService
 from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer, load_tokenizer, read_template
 from tests.examples import examples
 
@@ -307,6 +313,43 @@ def test_reasoning_of_the_last_answer_is_no_cut_where_later_turns_drop_it() -> N
     ends = tokenizer.tokenize(chat).ends
     assert ends[0] > 0
     assert list(ends[1:]) == [-1, -1]
+
+
+HOISTING_TEMPLATE = """
+{%- set ns = namespace(text='') %}
+{%- for m in messages %}{% if m.role == 'system' %}
+    {%- set ns.text = ns.text + ('\n\n' if ns.text else '') + m.content %}
+{%- endif %}{% endfor %}
+{{- '<|im_start|>' + ns.text }}
+{%- for m in messages %}{% if m.role != 'system' %}
+    {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
+{%- endif %}{% endfor %}
+"""
+"""As DeepSeek's: all system texts stand before the conversation."""
+
+
+def test_a_late_system_message_is_tokenized_before_what_it_stands_behind() -> None:
+    tokenizer = loaded("embedded", HOISTING_TEMPLATE)
+    assert tokenizer.facts.hoists_system, tokenizer.facts.probe_report
+    assert tokenizer.facts.keeps_turns
+    messages = [plain("user", "a"), plain("assistant", "b"), plain("system", "late"), plain("user", "c")]
+    reader = PromptReader(
+        TextHasher(b"k" * 32),
+        TokenHasher(b"k" * 32),
+        PromptMemory(),
+        identity="t",
+        bytes_per_token=4.0,
+        digest_seed=1,
+        hoists_system=True,
+    )
+    prompt = reader.chat(json.dumps({"model": "m", "messages": messages}).encode())
+    service = TokenizeService(tokenizer, TokenHasher(b"k" * 32), hoists_system=True)
+    _, job = job_of(prompt, with_body=True)
+    [result] = service.results([job])
+    whole = tokenizer.tokenize(Chat(messages))
+    assert [segment is not None for segment in result.segments] == [True] * 4
+    assert result.segments[-1].state.tokens == len(whole.ids), "as the template renders it, wherever it stands"
+    assert tokenizer.tokenize(Chat(prompt.tail)).ids.tolist() == whole.ids.tolist()
 
 
 def test_a_template_that_moves_the_system_text_does_not_keep_turns() -> None:

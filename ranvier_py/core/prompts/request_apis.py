@@ -92,6 +92,12 @@ class Api(NamedTuple):
         return messages, counts
 
 
+def hoisted(messages: Sequence[Message]) -> list[Message]:
+    """The messages in the order of a template that renders all system messages first."""
+    systems = [message for message in messages if message.get("role") == "system"]
+    return [*systems, *[message for message in messages if message.get("role") != "system"]]
+
+
 def lead_of(value: Any) -> list[Message]:
     """`system` or `instructions` as messages: blocks of text are joined as they are."""
     if not value:

@@ -60,7 +60,7 @@ from ranvier_py.core.prompts.message_ends import (
 )
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
 from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, Note, Prompt, PromptMemory
-from ranvier_py.core.prompts.request_apis import CHAT, LEAD, MESSAGES, RESPONSES, Api, pieces_of
+from ranvier_py.core.prompts.request_apis import CHAT, LEAD, MESSAGES, RESPONSES, Api, hoisted, pieces_of
 
 __all__ = ["Prompt", "PromptReader"]
 
@@ -108,7 +108,7 @@ class PromptReader:
 
     `identity` is a digest of tokenizer and template: prompts under different ones never match. `bytes_per_token` is for
     estimates until tokens are known. `digest_seed` is a secret of this process, so that nobody can craft two bodies
-    with one digest.
+    with one digest. `hoists_system`: the template renders system messages before all others, so they lead here, too.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class PromptReader:
         identity: str,
         bytes_per_token: float,
         digest_seed: int,
+        hoists_system: bool = False,
     ) -> None:
         self._texts = texts
         self._tokens = tokens
@@ -127,6 +128,7 @@ class PromptReader:
         self._identity = identity
         self._bytes_per_token = bytes_per_token
         self._seed = digest_seed
+        self._hoists_system = hoists_system
         self.digest = texts.digest
         self._namespaces: dict[str, Fingerprint] = {}
         self._token_namespaces = TokenNamespaces(texts, identity)
@@ -260,6 +262,8 @@ class PromptReader:
                 return None
             if api is RESPONSES and names_stored(fields):
                 return None
+            if self._hoists_system and any(item.get("role") == "system" for item in items):
+                return None  # it goes before what is known
             messages, ends, end = self._extend(known.end, items, api)
         except (TypeError, UnicodeError):
             return None
@@ -279,7 +283,8 @@ class PromptReader:
         fields = {**api.members(fields)}
         root = self._root(fields, tenant)
         lead: Sequence[Message] = fields.get(LEAD, ()) if api.lead else ()
-        messages, ends, end = self._extend(self._extend(root, lead, CHAT)[2], items, api)
+        extend = self._extend_hoisted if self._hoists_system else self._extend
+        messages, ends, end = extend(self._extend(root, lead, CHAT)[2], items, api)
         if len(messages) > len(items) and not are_few(len(messages), len(body)):
             return self._opaque(fields, body, tenant, "messages")
         place = names.index(api.history)
@@ -342,6 +347,17 @@ class PromptReader:
             if end is not None:
                 self.memory.keep(end)
         return messages, ends, boundary
+
+    def _extend_hoisted(
+        self, boundary: Boundary, items: Sequence[Message], api: Api
+    ) -> tuple[Sequence[Message], Sequence[Boundary | None], Boundary]:
+        """The same with system messages first. No item has an end before which one of them is still to come."""
+        last = max([number for number, item in enumerate(items) if item.get("role") == "system"], default=-1)
+        if all(item.get("role") == "system" for item in items[: last + 1]):
+            return self._extend(boundary, items, api)
+        messages, _, middle = self._extend(boundary, hoisted(api.chat(items[: last + 1])), CHAT)
+        rest, ends, end = self._extend(middle, items[last + 1 :], api)
+        return [*messages, *rest], [*ends, middle, *[None] * last][: CUTS_MAX + 1], end
 
     def extend(self, boundary: Boundary, message: Message) -> Boundary:
         """The boundary at the end of `message`, which follows `boundary`. Raises TypeError for values beyond JSON."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from ranvier_py.core.errors import TemplateRefused
 from ranvier_py.core.prompts.boundaries import Chat, Message
+from ranvier_py.core.prompts.request_apis import hoisted
 from ranvier_py.core.prompts.templates import (
     PLAIN_ROLES,
     Affixes,
@@ -105,6 +106,14 @@ def plain_chats() -> Iterator[list[dict[str, Any]]]:
     yield [plain("system", "Be brief."), *turns]
     yield [*turns[:1], plain("user", "again"), *turns[1:3]]
     yield [*turns[:3], plain("system", "Be long."), *turns[3:5]]
+    yield [plain("system", "Be brief."), plain("system", "Be kind."), *turns[:3]]
+
+
+def late_system_chats() -> Iterator[list[dict[str, Any]]]:
+    """Conversations with system messages behind others."""
+    turns = [plain(role, f"{role} says {at}") for at, role in enumerate(("user", "assistant") * 3)]
+    yield [*turns[:3], plain("system", "Be long."), *turns[3:5]]
+    yield [plain("system", "Be brief."), *turns[:2], plain("system", "Be long."), *turns[2:4], plain("system", "Go.")]
 
 
 def tool_chats() -> Iterator[list[dict[str, Any]]]:
@@ -179,8 +188,10 @@ class TemplateProbe:
     def _keeping(self) -> str:
         """Choose the trailer, and whether to close, so that turns are kept. Returns why none does, or nothing."""
         broken = "earlier turns do not stay a prefix"
-        for closing, trailer in product((False, True), self._facts.trailers):
-            self._profile = replace(self._profile, trailer=trailer, closing=closing, affixes={})
+        for hoists, closing, trailer in product((False, True), (False, True), self._facts.trailers):
+            self._profile = replace(self._profile, hoists_system=hoists, trailer=trailer, closing=closing, affixes={})
+            if hoists and not self._hoists_system():
+                continue
             if closing and not self._learn("user"):
                 continue
             if broken_at := self._first_broken():
@@ -188,13 +199,27 @@ class TemplateProbe:
                 continue
             self._profile = replace(self._profile, keeps_turns=True, reasoning_moves=self._moves_reasoning())
             return ""
-        self._profile = replace(self._profile, trailer="", closing=False, affixes={})
+        self._profile = replace(self._profile, hoists_system=False, trailer="", closing=False, affixes={})
         return broken
+
+    def _hoists_system(self) -> bool:
+        """Whether conversations with system messages behind others are rendered as those in which they lead."""
+        texts = [
+            (self._text(messages[:size], tools), self._text(hoisted(messages[:size]), tools))
+            for messages in late_system_chats()
+            for tools in (None, TOOLS)
+            for size in range(1, len(messages) + 1)
+        ]
+        return all(one == other for one, other in texts) and texts[-1][0] is not None
+
+    def _ordered(self, chats: Iterable[list[dict[str, Any]]]) -> Iterator[list[Any]]:
+        """Conversations in the order in which the template renders them."""
+        return (hoisted(messages) for messages in chats) if self._profile.hoists_system else iter(chats)
 
     def _first_broken(self) -> str:
         """The first conversation in which an earlier turn is no prefix, in words."""
         for kind, chats in (("plain", plain_chats()), ("tool", tool_chats())):
-            for messages in chats:
+            for messages in self._ordered(chats):
                 for tools in (None, TOOLS):
                     if not self._stays_prefix(messages, tools):
                         system = "a" if messages[0]["role"] == "system" else "no"
@@ -286,19 +311,20 @@ class TemplateProbe:
     def _trials(self) -> Iterator[Trial]:
         """Conversations in which the affixes must hold, and the texts of their starts."""
         for tools in (None, TOOLS):
-            for messages in (*plain_chats(), *tool_chats()):
+            for messages in self._ordered((*plain_chats(), *tool_chats())):
                 yield messages, self._texts(messages, tools)
         special = [*self._facts.clean[:MARKERS_TRIED], *self._facts.clean[-MARKERS_TRIED:]]
         for content in (*CONTENTS, *special, *(f"a{mark}b" for mark in special)):
             turn = [plain("user", content), plain("assistant", content)]
-            for messages in ([plain("system", content), *turn, *turn], [*turn, plain("system", content), turn[0]]):
+            two = [plain("system", content), *turn, *turn], [*turn, plain("system", content), turn[0]]
+            for messages in self._ordered(two):
                 yield messages, self._texts(messages)
 
     def _windows_hold(self) -> bool:
         """Whether pieces from a window equal those of the whole conversation, wherever it is cut."""
         return any(self._text(messages, TOOLS) for messages in tool_chats()) and all(
             self._window_holds(self._chat(messages, tools), range(self._profile.settled, len(messages)))
-            for messages in (*tool_chats(), *plain_chats())
+            for messages in self._ordered((*tool_chats(), *plain_chats()))
             for tools in (None, TOOLS)
         )
 

@@ -55,15 +55,17 @@ class Affixes:
 class TemplateProfile:
     """What the probe found out about one template with one tokenizer.
 
-    `settled` messages at the start may depend on the tools. `trailer` is what a text without a generation prompt ends
-    with beyond its messages. `closing`: an assistant message is rendered otherwise while it is the last one.
-    `reasoning_moves`: later turns leave out earlier reasoning. `arguments_matter`: extra arguments change pieces.
-    `markers` cut any text, `starter` is the one that starts each message. `quoting` are texts that may make the
-    template treat a content in a special way, `exact` those that may do so only as the whole content.
+    `hoists_system`: system messages are rendered before all others, wherever they stand; everything else here was found
+    out with chats in which they lead. `settled` messages at the start may depend on the tools. `trailer` is what a text
+    without a generation prompt ends with beyond its messages. `closing`: an assistant message is rendered otherwise
+    while it is the last one. `reasoning_moves`: later turns leave out earlier reasoning. `arguments_matter`: extra
+    arguments change pieces. `markers` cut any text, `starter` is the one that starts each message. `quoting` are texts
+    that may make the template treat a content in a special way, `exact` those that may do so only as the whole content.
     """
 
     parts: bool = False
     keeps_turns: bool = False
+    hoists_system: bool = False
     incremental: bool = False
     windows: bool = False
     closing: bool = False

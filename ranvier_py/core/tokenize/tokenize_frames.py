@@ -11,6 +11,7 @@ the process is our own: one that is broken ends in BadResults, and in a new proc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from struct import Struct, error, pack, unpack
 from typing import Any, NamedTuple
 
@@ -93,8 +94,7 @@ def decode_setup(payload: bytes) -> Setup:
 
 
 def encode_facts(facts: TokenizerFacts, warnings: Sequence[str]) -> bytes:
-    fields = facts.identity, facts.keeps_turns, facts.incremental, facts.chars_per_token, facts.probe_report
-    return framed(msgpack.packb([[], [*warnings], [*fields]]))
+    return framed(msgpack.packb([[], [*warnings], [*astuple(facts)]]))
 
 
 def encode_problems(problems: Sequence[str], warnings: Sequence[str]) -> bytes:

@@ -45,6 +45,7 @@ class TokenizerFacts:
         identity: digest of the tokenizer, the template and their settings: fingerprints of different ones never match.
         keeps_turns: earlier turns stay a prefix of later ones in the rendered text (not in Mistral's templates).
         incremental: tokens of new messages alone are exact.
+        hoists_system: system messages are rendered before all others, wherever they stand (DeepSeek's templates).
         chars_per_token: characters of English and code per token.
         probe_report: one line for the log: what was found and why.
     """
@@ -54,6 +55,7 @@ class TokenizerFacts:
     incremental: bool
     chars_per_token: float
     probe_report: str = ""
+    hoists_system: bool = False
 
 
 class TokenizeJob(NamedTuple):

@@ -15,7 +15,7 @@ from ranvier_py.core.answers.answer_stream import NOTHING, Answer, read_answer
 from ranvier_py.core.errors import TemplateRefused
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, media_of
-from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, Api
+from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, Api, hoisted
 from ranvier_py.core.prompts.request_body import TEMPLATE_FIELDS
 from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, Status, TokenizeJob, TokenizeResult
 
@@ -34,10 +34,11 @@ class Tokenizer(Protocol):
 class TokenizeWork:
     """One job, and what has come of it so far."""
 
-    __slots__ = ("answer", "is_whole", "job", "messages", "segments", "tokenized")
+    __slots__ = ("answer", "hoists_system", "is_whole", "job", "messages", "segments", "tokenized")
 
-    def __init__(self, job: TokenizeJob) -> None:
+    def __init__(self, job: TokenizeJob, *, hoists_system: bool = False) -> None:
         self.job = job
+        self.hoists_system = hoists_system
         self.answer: Answer = NOTHING
         self.messages: Sequence[Message] = ()  # to be tokenized: after the known ones, or all where `is_whole`
         self.is_whole = False
@@ -75,7 +76,8 @@ class TokenizeWork:
         if not self.job.body:
             raise BodyNeeded
         chat = chat_of(self.job.body, APIS[self.job.kind])
-        return Chat([*chat.messages, *self.answered], chat.tools, chat.template)
+        messages = hoisted(chat.messages) if self.hoists_system else chat.messages
+        return Chat([*messages, *self.answered], chat.tools, chat.template)
 
     def tokenize_whole(self, tokenizer: Tokenizer) -> None:
         """Whatever is more than a tail: first contacts, completions, and tails that can't be cut off.
@@ -116,14 +118,15 @@ class BodyNeeded(TemplateRefused):
 class TokenizeService:
     """Does jobs, batch by batch. Safe to call from several threads if the tokenizer and the hasher are."""
 
-    def __init__(self, tokenizer: Tokenizer, hasher: TokenHasher) -> None:
+    def __init__(self, tokenizer: Tokenizer, hasher: TokenHasher, *, hoists_system: bool = False) -> None:
         self._tokenizer = tokenizer
         self._hasher = hasher
+        self._hoists_system = hoists_system
 
     def results(self, jobs: Sequence[TokenizeJob]) -> list[TokenizeResult]:
         """What comes of each job. Does not raise, whatever is in them."""
         try:
-            return self._results([TokenizeWork(job) for job in jobs])
+            return self._results([TokenizeWork(job, hoists_system=self._hoists_system) for job in jobs])
         except Exception:
             if len(jobs) > 1:  # one of them spoils it: each alone
                 return [result for job in jobs for result in self.results([job])]

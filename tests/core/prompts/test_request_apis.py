@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.message_ends import unmarked_items
 from ranvier_py.core.prompts.prompt import PromptMemory
-from ranvier_py.core.prompts.request_apis import APIS, CHAT, MESSAGES, RESPONSES, Api
+from ranvier_py.core.prompts.request_apis import APIS, CHAT, MESSAGES, RESPONSES, Api, hoisted
 from ranvier_py.core.prompts.request_body import PIECES_MAX, Prompt, PromptReader
 from ranvier_py.core.prompts.templates import normalise
 from ranvier_py.core.tokenize.tokenize_service import chat_of
@@ -29,9 +29,9 @@ FLAT_TOOLS = [{"type": "function", "name": "read", "description": "Reads.", "par
 Item = dict[str, Any]
 
 
-def reader() -> PromptReader:
+def reader(**more: Any) -> PromptReader:
     texts, tokens = TextHasher(KEY), TokenHasher(KEY)
-    return PromptReader(texts, tokens, PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=7)
+    return PromptReader(texts, tokens, PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=7, **more)
 
 
 def body_of(api: Api, items: object, **members: object) -> bytes:
@@ -530,6 +530,45 @@ def test_a_conversation_of_responses_read_turn_by_turn_has_the_chain_of_the_whol
     for end in sorted(data.draw(st.sets(st.integers(1, len(items)), max_size=4)) | {len(items)}):
         prompt = growing.chat(body_of(RESPONSES, items[:end], instructions="s", tools=FLAT_TOOLS), api=RESPONSES)
         assert texts(prompt) == read(RESPONSES, items[:end], instructions="s", tools=FLAT_TOOLS)
+        growing.remember(prompt)
+
+
+# --- system messages that a template renders first -------------------------------------------------------------------
+
+
+def hoisting_read(api: Api, items: object, **members: object) -> list[int]:
+    return texts(reader(hoists_system=True).chat(body_of(api, items, **members), api=api))
+
+
+SYSTEM = {"role": "system", "content": "1,000 tokens left"}
+
+
+@pytest.mark.parametrize("api", [CHAT, MESSAGES, RESPONSES])
+def test_a_system_message_in_mid_conversation_leads_where_the_template_has_it_so(api: Api) -> None:
+    before = [user("hi"), {"role": "assistant", "content": "Hello."}, user("so?")]
+    after = [{"role": "assistant", "content": "Yes."}, user("and?")]
+    late = [*before, SYSTEM, *after]
+    assert hoisting_read(api, late) == hoisting_read(api, [SYSTEM, *before, *after])
+    assert set(hoisting_read(api, late)).isdisjoint(hoisting_read(api, before)), "no prefix to the engine"
+    assert read(api, late)[:3] == read(api, before), "elsewhere it stays where it is"
+    assert hoisting_read(api, [*before, *after]) == read(api, [*before, *after])
+
+
+@given(st.sampled_from([CHAT, MESSAGES, RESPONSES]), st.data())
+def test_a_conversation_with_late_system_messages_read_turn_by_turn_has_the_chain_of_the_whole(
+    api: Api, data: st.DataObject
+) -> None:
+    kind = st.builds(
+        lambda role, content: {"role": role, "content": content},
+        st.sampled_from(["user", "assistant", "system"]),
+        st.sampled_from(["a", "b"]),
+    )
+    items = data.draw(st.lists(kind, min_size=1, max_size=9))
+    growing = reader(hoists_system=True)
+    for end in sorted(data.draw(st.sets(st.integers(1, len(items)), max_size=4)) | {len(items)}):
+        prompt = growing.chat(body_of(api, items[:end]), api=api)
+        assert texts(prompt) == hoisting_read(api, items[:end])
+        assert texts(prompt) == hoisting_read(api, hoisted(items[:end]))
         growing.remember(prompt)
 
 

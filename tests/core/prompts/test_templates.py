@@ -120,6 +120,32 @@ def test_what_is_not_incremental_gives_its_reason(
     assert reason in profile.reason
 
 
+def hoisting(chat: Chat) -> str:
+    """Like DeepSeek's: all system texts come first, without an end of their own."""
+    systems = "\n\n".join(str(m["content"]) for m in chat.messages if m["role"] == "system")
+    others = [m for m in chat.messages if m["role"] != "system"]
+    return f"<s>{systems}" + "".join(f"<s>{m['role']}\n{m['content']}{m.get('tool_calls', '')}</s>" for m in others)
+
+
+def closing_system(chat: Chat) -> str:
+    """The same in a block that ends: what it begins with is no prefix of what more of them makes."""
+    systems = "\n\n".join(str(m["content"]) for m in chat.messages if m["role"] == "system")
+    others = [m for m in chat.messages if m["role"] != "system"]
+    return f"<s>{systems}</s>" + "".join(f"<s>{m['role']}\n{m['content']}</s>" for m in others)
+
+
+def test_a_template_that_renders_system_messages_first_keeps_turns_in_that_order() -> None:
+    profile = probed(hoisting)
+    assert (profile.keeps_turns, profile.hoists_system) == (True, True)
+    assert profile.incremental, profile.reason
+    assert piece_of_plain(plain("user", " a "), profile) == "<s>user\n a </s>"
+
+
+@pytest.mark.parametrize("render", [chatml, joining_tools, moving_system, closing_system])
+def test_no_other_template_is_taken_for_one_that_does(render: Render) -> None:
+    assert not probed(render).hoists_system
+
+
 def test_messages_that_may_carry_the_tools_are_not_settled() -> None:
     assert probed(chatml).settled == 1
     assert probed(tools_in_second).settled == 2
