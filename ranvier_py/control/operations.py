@@ -116,8 +116,9 @@ class Admin:
 
         `headers` name its tenant where tenants are kept apart.
         """
-        router, tenants = self._node.router, self._node.pipeline.tenants
-        prompt = router.read(path_of(body), body, tenants.of(headers) if tenants is not None else b"", dry=True)
+        router, tenants, path = self._node.router, self._node.pipeline.tenants, path_of(body)
+        body = self._node.pipeline.body_as_read(path, body, headers)
+        prompt = router.read(path, body, tenants.of(headers) if tenants is not None else b"", dry=True)
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
             await self._node.tokenizer_worker.tokenize_first(prompt, self._node.config.pipeline.tokenize_deadline_s)
         chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)

@@ -59,7 +59,7 @@ from ranvier_py.proxy.error_answers import response_head
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase, misleads
 from ranvier_py.proxy.realtime import Realtime, RealtimeLimits, Splice, model_of, upgrades
 from ranvier_py.proxy.response_cache import ResponseCache
-from ranvier_py.proxy.served_request import ServedRequest
+from ranvier_py.proxy.served_request import ServedRequest, mended_by
 from ranvier_py.proxy.upstream import UPGRADE, Exchange, Upstream
 
 CAPTURE_BYTES_MAX = 1 << 20
@@ -229,6 +229,14 @@ class Pipeline:
         elif path == RESPONSES_PATH and prompt.stores:
             served.naming, served.tenant = ResponseName(), tenant
         return prompt
+
+    def body_as_read(self, path: bytes, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+        """What fingerprints would be made of: the body as rules have it."""
+        if self.mender is None:
+            return body
+        request = HttpRequest(b"POST", path, list(headers), body)
+        mended = mended_by(self.mender.forgetful(), path, request, self.router.registry)
+        return body if mended is None else mended.body
 
     async def _await_owner(self, digest: int) -> None:
         """A peer may have learned of a response just now: what is on its way is here in a moment."""

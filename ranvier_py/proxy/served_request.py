@@ -45,13 +45,8 @@ class ServedRequest:
 
     def mend(self, mender: BodyMender, path: bytes, registry: Registry) -> Mended | None:
         """Have the operator's rules change the body; None where it stays as it came."""
-        request, rule = self.request, PATHS.get(path)
-        api = APIS.get(rule.reader) if rule is not None else None
-        if api is None:
-            return None
-        agent = next((value for name, value in request.headers if name.lower() == USER_AGENT), b"")
-        client, session = request.fields.client, request.fields.session
-        mended = mender.mend(request.body, api, client, agent, session, lambda model: Engines(*registry.engines(model)))
+        request = self.request
+        mended = mended_by(mender, path, request, registry)
         if mended is not None and mended.sent is not request.body:
             self.request, self.unmended = request.with_body(mended.sent), request
         return mended
@@ -82,3 +77,14 @@ class ServedRequest:
             sent_bytes=self.sent_bytes,
             error=self.error,
         )
+
+
+def mended_by(mender: BodyMender, path: bytes, request: HttpRequest, registry: Registry) -> Mended | None:
+    """What rules make of a request's body; None where it stays as it came."""
+    rule = PATHS.get(path)
+    api = APIS.get(rule.reader) if rule is not None else None
+    if api is None:
+        return None
+    agent = next((value for name, value in request.headers if name.lower() == USER_AGENT), b"")
+    client, session = request.fields.client, request.fields.session
+    return mender.mend(request.body, api, client, agent, session, lambda model: Engines(*registry.engines(model)))

@@ -108,6 +108,54 @@ async def test_mode_key_finds_the_prefix_that_engines_share_and_sends_the_body_a
     assert found["observe"] < 50 < found["key"]
 
 
+async def test_an_operator_explains_a_body_as_rules_have_it_and_nothing_is_counted() -> None:
+    async with node_lab(engines=1, **REWRITE, **SECRET) as node:
+        await node.until_backend(lambda backend: backend["models"])
+        await ask(node, body(1), "one")
+        await node.until("/admin/clients", lambda view: view["clients"][0]["reused_share"] is not None)
+        before = [line for line in (await metrics(node)).splitlines() if line.startswith("ranvier_client_rules_")]
+        found = []
+        for agent in ("claude-cli/2.1.330", "curl/8"):
+            headers = (
+                {"user-agent": agent, "x-claude-code-session-id": "two"} if "cli" in agent else {"user-agent": agent}
+            )
+            answer = await node.http.post(f"{node.control}/explain", content=body(2), headers=headers)
+            found.append(answer.json()["candidates"][0]["matched_tokens"])
+        assert found[0] > 50 > found[1], "of another client no rule is on"
+        after = [line for line in (await metrics(node)).splitlines() if line.startswith("ranvier_client_rules_")]
+        assert after == before
+
+
+async def reused_by_an_agent(mode: str, *, nonce: bool) -> float:
+    """Share of its prompts that two engines reused, by their own counts, over three sessions of six turns."""
+    rules = {"client_rules": [f"claude-code-billing={mode}"], "client_rule_control_share": 0.01, **SECRET}
+    async with node_lab(engines=2, **rules) as node:
+        await node.until("/admin/backends", lambda view: all(each["models"] for each in view["backends"]))
+        for number in range(18):
+            session, last = divmod(number, 6)
+            roles = ("user", "assistant")
+            contents = [
+                f"Task {session}, part {place}: " + "look at the shelf again. " * 12 for place in range(2 * last + 1)
+            ]
+            turns = [{"role": roles[place % 2], "content": content} for place, content in enumerate(contents)]
+            system = [{"type": "text", "text": "x-anthropic-billing-header: cch=%05x;" % (7919 * number)}] * nonce
+            system.append({"type": "text", "text": HELP})
+            sent = {"model": MODEL, "max_tokens": 4, "stream": True, "system": system, "messages": turns}
+            await ask(node, json.dumps(sent).encode(), f"session {session}")
+            await node.until_routes(lambda view, number=number: view["tokenizer_worker"]["learned"] > number)
+        view = await node.until("/admin/clients", lambda view: view["clients"][0]["turns"] == 18)
+        return float(view["clients"][0]["reused_share"])
+
+
+@pytest.mark.slow
+async def test_an_agent_whose_nonce_is_dropped_reuses_what_it_would_without_one() -> None:
+    clean = await reused_by_an_agent("observe", nonce=False)
+    broken = await reused_by_an_agent("observe", nonce=True)
+    mended = await reused_by_an_agent("rewrite", nonce=True)
+    assert mended == clean > 0.7
+    assert broken < 0.1
+
+
 async def sessions(node: Node, count: int, first: int = 0) -> None:
     for number in range(first, first + count):
         await ask(node, body(number, f"Question {number}?"), f"session {number}")

@@ -13,6 +13,7 @@ sessions in each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean, variance
@@ -180,6 +181,12 @@ class BodyMender:
         self.counters = MenderCounters()
         self.trials: BoundedDict[tuple[str, str, str], Trial] = BoundedDict(TRIALS_MAX)
         self._digest = digest
+
+    def forgetful(self) -> BodyMender:
+        """One that does the same and counts nothing: for a dry run."""
+        twin = copy(self)
+        twin.counters = MenderCounters()
+        return twin
 
     def mend(
         self,
