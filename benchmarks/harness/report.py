@@ -332,6 +332,33 @@ def convergence(result: Result) -> Iterator[Row]:
     )
 
 
+def route_eviction(result: Result) -> Iterator[Row]:
+    goals, hits = result["goals"], dict[str, dict[tuple[float, str], float]]()
+    for row in result["rows"]:
+        hits.setdefault(row["workload"], {})[row["share"], row["eviction"]] = row["hit_rate"]
+    points = {name: 100 * goals[name] for name in ("mean", "most", "worst", "goal")}
+    yield from rows(
+        [{**goals, **points}],
+        "hits of small route tables that forget by utility, against LRU, {cells} cells",
+        "{mean:+.1f} points on average, more in {better}; {worst:+.1f} to {most:+.1f}",
+        "at most 1 point below in every cell",
+        lambda each: each["reached"],
+    )
+    for name, found in hits.items():
+        small = sorted({share for share, _ in found if share < 1})
+        pairs = [f"{found[share, 'lru']:.1%} / {found[share, 'utility']:.1%}" for share in small]
+        question = f"{name}: hits by LRU / utility with {' and '.join(f'{share:.0%}' for share in small)} of the routes"
+        yield Row(question, f"{' and '.join(pairs)}; with all of them {found[1.0, 'lru']:.1%}")
+    for each in result["costs"]:
+        yield from rows(
+            [{**each, **each["learn_microseconds"]}],
+            "a full table of {rows:,} rows learns a new chat, `{eviction}`",
+            "p50 {p50:.0f} µs, p99 {p99:.0f}, {evicted_by_each:.0f} rows evicted; {memory_bytes_per_row:.0f} B a row",
+        )
+    spent_s = result["tuning_s"]
+    yield Row("processor time of a tuning that tries all alphas", f"{spent_s:.1f} s", "2 s", spent_s <= 2)
+
+
 def convergence_processes(result: Result) -> Iterator[Row]:
     goals = [{**goal, "nodes": result["nodes"]} for goal in result["goals"]]
     for row, goal in zip(rows(goals, "{nodes} real nodes: `{goal}`", "{is:g}"), goals, strict=True):
@@ -350,7 +377,18 @@ READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
     {
         reader.__name__: reader
         for reader in (
-            *(hit_rate, policies, shapes, engine_caches, stale, nodes, flash_crowd, marconi, replay_speed),
+            *(
+                hit_rate,
+                policies,
+                shapes,
+                engine_caches,
+                stale,
+                route_eviction,
+                nodes,
+                flash_crowd,
+                marconi,
+                replay_speed,
+            ),
             *(data_plane, response_cache, decision, tokenize, residency, gossip_cost),
             *(convergence, convergence_processes, nodes_processes),
         )

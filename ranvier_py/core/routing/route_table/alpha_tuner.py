@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from ranvier_py.core.routing.attempt import Attempt
     from ranvier_py.core.routing.backends import Outcome
 
-WINDOW, WARM = 200, 200
+WINDOW, WARM = 200, 100
 KEYS_MAX = 1024
-ALPHAS = tuple(ALPHA_MAX * step / 10 for step in range(11))
+ALPHAS = tuple(ALPHA_MAX * step / 10 for step in (0, 5, 10, 2, 8, 1, 3, 4, 6, 7, 9))
+"""In the order in which they are tried: the ends first, where time may not suffice for all."""
+
 GAIN_LEAST = 1.02
 STEP_LEAST = 0.05  # a shorter one is not halved: alpha 0 is reached
 LONG_S = 1e9  # replayed routes don't expire
@@ -80,7 +82,7 @@ class AlphaTuner:
 
     def __init__(self, routes: RouteTable, chain_of: Callable[[Boundary], Iterable[PrefixKey]]) -> None:
         assert isinstance(routes.leaves, UtilityQueue), "an alpha means nothing to other orders"
-        self.counters = AlphaCounters()
+        self.counters = AlphaCounters(alpha=routes.leaves.alpha)
         self._routes = routes
         self._queue = routes.leaves
         self._chain_of = chain_of
@@ -152,9 +154,13 @@ def chat_of(end: Boundary) -> int:
 # --- the replay -------------------------------------------------------------------------------------------------------
 
 
-def found_alpha(job: AlphaJob) -> float:
-    """The alpha to go on with."""
-    saved = {alpha: saved_by(job, alpha) for alpha in (*ALPHAS, job.alpha)}
+def found_alpha(job: AlphaJob, enough: Callable[[], bool] = lambda: False) -> float:
+    """The alpha to go on with. Where it is `enough` after the one in use and LRU, the others are not tried."""
+    saved: dict[float, float] = {}
+    for alpha in (job.alpha, *ALPHAS):
+        if len(saved) > 1 and enough():
+            break
+        saved[alpha] = saved_by(job, alpha)
     best = min(saved, key=lambda alpha: (-saved[alpha], alpha))
     if saved[best] < GAIN_LEAST * saved[job.alpha]:
         return job.alpha

@@ -4,15 +4,15 @@ Marconi's score (Pan et al.) over routes: recency + alpha * efficiency, each sca
 least goes. *Recency* is the second of the last use. *Efficiency* is what a match loses without the row, for what the
 row takes: the operations of its own tokens, those beyond the row above, with attention's growing share; a row takes as
 much as any other, so nothing is divided. Candidates are the leaves, and the rows with one child, in whose place that
-child comes: what goes on through the child finds the child, so such a row saves nothing, unless prompts have differed
+child comes: what goes on through the child finds the child, so such a row saves little, unless prompts have differed
 behind it before. So of an idle chat the end outlives its inner rows, and a long edge outlives a short one.
 
 alpha 0 is the longest unused leaf, as `leaves.LeafQueue` has it. REMOTE before LOCAL before CONFIRMED, as there.
 
 Rows of one trust and of alike efficiency, to a factor of two, share a lane, in which the longest unused comes first: so
 the head of each lane has the least score of it but for that factor, and only heads are compared. What changes about a
-row shows when it comes to the head. A lane that was found is followed until its score passes the next one's, at most
-for FOLLOWED_MAX rows.
+row shows when it comes to the head. A lane that was found is followed until its score passes the next one's, within
+one second and at most for FOLLOWED_MAX rows.
 Invariant: that of `leaves`, but that a row may be queued by an efficiency that it no longer has.
 Cost: O(1) amortised for each push, and for each eviction; the lanes are LANES_MAX at most.
 """
@@ -27,18 +27,19 @@ from ranvier_py.core.routing.route_table.leaves import LANES, TRUST_BITS, LeafQu
 from ranvier_py.core.routing.route_table.route_values import UTILITY, Numbers, RouteTableOptions
 from ranvier_py.core.routing.route_table.rows import FORKED, Rows
 
-ALPHA_MAX = 2.0
-"""As far as Marconi looks."""
+ALPHA_FIRST, ALPHA_MAX = 1.0, 2.0
+"""Until it is tuned: lifetimes are as long as what rows save. And as far as Marconi looks."""
 
 DEPTH_SLOPE = 1 / (3 * 4096)
 """By which share a token takes more operations for each token before it: Marconi's table 1, a Transformer of width
 4096, where attention takes 8 L D^2 + 4 L^2 D and the MLP 16 L D^2."""
 
 CLASS_MAX = 30  # tokens of a row's own are told apart up to 2 ** 29
-IDLE = CLASS_MAX + 1
-"""The class of rows that save nothing; behind it those of inner rows that save something."""
+LANES_MAX = len(LANES) * 2 * CLASS_MAX
+STRAIGHT_BITS = 3
+"""A row with one child, behind which no prompts have differed so far, saves an eighth of what its length would: what
+goes on through its child does not need it."""
 
-LANES_MAX = len(LANES) * (2 * CLASS_MAX + 1)
 FOLLOWED_MAX = 64
 
 
@@ -57,6 +58,7 @@ class ScoreScale(NamedTuple):
     trust: int
     lane: int  # of the least score
     limit: float  # the next lane's
+    latest: int  # second of this moment
     oldest: int
     age_s: int
     least: float
@@ -74,7 +76,7 @@ class UtilityQueue(LeafQueue):
 
     def __init__(self, rows: Rows) -> None:
         super().__init__(rows)
-        self.alpha = 0.0
+        self.alpha = ALPHA_FIRST
         self.heads = defaultdict(dict)
         self._seconds = defaultdict(list)
         self._lanes: dict[int, list[int]] = {trust: [] for trust in LANES}
@@ -88,11 +90,11 @@ class UtilityQueue(LeafQueue):
         child, trust = rows.child[row], rows.best[row]
         if not trust or (child and rows.right[child]):
             return 0
-        if child and not rows.flags[row] & FORKED:
-            return int(trust | IDLE << TRUST_BITS)
         own = rows.tokens[row] - rows.tokens[rows.parent[row]]
+        if child and not rows.flags[row] & FORKED:
+            own >>= STRAIGHT_BITS
         alike = min(max(own, 1).bit_length(), CLASS_MAX)
-        return int(trust | (alike + IDLE if child else alike) << TRUST_BITS)
+        return int(trust | (alike + CLASS_MAX if child else alike) << TRUST_BITS)
 
     def is_inner(self, row: int) -> bool:
         return self._rows.lane[row] >> TRUST_BITS > CLASS_MAX
@@ -121,7 +123,7 @@ class UtilityQueue(LeafQueue):
     def _followed_head(self, trust: int) -> Head | None:
         """The next one of the lane that was found last, if it still has the least score."""
         scale = self._scale
-        if scale is None or scale.trust != trust or self._followed >= FOLLOWED_MAX:
+        if scale is None or (scale.trust, scale.latest) != (trust, self._latest) or self._followed >= FOLLOWED_MAX:
             return None
         head = self._head(scale.lane)
         if head is None or scale.score(head, self.alpha) > scale.limit:
@@ -138,7 +140,7 @@ class UtilityQueue(LeafQueue):
             return None
         oldest, least = min(head.used for head in heads), min(head.efficiency for head in heads)
         most = max(head.efficiency for head in heads)
-        scale = ScoreScale(trust, 0, 0.0, oldest, max(1, self._latest - oldest), least, most - least)
+        scale = ScoreScale(trust, 0, 0.0, self._latest, oldest, max(1, self._latest - oldest), least, most - least)
         ordered = sorted([(scale.score(head, alpha), at) for at, head in enumerate(heads)])
         found = heads[ordered[0][1]]
         limit = ordered[1][0] if len(ordered) > 1 else ordered[0][0] + 1.0
@@ -166,10 +168,9 @@ class UtilityQueue(LeafQueue):
     def _efficiency(self, row: int) -> float:
         """Operations, in those of a prompt's first token."""
         rows = self._rows
-        if rows.child[row] and not rows.flags[row] & FORKED:
-            return 0.0
         end, start = rows.tokens[row], rows.tokens[rows.parent[row]]
-        return max(1, end - start) * (1.0 + DEPTH_SLOPE * (start + end) / 2)
+        found = max(1, end - start) * (1.0 + DEPTH_SLOPE * (start + end) / 2)
+        return found / (1 << STRAIGHT_BITS) if rows.child[row] and not rows.flags[row] & FORKED else found
 
 
 def make_queue(rows: Rows, options: RouteTableOptions) -> LeafQueue:

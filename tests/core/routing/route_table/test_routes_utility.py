@@ -9,7 +9,7 @@ import pytest
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
-from ranvier_py.core.routing.route_table.utility_queue import IDLE, LANES_MAX, TRUST_BITS, UtilityQueue
+from ranvier_py.core.routing.route_table.utility_queue import CLASS_MAX, LANES_MAX, TRUST_BITS, UtilityQueue
 from tests.core.routing.route_table.test_routes_properties import TIMES, TTL_S, AnyChain
 
 ENGINE, OTHER = BackendId(0), BackendId(1)
@@ -97,10 +97,11 @@ def test_what_prompts_have_differed_behind_outlives_what_one_chat_went_through()
     system = chain_of(1, 512)
     for number in range(2, 5):
         learn(table, [*chain_of(number, 560 + 16 * number), *system], 1.0)
-    learn(table, chain_of(6, 512, 528), 1.0)
-    learn(table, chain_of(7, 16, 32, 48, 64), 50.0)  # of the questions one is left, at most
+    straight = chain_of(6, 512, 1024)
+    learn(table, straight, 1.0)
+    learn(table, chain_of(7, 16, 32, 48, 64), 50.0)  # of the questions one is left
     assert depth_in(table, system) == 512
-    assert depth_in(table, [chain_of(6, 512, 528)[1]]) == 0
+    assert [depth_in(table, [key]) for key in straight] == [1024, 0]
 
 
 def test_remote_routes_go_before_local_ones_and_these_before_confirmed_ones() -> None:
@@ -159,8 +160,8 @@ def scores_of(known: dict[int, tuple[int, int]], at: int, alpha: float) -> dict[
 
 
 def test_lanes_fit_their_column_and_their_bound() -> None:
-    assert (2 * (IDLE - 1) + 1 << TRUST_BITS | 3) < 256
-    assert LANES_MAX == 183
+    assert (2 * CLASS_MAX << TRUST_BITS | 3) < 256
+    assert LANES_MAX == 180
 
 
 class AnyChainByUtility(AnyChain):

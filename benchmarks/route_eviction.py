@@ -1,0 +1,174 @@
+"""Does a route table that is too small find more where it forgets by utility, and what does that take when it is full?
+
+`python -m benchmarks.route_eviction [--quick] [--workload taubench]`
+
+*Hits*: each trace before eight engines that evict nothing, so that what is missed is what the router forgot; one node
+with the default policy. Tables of SHARES of the rows that the trace would fill, by LRU and by utility, whose alpha is
+tuned by replay as in a node. *Costs*: a full table of a million rows, the chats of `decision`; memory of a row, and
+microseconds of a call of `learn` that makes the rows of a new chat and so evicts as many; and the processor time of a
+tuning that tries all alphas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from benchmarks.decision import Chats, fill, learn, measure, memory_of_process
+from benchmarks.harness.bench import command_line, each_apart, finish, show, show_row
+from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, speed_of
+from benchmarks.workloads.workloads import AMPLE, AMPLE_TOKENS, ENGINES, WORKLOADS, Workload
+from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions
+from ranvier_py.core.routing.route_table.alpha_tuner import WARM, WINDOW, AlphaJob, LoggedRequest, found_alpha
+from ranvier_py.core.routing.route_table.route_values import LRU, UTILITY
+from ranvier_py.core.routing.route_table.utility_queue import UtilityQueue
+from ranvier_py.replay.jobs import Ready, Task, make_ready, make_run
+from ranvier_py.replay.replay_nodes import Nodes
+from ranvier_py.replay.replay_plan import Plan
+
+POLICY = "affinity"
+LOAD = 0.5  # of the capacity, as in the policies benchmark, where a trace has one there
+SHARES = (0.15, 0.4)
+"""Of the rows that a table of any size would have at the end."""
+
+REQUESTS_MAX = 1000
+"""Of each trace: four tunings and more."""
+
+TABLE_ROWS = 1_000_000
+ALPHA = 0.5  # of the table whose costs are measured
+ROUNDS = 2000
+TUNED_ROWS = WARM * 20  # a table that the replayed requests turn over
+WORSE_GOAL = 0.01  # hit rate below LRU's, at most
+QUICK_WORKLOADS = ("chat_threads", "rag")
+QUICK_REQUESTS, QUICK_ROWS = 500, 50_000
+
+Row = Mapping[str, Any]
+"""Workload, share, rows, eviction, and figures."""
+
+
+def workloads_of(names: Sequence[str]) -> list[Workload]:
+    """The four of the paper's kinds, our real traces and the made ones of the policies benchmark."""
+    known = {**{name: WORKLOADS[name] for name in WORKLOADS if name not in HYBRID_WORKLOADS}, **HYBRID_WORKLOADS}
+    return [each for name, each in known.items() if (not names or name in names) and each.is_there()]
+
+
+def rows_of(workload: Workload, limit: int, seed: int) -> Iterator[Row]:
+    """A table that is never full, and smaller ones by either rule."""
+    ready = make_ready(workload.loaded(limit))
+    engine = replace(workload.engine, cache_tokens=AMPLE_TOKENS, block_size=ready.summary.block_tokens)
+    speed = workload.capacity[AMPLE] * LOAD if AMPLE in workload.capacity else speed_of(ready, workload.engine)
+    plan = Plan(POLICY, 1, (engine,) * ENGINES, speed=speed, seed=seed, regret=False)
+    whole, figures = run(ready, plan)
+    yield {"workload": workload.name, "share": 1.0, "rows": whole, "eviction": LRU, **figures}
+    for share in SHARES:
+        capacity = max(16, int(share * whole))
+        for eviction in (LRU, UTILITY):
+            small = replace(plan, routes_max=capacity, routes=RouteTableOptions(eviction))
+            rows, figures = run(ready, small)
+            yield {"workload": workload.name, "share": share, "rows": rows, "eviction": eviction, **figures}
+
+
+def run(ready: Ready, plan: Plan) -> tuple[int, dict[str, Any]]:
+    """Rows at the end, and what is written down."""
+    done = make_run(Task(ready, plan))
+    done.go()
+    assert isinstance(done.placer, Nodes)
+    table, found = done.placer.routers[0].routes, done.tally.measures(done.span_s)
+    tuned = {"alpha": table.leaves.alpha} if isinstance(table.leaves, UtilityQueue) else {}
+    figures = {name: found[name] for name in ("hit_rate", "predicted_hit_rate")}
+    return len(table), {**figures, "ttft_p90_s": found["ttft_s"]["p90"], **tuned}
+
+
+# --- what it takes ----------------------------------------------------------------------------------------------------
+
+
+def costs_of(case: tuple[str, int, int]) -> Row:
+    """Of a full table that is asked for more."""
+    eviction, rows, seed = case
+    chats, table = Chats(seed), RouteTable(capacity=rows, options=RouteTableOptions(eviction))
+    if isinstance(table.leaves, UtilityQueue):
+        table.leaves.alpha = ALPHA
+    gc.collect()
+    before = memory_of_process()
+    now = fill(table, chats, rows)
+    gc.collect()
+    memory = memory_of_process() - before
+    new = [chats.new() for _ in range(ROUNDS)]
+    evicted = sum(table.counters.evicted.values())
+    gc.disable()
+    times = measure(lambda number: partial(learn, table, new[number], now + number / 20), ROUNDS)
+    gc.enable()
+    each = (sum(table.counters.evicted.values()) - evicted) / ROUNDS
+    return {
+        "eviction": eviction,
+        "rows": len(table),
+        "memory_bytes_per_row": round(memory / len(table), 1),
+        "learn_microseconds": times,
+        "evicted_by_each": round(each, 1),
+    }
+
+
+def tuning_s(seed: int, requests_max: int = WARM + WINDOW) -> float:
+    """Processor time of one replay."""
+    chats = Chats(seed)
+    known = [chats.new() for _ in range(20)]
+    requests = []
+    for number in range(requests_max):
+        place = number % len(known)
+        known[place] = chats.next_turn(known[place]) if number % 3 else chats.new()
+        chain = known[place].chain
+        requests.append(LoggedRequest(number, chain[0][0], chain))
+    began = time.process_time()
+    found_alpha(AlphaJob(ALPHA, TUNED_ROWS, requests))
+    return round(time.process_time() - began, 2)
+
+
+# --- what is asked of the figures -------------------------------------------------------------------------------------
+
+
+def goals(rows: Sequence[Row]) -> dict[str, Any]:
+    """In each cell: hits of utility beside those of LRU and of a table that forgets nothing."""
+    hits = {(row["workload"], row["share"], row["eviction"]): row["hit_rate"] for row in rows}
+    gained = {
+        f"{workload} {share:g}": round(hits[workload, share, UTILITY] - rate, 5)
+        for (workload, share, eviction), rate in hits.items()
+        if eviction == LRU and share < 1
+    }
+    worst = min(gained.values(), default=0.0)
+    return {
+        "goal": WORSE_GOAL,
+        "cells": len(gained),
+        "better": sum(by > 0 for by in gained.values()),
+        "mean": round(sum(gained.values()) / max(1, len(gained)), 5),
+        "most": max(gained.values(), default=0.0),
+        "worst": worst,
+        "reached": worst >= -WORSE_GOAL,
+        "gained": gained,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, seed="the node and the chats", quick="two traces and a small table")
+    parser.add_argument("--workload", action="append", default=[])
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    quick = arguments.quick
+    rows = []
+    for workload in workloads_of(arguments.workload or (QUICK_WORKLOADS if quick else ())):
+        for row in rows_of(workload, QUICK_REQUESTS if quick else REQUESTS_MAX, arguments.seed):
+            show_row(row)
+            rows.append(row)
+    cases = [(eviction, QUICK_ROWS if quick else TABLE_ROWS, arguments.seed) for eviction in (LRU, UTILITY)]
+    costs = [] if arguments.workload else list(each_apart(costs_of, cases))
+    show(str(costs))
+    result = {"goals": goals(rows), "costs": costs, "tuning_s": tuning_s(arguments.seed)}
+    return finish("route_eviction", arguments, result, whole=not arguments.workload, rows=rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
