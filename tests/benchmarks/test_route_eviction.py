@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.harness.report import route_eviction
 from benchmarks.route_eviction import Row, goals, rows_of, tuning_s, workloads_of
 
@@ -40,3 +42,12 @@ def test_small_tables_are_run_by_both_rules() -> None:
 
 def test_a_tuning_is_timed() -> None:
     assert tuning_s(1, 20) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lmsys", "sharegpt", "swebench", "rag"])
+def test_on_the_traces_of_the_paper_it_is_never_a_point_below_lru(name: str) -> None:
+    (workload,) = workloads_of([name])
+    found = goals(list(rows_of(workload, 600, 1)))
+    assert found["worst"] >= -0.01
+    assert found["cells"] == 2

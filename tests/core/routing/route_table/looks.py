@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.prompts.prompt import PrefixKey
-from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
 from ranvier_py.core.routing.route_table.route_values import BackendNames, Claim, RouteColumns
 
 NOW = 100.0
@@ -33,8 +33,8 @@ def learned_of(chain: st.SearchStrategy[list[PrefixKey]], backends: int = BACKEN
     return st.lists(st.tuples(*fields), max_size=12)
 
 
-def table_of(learned: Learned, capacity: int = 1000) -> RouteTable:
-    table = RouteTable(capacity=capacity, ttl_s=TTL_S)
+def table_of(learned: Learned, capacity: int = 1000, eviction: str = "lru") -> RouteTable:
+    table = RouteTable(capacity=capacity, ttl_s=TTL_S, options=RouteTableOptions(eviction))
     for chain, backend, late, trust, age in learned:
         generation = max(0, GENERATIONS[backend] - late)
         table.learn(chain, BackendId(backend), generation, trust, NOW - age)

@@ -113,12 +113,17 @@ CLAIMS = st.lists(
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(learned_of(SOUP), st.lists(CLAIMS, max_size=3), st.sampled_from((1, 4, 8, 1000)))
+@given(
+    learned_of(SOUP),
+    st.lists(CLAIMS, max_size=3),
+    st.sampled_from((1, 4, 8, 1000)),
+    st.sampled_from(("lru", "utility")),
+)
 def test_any_columns_leave_a_sound_table(
-    mine: Learned, theirs: list[list[tuple[int, int, int, int, int, float]]], capacity: int
+    mine: Learned, theirs: list[list[tuple[int, int, int, int, int, float]]], capacity: int, eviction: str
 ) -> None:
     """Circles, parents of themselves, names that mean two things, ids and times out of range, no room."""
-    table = table_of(mine, capacity)
+    table = table_of(mine, capacity, eviction)
     for claims in theirs:
         table.merge(columns(*claims), THEIRS, NOW)
         check(table, GENERATIONS, NOW)
