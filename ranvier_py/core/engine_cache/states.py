@@ -5,8 +5,8 @@ chain has the depth, whatever tokens the event spans (vLLM #44451 lists blocks t
 were not, too). A model has several groups of states; one is there where all of them have it.
 
 A prompt asks at anchors and at ends of its messages. So a state is known at its own end and under every prefix behind
-it, in every branch, up to an anchor; and where prompts part before that, also back to the anchor before it, for the next
-one that parts there: the end of a single prompt is no place that others pass.
+it, in every branch, up to an anchor; and where prompts part before that, also back to the anchor before it, for the
+next one that parts there: the end of a single prompt is no place that others pass.
 Rules: a state whose block is not known, or has no fingerprint, waits for it. What a removed block leaves goes with its
 own removal. Bounds: STATES_MAX names of blocks; beyond, a state is not noted, and counted.
 """
