@@ -4,8 +4,8 @@
 
 Eight engines of each profile (what they keep of a prefix: `ranvier_py/replay/hybrid/cache_models.py`), one policy, and
 three kinds of knowledge: *attention*, all that routers of today read, events of keys and values alone; *checkpoint*, as
-our nodes have it: events of states where an engine publishes them, what answers teach where it is silent of them; and
-an *oracle*, which sees what each engine would reuse. Traffic and engines: `workloads/hybrid_workloads.py`.
+our nodes have it: events of states where an engine publishes them, what its profile and answers teach where it is
+silent of them (SGLang); and an *oracle*, which sees what each engine would reuse. Traffic and engines: `workloads/hybrid_workloads.py`.
 
 Of each run: hit rate by the engines' count; times to the first token; of the tokens that the router predicted those
 that were reused (precision), and of those that were reused those that it predicted (recall); and `wasted`, tokens that
@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.harness.bench import command_line, finish, show, show_row
@@ -28,7 +29,6 @@ from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, speed_of
 from benchmarks.workloads.workloads import ENGINES, Workload
 from ranvier_py.replay.engine.engine_values import CacheName
 from ranvier_py.replay.engine.presets import PROFILES
-from ranvier_py.replay.hybrid.cache_models import STATES_UNSEEN
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KnowledgeName
 from ranvier_py.replay.replay_plan import Plan
@@ -37,7 +37,7 @@ POLICY = "affinity"
 """The default."""
 
 NODES = (1, 4)
-REQUESTS = {1: 500, 4: 150}
+REQUESTS = {1: 400, 4: 120}
 """The first of each workload: the gossip of four nodes takes longer than all the rest."""
 
 SEVERAL_NODES: tuple[CacheName, ...] = ("attention", "vllm_align", "sglang_no_buffer", "sglang_extra_buffer")
@@ -51,14 +51,13 @@ PREDICTED_GOAL = 0.98  # precision and recall
 
 ATTENTION, CHECKPOINT, ORACLE = "attention", "checkpoint", "oracle"
 
+KNOWLEDGE: Mapping[str, KnowledgeName] = MappingProxyType(
+    {ATTENTION: "attention", CHECKPOINT: "events", ORACLE: "oracle"}
+)
+"""By what the router knows."""
+
 Row = Mapping[str, Any]
 """Workload, profile, nodes, what the router knows, and figures."""
-
-
-def knowledge_of(cache: CacheName) -> Mapping[str, KnowledgeName]:
-    """By what the router knows."""
-    own: KnowledgeName = "calibrated" if cache in STATES_UNSEEN and cache != "attention" else "events"
-    return {ATTENTION: "attention", CHECKPOINT: own, ORACLE: "oracle"}
 
 
 def cases(workload: Workload, ready: Ready, arguments: argparse.Namespace, nodes: int) -> Iterator[tuple[Row, Task]]:
@@ -66,7 +65,7 @@ def cases(workload: Workload, ready: Ready, arguments: argparse.Namespace, nodes
     speed = speed_of(ready, workload.engine)
     for cache in arguments.profile or (PROFILES if nodes == 1 else SEVERAL_NODES):
         engine = replace(workload.engine, cache=cache, block_size=ready.summary.block_tokens)
-        for known, knowledge in knowledge_of(cache).items():
+        for known, knowledge in KNOWLEDGE.items():
             plan = Plan(
                 POLICY,
                 nodes,

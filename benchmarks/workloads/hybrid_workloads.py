@@ -35,7 +35,7 @@ LARGE = replace(derived(H100, QWEN_9B), hybrid_model=MODEL)
 BLOCK_TOKENS = 16
 LOAD = 0.5
 CODING = "claude_code_sessions_dev.jsonl.gz"
-CODING_REQUESTS = 1000
+CODING_REQUESTS = 250
 
 
 def set_of(shape: Shape) -> Callable[[], Trace]:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from benchmarks import hybrid
-from benchmarks.hybrid import believed, goals, knowledge_of
+from benchmarks.hybrid import KNOWLEDGE, believed, goals
 from benchmarks.workloads.hybrid_traces import Shape, Turn, assistant, user
 from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, SMALL, set_of, trace_of
 from ranvier_py.replay.jobs import Done, Task, execute, make_ready
@@ -21,8 +21,7 @@ SHAPE = Shape("rag", 2, 60)
 
 def ran(cache: str, knows: str, nodes: int = 1) -> tuple[RunResult, Done]:
     engine = replace(SMALL, cache=cache, block_size=16)
-    knowledge = knowledge_of(engine.cache)[knows]
-    plan = Plan("affinity", nodes, (engine,) * 3, regret=False, per_request=True, knowledge=knowledge)
+    plan = Plan("affinity", nodes, (engine,) * 3, regret=False, per_request=True, knowledge=KNOWLEDGE[knows])
     done = execute(Task(make_ready(set_of(SHAPE)()), plan), lambda: 0.0)
     return done.result, done
 
