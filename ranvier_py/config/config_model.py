@@ -50,6 +50,7 @@ from ranvier_py.core.prompts.fingerprint import TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.response_cache.redis_answer_options import RedisAnswerOptions
+from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.health import BackendLimits
 from ranvier_py.core.routing.placement.affinity import AffinityOptions
 from ranvier_py.core.routing.placement.policies import POLICIES
@@ -221,6 +222,12 @@ class Config(Options):
         default_of(RouteTable, "ttl_s"), "A route is forgotten this long after it was last served.", section="Routing"
     )
     routes: RouteTableOptions = part(RouteTableOptions)
+    checkpoint_ttl_s: float = seconds(
+        default_of(Checkpoints, "ttl_s"),
+        "A hybrid model's checkpoint is forgotten this long after the last evidence of it, unless events have it: "
+        "engines give them up without a message.",
+        section="Routing",
+    )
     prompt_memory_entries: int = key(
         default_of(PromptMemory, "entries_max"),
         "Routing",

@@ -135,7 +135,7 @@ def make_router(
         digest_seed=secrets.randbits(64),
         hoists_system=facts.hoists_system,
     )
-    return Router(
+    router = Router(
         reader=reader,
         hasher=hasher,
         routes=make_routes(config),
@@ -146,6 +146,8 @@ def make_router(
         texts_match=scheme.texts_match,
         recent_max=config.recent_decisions,
     )
+    router.checkpoints.ttl_s = config.checkpoint_ttl_s
+    return router
 
 
 def tenants_of(config: Config, scheme: FingerprintScheme) -> Tenants | None:

@@ -184,6 +184,7 @@ def apply_route_life(node: Node, _: Config) -> None:
     """Of this node's routes; updates of peers live as long as at the start, or until the table drops them."""
     for router in (node.router, *(each.router for each in (node.shadows.shadows if node.shadows is not None else ()))):
         router.routes.ttl_s = node.config.route_ttl_s
+    node.router.checkpoints.ttl_s = node.config.checkpoint_ttl_s
 
 
 def apply_bodies(node: Node, _: Config) -> None:
@@ -217,7 +218,7 @@ APPLY_KEYS: Mapping[str, Callable[[Node, Config], None]] = {
     **dict.fromkeys(("metric_names", "drain_timeout_s"), apply_nothing),
     **dict.fromkeys(("tls_certificate_file", "tls_key_file"), apply_nothing),  # see `Reloads`: read in any case
     "backend": apply_backends,
-    "route_ttl_s": apply_route_life,
+    **dict.fromkeys(("route_ttl_s", "checkpoint_ttl_s"), apply_route_life),
     **dict.fromkeys(("backend_api_key", "backend_api_key_file"), apply_api_key),
     **dict.fromkeys(("ask_usage", "anthropic_cache_control"), apply_bodies),
     **dict.fromkeys(("client_rules", "client_rules_file"), apply_rules),

@@ -186,9 +186,20 @@ class Checkpoints:
         self.new: deque[NewMark] = deque()
         self._prefixes: Container[int] | None = None  # that peers can ask for; None: there are no peers
         self._came: Callable[[], object] = lambda: None
-        self.ttl_s = ttl_s
+        self._ttl_s = ttl_s
         self._chain = chain
         self._block_tokens = block_tokens
+
+    @property
+    def ttl_s(self) -> float:
+        return self._ttl_s
+
+    @ttl_s.setter
+    def ttl_s(self, ttl_s: float) -> None:
+        """From now on, of what is known, too."""
+        self._ttl_s = ttl_s
+        for own in self.known.values():
+            own.index.ttl_s = ttl_s
 
     # --- which backends are hybrids -----------------------------------------------------------------------------------
 
