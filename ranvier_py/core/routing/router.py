@@ -112,8 +112,11 @@ class Router:
         self.counters = RouterCounters()
         self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
         self._rng = rng
-        self.checkpoints = Checkpoints(self.chain, block_tokens=hasher.block_tokens)
-        self.observers: tuple[Observer, ...] = (self.checkpoints,)
+        self.observers: tuple[Observer, ...] = ()
+        self.checkpoints = Checkpoints(self.chain, self._observe, block_tokens=hasher.block_tokens)
+
+    def _observe(self, observer: Observer) -> None:
+        self.observers += (observer,)
 
     # --- read -------------------------------------------------------------------------------------------------------
 

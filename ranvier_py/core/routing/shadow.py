@@ -242,5 +242,5 @@ def make_shadow(real: Router, policy: Policy, routes: RouteTable, rng: Random) -
         texts_match=real.texts_match,
         recent_max=0,
     )
-    router.checkpoints, router.observers = real.checkpoints, ()
+    router.checkpoints = real.checkpoints
     return Shadow(router)

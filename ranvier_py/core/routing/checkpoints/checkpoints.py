@@ -10,7 +10,7 @@ apart (R2); there may be none. Policies get R as the tokens that a holder has, t
 a part of K - R where the request will leave a checkpoint behind that the next one can go on from (R4). Decisions,
 predictions and `explain` have R itself.
 
-Backends without a profile here are attention's: they cost a request one look at an empty mapping.
+Backends without a profile here are attention's: while there are no others a request costs one look at an empty mapping.
 What is learned or proved here peers get as marks, and what is given up (R10). Of what a peer reports the later evidence
 counts, and it is as good as what an answer proved: for `ttl_s`.
 Rules: positions are learned by the profile's rule for the backend that served, at the first token and with the answer
@@ -33,7 +33,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
-from ranvier_py.core.routing.attempt import Attempt
+from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, CacheProfile, CheckpointKind, CheckpointProfile
 from ranvier_py.core.routing.checkpoints.checkpoint_index import (
     CHECKPOINT_TTL_S,
@@ -172,11 +172,13 @@ class Checkpoints:
 
     Args:
         chain: the prefix keys of a prompt, deepest first, as the router matches them.
+        observe: called with this one once there is a hybrid backend: from then on it is to observe attempts.
     """
 
     def __init__(
         self,
         chain: Callable[[Boundary], Iterable[PrefixKey]],
+        observe: Callable[[Observer], object] = lambda _: None,
         *,
         block_tokens: int = 16,
         ttl_s: float = CHECKPOINT_TTL_S,
@@ -188,6 +190,8 @@ class Checkpoints:
         self._came: Callable[[], object] = lambda: None
         self._ttl_s = ttl_s
         self._chain = chain
+        self._observe = observe
+        self._observes = False
         self._block_tokens = block_tokens
 
     @property
@@ -211,6 +215,9 @@ class Checkpoints:
         if before is not None and before.profile == profile:
             return False
         self.known[backend] = BackendCheckpoints(profile, profile.checkpoints, self._block_tokens, self.ttl_s)
+        if not self._observes:
+            self._observes = True
+            self._observe(self)
         return True
 
     def profile(self, backend: BackendId) -> CacheProfile:

@@ -91,6 +91,28 @@ def test_silent_evictions_age_by_a_time_of_their_own() -> None:
     assert credit(router, SYSTEM, QUESTION, ANSWER, ("elsewhere", 40), now=899.0) == (2096, 1584)
 
 
+def test_another_time_to_live_counts_at_once() -> None:
+    router = hybrid_router("vllm-dense:528")
+    serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
+    router.checkpoints.ttl_s = 50.0
+    assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT, now=49.0)[1] == 1584
+    assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT, now=51.0)[1] == 0
+
+
+def test_an_explanation_has_the_credit_beside_what_is_held_and_changes_nothing() -> None:
+    router = hybrid_router("vllm-dense:528", backends=2)
+    served = serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
+    before = [repr(vars(own.index)) for own in router.checkpoints.known.values()]
+    asked = prompt_of(SYSTEM, QUESTION, ANSWER, NEXT)
+    explained = router.explain(asked, 1.0)
+    views = {view["backend"]: view for view in explained["candidates"]}
+    held = views[router.registry[served.backend].name]
+    assert (held["matched_tokens"], held["credit_tokens"]) == (2096, 1584)
+    assert explained["matched_tokens"] == 1584
+    assert [view.get("credit_tokens") for view in views.values() if view is not held] == [None]
+    assert [repr(vars(own.index)) for own in router.checkpoints.known.values()] == before
+
+
 def test_a_new_process_begins_without_checkpoints() -> None:
     router = hybrid_router("vllm-dense:528")
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
@@ -160,6 +182,7 @@ def test_attention_backends_are_found_as_before() -> None:
         for number in range(20):
             serve(router, [SYSTEM, (f"{number % 7}", 600)], ("a", 20), now=float(number), cached=1600)
     assert not plain.checkpoints.known
+    assert plain.observers == (), "nobody is notified of their requests"
     asked = prompt_of(SYSTEM, ("3", 600), ("a", 20), NEXT)
     beside.checkpoints.set_profile(BackendId(7), profile_named("vllm-align"))  # of another model
     one, two = (router.find(asked, 30.0) for router in (plain, beside))
