@@ -80,11 +80,23 @@ def chat_of_items(fields: Mapping[str, Any], before: Sequence[Any]) -> dict[str,
         items = [{"role": "user", "content": items}]
     if not isinstance(items, list) or not items:
         raise bad_request("input must be a text or a list of items", "input")
-    messages = [*before, *map(message_of_item, items)]
+    messages = [*before, *messages_of_items(items)]
     if fields.get("instructions"):
         messages.insert(0, {"role": "system", "content": fields["instructions"]})
     limit = fields.get("max_output_tokens")
     return {**fields, "messages": messages, "tools": plain_tools(fields), "max_tokens": limit}
+
+
+def messages_of_items(items: Sequence[Any]) -> list[dict[str, Any]]:
+    """Each item by itself, but calls join what the assistant wrote before them, as in vLLM: so they were generated."""
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        message = message_of_item(item)
+        if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
+            messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]
+        else:
+            messages.append(message)
+    return messages
 
 
 def message_of_item(item: Mapping[str, Any]) -> dict[str, Any]:

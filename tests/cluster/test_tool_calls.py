@@ -75,6 +75,23 @@ def test_a_call_is_rendered_as_it_was_generated_whichever_api_brings_it_back() -
     assert text.startswith(before + call.text)
 
 
+def test_words_and_calls_of_one_answer_are_rendered_alike_whichever_api_brings_them_back() -> None:
+    words, both = ByteTokenizer(), ("a", "b")
+    functions = [{"name": "read", "arguments": f'{{"path":"{path}"}}'} for path in both]
+    calls = [{"id": "c", "type": "function", "function": function} for function in functions]
+    blocks = [{"type": "tool_use", "id": "c", "name": "read", "input": {"path": path}} for path in both]
+    items = [{"type": "function_call", "call_id": "c", **function} for function in functions]
+    answer = {"role": "assistant", "content": "Let me see."}
+    bodies = [
+        {"messages": [user("Hello"), {**answer, "tool_calls": calls}]},
+        chat_of_claude(
+            {"messages": [user("Hello"), {**answer, "content": [{"type": "text", "text": "Let me see."}, *blocks]}]}
+        ),
+        chat_of_items({"input": [user("Hello"), answer, *items]}, ()),
+    ]
+    assert len({words.render(body["messages"], None, {}, generation=False) for body in bodies}) == 1
+
+
 def test_a_tool_of_a_namespace_is_called_with_it() -> None:
     space = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn", "parameters": {}}]}
     body = chat_of_items({"input": [user("[call spawn {}]")], "tools": [space, {"type": "web_search"}]}, ())
