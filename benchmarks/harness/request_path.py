@@ -1,6 +1,6 @@
 """What one request costs the node's thread: processor time, in user space and in the kernel's.
 
-    python -m benchmarks.request_path [--requests 800] [--batches 5] [--only CASE …] [--dry]
+    python -m benchmarks.harness.request_path [--requests 800] [--batches 5] [--only CASE …] [--dry]
 
 The node is wired as `ranvier serve` wires it, with a tokenizer that cuts text every four bytes, so that nothing but the
 path itself is measured. It is a process of its own, in lockstep with this one, which is its clients and its engines: a
@@ -206,7 +206,8 @@ def measure(case: Case, requests: int, batches: int) -> dict[str, float]:
     """Microseconds of the node's thread per request, of the best batch."""
     peer = Peer(case)
     urls = [f"http://127.0.0.1:{engine.getsockname()[1]}" for engine in peer.engines]
-    command = [sys.executable, "-m", "benchmarks.request_path", NODE, *urls, *((CACHE,) if case.response_cache else ())]
+    asked = [NODE, *urls, *((CACHE,) if case.response_cache else ())]
+    command = [sys.executable, "-m", "benchmarks.harness.request_path", *asked]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdin is not None
         assert node.stdout is not None
