@@ -5,7 +5,8 @@
 Eight engines of each profile (what they keep of a prefix: `ranvier_py/replay/hybrid/cache_models.py`), one policy, and
 three kinds of knowledge: *attention*, all that routers of today read, events of keys and values alone; *checkpoint*, as
 our nodes have it: events of states where an engine publishes them, what its profile and answers teach where it is
-silent of them (SGLang); and an *oracle*, which sees what each engine would reuse. Traffic and engines: `workloads/hybrid_workloads.py`.
+silent of them (SGLang); and an *oracle*, which sees what each engine would reuse. Traffic and engines:
+`workloads/hybrid_workloads.py`.
 
 Of each run: hit rate by the engines' count; times to the first token; of the tokens that the router predicted those
 that were reused (precision), and of those that were reused those that it predicted (recall); and `wasted`, tokens that

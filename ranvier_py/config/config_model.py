@@ -184,10 +184,7 @@ class Config(Options):
         most=1024,
     )
     learn_queue_max: int = key(
-        1024,
-        "Tokens",
-        "Prompts waiting to be tokenized for learning; more are not learned.",
-        least=1,
+        1024, "Tokens", "Prompts waiting to be tokenized for learning; more are not learned.", least=1
     )
 
     policy: PolicyName = key("affinity", "Routing", f"Placement: {', '.join(POLICIES)}.")

@@ -361,15 +361,8 @@ class Router:
         attempt.first_at = now
         if attempt.prompt.stream:
             gap_s = attempt.target.prefilled(attempt.work_tokens, now)
-            attempt.service = Service(
-                backend=attempt.backend,
-                computed_tokens=attempt.computed_tokens,
-                gap_s=gap_s,
-                queued=attempt.queued,
-                decoding=attempt.decoding,
-                peer_tokens=attempt.peer_tokens,
-                prompt_tokens=attempt.decision.prompt_tokens,
-            )
+            served = (attempt.backend, attempt.computed_tokens, gap_s, attempt.queued, attempt.decoding)
+            attempt.service = Service(*served, attempt.peer_tokens, attempt.decision.prompt_tokens)
             self.policy.served(attempt.service)
         self.settle(attempt)
         self.counters.first_token_seconds.observe(now - attempt.sent_at)
