@@ -53,6 +53,8 @@ async def test_a_body_reaches_the_engine_as_it_came_unless_a_rule_of_it_is_on(ru
     engine = Scripted(GOOD)
     async with node_lab(engine, client_rules=rules, **SECRET) as node:
         await ask(node, body(0xABC))
+        page = await metrics(node)
+    assert ("ranvier_client_rules_trials" in page) == ("tools-by-name=rewrite" in rules), "else nothing looks at bodies"
     assert engine.bodies == [body(0xABC)]
 
 

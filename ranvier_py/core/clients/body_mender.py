@@ -282,6 +282,8 @@ class BodyMender:
             count = sum(trial.state == state for trial in self.trials.values())
             words = "Rules at work, by client and model, and how far they are proved. off: they were turned off."
             yield Sample("client_rules_trials", "gauge", words, count, {"state": state})
+        words = "Trials forgotten for want of room, the oldest first: their rules begin anew."
+        yield Sample("client_rules_trials_dropped", "counter", words, self.trials.dropped)
 
     def rows(self) -> list[Mapping[str, Any]]:
         """Of each trial how it stands."""

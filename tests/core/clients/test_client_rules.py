@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import ranvier_py.core.clients
 from ranvier_py.core.clients.body_mender import (
+    TRIALS_MAX,
     BodyMender,
     Engines,
     Mended,
@@ -427,6 +428,15 @@ def test_a_rule_is_turned_off_where_engines_count_nothing_or_too_few_sessions_ar
     at_work = mender("claude-code-billing=rewrite", options=OPTIONS)
     (verdict,) = tried(at_work, 400, {True: 0.5, False: None}, Random(1))
     assert (verdict.state, verdict.why) == ("off", "too few sessions to compare")
+
+
+def test_trials_are_bounded_and_those_that_were_forgotten_are_counted() -> None:
+    at_work = mender("claude-code-billing=rewrite", options=OPTIONS)
+    use = RuleUse("claude-code-billing", 1, True)
+    for number in range(TRIALS_MAX + 3):
+        assert not list(at_work.answered("claude-code", f"model {number}", [use], 100, 50))
+    assert len(at_work.rows()) == TRIALS_MAX
+    assert next(each.value for each in at_work.samples() if each.name == "client_rules_trials_dropped") == 3
 
 
 def test_a_session_is_left_alone_for_good_and_the_share_is_what_was_asked_for() -> None:
