@@ -20,7 +20,7 @@ from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.checkpoints.cache_profile import profile_named
-from ranvier_py.core.routing.checkpoints.checkpoint_index import CHECKPOINT_TTL_S
+from ranvier_py.core.routing.checkpoints.checkpoint_index import CHECKPOINT_TTL_S, STATE
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 
@@ -490,6 +490,25 @@ def test_states_come_and_go_with_their_own_events_and_their_engine_is_credited_b
     world.publish({**stored(2, 1), **STATES})
     world.now += 10_000
     assert world.credited(64) == 48, "for as long as no event takes it"
+
+
+def test_peers_are_reminded_of_states_that_are_there_and_learn_at_once_which_are_not() -> None:
+    world = known()
+    chain = [(count, fingerprint(count), 0) for count in (64, 32, 16)]
+    world.routes.learn(chain, ENGINE, world.generations[0], Trust.LOCAL, world.now)
+    world.checkpoints.collect(world.routes.names())
+    world.publish({**stored(), **FULL}, {**stored(1, 1), **STATES})
+    world.sweep()
+    first = list(world.checkpoints.outgoing())
+    assert {mark.name for mark in first} <= {key[1] for key in chain}, "what nobody asks for is not sent"
+    assert {(mark.position, mark.mark & STATE) for mark in first} == {(32, STATE)}
+    world.sweep()
+    assert not world.checkpoints.new
+    world.now += CHECKPOINT_TTL_S / 2 + 1
+    world.sweep()
+    assert {mark.name for mark in world.checkpoints.outgoing()} == {mark.name for mark in first}
+    world.publish({**removed(2), "group_idx": 1})
+    assert {(mark.position, mark.mark & STATE) for mark in world.checkpoints.outgoing()} == {(32, 0)}
 
 
 def test_after_a_gap_what_events_brought_is_as_good_as_learned() -> None:

@@ -85,6 +85,7 @@ class CheckpointIndex:
         self.ttl_s = ttl_s
         self._block_tokens = block_tokens
         self._names_max = names_max
+        self._to_renew: list[int] = []
         self._known: dict[int, tuple[Checkpoint, ...]] = {}  # by fingerprint; the one written last at the end
 
     def __len__(self) -> int:
@@ -204,6 +205,19 @@ class CheckpointIndex:
         found = any(each.position == position and each.at <= at for each in known) and self._forget(name, position)
         self.counters.lost += found
         return found
+
+    def renew_events(self, now: float, names_max: int) -> Iterator[tuple[int, Checkpoint]]:
+        """What events brought and have not taken is still there: of the next `names_max` names those for which that was
+        said half a time to live ago. Called each second it comes round in time."""
+        if not self._to_renew:
+            self._to_renew = list(self._known)
+        turn, self._to_renew = self._to_renew[-names_max:], self._to_renew[:-names_max]
+        for name in turn:
+            found = self._known.get(name, ())
+            old = [each for each in found if each.kind is CheckpointKind.EVENT and now - each.at > self.ttl_s / 2]
+            if old:
+                self._known[name] = tuple([each._replace(at=int(now)) if each in old else each for each in found])
+                yield from ((name, each._replace(at=int(now))) for each in old)
 
     def doubt_events(self, now: float) -> None:
         """What events brought is from now on like what an answer proved: true for a while. O(all)."""

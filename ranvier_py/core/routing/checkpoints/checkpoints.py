@@ -233,13 +233,23 @@ class Checkpoints:
     def states_known(
         self, backend: BackendId, generation: int, states: Callable[[], Iterable[StateMark]], now: float
     ) -> None:
-        """From now on this backend's checkpoints are those that its events bring: these, and what changes."""
+        """From now on this backend's checkpoints are those that its events bring: these, and what changes. To be called
+        each second, as long as that is so."""
         own = self.known[backend]
         if own.by_events and own.generation == generation:
+            if self._prefixes is not None:
+                self._renew_events(own, backend, now)
             return
         if own.begin(generation):
             own.by_events = True
             self.states_changed(backend, generation, states(), now)
+
+    def _renew_events(self, own: BackendCheckpoints, backend: BackendId, now: float) -> None:
+        """Peers forget what they are not reminded of."""
+        assert self._prefixes is not None
+        for name, (position, mark, at) in own.index.renew_events(now, RENEWED_MAX):
+            if name in self._prefixes:
+                self._send(NewMark(backend, own.generation, name, position, mark, at))
 
     def states_unknown(self, backend: BackendId, now: float) -> None:
         """From now on they are what can be learned; what events brought is no more than that."""
