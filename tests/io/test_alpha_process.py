@@ -13,7 +13,7 @@ from ranvier_py.io.alpha_process import COMMAND, AlphaProcess
 from ranvier_py.io.tokenizer_process import environment
 from tests.core.routing.route_table.test_alpha_tuner import long_and_short, tuned_router
 
-DEADLINE_S = 60
+DEADLINE_S = 120  # a child gives way to all else on the machine
 
 
 class OneJob(AlphaTuner):
@@ -67,7 +67,7 @@ async def test_a_process_that_gives_no_answer_changes_nothing_and_is_counted(cod
 async def test_the_kernel_ends_a_replay_that_takes_more_than_two_seconds_of_a_core() -> None:
     """Prompts of many more prefixes than are ever kept."""
     requests = [
-        request._replace(chain=[(16 * depth, request.at << 32 | depth, 0) for depth in range(4000, 0, -1)])
+        request._replace(chain=[(16 * depth, request.at << 32 | depth, 0) for depth in range(1500, 0, -1)])
         for request in long_and_short()
     ]
     tuner = OneJob(AlphaJob(0.2, 10_000, requests))
