@@ -21,7 +21,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 ENGINES := vllm dynamo sglang
 ENGINES_PYTHON ?= python3.11
 
-.PHONY: help up test test-fast test-engines check house bench chaos soak lock clean
+.PHONY: help up test test-fast test-engines test-clients check house bench chaos soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ house: $(STAMP) ## sizes, names, imports and words of the code, and where they m
 test-engines: $(STAMP) ## tests against real engines, in environments of their own: 4 GB, some minutes (ENGINES=vllm: only that)
 	@$(ENGINES_PYTHON) tests/engines/environments.py $(ENGINES)
 	@TEST_ENGINES=1 sh tests/engines/own_network.sh $(BIN)/python -m pytest -q -o faulthandler_timeout=900 tests/engines $(ARGS)
+
+test-clients: $(STAMP) ## real agents from npm and PyPI, in a folder of their own, through nodes to the lab's engines: 1 GB, some minutes
+	@$(BIN)/python tests/clients/real_agents.py
+	@TEST_CLIENTS=1 $(BIN)/python -m pytest -q -o faulthandler_timeout=900 tests/clients $(ARGS)
 
 check: $(STAMP) ## lint, format, types, layers
 	@$(BIN)/ruff check .
@@ -72,7 +76,7 @@ lock: ## pin every dependency anew in requirements.lock, for Python 3.11 to 3.14
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --group dev pyproject.toml -o requirements.lock
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(ENGINES:%=.venv-%) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES:%=.venv-%) .venv-clients dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -1,6 +1,6 @@
 """What agents send, as shapes: the structure of requests and the lengths of their texts, and none of the words.
 
-A shape is JSON: `texts` are [length, earlier text, characters it begins with of that one, whether it is JSON], `parts`
+A shape is JSON: `texts` are [length, earlier text, characters it begins with of that one, kind], `parts`
 the items, tools and blocks that bodies consist of, each once, `requests` the bodies themselves. In both {"#": n} stands
 for a text and {"@": [n, …]} for a list of parts. So two prompts of a shape share what the recorded ones shared, to the
 character, and nothing else of them is kept: names of tools and of their arguments are texts, too.
@@ -28,12 +28,15 @@ SHAPES = Path(__file__).parent / "shapes"
 PARTED = ("messages", "input", "tools", "system")
 """Members of bodies whose entries come again in the next turn."""
 
-STRUCTURE = ("role", "type", "status", "tool_choice", "effort")
+STRUCTURE = ("role", "type", "status", "tool_choice", "effort", "summary", "include", "verbosity", "detail")
 """Members whose value is a word of the API's, where it looks like one."""
 
 WORD = re.compile(r"[a-z_.0-9]{1,40}")
 PLAIN_FIELDS = ("user-agent", "originator", "anthropic-version", "content-type", "accept")
 HIDDEN_FIELDS = ("authorization", "x-api-key", "cookie", "host", "content-length", "accept-encoding", "connection")
+WORDS_ONLY, JSON_TEXT, NAME = 0, 1, 2
+"""Kinds of text. Names of tools and of calls have no spaces."""
+NAMED = ("name", "id", "call_id", "tool_call_id", "tool_use_id")
 JSON_HEAD, JSON_TAIL = '{"x": "', '"}'
 
 
@@ -60,12 +63,12 @@ class ShapeWriter:
     _sorted: list[str] = field(default_factory=list)
     _parts: dict[bytes, int] = field(default_factory=dict)
 
-    def text(self, value: str, *, is_json: bool = False) -> dict[str, int]:
+    def text(self, value: str, kind: int = WORDS_ONLY) -> dict[str, int]:
         if value not in self._known:
             at = bisect_left(self._sorted, value)
             near = [(shared_length(other, value), other) for other in self._sorted[max(0, at - 1) : at + 1]]
             shared, other = max(near, default=(0, ""))
-            self.texts.append((len(value), self._known[other] if shared else -1, shared, int(is_json)))
+            self.texts.append((len(value), self._known[other] if shared else -1, shared, kind))
             self._known[value] = len(self._known)
             insort(self._sorted, value)
         return {"#": self._known[value]}
@@ -75,9 +78,9 @@ class ShapeWriter:
         if isinstance(value, str):
             if key in STRUCTURE and WORD.fullmatch(value):
                 return value
-            return self.text(value, is_json=key == "arguments")
+            return self.text(value, JSON_TEXT if key == "arguments" else NAME if key in NAMED else WORDS_ONLY)
         if isinstance(value, list):
-            return self.list_of(value) if key in PARTED else [self.value(each) for each in value]
+            return self.list_of(value) if key in PARTED else [self.value(each, key) for each in value]
         if not isinstance(value, dict):
             return value
         if key == "properties":  # names of a tool's arguments
@@ -159,9 +162,10 @@ class ShapeReader:
 
     def __init__(self, shape: Mapping[str, Any]) -> None:
         self.texts: list[str] = []
-        for number, (length, other, shared, is_json) in enumerate(shape["texts"]):
+        for number, (length, other, shared, kind) in enumerate(shape["texts"]):
             before = self.texts[other] if other >= 0 else ""
-            self.texts.append(json_words(number, length) if is_json else made_up(number, length, before, shared))
+            text = json_words(number, length) if kind == JSON_TEXT else made_up(number, length, before, shared)
+            self.texts.append(text.replace(" ", "_").replace("|", "x") if kind == NAME else text)
         self.parts: list[Any] = []
         for part in shape["parts"]:  # one may consist of those before it
             self.parts.append(self.value(part))

@@ -19,8 +19,9 @@ from cluster.agents.engine_fleet import EngineFleet, Reuse, reuse_of
 SPEED = 10.0
 """Times faster than recorded: the engines here have no prefill, and answer in some words."""
 
-THINK_S = 0.1
-"""Least time between an answer and the next request: agents run a tool or wait for their user (0.1 s at least)."""
+THINK_S = 0.4
+"""Least time between an answer and the next request, in which agents run a tool or wait for their user. All nodes
+have learned of the answer by then, on a busy machine, too."""
 
 APART_S = 2.0
 """Between the first requests of two tasks: more than the longest first prompt takes, and its way to the last node."""

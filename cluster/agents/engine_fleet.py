@@ -11,15 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
+from orjson import loads
 
+from cluster.agents.agent_shapes import AgentRequest
 from cluster.engine.engine_process import serve
-from cluster.engine.engine_routes import Engine, EngineConfig
+from cluster.engine.engine_routes import GENERATE, Engine, EngineConfig
 from cluster.engine.engine_text import TextTokenizer, load_tokenizer
 from cluster.engine.live_engine import Mailbox
+from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineLimits
 
 MODEL = "lab-model"
+SUB_AGENT_FIELDS = frozenset({"x-openai-subagent", "x-parent-session-id", "x-claude-code-agent-id"})
+SPAWN_TOOLS = frozenset({"multi_agent_v1", "task", "list_agents", "Task"})
+"""By which an agent has sub-agents; these have none."""
 BLOCK_TOKENS = 16
 CACHE_TOKENS = 1 << 24  # more than any agent sends here
 
@@ -66,6 +73,11 @@ class WatchedEngine(Engine):
         self._fleet = fleet
         self._number = number
 
+    async def handle(self, request: HttpRequest, client: Client) -> None:
+        if request.path in GENERATE:
+            self._fleet.requested(request)
+        await super().handle(request, client)
+
     def submit(self, request_id: str, job: Job) -> Mailbox:
         held = [engine.held_tokens(job) for engine in self._fleet.engines]  # before this one brings what it lacks
         mailbox = super().submit(request_id, job)
@@ -94,7 +106,9 @@ class EngineFleet:
         self.task = ""  # of whatever comes from now on
         self.tasks: Mapping[int, str] = {}  # of prompts that are known before they come, by `prompt_key`
         self.asked: list[AskedPrompt] = []
+        self.requests: list[AgentRequest] = []  # as engines got them, for a shape
         self.urls: list[str] = []
+        self._began = trio.current_time()
         self.engines: list[WatchedEngine] = []
         for number in range(count):
             config = EngineConfig(f"engine-{number}", (MODEL,), limits, tokens_max=CACHE_TOKENS, answer_tokens=(8, 24))
@@ -108,6 +122,7 @@ class EngineFleet:
     def forget(self) -> None:
         """Empty caches, and nothing asked."""
         self.asked.clear()
+        self.requests.clear()
         for engine in self.engines:
             engine.live.clear_cache()
 
@@ -115,9 +130,26 @@ class EngineFleet:
         """By which the engines know the prompt of a request again, whatever a router made of its body."""
         return last_key(self.engines[0].job_of(path, body))
 
+    def requested(self, request: HttpRequest) -> None:
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers]
+        at = trio.current_time() - self._began
+        path = request.path.decode()
+        self.requests.append(AgentRequest(at, self.task, kind_of(headers, request.body), path, headers, request.body))
+
     def note(self, number: int, held: Sequence[int], mailbox: Mailbox) -> None:
         task = self.tasks.get(last_key(mailbox.job), self.task)
         self.asked.append(AskedPrompt(task, number, mailbox.job, held, mailbox))
+
+
+def kind_of(headers: Sequence[tuple[str, str]], body: bytes) -> str:
+    """Whose request it is, by what agents say of their sub-agents and by the tools that these have."""
+    names = {name.lower() for name, _ in headers}
+    tools = {
+        str(tool.get("name") or (tool.get("function") or {}).get("name")) for tool in loads(body).get("tools") or ()
+    }
+    if names & SUB_AGENT_FIELDS or (tools and not tools & SPAWN_TOOLS):
+        return "sub"
+    return "main" if tools else "bg"
 
 
 def last_key(job: Job) -> int:
