@@ -154,7 +154,8 @@ async def test_an_agent_whose_nonce_is_dropped_reuses_what_it_would_without_one(
     clean = await reused_by_an_agent("observe", nonce=False)
     broken = await reused_by_an_agent("observe", nonce=True)
     mended = await reused_by_an_agent("rewrite", nonce=True)
-    assert mended == clean > 0.7
+    assert clean > 0.7
+    assert mended == pytest.approx(clean, abs=0.03), "but for which engine a session happens to begin on"
     assert broken < 0.1
 
 
