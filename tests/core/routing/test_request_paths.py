@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ranvier_py.core.prompts.body_json import form_model
-from ranvier_py.core.routing.request_paths import PATHS, table
+from ranvier_py.core.routing.request_paths import NEVER, PATHS, table
 from ranvier_py.core.routing.retries import is_inference, may_repeat
 from tests.core.routing.test_router import make_router
 
@@ -36,8 +36,9 @@ def test_a_path_adds_routes_as_the_table_has_it_and_is_sent_again_where_nothing_
     attempt = router.start_attempt(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
     router.first_token(attempt, 0.1)
     assert (router.counters.learned_rows > 0) is PATHS[path].teaches
-    assert is_inference(b"POST", path)
-    assert may_repeat(b"POST", path, body)
+    computes = PATHS[path].repeated != NEVER
+    assert is_inference(b"POST", path) is computes
+    assert may_repeat(b"POST", path, body) is computes
 
 
 FORM = (
