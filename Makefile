@@ -55,7 +55,7 @@ check: $(STAMP) ## lint, format, types, layers
 	@$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_deploy.py
 
 bench: $(STAMP) ## one benchmark, as in NAME=decision
-	@test -n "$(NAME)" || { echo "which one? make bench NAME=..., one of:"; ls benchmarks/*.py | sed 's|.*/||; s|\.py$$||; /^_/d'; exit 2; }
+	@test -n "$(NAME)" || { echo "which one? make bench NAME=..., one of:"; ls benchmarks/*.py benchmarks/*/__main__.py | sed 's|/__main__||; s|.*/||; s|\.py$$||; /^_/d'; exit 2; }
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 
 chaos: $(STAMP) ## real processes are killed, paused, cut off and starved under traffic, 15 minutes (SCENARIO=name: one)

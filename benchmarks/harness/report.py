@@ -386,6 +386,20 @@ def route_eviction(result: Result) -> Iterator[Row]:
     yield Row("processor time of a tuning that tries all alphas", f"{spent_s:.1f} s", "2 s", spent_s <= 2)
 
 
+def clients(result: Result) -> Iterator[Row]:
+    goals = result["goals"]
+    for row in result["rows"]:
+        question = f"{row['shape']} by {row['nodes']} of {row['router']}: turns at a holder; reused of possible"
+        if "refused" in row:
+            yield Row(question, f"refused: {row['refused'][:60]}")
+            continue
+        shares = row["shares"]
+        is_ours = row["router"] == "ranvier_py"
+        met = shares["reached"] >= goals["reached"] and shares["lost"] <= goals["lost"] if is_ours else None
+        figure = f"{shares['reached']:.0%}; {shares['reused']:.1%} of {shares['possible']:.1%}"
+        yield Row(question, figure, "99 %; 1 point less" if is_ours else "", met)
+
+
 def convergence_processes(result: Result) -> Iterator[Row]:
     goals = [{**goal, "nodes": result["nodes"]} for goal in result["goals"]]
     for row, goal in zip(rows(goals, "{nodes} real nodes: `{goal}`", "{is:g}"), goals, strict=True):
@@ -417,7 +431,7 @@ READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
                 hybrid,
                 replay_speed,
             ),
-            *(data_plane, response_cache, decision, tokenize, residency, gossip_cost),
+            *(clients, data_plane, response_cache, decision, tokenize, residency, gossip_cost),
             *(convergence, convergence_processes, nodes_processes),
         )
     }

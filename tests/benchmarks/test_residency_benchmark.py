@@ -1,9 +1,9 @@
-"""What benchmarks/residency.py feeds: streams of full caches, and a node that ends up with what the engine holds."""
+"""What benchmarks/residency feeds: streams of full caches, and a node that ends up with what the engine holds."""
 
 from __future__ import annotations
 
-from benchmarks.residency_parts.residency_node import PARTS, apply_streams
-from benchmarks.residency_parts.residency_streams import make_streams
+from benchmarks.residency.residency_node import PARTS, apply_streams
+from benchmarks.residency.residency_streams import make_streams
 from ranvier_py.core.engine_cache.sources.event_values import Tier
 
 CAPACITY_BLOCKS = 1024

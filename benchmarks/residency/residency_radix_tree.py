@@ -1,4 +1,4 @@
-"""Dynamo's RadixTree by itself: run by benchmarks/residency.py with the interpreter of .venv-dynamo.
+"""Dynamo's RadixTree by itself: run by benchmarks/residency with the interpreter of .venv-dynamo.
 
 Eight workers hold 200 documents of 512 blocks between them, in events of 512 blocks and in events of one.
 Prints JSON: blocks applied in a second, and microseconds to find a document of 512 blocks that four workers hold.

@@ -1,6 +1,6 @@
 """How much of what agents send again is found again: recorded shapes through 1 and 4 nodes, and through smg.
 
-    python -m benchmarks.harness.clients [--shape codex …] [--nodes 1 4] [--peers-dir DIR] [--only ranvier smg]
+    python -m benchmarks.clients [--shape codex …] [--nodes 1 4] [--peers-dir DIR] [--only ranvier smg]
 
 Three engines in this process forget nothing, so how much of each prompt one of them held when it came is known: more
 than that no router could have found. A turn is consecutive that repeats at least half of an earlier prompt of its task;

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import process_time_ns
 
-from benchmarks.residency_parts.residency_streams import Streams
+from benchmarks.residency.residency_streams import Streams
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Apply, GapSettings, Level
 from ranvier_py.core.engine_cache.gaps import GapMachine

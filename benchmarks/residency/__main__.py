@@ -2,7 +2,7 @@
 
     python -m benchmarks.residency [--engines 10] [--blocks 20000] [--seed 1] [--dry]
 
-- `events`: busy engines whose caches are full (`residency_parts`), one stream each, by turns. `block_us` is what a
+- `events`: busy engines whose caches are full (`residency_streams`), one stream each, by turns. `block_us` is what a
   stored block costs together with the removal that makes room for it, all of a node's core work included, and with
   `engine_caches` the route table. Goal: 20 us, which is ten engines at 5,000 blocks a second each.
 - `memory`: bytes of a residency for each block it holds.
@@ -25,8 +25,8 @@ import orjson
 
 from benchmarks.decision import memory_of_process
 from benchmarks.harness.bench import ROOT, command_line, finish
-from benchmarks.residency_parts.residency_node import BLOCK_TOKENS, KEY, NAMESPACE, PARTS, apply_streams
-from benchmarks.residency_parts.residency_streams import make_streams
+from benchmarks.residency.residency_node import BLOCK_TOKENS, KEY, NAMESPACE, PARTS, apply_streams
+from benchmarks.residency.residency_streams import make_streams
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.prompts.fingerprint import TokenHasher
@@ -35,7 +35,7 @@ CAPACITY_BLOCKS = 16_384  # of one engine: 262,144 tokens, as of a large GPU wit
 STREAMS = 2  # recorded; engines share them, for recording takes longer than measuring
 GOAL_BLOCK_US = 20.0
 MEMORY_BLOCKS = 200_000
-RADIX_TREE = ROOT / "benchmarks" / "residency_parts" / "residency_radix_tree.py"
+RADIX_TREE = ROOT / "benchmarks" / "residency" / "residency_radix_tree.py"
 
 
 def measure_events(options: argparse.Namespace) -> dict[str, Any]:

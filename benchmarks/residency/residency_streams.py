@@ -1,4 +1,4 @@
-"""Event streams of busy engines for benchmarks/residency.py: what vLLM would publish, step by step, as payloads.
+"""Event streams of busy engines for benchmarks/residency: what vLLM would publish, step by step, as payloads.
 
 Each engine's cache evicts as vLLM's does and is full before anything is measured, so for each block that is stored one
 is removed. A step is what an engine does at once: a chunk of prompts of CHUNK_TOKENS, and one token more for each
