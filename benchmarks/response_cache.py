@@ -114,7 +114,8 @@ def stats_of(target: Target) -> Any:
 
 
 def look_ups(target: Target) -> dict[float, float]:
-    """In Redis so far: how many took so many seconds at most, by the node's own histogram."""
+    """Round trips to Redis so far, of all look-ups that waited for one: how many took so many seconds at most, by the
+    node's own histogram."""
     name = 'ranvier_cache_redis_latency_seconds_bucket{le="'
     with urllib.request.urlopen(f"{target.control}/metrics", timeout=30) as answer:  # noqa: S310
         rows = [line.removeprefix(name) for line in answer.read().decode().splitlines() if line.startswith(name)]
@@ -127,7 +128,7 @@ def under(target: Target, connections: int, seconds: float) -> dict[str, float]:
     load(target, "repeated", seconds, connections)
     counts = {bound: count - before[bound] for bound, count in look_ups(target).items()}
     total = max(counts.values())
-    return {"look_ups": total, "p99_ms_max": min(1000 * bound for bound, n in counts.items() if n >= 0.99 * total)}
+    return {"round_trips": total, "p99_ms_max": min(1000 * bound for bound, n in counts.items() if n >= 0.99 * total)}
 
 
 def placed(target: Target) -> int:

@@ -260,7 +260,7 @@ def response_cache(result: Result) -> Iterator[Row]:
     yield Row("hits/s at 16 connections", f"{hits['on']['per_s']:.0f}; {per_s}")
     if (in_redis := result.get("in_redis")) is not None:
         for connections, found in in_redis.items():
-            words = f"look-ups in Redis at {connections} connections: p99 at most"
+            words = f"look-ups in Redis at {connections} connections: p99 of a round trip at most"
             yield Row(words, f"{found['p99_ms_max']:g} ms", "5 ms", found["p99_ms_max"] <= 5)
         yield Row(
             "hits/s from Redis; processor time of a hit",
