@@ -34,6 +34,7 @@ from wsproto.utilities import RemoteProtocolError
 
 from ranvier_py.core.routing.summary import RequestSummary
 from tests.node.node_lab import Node, lab
+from tests.planted_bugs import Bug, plant
 from tests.proxy.wire import CHUNKED_HEAD, Wire, answer, chunk
 
 TARGET = "/v1/realtime"
@@ -290,6 +291,24 @@ async def test_an_engine_that_is_killed_closes_the_client() -> None:
         assert await client.wire.cut()
         await client.wire.aclose()
         await until(node, open=0, broken=1)
+
+
+@pytest.mark.parametrize("name", ["Splice._from_client", "Splice._from_backend"])
+async def test_a_bug_in_a_websocket_is_counted_and_ends_that_one_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lab(Engine(echo)) as node:
+        bug = Bug(times_max=1)
+        plant(monkeypatch, "ranvier_py.proxy.realtime", name, bug)
+        client = await taken(node)
+        await client.send(TextMessage("hello"))
+        assert await client.wire.cut()
+        await client.wire.aclose()
+        await until(node, open=0, opened=1)
+        assert bug.left == 0
+        page = (await node.http.get(f"{node.control}/metrics")).text
+        assert 'ranvier_unexpected_errors_total{place="connection"} 1.0' in page
+        await closed(await taken(node))
 
 
 async def test_an_engine_that_ends_without_a_word_ends_the_clients_side() -> None:
