@@ -116,6 +116,7 @@ async def noted(node: Node) -> int:
     return sum(int(float(number)) for number in found)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of generators that a bug left open
 @pytest.mark.parametrize(("module", "name"), ALL, ids=[name for _, name in ALL])
 async def test_a_bug_in_a_loop_is_counted_and_the_loop_goes_on(
