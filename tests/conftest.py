@@ -1,13 +1,18 @@
-"""Holds for all tests: what is left out of `make test`, and that bytecode is written."""
+"""Holds for all tests: what is left out of `make test`, that bytecode is written, and that an example may take long."""
 
 import os
 import sys
 
 import pytest
+from hypothesis import settings
 
 # Tests start hundreds of processes of ours. With bytecode written, only the first one of them compiles the package.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A busy machine is no counter-example.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,10 +1,19 @@
-"""How many examples hypothesis tries: all in CI and with WHOLE_SUITE=1, a quarter while one works."""
+"""How much is tried of what could be tried for ever: all in CI and with WHOLE_SUITE=1, a part while one works."""
 
 import os
+from collections.abc import Iterable
+
+import pytest
 
 LEAST = 10
 
 
 def examples(count: int) -> int:
-    """Of a test that tries `count` in CI."""
+    """How many hypothesis tries, of a test that tries `count` in CI."""
     return count if "WHOLE_SUITE" in os.environ else min(count, max(LEAST, count // 4))
+
+
+def some(values: Iterable[object], kept: int = 1) -> list[object]:
+    """Parameters of a test: all but the first ones are slow."""
+    values = list(values)
+    return [*values[:kept], *(pytest.param(value, marks=pytest.mark.slow) for value in values[kept:])]

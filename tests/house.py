@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -17,7 +17,7 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 59_200, "cluster": 13_400, "benchmarks": 7_350, "tests": 65_300}
+LINES_REACHED = {"ranvier_py": 59_200, "cluster": 13_400, "benchmarks": 7_350, "tests": 65_400}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -76,6 +76,12 @@ NAMED_TUPLE = frozenset({"_replace", "_asdict", "_fields", "_make"})
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
+
+
+@cache
+def nodes_of(path: Path) -> Sequence[ast.AST]:
+    """Every node of a file's tree: a dozen rules look at them all."""
+    return tuple(ast.walk(tree_of(path)))
 
 
 @cache
@@ -157,8 +163,13 @@ def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
         yield from runtime_nodes(node)
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports_of(path: Path) -> Sequence[tuple[int, str]]:
     """(line, module) of everything imported; `from package import module` names the module."""
+    return tuple(_imports_in(path))
+
+
+def _imports_in(path: Path) -> Iterator[tuple[int, str]]:
     for node in runtime_nodes(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -235,7 +246,7 @@ def imports_between_io_modules() -> list[str]:
 def class_names_used_twice() -> list[str]:
     where: defaultdict[str, list[str]] = defaultdict(list)
     for path in files("ranvier_py"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 where[node.name].append(short(path))
     return [f"{name}: {', '.join(paths)}" for name, paths in sorted(where.items()) if len(paths) > 1]
@@ -272,17 +283,22 @@ def old_words() -> Counter[tuple[str, str]]:
     for path in everything():
         if path == Path(__file__):
             continue
-        for identifier in identifiers(tree_of(path)):
+        for identifier in identifiers(nodes_of(path)):
             if old_words_in(identifier):
                 found[short(path), identifier] += 1
     return found
 
 
-def identifiers(tree: ast.AST) -> Iterator[str]:
-    """Every name that a file gives or uses."""
-    for node in ast.walk(tree):
-        for field in ("id", "attr", "name", "arg", "asname", "module", "rest"):
-            value = getattr(node, field, None)
+@cache
+def naming_fields(kind: type[ast.AST]) -> Sequence[str]:
+    return [field for field in kind._fields if field in ("id", "attr", "name", "arg", "asname", "module", "rest")]
+
+
+def identifiers(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Every name that these give or use."""
+    for node in nodes:
+        for field in naming_fields(type(node)):
+            value = getattr(node, field)
             if isinstance(value, str):
                 yield from value.split(".")
         if isinstance(node, ast.Global | ast.Nonlocal):
@@ -304,7 +320,7 @@ def longest_functions() -> list[tuple[int, str]]:
     found = [
         (body_lines(node), f"{short(path)}:{node.lineno} {node.name}")
         for path in everything()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     return sorted(found, reverse=True)
@@ -329,7 +345,7 @@ def crowded_folders() -> list[str]:
 def timings_in_docstrings() -> list[str]:
     found = []
     for path in files("ranvier_py"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if (
                 isinstance(node, ast.Expr)
                 and isinstance(node.value, ast.Constant)
@@ -346,7 +362,7 @@ def private_lines_in_tests() -> list[str]:
     found = {
         f"{short(path)}:{node.lineno}"
         for path in files("tests")
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
@@ -360,7 +376,7 @@ def sleeps_in_tests() -> list[str]:
     return [
         f"{short(path)}:{node.lineno}"
         for path in files("tests")
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "sleep"
     ]
 

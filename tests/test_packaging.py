@@ -63,6 +63,7 @@ def test_the_source_distribution_leaves_the_lab_out(built: Path) -> None:
     assert tops.isdisjoint({"cluster", "tests", "benchmarks", ".venv"})
 
 
+@pytest.mark.slow
 def test_the_wheel_works_where_the_checkout_is_not(built: Path, tmp_path: Path) -> None:
     """Run from the wheel, isolated: nothing may come from the checkout, and the lab is not importable."""
     (path,) = built.glob("*.whl")

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests import house
-from tests.house import body_lines, everything, files, imports_of, module_of, modules, package_of, short, tree_of
+from tests.house import (
+    body_lines,
+    everything,
+    files,
+    imports_of,
+    module_of,
+    modules,
+    nodes_of,
+    package_of,
+    short,
+    tree_of,
+)
 
 SHIPPED = files("ranvier_py")
 CORE = files("ranvier_py/core")
@@ -152,7 +163,7 @@ def test_nothing_in_the_core_waits() -> None:
     waiting = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
 
     def rule(path: Path) -> Iterator[tuple[int, str]]:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, waiting):
                 yield node.lineno, type(node).__name__
 
@@ -163,7 +174,7 @@ def test_nothing_in_the_core_iterates_over_a_set() -> None:
     """Its order is another one in each process: a simulation would not replay."""
 
     def rule(path: Path) -> Iterator[tuple[int, str]]:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             iterated = getattr(node, "iter", None)
             if isinstance(iterated, ast.Set | ast.SetComp) or called(iterated) in ("set", "frozenset"):
                 yield iterated.lineno, "iterates over a set"
@@ -221,7 +232,7 @@ def test_there_is_no_lock() -> None:
     """Core calls are atomic because they do not wait: whoever needs a lock has broken that."""
 
     def rule(path: Path) -> Iterator[tuple[int, str]]:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if called(node) in ("Lock", "RLock", "StrictFIFOLock", "Semaphore", "Condition"):
                 yield node.lineno, called(node)  # type: ignore[attr-defined]
 
@@ -233,7 +244,7 @@ def test_functions_and_files_stay_small() -> None:
         lines = len(path.read_text().splitlines())
         if lines > (TEST_FILE_LINES_MAX if "tests" in path.parts else FILE_LINES_MAX):
             yield 1, f"{lines} lines"
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = body_lines(node)
                 if length > FUNCTION_LINES_MAX:

@@ -182,6 +182,7 @@ def test_one_run_goes_from_traffic_to_goals(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_no_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A part of the benchmark must never take the place of the committed figures."""
     monkeypatch.setattr(policies, "RESULTS", tmp_path)

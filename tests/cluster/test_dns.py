@@ -175,7 +175,7 @@ def test_what_is_no_plain_query_is_answered_with_its_code(data: bytes, code: Rco
 
 
 @given(st.binary(max_size=80))
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 def test_no_bytes_make_the_zone_raise(data: bytes) -> None:
     zone = zone_of()
     for message in (data, query_of()[:12] + data, query_of() + data):

@@ -13,9 +13,16 @@ from cluster.scenario import Expect, Load, load_scenario, scenario_names
 from cluster.simulation.sim_node import SimNodes
 from cluster.simulation.sim_run import simulate
 from cluster.simulation.simulate import RunRequest, command_of, main, run, scenario_of
+from tests.examples import some
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 200
+QUICK = (
+    *("cold_start", "dns_flapping", "engine_restart", "fast_restart", "kill_one", "late_joiner", "loss_30"),
+    *("partition_three_ways", "pause_short", "rolling_restart", "udp_blocked"),
+)
+"""One of each kind of trouble: the others run in CI."""
+
 LONG = ("partition_long", "thousand", "crowd", "chaos")
 """Minutes of virtual time: for `python -m cluster sim --scenario NAME`. The thousand nodes have tests of their own."""
 
@@ -24,9 +31,7 @@ def simulated(name: str) -> bool:
     return "sim" in load_scenario(name).runs_on and name not in LONG
 
 
-def slow_with_engines(name: str) -> object:
-    """A parameter: where engines publish events as well, a run takes several times as long."""
-    return pytest.param(name, marks=pytest.mark.slow if name.startswith("kv_") else ())
+OTHERS = [name for name in scenario_names() if simulated(name) and name not in QUICK]
 
 
 @pytest.mark.slow
@@ -37,7 +42,7 @@ def test_the_invariants_hold_for_many_seeds() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", [slow_with_engines(name) for name in scenario_names() if simulated(name)])
+@pytest.mark.parametrize("name", some([*QUICK, *OTHERS], len(QUICK)))
 def test_a_cluster_lives_through(name: str) -> None:
     result = simulate(load_scenario(name), 1, SimNodes())
     assert result.violation is None, f"{result.violation}\npython -m cluster sim --scenario {name} --seed 1"
@@ -71,6 +76,7 @@ def test_a_thousand_nodes_know_each_other_each_death_and_each_route_update() -> 
     assert result.measures["node_greetings"] < 150 * 1000
 
 
+@pytest.mark.slow
 def test_a_large_cluster_that_loses_packets_notices_a_death_and_reports_all() -> None:
     """Beyond the mesh: probes of strangers, relays drawn from acquaintances, route updates along rings."""
     scenario = load_scenario("kill_one")
@@ -88,6 +94,7 @@ def test_a_large_cluster_that_loses_packets_notices_a_death_and_reports_all() ->
     assert result.measures["updates_late"] == 0
 
 
+@pytest.mark.slow
 def test_a_hundred_nodes_start_at_once_and_know_each_other() -> None:
     scenario = load_scenario("steady")
     cluster = replace(scenario.cluster, nodes=100, spread_s=1.0)
@@ -97,6 +104,7 @@ def test_a_hundred_nodes_start_at_once_and_know_each_other() -> None:
     assert result.measures["agreed_s"] is not None
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_trace_in_every_process() -> None:
     """Hash seeds, addresses and the order of sets differ between processes; a run must not."""
     argv = [sys.executable, "-m", "cluster", "sim", "--seed", "5", "--small"]

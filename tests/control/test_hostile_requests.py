@@ -113,6 +113,7 @@ async def ask(port: int, request: bytes) -> bytes:
         return answer
 
 
+@pytest.mark.slow
 async def test_no_request_to_the_control_port_of_a_node_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
     wrong: list[str] = []
     async with lab(deadline_s=2 * DEADLINE_S) as place:

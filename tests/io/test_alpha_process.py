@@ -45,6 +45,7 @@ async def tuned(tuner: OneJob, command: Sequence[str] = COMMAND) -> None:
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_the_process_finds_what_the_replay_finds() -> None:
     job = AlphaJob(0.2, 16, long_and_short())
     tuner = OneJob(job)

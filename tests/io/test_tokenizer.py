@@ -212,7 +212,7 @@ def test_turn_by_turn_equals_the_whole(name: str, template: str) -> None:
     tokenizer = loaded(name, template)
     done = 0
 
-    @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
     @given(turns(), st.sampled_from((None, TOOLS)))
     @example([[plain("system", "s"), plain("user", "a")], [plain("assistant", "b"), plain("user", "c")]], None)
     def check(parts: list[list[dict[str, Any]]], tools: Any) -> None:
@@ -230,7 +230,7 @@ def test_turn_by_turn_equals_the_whole(name: str, template: str) -> None:
 def test_turn_by_turn_equals_the_whole_with_templates_of_strange_habits(template: str) -> None:
     tokenizer = loaded("embedded", template)
 
-    @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
     @given(turns(), st.sampled_from((None, TOOLS)))
     def check(parts: list[list[dict[str, Any]]], tools: Any) -> None:
         check_turn_by_turn(tokenizer, parts, tools)
@@ -255,7 +255,7 @@ def test_tokens_are_those_of_transformers(name: str, template: str) -> None:
     reference = library_tokenizer(EMBEDDED if name == "embedded" else DATA / name)
     text = (DATA / "templates" / f"{template}.jinja").read_text() if template else None
 
-    @settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW)
+    @settings(max_examples=examples(30), suppress_health_check=SLOW)
     @given(turns(), st.sampled_from((None, TOOLS)))
     def check(parts: list[list[dict[str, Any]]], tools: Any) -> None:
         messages = [message for part in parts for message in part]

@@ -11,6 +11,7 @@ from cluster.agents.agent_shapes import AgentRequest, names, requests_of, shape_
 from cluster.agents.agent_traffic import replayed
 from cluster.agents.engine_fleet import MODEL, EngineFleet
 from ranvier_py.io.tokenizer import EMBEDDED
+from tests.examples import some
 from tests.node.node_lab import cluster_lab
 
 ENGINES = 3
@@ -42,7 +43,7 @@ async def replay(name: str, nodes: int, folder: Path) -> None:
     assert reuse.reused > 0.3 * reuse.tokens
 
 
-@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("nodes", some([4, 1]))
 @pytest.mark.parametrize("name", QUICK)
 async def test_turns_of_an_agent_reach_the_engine_that_holds_their_history(
     name: str, nodes: int, tmp_path: Path

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from tests.node.node_lab import ClusterLab, Node, cluster_lab
@@ -56,6 +57,7 @@ async def test_each_engine_is_read_by_one_node_and_by_another_when_that_one_goes
         await read_by_one_each(nodes)
 
 
+@pytest.mark.slow
 async def test_who_stood_by_reads_on_exactly_what_the_engine_can_not_replay(tmp_path: Path) -> None:
     """The one who read is killed; then, once another stands by, so is the next: all routers are replaced in turn."""
     async with lab(tmp_path, buffer_messages=4) as place:
@@ -105,6 +107,7 @@ async def ask(place: ClusterLab, url: str, text: str) -> None:
     assert (await place.http.post(f"{url}/v1/chat/completions", json=body)).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_node_that_joins_takes_over_what_is_its_own_and_nothing_is_lost(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         first = await place.start()

@@ -37,6 +37,7 @@ def test_who_has_descriptors_enough_keeps_his_limits_and_who_has_not_is_warned(
     assert "node.connections_cut connections_max 10000 -> 256: this process may have 1024 files open" in caplog.text
 
 
+@pytest.mark.slow
 async def test_idle_clients_take_no_descriptor_that_a_request_needs() -> None:
     """A node that may have 300 files open, 400 clients that say nothing, and now and then one who asks."""
     engine = Scripted(GOOD)

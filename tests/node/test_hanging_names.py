@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.examples import some
 from tests.io.test_resolver import Hanging
 from tests.node.node_lab import DEADLINE_S, Lab, opened, turn
 
@@ -43,7 +44,7 @@ async def test_a_resolver_that_hangs_for_many_names_opens_no_circuit_and_stops_n
         system.release.set()
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("number", some([errno.EMFILE, errno.ENFILE, errno.ENOMEM]))
 async def test_an_engine_whose_name_finds_no_descriptor_here_is_not_blamed(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -129,19 +129,21 @@ async def longest_turn(
     return found
 
 
-WIRE = {
-    "64 MiB of lists": (content_of("lists", b"[],", LIMIT), 0),
-    "64 MiB of text with message ends": (roles(LIMIT), 0),
-    "64 MiB in large chunks": (text_of("letters", b"a", LIMIT), 65_536),
-    "as much as is parsed": (text_of("letters", b"a", PARSED_BYTES_MAX), 0),
-    "chunks of one byte": (Hostile("ones", CHAT_PATH, b" " * 500_000), 1),
-    "chunks of two bytes": (Hostile("twos", CHAT_PATH, b" " * 500_000), 2),
+WIRE: dict[str, tuple[Callable[[], Hostile], int]] = {
+    "64 MiB of lists": (lambda: content_of("lists", b"[],", LIMIT), 0),
+    "64 MiB of text with message ends": (lambda: roles(LIMIT), 0),
+    "64 MiB in large chunks": (lambda: text_of("letters", b"a", LIMIT), 65_536),
+    "as much as is parsed": (lambda: text_of("letters", b"a", PARSED_BYTES_MAX), 0),
+    "chunks of one byte": (lambda: Hostile("ones", CHAT_PATH, b" " * 500_000), 1),
+    "chunks of two bytes": (lambda: Hostile("twos", CHAT_PATH, b" " * 500_000), 2),
 }
+"""What makes a body, and the bytes of its chunks; 0: it has none."""
 
 
 @pytest.mark.parametrize("name", WIRE)
 async def test_no_body_on_the_wire_holds_up_the_event_loop(name: str) -> None:
-    hostile, chunk_bytes = WIRE[name]
+    make, chunk_bytes = WIRE[name]
+    hostile = make()
     async with lab(Swallowing(), deadline_s=DEADLINE_S) as node, watched() as turns:
         took_s, task = await longest_turn(node, turns, hostile, chunk_bytes)
         assert took_s <= OCCUPIED_S_MAX, task

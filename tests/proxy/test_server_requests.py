@@ -304,7 +304,7 @@ def test_no_bytes_crash_the_server_or_leave_anything_behind() -> None:
                 assert (await wire.response())[0] == 200
             assert "internal_error" not in server.counters.errors
 
-    @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
     @given(st.lists(STREAMS, max_size=10))
     def check(streams: list[list[bytes]]) -> None:
         trio.run(feed, streams)

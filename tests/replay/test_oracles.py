@@ -106,7 +106,7 @@ REQUESTS = st.lists(
 
 
 @given(REQUESTS)
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_pruning_by_bounds_never_changes_the_choice(requests: list[tuple[list[int], int, float, int]]) -> None:
     engines = [EngineModel(limits) for limits in (LIMITS, LIMITS, FAST, FAST)]
     now = 0.0
@@ -141,7 +141,7 @@ def first_token(engine: EngineModel, work: Job, now: float) -> float:
 
 
 @given(REQUESTS)
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 def test_regret_is_the_first_token_there_less_the_soonest_anywhere(
     requests: list[tuple[list[int], int, float, int]],
 ) -> None:

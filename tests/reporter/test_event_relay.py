@@ -272,7 +272,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(0, 9))
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 async def test_pu10_whatever_is_lost_both_sides_agree_in_the_end(steps: list[tuple[str, int]], seed: int) -> None:
     wire, held, rng = Wire(), set[int](), Random(seed)
     for verb, number in steps:

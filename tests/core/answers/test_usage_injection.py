@@ -88,7 +88,7 @@ values = st.recursive(
 bodies = st.dictionaries(st.sampled_from(["stream_options", "messages", "tools"]), values, max_size=3)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(bodies, st.sampled_from([None, 1]))
 def test_whatever_is_sent_means_the_same_but_for_the_question(fields: dict[str, Any], indent: int | None) -> None:
     body = json.dumps({"stream": True, **fields}, indent=indent).encode()

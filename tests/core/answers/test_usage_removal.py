@@ -66,7 +66,7 @@ streams = st.tuples(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(streams)
 @example(([delta("a")], [DONE], [], []))
 def test_chunks_and_reads_may_cut_it_anywhere(
@@ -79,7 +79,7 @@ def test_chunks_and_reads_may_cut_it_anywhere(
     assert remover.removed == 1
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(streams)
 def test_a_body_without_chunks_is_cut_anywhere_too(
     stream: tuple[list[bytes], list[bytes], list[int], list[int]],
@@ -89,7 +89,7 @@ def test_a_body_without_chunks_is_cut_anywhere_too(
     assert b"".join(out) == b"".join([*before, *after])
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(streams)
 def test_what_nobody_asked_for_twice_passes_byte_by_byte_in_its_own_order(
     stream: tuple[list[bytes], list[bytes], list[int], list[int]],

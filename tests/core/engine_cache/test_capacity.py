@@ -21,7 +21,7 @@ from tests.examples import examples
 USES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 500), st.integers(-1, 50)), max_size=40)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(USES, st.integers(0, 60), st.integers(0, 9000))
 def test_the_clock_counts_each_token_in_the_second_of_its_last_use(
     uses: list[tuple[int, int, int]], second: int, distance: int

@@ -95,7 +95,7 @@ def mangled(draw: st.DrawFn) -> list[bytes]:
     return found
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(mangled())
 def test_a_mangled_stream_stays_within_its_bounds(payloads: list[bytes]) -> None:
     decoder = EventDecoder()
@@ -168,7 +168,7 @@ HYBRIDS = ("vllm-0.32-map",)  # has a sliding window beside its attention
 CALLS = ("live", "live", "live", "replayed", "replay_ended", "replay_failed", "connected", "disconnected", "wait")
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(mangled(), st.data(), st.sampled_from(NAMES))
 def test_after_any_nonsense_a_good_engine_is_known_exactly(
     payloads: list[bytes], data: st.DataObject, good: str

@@ -106,7 +106,7 @@ def test_cr15_an_event_of_more_than_a_mebibyte_ends_the_stream(head: bytes) -> N
         read(line * (EVENT_BYTES_MAX // 1000 + 2), piece=len(line))
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.binary(max_size=60), max_size=20))
 def test_cr33_no_bytes_harm_the_reader(pieces: list[bytes]) -> None:
     reader = EventReader()
@@ -188,7 +188,7 @@ def test_cx18_what_a_backend_held_is_forgotten_alone() -> None:
     assert set(index.holders("aa", 0.0)) == {B}
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.sampled_from(list(Verb)), st.integers(0, 150), st.integers(1, 9)),

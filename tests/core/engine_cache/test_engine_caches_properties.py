@@ -150,7 +150,7 @@ class World:
             self.routes.sweep(self.now, self.generations, 10_000)
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 @given(st.sampled_from([1, 2]), actions)
 def test_after_a_whole_sweep_the_table_has_what_the_engine_holds(
     width: int, todo: list[tuple[str, int, int, int]]
@@ -166,7 +166,7 @@ def test_after_a_whole_sweep_the_table_has_what_the_engine_holds(
     assert world.sent() == {name: (True, int(held[name] is not Tier.GPU)) for name in wanted}
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(actions)
 def test_a_table_that_evicts_has_nothing_that_is_not_held(todo: list[tuple[str, int, int, int]]) -> None:
     world = World(1, 12)

@@ -162,7 +162,7 @@ def test_a_capacity_that_is_no_number_is_not_there(blocks: bytes) -> None:
     assert (found.capacity_tokens, found.block_tokens) == (None, 16)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=300), st.integers(0, 2000), st.integers(0, 2000))
 def test_nothing_that_an_engine_sends_raises(noise: bytes, start: int, end: int) -> None:
     for page in (VLLM, SGLANG, TRITON):

@@ -275,7 +275,7 @@ events_like = st.one_of(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.binary(max_size=200))
 def test_bytes_raise_nothing_but_bad_batch(payload: bytes) -> None:
     decoder = EventDecoder()
@@ -286,7 +286,7 @@ def test_bytes_raise_nothing_but_bad_batch(payload: bytes) -> None:
             continue
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(st.lists(events_like, max_size=4), anything, st.data())
 def test_whatever_stands_in_a_batch_its_other_events_are_read(
     events: list[Any], rank: Any, data: st.DataObject

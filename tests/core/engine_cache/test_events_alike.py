@@ -31,7 +31,7 @@ messages = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(messages, min_size=1, max_size=12))
 def test_a_decoder_that_has_read_much_reads_as_a_new_one_does(several: list[dict[str, object]]) -> None:
     """A block without salt must not inherit the salt of the one before it, nor a bad field pass as a good one did."""
@@ -48,7 +48,7 @@ def test_a_decoder_that_has_read_much_reads_as_a_new_one_does(several: list[dict
     assert old.counters == total.counters
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(messages, min_size=1, max_size=6))
 def test_short_messages_and_long_ones_are_read_alike(several: list[dict[str, object]]) -> None:
     payload = msgpack.packb([1.5, several, 0])

@@ -160,7 +160,7 @@ class World(Stream):
             self.tick(31.0)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.05, 0.2, 0.5]), st.sampled_from([3, 15, 1000]), st.booleans())
 def test_exact_means_exact_and_comes_back_when_the_net_is_calm(
     seed: int, loss: float, buffer: int, peers: bool
@@ -178,7 +178,7 @@ def test_exact_means_exact_and_comes_back_when_the_net_is_calm(
         assert world.applied[-1] == world.history[-1]
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(st.integers(0, 2**32), st.sampled_from([0.05, 0.2]))
 def test_without_replay_a_peers_copy_brings_it_back(seed: int, loss: float) -> None:
     world = World(seed, loss, 1000, False, True)
@@ -209,7 +209,7 @@ calls = st.one_of(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.lists(calls, max_size=60))
 def test_any_order_of_calls_keeps_the_bounds_and_never_raises(todo: list[tuple[object, ...]]) -> None:
     """What an engine numbers as it likes, and sockets that report as they like."""

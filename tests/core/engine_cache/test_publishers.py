@@ -231,7 +231,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(JSON | st.just(SGLANG))
 def test_whatever_an_engine_answers_is_read_or_refused(reported: Any) -> None:
     for read in (read_event_sources, read_server_info):
@@ -243,7 +243,7 @@ def test_whatever_an_engine_answers_is_read_or_refused(reported: Any) -> None:
                 assert where is None or (where.host == "engine" and 0 < where.port < 65536)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_json_report_nothing(data: bytes) -> None:
     read_event_sources(data)

@@ -57,7 +57,7 @@ def test_pu2_prompts_that_share_64_tokens_share_a_key_and_others_do_not() -> Non
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=6), st.sampled_from([0, 3]))
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @example([64, 1, 1, 1, 50], 3)
 @example([1, 63, 1], 3)
 def test_pu2_a_chat_read_turn_by_turn_has_the_key_of_the_chat_read_at_once(lengths: list[int], short: int) -> None:
@@ -101,7 +101,7 @@ def test_pu2_the_length_is_that_of_the_request_and_64_where_it_has_none_or_0() -
 
 
 @given(st.lists(st.integers(0, 200_000), max_size=80), st.lists(st.integers(0, 200_000), max_size=80))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_pu3_keys_are_equal_only_if_the_token_ids_are(one: list[int], other: list[int]) -> None:
     assert (key_of(one, 64) == key_of(other, 64)) == (one[:64] == other[:64])
 

@@ -35,7 +35,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["evict", "sync", "forget"]), st.samp
 
 
 @given(STEPS)
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 def test_pu7_who_holds_a_hash_is_who_reported_it_whatever_workers_report(
     steps: list[tuple[str, BackendId, list[int]]],
 ) -> None:
@@ -128,7 +128,7 @@ LIKELY: list[Any] = ["w0", 3, [], [0], ["a" * 64], "a" * 64, [[1, "YWJj"]], [[1,
 
 
 @given(st.dictionaries(NAMES, st.sampled_from(LIKELY) | JSON, max_size=9))
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 def test_whatever_a_message_holds_it_is_read_or_refused_with_a_400(body: Mapping[str, Any]) -> None:
     for read in (read_eviction, read_sync, read_events):
         with suppress(BadRequest):

@@ -52,7 +52,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 999), st.sampled_from([1, 5, 15, 16, 17, 24, 32, 64]), actions)
 def test_what_is_reported_is_what_a_walk_over_all_blocks_finds(
     seed: int, width: int, todo: list[tuple[str, int]]
@@ -128,7 +128,7 @@ hostile_events = st.one_of(
 )
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(st.lists(hostile_events, max_size=40), st.integers(1, 30), st.integers(0, 12))
 def test_contradictions_and_rings_keep_the_bounds(events: list[Event], entries_max: int, orphaned_max: int) -> None:
     residency = Residency(hasher(), namespace_of, entries_max=entries_max, orphaned_max=orphaned_max)

@@ -432,7 +432,7 @@ replies = st.recursive(
 
 
 @given(st.lists(replies, max_size=5), st.booleans())
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_cr33_a_reply_of_any_form_is_taken_or_is_an_error_and_never_more(reply: list[object], hello: bool) -> None:
     one = Side(FakeRedis(), X) if hello else side(X)
     job = one.job(2.0)
@@ -441,7 +441,7 @@ def test_cr33_a_reply_of_any_form_is_taken_or_is_an_error_and_never_more(reply: 
 
 
 @given(st.dictionaries(st.sampled_from([b"http://x", b"http://y", b"?", b"\xff"]), st.binary(max_size=20)))
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 def test_an_entry_of_any_content_is_read_or_left_out(entries: dict[bytes, bytes]) -> None:
     one, two = pair()
     two.redis.data[f"p:{one.shared.generation}:aa"] = {**entries, b"http://y": b"64 w"}

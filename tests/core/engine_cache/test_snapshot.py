@@ -47,7 +47,7 @@ def copied(held: Residency) -> Residency:
     return other
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 999), st.sampled_from([1, 5, 16, 24, 32]), actions, actions)
 def test_a_copy_is_equal_and_goes_on_as_the_original_does(
     seed: int, width: int, before: list[tuple[str, int]], after: list[tuple[str, int]]
@@ -211,7 +211,7 @@ def bent(rows: BlockRows, seed: int) -> BlockRows:
     return rows._replace(**{name: bytes(column)})
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.integers(0, 2**20))
 def test_bent_columns_are_refused_or_make_another_valid_copy(seed: int) -> None:
     held = residency()

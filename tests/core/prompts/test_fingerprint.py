@@ -169,7 +169,7 @@ def named_anew(segments: Sequence[Segment]) -> list[Segment]:
     return found
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.data())
 def test_ends_that_fall_short_are_the_same_however_the_tokens_came(lengths: list[int], data: st.DataObject) -> None:
     """At once or message by message; and each is a whole block that ends early enough."""
@@ -207,7 +207,7 @@ def test_a_plain_hasher_hashes_the_same_to_the_very_end() -> None:
     assert short.plain().extend(start, ids, [32]) == TokenHasher(KEY).extend(start, ids, [32])
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=5))
 def test_blocks_of_many_jobs_at_once_equal_those_of_each_by_itself(jobs: list[tuple[int, int]]) -> None:
     """What engines hold is hashed by one of these, prompts by the other: a difference would make every claim wrong."""

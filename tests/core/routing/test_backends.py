@@ -478,7 +478,7 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
+TestAnyHistory.settings = settings(max_examples=examples(40), stateful_step_count=30)
 
 
 # --- what peers report ------------------------------------------------------------------------------------------------

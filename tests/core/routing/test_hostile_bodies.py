@@ -101,6 +101,7 @@ def collecting_as_a_node_does() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
+@pytest.mark.slow
 def test_no_known_shape_of_a_body_holds_up_the_event_loop() -> None:
     policies = Random(1)
     for hostile in dearest():

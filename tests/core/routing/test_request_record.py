@@ -128,7 +128,7 @@ CHAIN = st.lists(
 ).map(lambda chain: tuple(sorted(chain)))
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(CHAIN, st.data())
 def test_a_line_reads_back(chain: tuple[tuple[int, int], ...], data: st.DataObject) -> None:
     ends = data.draw(st.sets(st.integers(0, max(0, len(chain) - 1)))) if chain else set()

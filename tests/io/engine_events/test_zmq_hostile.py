@@ -53,7 +53,7 @@ async def still_received(source: KvPublisher, received: Received) -> None:
 # --- any frames -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(st.lists(FRAMES, min_size=1, max_size=15))
 def test_any_frames_may_come_over_the_wire(live: list[list[bytes]]) -> None:
     async def main() -> None:
@@ -69,7 +69,7 @@ def test_any_frames_may_come_over_the_wire(live: list[list[bytes]]) -> None:
     trio.run(main)
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12))
 @given(st.lists(FRAMES, max_size=12), st.booleans())
 def test_any_answer_to_a_question_ends_it(answers: list[list[bytes]], ends: bool) -> None:
     """A question without an end would leave the stream in repair for ever."""
@@ -132,7 +132,7 @@ async def speaking(speak: Callable[[trio.SocketStream], Awaitable[None]]) -> Asy
         nursery.cancel_scope.cancel()
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(st.sampled_from([b"", GREETING, GREETING + READY]), st.lists(st.binary(max_size=300), max_size=5))
 def test_any_bytes_end_the_connection_or_are_passed_over(before: bytes, chunks: list[bytes]) -> None:
     async def main() -> None:
@@ -183,6 +183,7 @@ async def test_a_message_of_many_parts_is_counted_and_its_parts_are_dropped() ->
     assert FRAMES_MAX < 50_000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel does not say how much came")
 async def test_a_message_without_an_end_costs_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """libzmq would keep its parts until the last one comes, which it never does."""

@@ -184,6 +184,7 @@ async def until(holds: Callable[[], bool], within_s: float, step_s: float = 0.01
     return trio.current_time() - began
 
 
+@pytest.mark.slow
 async def test_twenty_nodes_find_each_other_from_one_address_and_stay_together(autojump_clock: Clock) -> None:
     async with world("twenty") as all_:
         nodes = await all_.met(20, 5.0)

@@ -90,7 +90,7 @@ def happens_at(model: EngineModel, work: Job, now: float) -> float:
 
 
 @given(EXACT, ACTIONS)
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 def test_leaps_single_steps_and_the_naive_engine_do_the_same_at_the_same_times(
     limits: EngineLimits, actions: list[tuple[str, list[int], int, float]]
 ) -> None:
@@ -126,7 +126,7 @@ def test_leaps_single_steps_and_the_naive_engine_do_the_same_at_the_same_times(
 
 
 @given(ANY, ACTIONS)
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 def test_the_forecast_of_a_first_token_is_what_then_happens(
     limits: EngineLimits, actions: list[tuple[str, list[int], int, float]]
 ) -> None:
@@ -156,7 +156,7 @@ def test_the_forecast_of_a_first_token_is_what_then_happens(
 
 
 @given(ANY, ACTIONS)
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 def test_times_do_not_depend_on_when_the_engine_is_asked(
     limits: EngineLimits, actions: list[tuple[str, list[int], int, float]]
 ) -> None:

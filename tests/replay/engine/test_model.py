@@ -238,7 +238,7 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
 @given(st.integers(5, 9), st.lists(st.tuples(PROMPTS, st.integers(1, 6)), min_size=1, max_size=25))
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 def test_hits_of_sequential_requests_equal_a_brute_force_cache(
     capacity: int, served: list[tuple[list[int], int]]
 ) -> None:
@@ -314,7 +314,7 @@ class CacheUnderConcurrency(RuleBasedStateMachine):
 
 
 TestCacheUnderConcurrency = CacheUnderConcurrency.TestCase
-TestCacheUnderConcurrency.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestCacheUnderConcurrency.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
 # ---- the clock
@@ -399,7 +399,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS, st.booleans())
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 def test_whatever_happens_time_is_monotone_blocks_are_conserved_and_every_request_ends_once(
     actions: list, every_token: bool
 ) -> None:

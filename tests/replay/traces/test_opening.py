@@ -118,7 +118,7 @@ def problem(path: Path, options: TraceOptions) -> str:
     return ""
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 @given(form=st.sampled_from(["mooncake", "token_ids", "recording"]), lines=LINES)
 def test_no_bytes_are_more_than_a_trace_error(tmp_path_factory: pytest.TempPathFactory, form: Any, lines: Any) -> None:
     path = written(tmp_path_factory.getbasetemp() / "any", lines)
@@ -126,7 +126,7 @@ def test_no_bytes_are_more_than_a_trace_error(tmp_path_factory: pytest.TempPathF
     assert not found or found.startswith(str(path))
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(lines=st.lists(SPOKEN, min_size=1, max_size=2) | LINES)
 def test_no_chat_is_more_than_a_trace_error(tmp_path_factory: pytest.TempPathFactory, lines: Any) -> None:
     path = written(tmp_path_factory.getbasetemp() / "any", lines)
@@ -136,7 +136,7 @@ def test_no_chat_is_more_than_a_trace_error(tmp_path_factory: pytest.TempPathFac
     assert not found or found.startswith(str(path))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(lines=st.lists(st.binary(max_size=40) | st.just(b"2023-11-16 18:15:46.6805900,374,44"), max_size=3))
 def test_no_arrivals_are_more_than_a_trace_error(tmp_path_factory: pytest.TempPathFactory, lines: Any) -> None:
     path = written(tmp_path_factory.getbasetemp() / "any", [HEADER, *lines])

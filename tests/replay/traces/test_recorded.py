@@ -141,7 +141,7 @@ CHANGES = st.dictionaries(
 )
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(CHANGES)
 def test_no_record_is_more_than_a_trace_error(tmp_path_factory: pytest.TempPathFactory, changes: Any) -> None:
     fields = {**orjson.loads(RECORD.line()), **changes}

@@ -13,7 +13,7 @@ from tests.examples import examples
 PLACE = ("10.0.0.1", 7946)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.integers(1, 2**64 - 1), st.floats(0, 1e9), st.floats(0, 10))
 def test_an_answer_is_good_for_2_to_4_seconds(session: int, now: float, later: float) -> None:
     challenges = Challenges(Random(1))
@@ -52,7 +52,7 @@ def test_greetings_are_bounded_and_the_oldest_goes_first() -> None:
     assert [challenges.answered(7, nonce, 5.0) for nonce in nonces[:3]] == [False, False, True]
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0, 1.5)), max_size=40))
 def test_a_rate_limit_lets_each_through_once_in_its_interval_and_not_too_many(
     tries: list[tuple[str, float]],

@@ -11,7 +11,7 @@ from ranvier_py.core.gossip.contact.sessions import WINDOW, ReplayWindow
 from tests.examples import examples
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.integers(0, 10**6),
     st.lists(st.integers(-3, 9) | st.sampled_from([-WINDOW, 1 - WINDOW, -1 - WINDOW, WINDOW - 1, WINDOW, WINDOW + 1])),

@@ -121,7 +121,7 @@ def test_a_peer_that_greets_us_may_not_know_us() -> None:
     assert two.knows(one)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.lists(st.booleans(), max_size=24), st.booleans(), st.sampled_from([Plane.DATAGRAM, Plane.PROBE]))
 def test_whatever_is_lost_both_know_each_other_soon_after(fates: list[bool], both: bool, plane: Plane) -> None:
     """With both sides probing whom they know, twice a second. Each proof is reported once."""

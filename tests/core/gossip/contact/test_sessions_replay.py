@@ -95,5 +95,5 @@ class Adversary(RuleBasedStateMachine):
         assert sum(len(delivery.data) for delivery in self.world.log if delivery.to == ELSEWHERE) <= self.forged_bytes
 
 
-Adversary.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+Adversary.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestAdversary = Adversary.TestCase

@@ -113,7 +113,7 @@ def test_a_tick_is_wanted_at_once_and_then_not_before_an_interval() -> None:
     assert broadcasts.wake_at == 9.2, "a tick that is due stays due"
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3), st.integers(0, 600)), max_size=60),
     st.integers(1, 200),

@@ -124,7 +124,7 @@ def test_only_so_many_namesakes_are_remembered() -> None:
     assert me.overtake(other(me.record.epoch + 1, 3 * NAMESAKES_MAX - 1))
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.lists(
         st.tuples(

@@ -54,6 +54,7 @@ def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
     assert count < NODES * (NODES - 1)
 
 
+@pytest.mark.slow
 def test_route_updates_are_reported_on_however_few_the_neighbours_are() -> None:
     """A node with less peers than a mesh has took the cluster for one, and reported on nothing."""
     for node in sim_nodes():

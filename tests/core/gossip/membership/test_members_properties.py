@@ -133,5 +133,5 @@ class AnyDelivery(RuleBasedStateMachine):
 
 TestAnyDelivery = AnyDelivery.TestCase
 TestAnyDelivery.settings = settings(
-    max_examples=examples(25), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(25), stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -153,7 +153,7 @@ def test_a_proof_of_the_dead_makes_no_acquaintance() -> None:
     assert world.neighbours.acquainted() == ()
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 120))
 def test_neighbours_are_the_next_on_each_ring_whatever_happened_before(seed: int, count: int) -> None:
     rng = Random(seed)

@@ -119,7 +119,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(CHANGES)
 def test_the_tables_agree_after_any_changes(changes: list[tuple[str, int, int]]) -> None:
     roster = Roster()

@@ -62,7 +62,7 @@ KINDS = st.sampled_from(["begin", "confirm", "rearm", "postpone", "end", "expire
 STEPS = st.lists(st.tuples(KINDS, st.integers(1, 4), st.integers(1, 5)), max_size=40)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(STEPS)
 def test_the_heap_always_holds_the_nearest_deadline(steps: list[tuple[str, int, int]]) -> None:
     suspicions, now = Suspicions(), 0.0

@@ -233,7 +233,7 @@ def test_snapshots_are_asked_of_those_who_know_exactly_the_reader_last() -> None
     assert {STATE_OF[level].subscribes for level in Level} == {True}
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.integers(1, 6),
     st.lists(st.tuples(st.sampled_from(["join", "die", "unable", "able", "wait"]), st.integers(0, 30)), max_size=12),

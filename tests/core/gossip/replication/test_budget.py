@@ -37,7 +37,7 @@ TOP = 2**64 - 1
 PEERS = [Peer(session, ("10.0.0.1", 7000 + session)) for session in range(2, 30)]
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.floats(0, 0.4), st.integers(1, 60)), max_size=60))
 def test_no_second_holds_more_than_the_window_allows(steps: list[tuple[float, int]]) -> None:
     window, now = Window(100), 50.0

@@ -237,7 +237,7 @@ TURNS = st.lists(
 ).map(lambda turns: sorted(turns, key=lambda each: each[3]))
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(TURNS, st.randoms(), st.data())
 def test_any_order_of_route_updates_with_doubles_gives_the_same_table(
     turns: list[tuple[int, int, int, int]], rng: Random, data: st.DataObject
@@ -303,7 +303,7 @@ class Adversary:
                     assert knows(self.net, session, token), "a number covers what was never received"
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 4 * 200), min_size=30, max_size=150), st.sampled_from((3, 1000)))
 def test_numbers_never_go_back_and_cover_only_what_is_known(actions: list[int], log_entries_max: int) -> None:
     """S3, under any network; and once the network is good again all know the same."""

@@ -71,7 +71,7 @@ def test_rows_of_several_chats_and_backends_name_their_own() -> None:
     assert encode_removal(Removal(ENGINE, (3, 4))) == pack("<BBQB2Q", 0, 1, 7, 1, 3, 4)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(ROWS)
 def test_rows_come_back_from_their_bytes(rows: Sequence[UpdateRow]) -> None:
     data = encode_rows(rows)
@@ -83,7 +83,7 @@ def test_rows_come_back_from_their_bytes(rows: Sequence[UpdateRow]) -> None:
         decode_removal(data)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(REMOVALS)
 def test_a_removal_comes_back_from_its_bytes(removal: Removal) -> None:
     data = encode_removal(removal)
@@ -95,7 +95,7 @@ def test_a_removal_comes_back_from_its_bytes(removal: Removal) -> None:
         decode_rows(data)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(
     st.one_of(
         st.binary(max_size=120),

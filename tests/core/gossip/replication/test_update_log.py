@@ -64,7 +64,7 @@ def read(source: UpdateLogs, origin: int, after: int, now: float = NOW) -> list[
 # --- vectors ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.dictionaries(st.integers(1, 2**64 - 1), st.integers(1, 2**64 - 1), max_size=8), st.randoms())
 def test_the_hash_of_a_vector_does_not_depend_on_the_path_there(numbers: dict[int, int], rng: Random) -> None:
     direct, winding = VersionVector(), VersionVector()
@@ -172,7 +172,7 @@ def test_of_what_has_expired_only_the_number_is_sent() -> None:
     assert batch.entries[0].age_s == AGE_MAX_S
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from((ME, OTHER, THIRD)), st.integers(1, 40)), max_size=30), st.integers(1, 60))
 def test_logs_stay_within_their_bound_and_without_gaps(steps: list[tuple[int, int]], entries_max: int) -> None:
     """S3: what is given away is exactly what follows a number, or nothing at all."""
@@ -382,7 +382,7 @@ def test_what_no_batch_could_carry_leaves_its_number_only() -> None:
 
 
 @given(st.lists(st.binary(max_size=30), min_size=1, max_size=60), st.integers(1, 40), st.integers(0, 70))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_room_for_what_follows_is_reported_without_a_walk(
     route_updates: list[bytes], entries_max: int, after: int
 ) -> None:
@@ -394,7 +394,7 @@ def test_room_for_what_follows_is_reported_without_a_walk(
     assert kept.bytes_after(ME, after) == sum(len(route_update) + ENTRY_BYTES for route_update in there)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(st.sampled_from(["append", "extend", "adopt", "prune", "absent"]), st.integers(0, 1400)), max_size=60

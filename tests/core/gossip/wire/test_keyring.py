@@ -21,7 +21,7 @@ def problems_of(text: str) -> list[str]:
     return caught.value.problems
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.binary(min_size=32, max_size=32).filter(lambda key: len(set(key)) > 1))
 def test_every_spelling_of_a_key_is_the_same_key(key: bytes) -> None:
     spellings = [key.hex(), key.hex().upper(), b64encode(key).decode(), urlsafe_b64encode(key).decode()]

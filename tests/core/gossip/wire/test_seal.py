@@ -55,7 +55,7 @@ def refusal(reader: Sealer, packet: bytes, plane: Plane = Plane.DATAGRAM) -> Rea
     return caught.value.reason
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.integers(1, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 255), st.binary(), st.sampled_from(Plane)
 )  # fmt: skip
@@ -96,7 +96,7 @@ def test_a_packet_cut_off_at_any_byte_is_refused() -> None:
     assert refusal(reader, packet + b"\x00") is Reason.TAG
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=100), st.sampled_from(Plane))
 def test_arbitrary_bytes_are_refused_and_leave_nothing_behind(data: bytes, plane: Plane) -> None:
     """Also behind a header of ours: a stranger without the key must not fill the table of subkeys."""
@@ -204,7 +204,7 @@ def test_keys_are_rotated_under_load_without_a_lost_packet() -> None:
     assert refusal(nodes[0], sealer(9).seal(Plane.DATAGRAM, 0, 20, b"late")) is Reason.KEY
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(st.lists(st.sampled_from(["datagram", "probe", "bulk", "restart", "rekey"]), max_size=40), st.integers())
 def test_no_key_ever_sees_a_nonce_twice(actions: list[str], seed: int) -> None:
     """stalwartlabs/jmap-server#3. Over planes, restarts and rotations there and back, with nothing stored on disk."""

@@ -85,7 +85,7 @@ def test_every_message_has_a_kind_and_all_its_members_travel() -> None:
 
 @pytest.mark.parametrize("make", STRATEGIES, ids=lambda make: make.__name__)
 def test_a_message_comes_back_as_it_was(make: type) -> None:
-    @settings(max_examples=examples(40), deadline=None)
+    @settings(max_examples=examples(40))
     @given(STRATEGIES[make])
     def round_trip(message: m.Message) -> None:
         kind, body = encode(message)
@@ -125,14 +125,14 @@ def one_input(data: bytes) -> None:
     assert (kind, decode(kind, body)) == (data[0], message)
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(st.sampled_from([*KINDS, 0, 255]), st.binary(max_size=200))
 def test_arbitrary_bytes_raise_nothing_but_bad_frame(kind: int, body: bytes) -> None:
     one_input(bytes((kind,)) + body)
     one_input(bytes((kind, 0x90 | len(body) % 16)) + body)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_a_message_with_some_bytes_changed_raises_nothing_but_bad_frame(data: st.DataObject) -> None:
     kind, body = encode(data.draw(messages))
@@ -149,7 +149,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.sampled_from(KINDS), st.lists(values, max_size=15))
 def test_fields_of_any_type_raise_nothing_but_bad_frame(kind: int, something: list[object]) -> None:
     one_input(bytes((kind,)) + msgpack.packb(something))

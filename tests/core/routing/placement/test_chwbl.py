@@ -105,7 +105,7 @@ def test_where_nothing_opens_a_conversation_there_is_no_key(model: str, messages
     assert opening_key(model, messages) == b""
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(text=st.text(st.characters(codec=None), min_size=1, max_size=40), bytes_max=st.integers(1, 30))
 def test_whatever_the_text_its_key_is_that_of_its_beginning_and_never_splits_a_character(
     text: str, bytes_max: int
@@ -191,7 +191,7 @@ def test_a_wide_epsilon_keeps_more_at_the_owner() -> None:
     )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(loads=st.lists(st.integers(0, 50), min_size=1, max_size=9), key=st.binary(min_size=32, max_size=32))
 def test_nobody_ever_exceeds_the_cap_and_only_an_owner_at_its_cap_is_left(loads: list[int], key: bytes) -> None:
     policy, candidates = Chwbl(), engines(*loads)

@@ -117,7 +117,7 @@ def test_of_equal_scores_and_loads_the_first_on_the_ring_serves_wherever_it_stan
         assert choose(warm, ours).backend == next(position for position in walk if position != 3)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_the_chosen_has_the_highest_score_of_those_below_the_cap(data: st.DataObject) -> None:
     candidates = engines(*data.draw(st.lists(st.integers(0, 20), min_size=2, max_size=8)))

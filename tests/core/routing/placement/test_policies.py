@@ -80,7 +80,7 @@ def reasons_of(policy: Policy) -> list[str]:
 
 
 @EACH
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(situation=situations(), named=st.sampled_from(SWITCHED), seed=st.integers(0, 2**32))
 def test_every_policy_names_a_candidate_and_a_reason_of_its_list_and_repeats_itself(
     name: str, situation: tuple[Match, tuple[Candidate, ...]], named: dict[str, bool], seed: int
@@ -101,7 +101,7 @@ def test_every_policy_names_a_candidate_and_a_reason_of_its_list_and_repeats_its
 
 
 @EACH
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(first=situations(), second=situations())
 def test_what_a_copy_chooses_changes_nothing_for_the_original(
     name: str, first: tuple[Match, tuple[Candidate, ...]], second: tuple[Match, tuple[Candidate, ...]]

@@ -20,7 +20,7 @@ KEYS = [RNG.getrandbits(64) for _ in range(4000)]
 MASK = 2**64 - 1
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(names=st.lists(st.text(min_size=1, max_size=9), min_size=2, max_size=9, unique=True), data=st.data())
 def test_removing_a_backend_moves_only_its_keys(names: list[str], data: st.DataObject) -> None:
     everyone = tuple(Engine(BackendId(number), name) for number, name in enumerate(names))

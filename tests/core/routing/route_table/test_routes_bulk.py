@@ -70,7 +70,7 @@ PLAIN = (
 """Pieces of one path, deepest first. What the two texts of a depth have in common are its tokens."""
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(learned_of(SOUP))
 def test_an_empty_table_gets_the_same_claims(learned: Learned) -> None:
     source, target = table_of(learned), RouteTable(ttl_s=TTL_S)
@@ -83,7 +83,7 @@ def test_an_empty_table_gets_the_same_claims(learned: Learned) -> None:
     assert all(trust == Trust.REMOTE for trust, _ in pairs_of(target).values())
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(learned_of(PLAIN), learned_of(PLAIN))
 def test_a_merge_loses_nothing_and_takes_the_later_evidence(mine: Learned, theirs: Learned) -> None:
     source, target = table_of(theirs), table_of(mine)
@@ -112,7 +112,7 @@ CLAIMS = st.lists(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(
     learned_of(SOUP),
     st.lists(CLAIMS, max_size=3),
@@ -256,7 +256,7 @@ def test_what_peers_still_use_is_evicted_last() -> None:
     assert {fingerprint for fingerprint, _ in pairs_of(table)} == {1, 3, 4}
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     learned_of(SOUP),
     st.lists(

@@ -358,9 +358,7 @@ class AnyChain(Passing):
         assert len(self.table.subtree(0)) == len(self.table)
 
 
-TIMES = settings(
-    max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TIMES = settings(max_examples=examples(60), stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow])
 AgainstTheModel.TestCase.settings = TIMES
 AnyChain.TestCase.settings = TIMES
 TestTheTableEqualsABruteForceModel = AgainstTheModel.TestCase

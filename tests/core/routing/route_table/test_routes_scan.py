@@ -75,7 +75,7 @@ def reported_by(chunks: list[RouteColumns]) -> set[Pair]:
     }
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(learned_of(SOUP, backends=BACKENDS + 1), st.sampled_from((6, 1000)))
 def test_sums_and_columns_are_those_of_a_look_at_every_row(learned: Learned, capacity: int) -> None:
     table = table_of(learned, capacity)

@@ -154,7 +154,7 @@ def test_evidence_is_reported_where_it_changes_deepest_first() -> None:
     assert table.uses.evidence_of(chain(1, 2), A, 2) == []
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.tuples(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(1, 60)), max_size=8),
     st.integers(0, 70),
