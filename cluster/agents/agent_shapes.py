@@ -130,6 +130,7 @@ def shape_of(requests: Sequence[AgentRequest]) -> dict[str, Any]:
 
 
 def written(shape: Mapping[str, Any], name: str, folder: Path = SHAPES) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json.gz"
     path.write_bytes(gzip.compress(orjson.dumps(shape), mtime=0))
     return path
