@@ -76,8 +76,8 @@ class TokenizerChild:
         """Answer batch after batch. Does not return."""
         code = 1
         try:
-            if niceness and sys.platform == "linux":  # elsewhere it would be all threads' niceness
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+            if niceness:
+                lower_priority(niceness)
             while True:
                 payload = receive_frame(sock)
                 if not payload:
@@ -100,6 +100,14 @@ class TokenizerChild:
 
     def _note(self, keyed: KeyedPrefix) -> None:
         self._keyed[threading.get_ident()].append(keyed)
+
+
+def lower_priority(niceness: int) -> None:
+    """Have this thread's niceness at least so great. That of a node may be greater, and is not to be had back."""
+    own = threading.get_native_id()
+    with suppress(OSError):
+        if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, own) < niceness:  # elsewhere: of all threads
+            os.setpriority(os.PRIO_PROCESS, own, niceness)
 
 
 def receive_frame(sock: socket.socket) -> bytes:

@@ -235,6 +235,15 @@ async def test_what_is_wrong_at_the_start_is_the_configurations_problem(
         await process.start()
 
 
+async def test_a_node_that_is_nicer_than_learning_has_a_tokenizer_as_nice() -> None:
+    """Where it has no privilege, a thread that would be less nice than its process is refused, and learned nothing."""
+    async with running(command=("nice", "-n", "15", *COMMAND)) as process:
+        assert len((await process.ask([job("hello there")], first=False)).results) == 1
+        threads = [int(place.name) for place in Path(f"/proc/{process.pid}/task").iterdir()]  # noqa: ASYNC240
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {os.nice(0) + 15}
+        assert process.counters.restarts == 0
+
+
 async def test_a_process_that_ends_at_its_start_is_an_error_with_its_code(tmp_path: Path) -> None:
     with trio.fail_after(DEADLINE_S), pytest.raises(TokenizerLost, match="code 7"):
         await TokenizerProcess(SETUP, script(tmp_path / "odd.py", "sys.exit(7)")).start()
