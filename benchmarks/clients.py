@@ -1,62 +1,78 @@
 """How much of what agents send again is found again: recorded shapes through 1 and 4 nodes, and through smg.
 
-    python -m benchmarks.clients [--shape codex …] [--nodes 1 4] [--peers-dir DIR] [--only ranvier smg]
+    python -m benchmarks.clients [--shape codex …] [--nodes 1 4] [--peers-dir DIR] [--only ranvier_py smg mended]
 
 Three engines in this process forget nothing, so how much of each prompt one of them held when it came is known: more
 than that no router could have found. A turn is consecutive that repeats at least half of an earlier prompt of its task;
 it reached a holder if no engine held a block more. Each request goes to the next router in turn. smg is installed in an
 environment of its own, and left out where that fails; 4 of its gateways share by its mesh.
+
+`mended`: a recorded agent that breaks its prefixes as another one was seen to, through our nodes: as recorded, broken,
+and broken with the rule on that mends it. `--only mended` measures this alone, and leaves the rest of the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
 import httpx
 import trio
 
-from benchmarks.harness.bench import command_line, finish, show, show_row
+from benchmarks.harness.bench import RESULTS, command_line, commit, finish, replace_part, show, show_row
 from benchmarks.harness.processes import PEERS_DIR, SMG, free_port, installed, process, wait_for_answer
-from cluster.agents.agent_shapes import names, requests_of
+from cluster.agents.agent_shapes import AgentRequest, names, requests_of
 from cluster.agents.agent_traffic import RequestRefused, replayed
-from cluster.agents.engine_fleet import MODEL, EngineFleet
-from cluster.demo.demo_plan import write_key
+from cluster.agents.engine_fleet import MODEL, EngineFleet, Reuse
 from cluster.processes.commands import join_flags, serve_argv
 from ranvier_py.io.tokenizer import EMBEDDED
 
 ENGINES = 3
 PREFILL_TOKENS_PER_S = 20_000
+CONTROL_SHARE = 0.01  # the least there is
 GOALS = {"reached": 0.99, "lost": 0.01}
+MENDED_GOAL = 0.01
+"""Share of all tokens that a mended agent may compute more than one that breaks nothing."""
+
 SETTLE_S = 5.0
 """Between the last router's start and the first request: until nodes know each other, and gateways their engines."""
 
+KEY = sha256(b"the benchmark of clients").hexdigest()
+"""The cluster's: the same sessions are left alone by rules in each run."""
 
-def nodes(stack: ExitStack, engines: Sequence[str], count: int, folder: Path) -> list[str]:
-    """So many nodes of one cluster; their URLs."""
-    key_file = folder / "cluster.key"
-    write_key(key_file)
+
+def nodes(stack: ExitStack, engines: Sequence[str], count: int, rules: Sequence[str] = ()) -> list[str]:
+    """So many nodes of one cluster with these client rules; their URLs."""
+    key_file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ranvier-clients-"))) / "cluster.key"
+    key_file.touch(mode=0o600)
+    key_file.write_text(f"{KEY}\n")
     urls: list[str] = []
     gossips = [f"127.0.0.1:{free_port()}" for _ in range(count)]
     for gossip in gossips:
         public, control = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         flags = ["--policy", "affinity", "--gossip", gossip, "--cluster-key-file", str(key_file)]
         flags += join_flags(other for other in gossips if other != gossip)
+        flags += [word for rule in rules for word in ("--client-rules", rule)]
+        flags += ["--client-rule-control-share", str(CONTROL_SHARE)]
         stack.enter_context(process(serve_argv(public, control, engines, flags)))
         wait_for_answer(f"http://{control}/readyz")
         urls.append(f"http://{public}")
     return urls
 
 
-def gateways(stack: ExitStack, engines: Sequence[str], count: int, bin_dir: Path) -> list[str]:
+def gateways(bin_dir: Path, stack: ExitStack, engines: Sequence[str], count: int) -> list[str]:
     """So many gateways of smg, each but the first joined to it."""
     urls, first = [], f"127.0.0.1:{free_port()}"
     for number in range(count):
@@ -75,32 +91,126 @@ def gateways(stack: ExitStack, engines: Sequence[str], count: int, bin_dir: Path
     return urls
 
 
-async def measure(router: str, count: int, shapes: Sequence[str], bin_dir: Path | None) -> list[dict[str, Any]]:
-    """A row for each shape, with new routers and empty engines for each."""
-    found = []
-    for shape in shapes:
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ranvier-clients-")))
-            async with trio.open_nursery() as nursery:
-                fleet = EngineFleet(ENGINES, tokenizer=str(EMBEDDED), prefill_tokens_per_s=PREFILL_TOKENS_PER_S)
-                await fleet.start(nursery)
-                make = nodes if router == "ranvier_py" else gateways
-                where = folder if router == "ranvier_py" else bin_dir
-                assert where is not None
-                urls = await trio.to_thread.run_sync(make, stack, fleet.urls, count, where)
-                await trio.sleep(SETTLE_S)
-                row: dict[str, Any] = {"shape": shape, "router": router, "nodes": count}
-                try:
-                    reuse = await replayed(fleet, requests_of(shape, MODEL), urls)
-                    shares = {"reused": reuse.reused / reuse.tokens, "possible": reuse.possible / reuse.tokens}
-                    shares |= {"reached": reuse.reached, "lost": reuse.lost}
-                    row |= {**asdict(reuse), "shares": {name: round(share, 4) for name, share in shares.items()}}
-                except* (RequestRefused, httpx.HTTPError) as group:
-                    row["refused"] = str(group.exceptions[0])[:200]
-                nursery.cancel_scope.cancel()
-        show_row(row)
-        found.append(row)
+Start = Callable[[ExitStack, Sequence[str]], list[str]]
+"""Starts routers before these engines; their URLs."""
+
+
+async def routed(start: Start, requests: Sequence[AgentRequest]) -> Reuse | str:
+    """What came of these requests through new routers at empty engines, or why they were refused."""
+    with ExitStack() as stack:
+        async with trio.open_nursery() as nursery:
+            fleet = EngineFleet(ENGINES, tokenizer=str(EMBEDDED), prefill_tokens_per_s=PREFILL_TOKENS_PER_S)
+            await fleet.start(nursery)
+            urls = await trio.to_thread.run_sync(start, stack, fleet.urls)
+            await trio.sleep(SETTLE_S)
+            found: Reuse | str = ""
+            try:
+                found = await replayed(fleet, requests, urls)
+            except* (RequestRefused, httpx.HTTPError) as group:
+                found = str(group.exceptions[0])[:200]
+            nursery.cancel_scope.cancel()
     return found
+
+
+def measured(router: str, count: int, shapes: Sequence[str], bin_dir: Path | None) -> Iterable[dict[str, Any]]:
+    """A row for each shape."""
+    make = nodes if bin_dir is None else partial(gateways, bin_dir)
+    for shape in shapes:
+        row: dict[str, Any] = {"shape": shape, "router": router, "nodes": count}
+        reuse = trio.run(routed, partial(make, count=count), requests_of(shape, MODEL))
+        if isinstance(reuse, str):
+            row["refused"] = reuse
+        else:
+            shares = {"reused": reuse.reused / reuse.tokens, "possible": reuse.possible / reuse.tokens}
+            shares |= {"reached": reuse.reached, "lost": reuse.lost}
+            row |= {**asdict(reuse), "shares": {name: round(share, 4) for name, share in shares.items()}}
+        show_row(row)
+        yield row
+
+
+# --- agents that break their prefixes ---------------------------------------------------------------------------------
+
+
+class Breaker(NamedTuple):
+    """What an agent does to its prefixes, the rule that mends it, and shapes to show it on."""
+
+    name: str
+    rule: str
+    shapes: Sequence[str]
+    broken: Callable[[dict[str, Any], int], None]
+    clean: Callable[[dict[str, Any], int], None] = lambda _body, _number: None
+
+
+def nonce_first(body: dict[str, Any], number: int) -> None:
+    """The billing block of Claude Code 2.1.161."""
+    line = f"x-anthropic-billing-header: cc_version=2.1.161.abc; cc_entrypoint=cli; cch={7919 * number:05x};"
+    body["system"] = [{"type": "text", "text": line}, *body["system"]]
+
+
+def line_first(body: dict[str, Any], number: int) -> None:
+    """The same where a gateway made one text of the blocks."""
+    put_first(body, f"x-anthropic-billing-header: cc_version=2.1.161.abc; cch={7919 * number:05x};\n")
+
+
+def clock_first(body: dict[str, Any], number: int) -> None:
+    put_first(body, f"Now: 2026-11-22 10:{number // 6:02}:{number % 6}7\n")
+
+
+def day_first(body: dict[str, Any], number: int) -> None:  # noqa: ARG001  # as all of them
+    put_first(body, "Now: 2026-11-22\n")
+
+
+def put_first(body: dict[str, Any], text: str) -> None:
+    """Before the system prompt of a chat, or of responses."""
+    first = (body.get("messages") or body["input"])[0]
+    if isinstance(first["content"], str):
+        first["content"] = text + first["content"]
+    else:
+        first["content"][0]["text"] = text + first["content"][0]["text"]
+
+
+def tools_shuffled(body: dict[str, Any], number: int) -> None:
+    Random(number).shuffle(body.get("tools", []))
+
+
+BREAKERS = (
+    Breaker("nonce in a block", "claude-code-billing", ("opencode-anthropic", "qwen-anthropic"), nonce_first),
+    Breaker("nonce in a line", "claude-code-billing-line", ("opencode",), line_first),
+    Breaker("clock to the second", "system-clock-to-day", ("codex",), clock_first, day_first),
+    Breaker("tools in any order", "tools-by-name", ("qwen",), tools_shuffled),
+)
+
+
+def breaking(requests: Sequence[AgentRequest], change: Callable[[dict[str, Any], int], None]) -> list[AgentRequest]:
+    """The requests with their bodies changed, as Claude Code's: of other clients its rule isn't."""
+    found = []
+    for number, request in enumerate(requests):
+        body = json.loads(request.body)
+        change(body, number)
+        headers = [(name, value) for name, value in request.headers if name.lower() != "user-agent"]
+        headers += [("User-Agent", "claude-cli/2.1.161 (external, cli)"), ("X-Claude-Code-Session-Id", request.task)]
+        found.append(replace(request, headers=headers, body=json.dumps(body).encode()))
+    return found
+
+
+def mended_part(counts: Sequence[int], shapes: Sequence[str]) -> dict[str, Any]:
+    """The share of all prompt tokens that engines reused: without a breaker, with it, and with its rule on."""
+    rows = []
+    for count in counts:
+        for breaker, shape in [(each, shape) for each in BREAKERS for shape in each.shapes if shape in shapes]:
+            row: dict[str, Any] = {"breaker": breaker.name, "rule": breaker.rule, "shape": shape, "nodes": count}
+            recorded, rules = requests_of(shape, MODEL), (f"{breaker.rule}=rewrite",)
+            for name, change, on in (
+                ("without", breaker.clean, ()),
+                ("broken", breaker.broken, ()),
+                ("mended", breaker.broken, rules),
+            ):
+                reuse = trio.run(routed, partial(nodes, count=count, rules=on), breaking(recorded, change))
+                assert isinstance(reuse, Reuse), reuse
+                row[name] = round(reuse.reused / reuse.tokens, 4)
+            show_row(row)
+            rows.append(row)
+    return {"control_share": CONTROL_SHARE, "goal": MENDED_GOAL, "rows": rows}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -108,7 +218,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", nargs="+", default=names(), choices=names())
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--peers-dir", type=Path, default=PEERS_DIR)
-    parser.add_argument("--only", nargs="*", choices=["ranvier_py", "smg"], default=[], help="default: both")
+    parser.add_argument("--only", nargs="*", choices=["ranvier_py", "smg", "mended"], default=[], help="default: all")
     return parser.parse_args(argv)
 
 
@@ -116,6 +226,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 also where smg can't be had: that is said and skipped."""
     arguments = parse(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"  # smg would ask the hub for a tokenizer
+    if arguments.only == ["mended"]:
+        part = mended_part(arguments.nodes, arguments.shape)
+        return replace_part("clients", "mended", part, dry=arguments.dry)
     left_out: dict[str, str] = {}
     routers: dict[str, Path | None] = {"ranvier_py": None}
     if not arguments.only or "smg" in arguments.only:
@@ -128,9 +241,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         row
         for count in arguments.nodes
         for router, bin_dir in routers.items()
-        for row in trio.run(measure, router, count, arguments.shape, bin_dir)
+        for row in measured(router, count, arguments.shape, bin_dir)
     ]
-    return finish("clients", arguments, {"engines": ENGINES, "goals": GOALS, "left_out": left_out}, rows=rows)
+    found: dict[str, Any] = {"engines": ENGINES, "goals": GOALS, "left_out": left_out}
+    if not arguments.only or "mended" in arguments.only:
+        found["mended"] = {"commit": commit(), **mended_part(arguments.nodes, arguments.shape)}
+    elif "mended" in (before := json.loads((RESULTS / "clients.json").read_text())):
+        found["mended"] = before["mended"]
+    return finish("clients", arguments, found, rows=rows)
 
 
 if __name__ == "__main__":

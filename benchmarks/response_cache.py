@@ -29,7 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.harness.bench import RESULTS, ROOT, command_line, commit, finish, show_row
+from benchmarks.harness.bench import ROOT, command_line, commit, finish, replace_part, show_row
 from benchmarks.harness.processes import READY_S, Target, node, process, processor_s, stub_engines
 from benchmarks.workloads.shared_responses import Shape, shared
 
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokenizer", type=Path, default="embedded", help="as of `ranvier serve`")
     arguments = parser.parse_args(argv)
     if arguments.shared_only:
-        return replace_shared(arguments)
+        return replace_part("response_cache", "shared", shared_part(arguments), dry=arguments.dry)
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is missing: apt-get install wrk")
     with ExitStack() as stack:
@@ -172,17 +172,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def shared_part(arguments: argparse.Namespace) -> dict[str, Any]:
     shape = Shape(bytes_per_s=arguments.bytes_per_s)
     return {"commit": commit(), **shape._asdict(), "rows": shared(shape)}
-
-
-def replace_shared(arguments: argparse.Namespace) -> int:
-    """Write those figures anew beside the others, which keep their commit."""
-    file = RESULTS / "response_cache.json"
-    result = {**json.loads(file.read_text()), "shared": shared_part(arguments)}
-    if arguments.dry:
-        print(json.dumps(result["shared"], indent=2))
-    else:
-        file.write_text(f"{json.dumps(result, indent=2, ensure_ascii=False)}\n")
-    return 0
 
 
 if __name__ == "__main__":

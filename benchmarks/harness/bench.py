@@ -55,6 +55,20 @@ def finish(
     return 0
 
 
+def replace_part(name: str, part: str, found: Mapping[str, Any], *, dry: bool) -> int:
+    """Write a part of a result anew, with its own commit, beside the others, which keep theirs; or print it. Returns
+    the exit code."""
+    found = {"commit": commit(), **found}
+    if dry:
+        print(json.dumps(found, indent=2))
+        return 0
+    file = RESULTS / f"{name}.json"
+    result = {**json.loads(file.read_text()), part: found}
+    file.write_text(text_of(result, result.pop("rows", None)))
+    show(f"wrote {part} of {file}")
+    return 0
+
+
 def each_apart(measure: Callable[[Any], Any], cases: Sequence[Any], jobs: int = 1) -> Iterator[Any]:
     """What comes of each case, in order, each in a process of its own that has done nothing else."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
@@ -63,7 +77,12 @@ def each_apart(measure: Callable[[Any], Any], cases: Sequence[Any], jobs: int = 
 
 def to_json(result: Mapping[str, Any], rows: Sequence[Any] | None = None) -> str:
     """The result behind its commit and machine; the `rows` of it, where there are any, one to a line."""
-    text = json.dumps({"commit": commit(), "machine": machine(), **result}, indent=2, ensure_ascii=False)
+    return text_of({"commit": commit(), "machine": machine(), **result}, rows)
+
+
+def text_of(result: Mapping[str, Any], rows: Sequence[Any] | None = None) -> str:
+    """As JSON, each of the `rows` behind it on a line of its own."""
+    text = json.dumps(result, indent=2, ensure_ascii=False)
     if rows is not None:
         lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
         text = f'{text[:-2]},\n  "rows": [\n{lines}\n  ]\n}}'

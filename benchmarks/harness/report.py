@@ -398,6 +398,15 @@ def clients(result: Result) -> Iterator[Row]:
         met = shares["reached"] >= goals["reached"] and shares["lost"] <= goals["lost"] if is_ours else None
         figure = f"{shares['reached']:.0%}; {shares['reused']:.1%} of {shares['possible']:.1%}"
         yield Row(question, figure, "99 %; 1 point less" if is_ours else "", met)
+    mended = result.get("mended", {"rows": ()})
+    for row in mended["rows"]:
+        place = f"{row['shape']} with a {row['breaker']}, {row['nodes']} node{'s' * (row['nodes'] > 1)}"
+        yield Row(
+            f"{place}: reused without it / with it / with `{row['rule']}` on",
+            f"{row['without']:.1%} / {row['broken']:.1%} / {row['mended']:.1%}",
+            "1 point less than without",
+            row["mended"] >= row["without"] - mended["goal"],
+        )
 
 
 def convergence_processes(result: Result) -> Iterator[Row]:
