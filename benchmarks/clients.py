@@ -182,14 +182,15 @@ BREAKERS = (
 
 
 def breaking(requests: Sequence[AgentRequest], change: Callable[[dict[str, Any], int], None]) -> list[AgentRequest]:
-    """The requests with their bodies changed, as Claude Code's: of other clients its rule isn't."""
+    """The requests with their bodies changed, those with its nonce by the name of Claude Code: of others no rule is."""
     found = []
     for number, request in enumerate(requests):
         body = json.loads(request.body)
         change(body, number)
-        headers = [(name, value) for name, value in request.headers if name.lower() != "user-agent"]
-        headers += [("User-Agent", "claude-cli/2.1.161 (external, cli)"), ("X-Claude-Code-Session-Id", request.task)]
-        found.append(replace(request, headers=headers, body=json.dumps(body).encode()))
+        headers = [each for each in request.headers if each[0].lower() not in ("user-agent", "accept-language")]
+        headers.append(("User-Agent", "claude-cli/2.1.161 (external, cli)"))
+        fields = headers if change is nonce_first else request.headers
+        found.append(replace(request, headers=fields, body=json.dumps(body).encode()))
     return found
 
 

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from ranvier_py.core.clients.known_clients import NAMING_FIELDS, OTHER, client_of, session_of
+from ranvier_py.core.clients.known_clients import NAMING_FIELDS, OTHER, SUB_AGENT_FIELDS, client_of, session_of
 
 Headers = list[tuple[bytes, bytes]]
 """Field lines as they arrived: original spelling, original order, duplicates kept."""
@@ -103,7 +103,8 @@ class RequestFields(NamedTuple):
 
     `readable`: the body is plain text to us; a compressed one is for an engine to read. `multipart`: it is a form.
     `cache_control`: all its directives. `session`: what the client calls its session, or the one that began it.
-    `client`: which one it is, as `known_clients` has it. `upgrades`: it wants to go on as a WebSocket.
+    `client`: which one it is, as `known_clients` has it. `upgrades`: it wants to go on as a WebSocket. `sub_agent`: it
+    is of one that the session began.
     """
 
     lines: bytes
@@ -116,6 +117,7 @@ class RequestFields(NamedTuple):
     session: bytes = b""
     client: str = OTHER
     upgrades: bool = False
+    sub_agent: bool = False
 
     @classmethod
     def of(cls, headers: Headers) -> RequestFields:
@@ -146,7 +148,7 @@ class RequestFields(NamedTuple):
                 wanted.add(key if key == b"connection" else value.lower())
         multipart = kinds == {True}
         upgrades = wanted == {b"connection", b"websocket"}
-        last = session_of(naming), client_of(naming), upgrades
+        last = session_of(naming), client_of(naming), upgrades, not SUB_AGENT_FIELDS.isdisjoint(naming)
         return cls(b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control, *last)
 
 

@@ -217,7 +217,7 @@ class Pipeline:
             prompt.rules = mended.uses
         if request.fields.multipart and not prompt.model:
             prompt.model = form_model(request.body)
-        prompt.client = request.fields.client
+        prompt.client, prompt.sub_agent = request.fields.client, request.fields.sub_agent
         if request.fields.upgrades and upgrades(request):
             self.realtime.check(self.limits.realtime)
             served.upgrades = served.client.must_close = True

@@ -303,6 +303,36 @@ async def test_what_has_no_known_prefix_follows_its_session(
     assert [reason for _, reason in served[1:]] == ["session"] * 7
 
 
+SUB_AGENTS: Sequence[tuple[Mapping[str, str], Mapping[str, str]]] = (
+    ({"x-session-id": "s"}, {"x-session-id": "child", "x-parent-session-id": "s"}),
+    ({"session-id": "s"}, {"session-id": "s", "thread-id": "child", "x-codex-parent-thread-id": "s"}),
+    ({"x-claude-code-session-id": "s"}, {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a1"}),
+)
+
+
+async def ask_of_session(node: Node, headers: Mapping[str, str], role: str, words: str) -> tuple[str, str]:
+    """Engine and reason of a chat with this system prompt."""
+    turns = [{"role": "system", "content": f"{role} " * 99}, {"role": "user", "content": f"{words} " * 20}]
+    fields = {name: value.replace("s", words, 1) if value == "s" else value for name, value in headers.items()}
+    answer = await node.http.post(f"{node.url}/v1/chat/completions", content=chat(turns), headers=fields)
+    return answer.headers["x-engine"], answer.headers["x-ranvier-reason"]
+
+
+@pytest.mark.parametrize(("parent", "child"), SUB_AGENTS)
+async def test_a_sub_agent_of_which_nothing_is_known_begins_where_its_parent_is(
+    parent: Mapping[str, str], child: Mapping[str, str]
+) -> None:
+    async with node_lab(engines=4) as node:
+        parents = [await ask_of_session(node, parent, f"Agent {number}.", f"{number}") for number in range(6)]
+        children = [await ask_of_session(node, child, f"Helper {number}!", f"{number}") for number in range(6)]
+        again = [await ask_of_session(node, child, "Helper 0!", f"{number}") for number in range(6)]
+        title = [await ask_of_session(node, parent, f"Title {number}?", f"{number}") for number in range(6)]
+    assert len({engine for engine, _ in parents}) > 1, "they are spread"
+    assert children == [(engine, "session") for engine, _ in parents]
+    assert {engine for engine, _ in again} == {children[0][0]}, "its prefix is known there, and counts more"
+    assert "session" not in {reason for _, reason in [*again, *title]}
+
+
 async def test_a_known_prefix_counts_more_than_a_session() -> None:
     async with node_lab(engines=3) as node:
         path = f"{node.url}/v1/chat/completions"

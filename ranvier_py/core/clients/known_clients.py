@@ -37,10 +37,12 @@ OTHER = "other"
 CLIENTS = tuple(sorted({*PRODUCTS.values(), *(name for _, name in MARKS), "qwen-code", OTHER}))
 """All names there are: a metric has no other label."""
 
+PARENT_FIELDS = (b"x-parent-session-id", b"x-codex-parent-thread-id", b"x-dynamo-parent-session-id")
+SUB_AGENT_FIELDS = frozenset((*PARENT_FIELDS, b"x-claude-code-agent-id", b"x-openai-subagent"))
+"""What clients send for a sub-agent of a session alone."""
+
 SESSION_FIELDS = (
-    b"x-parent-session-id",
-    b"x-codex-parent-thread-id",
-    b"x-dynamo-parent-session-id",
+    *PARENT_FIELDS,
     b"x-dynamo-session-id",
     b"x-claude-code-session-id",
     b"session-id",
@@ -54,7 +56,7 @@ SESSION_FIELDS = (
 who speaks to Dynamo."""
 
 USER_AGENT, ACCEPT_LANGUAGE = b"user-agent", b"accept-language"
-NAMING_FIELDS = frozenset((USER_AGENT, ACCEPT_LANGUAGE, *SESSION_FIELDS, *(mark for mark, _ in MARKS)))
+NAMING_FIELDS = SUB_AGENT_FIELDS.union((USER_AGENT, ACCEPT_LANGUAGE, *SESSION_FIELDS), (mark for mark, _ in MARKS))
 """All that are read here."""
 
 PRODUCT = re.compile(rb"\s*([A-Za-z][A-Za-z0-9_.-]{0,63})")

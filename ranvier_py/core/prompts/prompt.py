@@ -161,8 +161,9 @@ class Prompt:
     `stream_options` is one of ABSENT, OWN and OPEN; `prefix_len` what a request names so, 0 for nothing. `salt` is the
     `cache_salt` that engines are to get instead of its own; empty where that stands. `previous` is the stored response
     that it goes on from, `stores` whether its own may be stored, `session_name` what its body calls its session. `kept`
-    and `session` are those as `routing.owners` has them, or 0. `client` is who sent it, as `known_clients` has it;
-    `rules` those that would change its body, as `clients.body_mender` has them.
+    and `session` are those as `routing.owners` has them, or 0; `sub_agent`: it is of one that the session
+    began. `client` is who sent it, as `known_clients` has it; `rules` those that would change its body, as
+    `clients.body_mender` has them.
     """
 
     kind: str
@@ -183,6 +184,7 @@ class Prompt:
     stores: bool = True
     session_name: str = ""
     session: int = 0
+    sub_agent: bool = False
     client: str = ""
     rules: Sequence[tuple[str, int, bool]] = ()
 

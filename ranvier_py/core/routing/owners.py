@@ -56,7 +56,9 @@ class OwnerCounters:
     received: int = counter("The same, of peers.")
     dropped: int = counter("Entries dropped for want of room, here or on their way to peers.")
     lost: int = counter("Requests for a stored response that no engine keeps any more, or that nobody knows.")
-    hinted: int = counter("Prompts of one message, of which nothing is known, that followed their session.")
+    hinted: int = counter(
+        "Prompts of one message or of a sub-agent, of which nothing is known, that followed their session."
+    )
 
 
 class Owners:

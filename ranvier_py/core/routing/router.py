@@ -196,8 +196,8 @@ class Router:
 
     def place(self, prompt: Prompt, found: PoolMatch) -> Decision:
         """The policy's choice among what was found."""
-        hinted = prompt.session and prompt.end.messages < 2 and not found.holders  # others share a home with their like
-        choice = self._hinted(prompt, found) if hinted else None
+        hinted = prompt.sub_agent or prompt.end.messages < 2  # others share a home with their like
+        choice = self._hinted(prompt, found) if hinted and prompt.session and not found.holders else None
         if choice is None:
             match = self._match(prompt, found)
             choice = self.policy.choose(match, found.pool.backends, self._rng)
