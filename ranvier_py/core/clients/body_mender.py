@@ -13,6 +13,7 @@ sessions in each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from math import sqrt
@@ -215,11 +216,14 @@ class BodyMender:
             return None
         named = session or session_name(raw.fields).encode("utf-8", "surrogatepass") or raw.opening().encode()
         uses: list[RuleUse] = []
-        raw = self._applied(raw, rewriting, named, uses, self.counters.rewritten)
-        sent = raw.text
-        raw = self._applied(
-            raw, [rule for rule in keying if self._is_left_out(rule, able)], named, uses, self.counters.keyed
-        )
+        keying = [rule for rule in keying if self._is_left_out(rule, able)]
+        try:
+            raw = self._applied(raw, rewriting, named, uses, self.counters.rewritten)
+            sent = raw.text
+            raw = self._applied(raw, keying, named, uses, self.counters.keyed)
+        except ValueError:
+            self.counters.unread += 1
+            return None
         if not uses:
             return None
         is_changed = any(use.changed for use in uses)
@@ -250,7 +254,7 @@ class BodyMender:
             uses.append(use)
             increment(counts if use.changed else self.counters.left_alone, rule.name)
             if use.changed:
-                raw = RawBody(raw.edited(edits), raw.api)
+                raw = raw.after(edits)
         return raw
 
     def _use(self, rule: Rule, session: bytes) -> RuleUse:
@@ -306,9 +310,12 @@ class BodyMender:
 def rule_for(book: RuleBook, found: PrefixBreak, body: bytes, api: Api, client: str) -> str:
     """The name of the rule that changes what made this break in this body; empty where none does."""
     raw = raw_body(body, api)
-    for rule in book.may_mend(found.cause, client, api.name, raw.model) if raw is not None else ():
-        if raw is not None and any(is_within(found.path, edit.path) for edit in raw.edits(rule.action)):
-            return rule.name
+    if raw is None:
+        return ""
+    with suppress(ValueError):  # what is too long for a rule is none that it mends
+        for rule in book.may_mend(found.cause, client, api.name, raw.model):
+            if any(is_within(found.path, edit.path) for edit in raw.edits(rule.action)):
+                return rule.name
     return ""
 
 

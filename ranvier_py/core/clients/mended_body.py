@@ -8,26 +8,32 @@
 
 Places are found by walking the JSON with the standard library's own scanner, so nothing is guessed: `Span`s are of the
 text, and a value is parsed from just these characters. Of two members of one name the last one counts, as for engines.
-Bounds: BODY_BYTES_MAX and MARKS_MAX of what is looked at, of a text its first PATTERN_CHARACTERS_MAX; a rule that would
-change more than EDITS_MAX places changes none.
+A body is parsed once; after a rule only the members or messages that it changed are read again.
+Bounds: BODY_BYTES_MAX, MARKS_MAX, MEMBERS_MAX and ELEMENTS_MAX of what is looked at, of a text its first
+PATTERN_CHARACTERS_MAX; a rule that would change more than EDITS_MAX places changes none.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any, NamedTuple
 
 from ranvier_py.core.prompts.body_json import marks_in
 from ranvier_py.core.prompts.request_apis import Api
 
 PATTERN_CHARACTERS_MAX = 65_536
-BODY_BYTES_MAX = 4 * 1024 * 1024
+BODY_BYTES_MAX = 1024 * 1024
+"""Some 260,000 tokens: all of it is parsed on the event loop, at each turn."""
+
 MARKS_MAX = 32_768
-"""Each is walked in Python. A chat of 2,000 messages and hundreds of tools has fewer."""
+MEMBERS_MAX, ELEMENTS_MAX = 256, 2048
+"""Of an object and of a list whose parts are walked in Python: chats have some 2,000 messages and hundreds of tools."""
 
 EDITS_MAX = 1024
 LEADING_ROLES = ("system", "developer")
@@ -39,6 +45,7 @@ ESCAPE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}
 TEXT_MEMBERS = frozenset(("type", "text", "cache_control"))
 
 value_at = json.JSONDecoder().raw_decode
+new = tuple.__new__
 
 
 class Span(NamedTuple):
@@ -79,17 +86,23 @@ class BodyChange:
 
 
 class RawBody:
-    """A body as text, with its outermost members."""
+    """A body as text, with its outermost members, and the items of the history, counted from where that begins."""
 
     def __init__(self, text: str, api: Api) -> None:
-        """Raises ValueError for what is no JSON object."""
-        start = skipped(text, 0)
+        """Raises ValueError for what is no JSON object, or one of too many parts."""
         self.text = text
         self.api = api
-        self.members, self.end = walk_object(text, start)
-        if skipped(text, self.end) != len(text):
+        self._read()
+
+    def _read(self) -> None:
+        start = skipped(self.text, 0)
+        self.members, self.end, self.items = walk_object(self.text, start, self.api.history)
+        if skipped(self.text, self.end) != len(self.text):
             raise ValueError("something is behind the object")
-        self.items = walk_list(text, self.members.get(api.history))
+
+    def item(self, place: int) -> Span:
+        """An item of the history where it is in the text."""
+        return moved(self.items[place], self.members[self.api.history].start)
 
     @property
     def model(self) -> str:
@@ -108,7 +121,8 @@ class RawBody:
         return ""
 
     def edits(self, action: BodyChange) -> Sequence[Edit]:
-        """What the action changes, in the order of the text; nothing where it changes nothing."""
+        """What the action changes, in the order of the text; nothing where it changes nothing. Raises ValueError for
+        lists that are too long."""
         found = sorted(islice(ACTIONS[action.kind](self, action), EDITS_MAX + 1))
         return found if len(found) <= EDITS_MAX else ()
 
@@ -120,6 +134,36 @@ class RawBody:
             pieces += (self.text[at : edit.start], edit.text)
             at = edit.end
         return "".join([*pieces, self.text[at:]])
+
+    def after(self, edits: Sequence[Edit]) -> RawBody:
+        """The body with these edits, none of which overlap. Only what they are in is read again."""
+        changed = copy(self)
+        changed.text = self.edited(edits)
+        starts = [edit.start for edit in edits]
+        shifts = [0, *accumulate(len(edit.text) - (edit.end - edit.start) for edit in edits)]
+        inside = 0
+
+        def now(span: Span, base: int = 0) -> Span:
+            """Where it is, counted from `base`, and what it is."""
+            nonlocal inside
+            first, behind = (bisect_left(starts, base + place) for place in (span.start, span.end))
+            start, end = span.start + shifts[first], span.end + shifts[behind]
+            if first == behind:
+                return Span(start, end, span.value)
+            inside += behind - first
+            if span is history:
+                begins = shifts[first]
+                changed.items = [moved(now(item, span.start), -begins) for item in self.items]
+                inside -= behind - first
+                return Span(start, end, [item.value for item in changed.items])
+            return Span(start, end, value_at(changed.text, base + start)[0])
+
+        history = self.members.get(self.api.history) if self.items else None
+        changed.members = {name: now(span) for name, span in self.members.items()}
+        changed.end = self.end + shifts[-1]
+        if inside < len(edits):  # there is a new member
+            changed._read()
+        return changed
 
 
 def raw_body(body: bytes, api: Api) -> RawBody | None:
@@ -141,15 +185,21 @@ def skipped(text: str, at: int) -> int:
     return match.end() if match is not None else at
 
 
-def walk_object(text: str, at: int) -> tuple[dict[str, Span], int]:
-    """The members of an object by name, the last one of each; and where the object ends. Raises ValueError."""
+def moved(span: Span, by: int) -> Span:
+    return Span(span.start + by, span.end + by, span.value)
+
+
+def walk_object(text: str, at: int, listed: str = "") -> tuple[dict[str, Span], int, Sequence[Span]]:
+    """The members of an object by name, the last one of each; where it ends; and the elements of member `listed`, their
+    places counted from where that begins. Raises ValueError."""
     found: dict[str, Span] = {}
+    elements: Sequence[Span] = ()
     if text[at : at + 1] != "{":
         raise ValueError("no object")
     at = skipped(text, at + 1)
     if text[at : at + 1] == "}":
-        return found, at + 1
-    while True:
+        return found, at + 1, elements
+    for _ in range(MEMBERS_MAX):
         if text[at : at + 1] != '"':
             raise ValueError("no name")
         name, at = value_at(text, at)
@@ -157,27 +207,46 @@ def walk_object(text: str, at: int) -> tuple[dict[str, Span], int]:
         if text[at : at + 1] != ":":
             raise ValueError("no value")
         start = skipped(text, at + 1)
-        value, end = value_at(text, start)
+        if name == listed and text[start : start + 1] == "[":
+            elements, end = walk_elements(text, start)
+            value: Any = [element.value for element in elements]
+        else:
+            value, end = value_at(text, start)
+            elements = () if name == listed else elements
         found[name] = Span(start, end, value)
         at = skipped(text, end)
         if text[at : at + 1] == "}":
-            return found, at + 1
+            return found, at + 1, elements
         if text[at : at + 1] != ",":
             raise ValueError("no comma")
         at = skipped(text, at + 1)
+    raise ValueError("too many members")
+
+
+def walk_elements(text: str, start: int) -> tuple[list[Span], int]:
+    """The elements of the list at `start`, their places counted from there; and where it ends. Raises ValueError."""
+    found: list[Span] = []
+    at = skipped(text, start + 1)
+    if text[at : at + 1] == "]":
+        return found, at + 1
+    for _ in range(ELEMENTS_MAX):
+        value, end = value_at(text, at)
+        found.append(new(Span, (at - start, end - start, value)))
+        if text[end : end + 1] != ",":  # else nothing is between them, as most libraries write it
+            end = skipped(text, end)
+        if text[end : end + 1] == "]":
+            return found, end + 1
+        if text[end : end + 1] != ",":
+            raise ValueError("no comma")
+        at = skipped(text, end + 1)
+    raise ValueError("too many elements")
 
 
 def walk_list(text: str, span: Span | None) -> list[Span]:
     """The elements of a list that was read; none for anything else."""
-    found: list[Span] = []
     if span is None or type(span.value) is not list:
-        return found
-    at = skipped(text, span.start + 1)
-    for value in span.value:
-        end = value_at(text, at)[1]
-        found.append(Span(at, end, value))
-        at = skipped(text, skipped(text, end) + 1)  # behind the comma
-    return found
+        return []
+    return [moved(element, span.start) for element in walk_elements(text, span.start)[0]]
 
 
 def member(text: str, span: Span, name: str) -> Span | None:
@@ -222,7 +291,7 @@ def contents(raw: RawBody, where: str) -> Iterator[tuple[str, Span]]:
     elif where == "first":
         chosen = [place for place in chosen if role_of(items[place].value) == "user"][:1]
     for place in chosen:
-        found = member(text, items[place], "content")
+        found = member(text, raw.item(place), "content")
         if found is not None:
             yield f"$.{api.history}[{place}].content", found
 
@@ -293,10 +362,10 @@ def replace(raw: RawBody, action: BodyChange) -> Iterator[Edit]:
 
 def rerole(raw: RawBody, action: BodyChange) -> Iterator[Edit]:
     for place in range(leading(raw.items), len(raw.items)):
-        item = raw.items[place]
-        if role_of(item.value) != action.role or not action.matches(text_of_content(item.value.get("content"))):
+        value = raw.items[place].value
+        if role_of(value) != action.role or not action.matches(text_of_content(value.get("content"))):
             continue
-        role = member(raw.text, item, "role")
+        role = member(raw.text, raw.item(place), "role")
         if role is not None:
             yield Edit(role.start, role.end, json.dumps(action.to), f"$.{raw.api.history}[{place}]")
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ranvier_py.core.clients
+from ranvier_py.core.clients import mended_body
 from ranvier_py.core.clients.body_mender import (
     TRIALS_MAX,
     BodyMender,
@@ -28,7 +29,17 @@ from ranvier_py.core.clients.body_mender import (
 )
 from ranvier_py.core.clients.client_rules import RuleBook, RuleSetting, rules_of, version_of
 from ranvier_py.core.clients.client_watch import ClientWatch
-from ranvier_py.core.clients.mended_body import BODY_BYTES_MAX, EDITS_MAX, MARKS_MAX, BodyChange, RawBody, raw_body
+from ranvier_py.core.clients.mended_body import (
+    BODY_BYTES_MAX,
+    EDITS_MAX,
+    ELEMENTS_MAX,
+    MARKS_MAX,
+    MEMBERS_MAX,
+    BodyChange,
+    RawBody,
+    raw_body,
+    value_at,
+)
 from ranvier_py.core.clients.prefix_break import prefix_break
 from ranvier_py.core.clients.prompt_sketch import sketch_of
 from ranvier_py.core.errors import ConfigError
@@ -264,6 +275,79 @@ def test_what_would_take_long_to_walk_is_let_be_and_counted() -> None:
         clock = {"messages": [{"role": "system", "content": "2026-11-22T10:15 " * count}]}
         found = mend(at_work, json.dumps(clock).encode(), CHAT)
         assert (found is not None) is changes, "all of it or nothing"
+
+
+def long_chat(size: int, count: int = 200) -> bytes:
+    """A body that most rules are of, and most of which is its history."""
+    turns = [{"role": ("user", "system")[n % 2], "content": "It is\n" * (size // count // 7)} for n in range(count)]
+    system = [{"type": "text", "text": text} for text in (BILLING % "1ab", "2026-11-22T10:15 You help.")]
+    tools = [{"name": f"tool {-number}"} for number in range(20)]
+    return json.dumps({"model": "qwen3", "messages": turns, "system": system, "tools": tools}).encode()
+
+
+def test_a_long_body_is_scanned_little_more_than_once_however_many_rules_change_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scanned = 0
+
+    def counting(text: str, at: int) -> tuple[Any, int]:
+        nonlocal scanned
+        value, end = value_at(text, at)
+        scanned += end - at
+        return value, end
+
+    monkeypatch.setattr(mended_body, "value_at", counting)
+    rules = ("claude-code-billing", "system-clock-to-day", "tools-by-name")
+    body = long_chat(900_000)
+    found = mend(mender(*(f"{rule}=rewrite" for rule in rules)), body)
+    assert found is not None
+    assert len(found.uses) == 3
+    assert len(body) <= scanned < 1.02 * len(body)
+    scanned = 0
+    roles = mender(*(f"{rule}=rewrite" for rule in rules), "claude-code-system-turns=rewrite")
+    assert mend(roles, body) is not None
+    assert scanned < 2.1 * len(body), "what changes in half of the messages is read again, the rest is not"
+
+
+def test_a_body_above_the_bounds_is_not_scanned_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work = mender("tools-by-name=rewrite")
+    monkeypatch.setattr(mended_body, "value_at", lambda *_: pytest.fail("it was scanned"))
+    assert mend(at_work, long_chat(BODY_BYTES_MAX)) is None
+    assert at_work.counters.unread == 1
+
+
+def test_a_body_of_too_many_parts_is_left_alone_and_counted() -> None:
+    at_work = mender("tools-by-name=rewrite", "claude-code-billing=rewrite")
+    tools = b'"tools":[{"name":"b"},{"name":"a"}]'
+    members = b",".join(b'"%d":0' % number for number in range(MEMBERS_MAX))
+    for number, body in enumerate(
+        (
+            b'{"messages":[%b0],%b}' % (b"0," * ELEMENTS_MAX, tools),
+            b"{%b,%b}" % (members, tools),
+            b'{"tools":[%b0],"messages":[]}' % (b"0," * ELEMENTS_MAX),
+        ),
+        1,
+    ):
+        assert mend(at_work, body) is None
+        assert at_work.counters.unread == number
+    assert mend(at_work, b'{"messages":[%b0],%b}' % (b"0," * (ELEMENTS_MAX - 1), tools)) is not None
+
+
+@given(bodies, st.sampled_from(["system", "history"]), st.sampled_from(["", "longer", '"']))
+def test_a_body_after_a_rule_is_what_reading_it_anew_would_give(fields: dict[str, Any], where: str, new: str) -> None:
+    api = APIS["messages"]
+    for change in (
+        BodyChange(kind="replace", where=where, pattern=re.compile("[a-m0-9]"), replacement=new.replace("\\", "")),
+        BodyChange(kind="rerole", pattern=re.compile(".*", re.DOTALL)),
+        BodyChange(kind="sort_tools"),
+        BodyChange(kind="set", member="x", values={"y": new}),
+    ):
+        raw = RawBody(json.dumps({"tools": [{"name": "b"}, {"name": "a"}], **fields}), api)
+        edits = raw.edits(change)
+        after = raw.after(edits)
+        anew = RawBody(raw.edited(edits), api)
+        assert (after.text, after.members, after.end) == (anew.text, anew.members, anew.end)
+        assert list(after.items) == list(anew.items)
 
 
 # --- real agents ------------------------------------------------------------------------------------------------------
