@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 import trio
 
 from ranvier_py.node import client_parts
-from tests.node.node_lab import Node, chat, turn
+from tests.node.node_lab import MODEL, Node, chat, turn
 from tests.node.node_lab import lab as node_lab
+from tests.proxy.wire import GOOD, Scripted
 
 SECRET = "a plan that nobody may read"
 
@@ -66,6 +68,23 @@ async def test_conversations_that_only_grow_break_nothing_and_what_engines_reuse
         assert row["breaks"] == []
         assert 0.3 < row["reused_share"] <= 1.0
         assert view["compared"] == 1, "what goes on from a known history is not read again"
+
+
+async def test_a_session_that_goes_on_by_another_model_or_with_other_tools_broke_by_that() -> None:
+    engine = Scripted(GOOD)
+    engine.page = json.dumps({"data": [{"id": name, "object": "model"} for name in (MODEL, "another")]}).encode()
+    tools = [{"type": "function", "function": {"name": name}} for name in ("read", "write")]
+    async with node_lab(engine) as node:
+        await node.until_backend(lambda backend: len(backend["models"]) == 2)
+        contents = ["What is on the shelves of this library? " * 20]
+        for fields in ({"tools": tools[:1]}, {"tools": tools}, {"tools": tools, "model": "another"}):
+            await ask(node, "4be01", *contents, **fields)
+            contents += ["Books.", "Which of them?"]
+        view = await node.until("/admin/clients", lambda view: len(of(view, "opencode")["breaks"]) == 2)
+        causes = {each["cause"]: (each["path"], each["count"]) for each in of(view, "opencode")["breaks"]}
+        assert causes == {"tools_changed": ("$.tools[1]", 1), "model": ("$.model", 1)}
+        metrics = (await node.http.get(f"{node.control}/metrics")).text
+        assert 'ranvier_prefix_breaks_total{cause="model",client="opencode"} 1.0' in metrics
 
 
 async def test_prompts_that_are_too_many_or_too_large_to_compare_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

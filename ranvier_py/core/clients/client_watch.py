@@ -4,6 +4,9 @@ Prompts are of one conversation when they come from one client, in one session, 
 system prompt but for what is volatile). Several branches of a conversation are kept, and a prompt goes on from the one
 that it shares most with. A client that names no session has one for all: then only what is repeated tells.
 
+A prompt of another model or with other tools is of another application. It goes on from a conversation all the same
+where it has its session, its system prompt and all of its history, and more behind that.
+
 The first prompt of a session is compared with that of the application's last session: what changes by itself in tools
 and system prompt keeps sessions from sharing them.
 
@@ -104,6 +107,7 @@ class ClientWatch:
         self._key = key
         self._sections = 0
         self._conversations: dict[Place, list[PromptSketch]] = {}
+        self._openings: BoundedDict[tuple[str, int, int], Place] = BoundedDict(CONVERSATIONS_MAX)
         self._heads: BoundedDict[tuple[str, int], PromptSketch] = BoundedDict(CONVERSATIONS_MAX)
         self._ends: BoundedDict[int, tuple[PromptSketch, int]] = BoundedDict(CONVERSATIONS_MAX)
 
@@ -134,14 +138,19 @@ class ClientWatch:
         sketch = sketch_of(fields, api, self._key)
         place = Place(client, session, sketch.head())
         branches = self._conversations.pop(place, None)
-        found, shared = self._first(client, place.head, sketch) if branches is None else least(branches, sketch)
+        before = branches
+        if branches is None:
+            before = self._elsewhere(place, sketch)
+            found, shared = self._first(client, place.head, sketch)
+        if before:
+            found, shared = least(before, sketch)
         self.compared(client, tokens, round(shared * tokens / max(1, sketch.size)))
         self._keep(place, branches or [], sketch)
         if end:
             self._ends[end] = sketch, len(sketch.sections)
         if found is None or not found.lost:
             return None
-        kind = BreakKind(found.cause, pattern(found.path, api), "turn" if branches else "session")
+        kind = BreakKind(found.cause, pattern(found.path, api), "turn" if before else "session")
         return PromptBreak(found, kind, round(found.lost * tokens / max(1, sketch.size)))
 
     def broke(self, client: str, found: PromptBreak, token_s: float = 0.0, rule: str = "") -> None:
@@ -176,6 +185,17 @@ class ClientWatch:
             return found, shared
         return None, found.shared  # another task
 
+    def _elsewhere(self, place: Place, sketch: PromptSketch) -> list[PromptSketch]:
+        """What it goes on from by another model or with other tools, if anything."""
+        key = (place.client, place.session, sketch.opening())
+        last, self._openings[key] = self._openings.get(key), place
+        history = [section.digest for section in sketch.history()]
+        return [
+            branch
+            for branch in (self._conversations.get(last, ()) if last is not None else ())
+            if continues(history, branch)
+        ][-1:]
+
     def _keep(self, place: Place, branches: list[PromptSketch], sketch: PromptSketch) -> None:
         while len(branches) >= BRANCHES_MAX:
             self._forget(branches.pop(0))
@@ -208,6 +228,12 @@ def least(branches: Sequence[PromptSketch], sketch: PromptSketch) -> tuple[Prefi
         if found is None or each.shared > found.shared:
             found = each
     return found, found.shared + found.lost if found is not None else 0
+
+
+def continues(history: Sequence[int], before: PromptSketch) -> bool:
+    """Whether a history, as digests, has all of the one before, and more."""
+    old = [section.digest for section in before.history()]
+    return len(old) < len(history) and list(history[: len(old)]) == old
 
 
 def pattern(path: str, api: Api) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import dropwhile
 from typing import Any, NamedTuple
 
 import orjson
@@ -108,8 +109,23 @@ class PromptSketch:
             self._add(path, kind, role, text_of(others))
 
     def head(self) -> int:
-        """A digest of tools, in any order, and system prompt without what is volatile in them: of the application."""
-        found = [self.model, *sorted([f"{section.digest}" for section in self.sections if section.kind == "tool"])]
+        """A digest of model, tools, in any order, and system prompt without what is volatile in it: of the
+        application."""
+        tools = sorted([f"{section.digest}" for section in self.sections if section.kind == "tool"])
+        return digest_of(" ".join([self.model, *tools, *self._system()]), self._key)
+
+    def opening(self) -> int:
+        """A digest of the system prompt, as in `head`, and of the first part of the history: they stay where a
+        conversation goes on by another model or with other tools."""
+        first = [f"{section.digest}" for section in self.history()[:1]]
+        return digest_of(" ".join([*first, *self._system()]), self._key)
+
+    def history(self) -> Sequence[Section]:
+        """What is behind tools and system prompt."""
+        return list(dropwhile(lambda section: section.kind in ("tool", "system"), self.sections))
+
+    def _system(self) -> list[str]:
+        found: list[str] = []
         for number, section in enumerate(self.sections):
             if section.kind == "tool":
                 continue
@@ -118,7 +134,7 @@ class PromptSketch:
             for line, digest in enumerate(self.lines.get(number, (section.digest,))):
                 marked = self.marked.get((number, line))
                 found.append(f"{digest if marked is None else marked.masked}")
-        return digest_of(" ".join(found), self._key)
+        return found
 
     def _add(self, path: str, kind: str, role: str, text: str) -> None:
         number = len(self.sections)

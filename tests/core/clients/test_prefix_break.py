@@ -288,6 +288,36 @@ def test_what_keeps_sessions_from_sharing_the_system_prompt_is_counted_by_sessio
     assert breaks_of(watch) == {("nonce", "$.system[0]", "session"): 2}
 
 
+@pytest.mark.parametrize("session", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "cause", "path"), [(add_tool, "tools_changed", "$.tools[2]"), (change_model, "model", "$.model")]
+)
+def test_a_conversation_that_goes_on_by_another_model_or_with_other_tools_broke_by_that(
+    change: Callable[[Body], None], cause: str, path: str, session: int
+) -> None:
+    watch, body = ClientWatch(KEY), agent_body()
+    observe(watch, CLIENT, session, body, MESSAGES, 1000)
+    body = next_turn(body)
+    change(body)
+    for _ in range(3):
+        observe(watch, CLIENT, session, body, MESSAGES, 2000)
+        body = next_turn(body)
+    assert breaks_of(watch) == {(cause, path, "turn"): 1}, "once: the rest goes on from there"
+    assert client_rows(watch)[0]["break_tokens"] > 500
+
+
+@pytest.mark.parametrize("change", [add_tool, change_model])
+def test_another_application_that_is_asked_the_same_or_in_another_session_goes_on_from_nothing(
+    change: Callable[[Body], None],
+) -> None:
+    watch, body = ClientWatch(KEY), agent_body()
+    observe(watch, CLIENT, 1, body, MESSAGES, 1000)
+    change(body)
+    observe(watch, CLIENT, 1, body, MESSAGES, 1000)
+    observe(watch, CLIENT, 2, next_turn(body), MESSAGES, 2000)
+    assert breaks_of(watch) == {}
+
+
 def test_other_tasks_and_side_branches_are_no_breaks() -> None:
     watch, body = ClientWatch(KEY), agent_body()
     observe(watch, CLIENT, 1, body, MESSAGES, 1000)
