@@ -190,19 +190,20 @@ async def test_of_a_hybrid_engine_attention_confirms_nothing_and_the_status_stat
 
 
 async def test_a_hybrid_engine_whose_events_have_its_states_is_exact() -> None:
-    """It is credited with a state of its events where blocks behind it are known; never with too much."""
-    async with lab(limits={"cache": "vllm_align", "block_size": 80}, engine_metrics_interval_s=0.1) as node:  # type: ignore[dict-item]
-        await chat(node, LONG * 12)
+    """Its checkpoints are those of its events, as far as the last whole block of a single prompt."""
+    async with lab(limits={"cache": "vllm_align", "block_size": 272}, engine_metrics_interval_s=0.1) as node:  # type: ignore[dict-item]
+        await chat(node, f"One more: {LONG * 24}")
+        await until(node, lambda engine: engine["level"] == "exact" and engine["profile"] == "vllm-align:272")
         await chat(node, LONG * 24)
-        await until(node, lambda engine: engine["level"] == "exact" and engine["profile"] == "vllm-align:80")
-        body = {"model": MODEL, "messages": question(LONG * 36)}
+        await until_predicted(node, lambda tokens, trust: trust == "CONFIRMED", LONG * 24)
+        body = {"model": MODEL, "messages": question(LONG * 24)}
         while True:
             (candidate,) = (await node.http.post(f"{node.control}/explain", json=body)).json()["candidates"]
             if candidate.get("credit_tokens"):
                 break
             await trio.sleep(0.05)
-        usage = (await chat(node, LONG * 36))["usage"]
-        assert 0 < candidate["credit_tokens"] <= usage["prompt_tokens_details"]["cached_tokens"]
+        usage = (await chat(node, LONG * 24))["usage"]
+        assert candidate["credit_tokens"] == usage["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 async def test_events_can_be_turned_off() -> None:

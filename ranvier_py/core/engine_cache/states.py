@@ -6,7 +6,8 @@ were not, too). A model has several groups of states; one is there where all of 
 
 A prompt asks at anchors and at ends of its messages. So a state is known at its own end and under every prefix behind
 it, in every branch, up to an anchor; and where prompts part before that, also back to the anchor before it, for the
-next one that parts there: the end of a single prompt is no place that others pass.
+next one that parts there: the end of a single prompt is no place that others pass. At an anchor in its own block it is
+known as one `ahead`, too: whoever holds that anchor holds the block, and behind it events tell no more of its prompt.
 Rules: a state whose block is not known, or has no fingerprint, waits for it. What a removed block leaves goes with its
 own removal. Bounds: STATES_MAX names of blocks; beyond, a state is not noted, and counted.
 """
@@ -41,6 +42,11 @@ class StateMoved(NamedTuple):
     fingerprint: Fingerprint
     position: int
     present: bool
+    ahead: bool = False  # if it goes on from here as that state's own prompt does, which is not known here
+
+
+Place = tuple[Fingerprint, bool]
+"""A prefix, and whether the state lies ahead of it."""
 
 
 @dataclass(slots=True)
@@ -59,8 +65,8 @@ class StateGroups:
         self._size = size  # tokens of a block of ours
         self._groups: dict[int, int] = {}  # group -> its bit
         self._kept: dict[EngineHash, int] = {}  # which groups have it
-        self._placed: dict[EngineHash, tuple[int, dict[Fingerprint, None]]] = {}  # position, and where it is known
-        self._known: dict[tuple[Fingerprint, int], int] = {}  # states in several branches may lie equally deep
+        self._placed: dict[EngineHash, tuple[int, dict[Place, None]]] = {}  # position, and where it is known
+        self._known: dict[tuple[Place, int], int] = {}  # states in several branches may lie equally deep
         self._waiting: dict[EngineHash, None] = {}  # to be looked at
         self._changes: list[StateMoved] = []
 
@@ -118,7 +124,7 @@ class StateGroups:
 
     def all(self) -> Iterator[StateMoved]:
         """All that are there, as of the last `drain`."""
-        return (StateMoved(name, position, present=True) for name, position in self._known)
+        return (StateMoved(name, at, present=True, ahead=ahead) for (name, ahead), at in self._known)
 
     def _place(self, key: EngineHash) -> None:
         block = self._block_of(key)
@@ -126,11 +132,13 @@ class StateGroups:
             if block is None or block.known is not KnownBlock.OPAQUE:
                 self._waiting[key] = None
             return
-        position, names = block.state.tokens, dict[Fingerprint, None]()
+        position, names = block.state.tokens, dict[Place, None]()
         self._placed[key] = position, names
         self._counters.stored += 1
         behind, part = self._behind(block), has_several(block)
         self._note(position, names, behind[:1])
+        within = behind[1 : len(block.prints)]
+        self._note(position, names, [each for each in within[-1:] if is_anchor(each[1] // self._size)], ahead=True)
         below = list(block.children())
         while below:
             child = below.pop()
@@ -143,21 +151,29 @@ class StateGroups:
         if part:
             self._note(position, names, behind)
 
-    def _note(self, position: int, names: dict[Fingerprint, None], found: Sequence[tuple[Fingerprint, int]]) -> None:
+    def _note(
+        self,
+        position: int,
+        names: dict[Place, None],
+        found: Sequence[tuple[Fingerprint, int]],
+        *,
+        ahead: bool = False,
+    ) -> None:
         for name, _ in found:
-            if name not in names and len(names) < NAMES_MAX:
-                names[name] = None
-                before = self._known.get((name, position), 0)
-                self._known[name, position] = before + 1
+            place = (name, ahead)
+            if place not in names and len(names) < NAMES_MAX:
+                names[place] = None
+                before = self._known.get((place, position), 0)
+                self._known[place, position] = before + 1
                 if not before:
-                    self._changes.append(StateMoved(name, position, present=True))
+                    self._changes.append(StateMoved(name, position, present=True, ahead=ahead))
 
-    def _forget(self, name: Fingerprint, position: int) -> None:
-        left = self._known.pop((name, position)) - 1
+    def _forget(self, place: Place, position: int) -> None:
+        left = self._known.pop((place, position)) - 1
         if left:
-            self._known[name, position] = left
+            self._known[place, position] = left
         else:
-            self._changes.append(StateMoved(name, position, present=False))
+            self._changes.append(StateMoved(place[0], position, present=False, ahead=place[1]))
 
     def _behind(self, block: Block) -> list[tuple[Fingerprint, int]]:
         """Prefixes up to the end of this block, the deepest first, down to one at an anchor."""

@@ -23,6 +23,7 @@ class Engine:
     def __init__(self) -> None:
         self.held = Residency(hasher(), namespace_of)
         self.found: dict[tuple[int, int], None] = {}
+        self.ahead: dict[tuple[int, int], None] = {}
 
     def store(self, path: list[int], *, group: int = DENSE, keys: list[int] | None = None) -> None:
         """All blocks of these tokens, of attention; or of states those named, with all tokens all the same."""
@@ -44,13 +45,15 @@ class Engine:
     def positions(self, path: list[int]) -> dict[int, list[int]]:
         """Where each prefix of these tokens can begin, as it was reported so far."""
         for change in self.held.settle().states or ():
-            place = (change.fingerprint, change.position)
-            assert (place in self.found) is not change.present, "each change is reported once"
+            found, place = self.ahead if change.ahead else self.found, (change.fingerprint, change.position)
+            assert (place in found) is not change.present, "each change is reported once"
             if change.present:
-                self.found[place] = None
+                found[place] = None
             else:
-                del self.found[place]
-        assert self.found.keys() == {(each.fingerprint, each.position) for each in self.held.states()}
+                del found[place]
+        known = [(each.fingerprint, each.position, each.ahead) for each in self.held.states()]
+        assert self.found.keys() == {(name, position) for name, position, ahead in known if not ahead}
+        assert self.ahead.keys() == {(name, position) for name, position, ahead in known if ahead}
         return {
             end: sorted(at for one, at in self.found if one == fingerprint(path[:end]))
             for end in range(SIZE, len(path) + 1, SIZE)
@@ -110,6 +113,25 @@ def test_a_branch_that_comes_later_goes_on_from_the_state_before_it() -> None:
     assert engine.positions(second)[336] == [320], "in mid-branch, before the next anchor"
     engine.drop(shared)
     assert not any(engine.positions(second).values())
+
+
+def test_an_anchor_in_the_block_of_a_state_has_it_ahead_as_long_as_one_is_there() -> None:
+    engine, shared = Engine(), tokens(280)
+    paths = [[*shared, *tokens(40, seed)] for seed in (2, 3)]
+    engine.store([*shared, *tokens(120, 2)])
+    engine.keep([*shared, *tokens(120, 2)])
+    engine.positions(paths[0])
+    assert not engine.ahead, "the anchor may be held where that block is not"
+    for path in paths:
+        engine.store(path)
+        engine.keep(path)
+    anchor = (fingerprint(shared[:256]), 320)
+    for path in paths:
+        assert engine.positions(path)[256] == []
+        assert anchor in engine.ahead
+        engine.drop(path)
+    assert engine.positions(paths[0])[320] == []
+    assert not engine.ahead
 
 
 @pytest.mark.parametrize("kept_last", [False, True])

@@ -51,7 +51,8 @@ class CheckpointKind(IntEnum):
     JUNCTION = 2
     EVERY = 3
     ANSWERED = 4  # the engine's count of cached tokens ended there
-    EVENT = 5  # its events have it
+    AHEAD = 5  # its events have one behind this prefix, that of a prompt which left it there; peers get none
+    EVENT = 6  # its events have it
 
 
 @dataclass(frozen=True, slots=True)

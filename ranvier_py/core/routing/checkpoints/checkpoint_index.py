@@ -8,6 +8,10 @@ known just behind this key is believed to go as far as others did, unless he par
 A mark is one byte, as it travels between nodes: bit 0 keys and values are there, bit 1 so is the checkpoint, bit 2 the
 engine itself said so, bits 3 to 5 its `CheckpointKind`.
 
+An engine's events name a state by its block, and know no prefix behind the last whole one of a prompt: with blocks of
+528 tokens none that the prompt has. Such a state is kept under the anchor before it as one AHEAD: it is credited to the
+prompts that left a checkpoint just there, to no others that pass the anchor.
+
 Rules: what is kept by rule or by count is believed for `ttl_s` after its last evidence, for engines give states up
 without a message; what events brought stays until they take it. A new generation begins with nothing.
 Bounds: `names_max` keys, POSITIONS_MAX positions each; the key that was written longest ago makes room, the shallowest
@@ -16,7 +20,7 @@ position does; both are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
@@ -104,13 +108,21 @@ class CheckpointIndex:
     # --- what a prompt can go on from --------------------------------------------------------------------------------
 
     def deepest(
-        self, keys: Iterable[PrefixKey], held: int, limit: int, now: float, *, by_events: bool = False
+        self,
+        keys: Iterable[PrefixKey],
+        held: int,
+        limit: int,
+        now: float,
+        *,
+        by_events: bool = False,
+        promised: Callable[[int], bool] = lambda _: False,
     ) -> Checkpoint | None:
         """The deepest checkpoint on this path within its first `held` tokens, and not behind `limit`.
 
         Args:
             keys: the prompt, deepest first; read no further than needed.
             by_events: only what events brought counts.
+            promised: whether this prompt left a checkpoint at a position, if nothing took it since: of one ahead.
         """
         known, oldest = self._known, now - self.ttl_s
         reach = limit + 1  # of one that lies beyond: where the prompt's next key begins
@@ -123,13 +135,24 @@ class CheckpointIndex:
             if found is not None:
                 end = reach - 1 if is_top else tokens + self._block_tokens - 1
                 for checkpoint in reversed(found):
+                    kind = checkpoint.kind
+                    if kind is CheckpointKind.AHEAD:
+                        if checkpoint.position <= limit and promised(checkpoint.position):
+                            return checkpoint
+                        continue
                     if checkpoint.position > min(limit, end):
                         continue
-                    kind = checkpoint.kind
                     if kind is CheckpointKind.EVENT or (checkpoint.at > oldest and not by_events):
                         return checkpoint
             is_top = False
         return None
+
+    def has(self, keys: Sequence[PrefixKey], position: int, now: float) -> bool:
+        """Whether this path is believed to have a checkpoint just there, as `learn` noted it."""
+        block = max(1, position // self._block_tokens * self._block_tokens)
+        key = next((key for key in reversed(keys) if key[0] >= block), NO_KEY)
+        found = self._known.get(key[1]) or self._known.get(key[2]) or ()
+        return any(each.position == position and each.at > now - self.ttl_s for each in found)
 
     # --- learning ----------------------------------------------------------------------------------------------------
 
@@ -175,8 +198,10 @@ class CheckpointIndex:
             checkpoint = Checkpoint(old.position, max(old.mark, checkpoint.mark), max(old.at, checkpoint.at))
         others = [each for each in before if each.position != checkpoint.position]
         kept = sorted([*others, checkpoint])
-        self.counters.dropped += len(kept) > POSITIONS_MAX
-        known[name] = tuple(kept[-POSITIONS_MAX:])
+        if len(kept) > POSITIONS_MAX:
+            self.counters.dropped += 1
+            kept.remove(next((each for each in kept if each.kind is CheckpointKind.AHEAD), kept[0]))
+        known[name] = tuple(kept)
         self.counters.learned += 1
         if len(known) > self._names_max:
             self.counters.dropped += len(known.pop(next(iter(known))))
@@ -199,10 +224,11 @@ class CheckpointIndex:
         self.counters.refuted += len(gone)
         return gone
 
-    def lose(self, name: int, position: int, at: float) -> bool:
+    def lose(self, name: int, position: int, at: float, *, ahead: bool = False) -> bool:
         """This one is gone since then; its keys and values may not be. False: it was not known, or came again."""
         known = self._known.get(name, ())
-        found = any(each.position == position and each.at <= at for each in known) and self._forget(name, position)
+        gone = [each for each in known if each.position == position and each.at <= at]
+        found = any(not ahead or each.kind is CheckpointKind.AHEAD for each in gone) and self._forget(name, position)
         self.counters.lost += found
         return found
 
@@ -227,6 +253,7 @@ class CheckpointIndex:
                 [
                     Checkpoint(each.position, mark, int(now)) if each.kind is CheckpointKind.EVENT else each
                     for each in found
+                    if each.kind is not CheckpointKind.AHEAD
                 ]
             )
 

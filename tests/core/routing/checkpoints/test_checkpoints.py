@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ranvier_py.core.ids import BackendId
+from ranvier_py.core.engine_cache.states import StateMoved
+from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, profile_named
 from ranvier_py.core.routing.checkpoints.checkpoints import ALARM_ANSWERS, HALF_LIFE, Confidence
 from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
-from tests.core.routing.checkpoints.hybrid_router import credit, hybrid_router, prompt_of, send, serve
+from tests.core.routing.checkpoints.hybrid_router import chain, credit, hybrid_router, prompt_of, send, serve
 
 SYSTEM, QUESTION, ANSWER, NEXT = ("system", 1600), ("question", 200), ("answer", 300), ("next", 40)
 
@@ -89,6 +90,35 @@ def test_silent_evictions_age_by_a_time_of_their_own() -> None:
     assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT, now=601.0) == (2096, 0)  # the route lives for an hour
     serve(router, [SYSTEM, QUESTION, ANSWER, NEXT], ("a2", 9), now=300.0, cached=1584)
     assert credit(router, SYSTEM, QUESTION, ANSWER, ("elsewhere", 40), now=899.0) == (2096, 1584)
+
+
+def test_a_state_ahead_of_all_that_events_know_is_credited_to_the_prompts_that_left_it() -> None:
+    """An engine of long blocks, whose events know no prefix between the last whole block and the end of a prompt."""
+    router = hybrid_router("vllm-align:528")
+    checkpoints, backend = router.checkpoints, router.registry[BackendId(0)]
+    checkpoints.states_known(backend.id, backend.generation, list, 0.0)
+    document, turns = ("document", 1040), [("document", 1040), ("question", 60)]
+    anchor = next(key for key in chain(document).chain() if key[0] == 1024)
+    serve(router, turns, ("answer", 20), cached=0)
+    assert credit(router, *turns, ("answer", 20), NEXT)[1] == 0, "no event told of it"
+    ahead = StateMoved(Fingerprint(anchor[1]), 1056, present=True, ahead=True)
+    checkpoints.states_changed(backend.id, backend.generation, [ahead], 0.0)
+    assert credit(router, *turns, ("answer", 20), NEXT) == (1120, 1056)
+    assert credit(router, document, ("other", 60)) == (1040, 0), "it parts before"
+    checkpoints.states_changed(backend.id, backend.generation, [ahead._replace(present=False)], 1.0)
+    assert credit(router, *turns, ("answer", 20), NEXT)[1] == 0, "it is gone"
+
+
+def test_what_lies_ahead_is_another_prompts_where_an_answer_was_cached_to_less() -> None:
+    router = hybrid_router("vllm-align:528")
+    checkpoints, backend = router.checkpoints, router.registry[BackendId(0)]
+    checkpoints.states_known(backend.id, backend.generation, list, 0.0)
+    turns = [("document", 1040), ("question", 60), ("answer", 20), NEXT]
+    anchor = next(key for key in chain(turns[0]).chain() if key[0] == 1024)
+    serve(router, turns[:2], turns[2], cached=0)
+    checkpoints.states_changed(backend.id, backend.generation, [(anchor[1], 1056, True, True)], 0.0)
+    serve(router, turns, ("more", 20), cached=0)
+    assert credit(router, *turns[:3], ("elsewhere", 40))[1] == 0
 
 
 def test_another_time_to_live_counts_at_once() -> None:
