@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ import pytest
 import trio
 import trio.testing
 
+from cluster.dns.addresses import free_port
 from tests.examples import some
 from tests.node.node_lab import MODEL, Lab, opened, turn
 
@@ -204,7 +206,9 @@ async def logged(node: Served, event: bytes, times: int) -> None:
 @pytest.mark.parametrize("by", ["signal", "port"])
 async def test_all_workers_read_the_configuration_again_those_that_are_restarted_too(tmp_path: Path, by: str) -> None:
     async with opened(Lab, 1, DEADLINE_S) as place:
-        (public, control) = [await free_ports() for _ in range(2)]
+        rng = Random()
+        public = free_port(["127.0.0.1"], rng)
+        control = free_port(["127.0.0.1"], rng, frozenset((public, public - 1)))
         file = tmp_path / "ranvier.toml"
         file.write_text(f'backend = ["{place.engines[0]}"]\npolicy = "random"\ngossip = "off"\n')
         places = ("--listen", f"127.0.0.1:{public}", "--control", f"127.0.0.1:{control}", "--workers", "2")
@@ -234,19 +238,6 @@ async def until_back(node: Served, worker: int) -> None:
             await trio.sleep(0.05)
         else:
             return
-
-
-async def free_ports() -> int:
-    """A port with a free one above it."""
-    while True:
-        with trio.socket.socket() as first, trio.socket.socket() as second:
-            await first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                await second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
 
 
 def held_by(process: int) -> tuple[int, int]:
