@@ -42,10 +42,8 @@ class Tenants:
         name = isolation.removeprefix(HEADER)
         self._names = CREDENTIAL_FIELDS if isolation == CREDENTIAL else (name.lower().encode(),)
         self._texts = texts
-        self._last: tuple[Iterable[tuple[bytes, bytes]], bytes] = (
-            (),
-            b"",
-        )  # the fields asked of last, and their tenant
+        # The fields asked of last, and their tenant.
+        self._last: tuple[Iterable[tuple[bytes, bytes]], bytes] = ((), b"")
 
     def of(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The tenant of a request with these fields: 16 bytes. A token counts without its scheme, wherever it is.

@@ -95,21 +95,21 @@ class LeafQueue:
         """Take out the next leaf to evict; 0 when there is none."""
         rows = self._rows
         for lane in LANES:
-            heads, seconds = self.heads[lane], self._seconds[lane]
-            while seconds:
-                second = seconds[0]
-                row = heads[second]
-                if not row:
-                    heappop(seconds)
-                    del heads[second]
-                    continue
-                newer, older = rows.newer[row], rows.older[row]
-                heads[second] = newer if newer != row else 0
-                rows.newer[older], rows.older[newer] = newer, older
-                rows.lane[row] = 0
+            while row := self.first(lane):
+                self.remove(row)
                 if rows.child[row]:
                     continue
-                if rows.used[row] == second and rows.best[row] == lane:
+                if rows.used[row] == rows.bucket[row] and rows.best[row] == lane:
                     return row
                 self.push(row)
+        return 0
+
+    def first(self, lane: int) -> int:
+        """The row of a lane that has waited longest; 0 when there is none. Seconds without rows are forgotten."""
+        heads, seconds = self.heads[lane], self._seconds[lane]
+        while seconds:
+            row = heads[seconds[0]]
+            if row:
+                return row
+            del heads[heappop(seconds)]
         return 0

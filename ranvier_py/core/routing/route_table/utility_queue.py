@@ -20,7 +20,6 @@ Cost: O(1) amortised for each push, and for each eviction; the lanes are LANES_M
 from __future__ import annotations
 
 from collections import defaultdict
-from heapq import heappop
 from typing import NamedTuple
 
 from ranvier_py.core.routing.route_table.leaves import LANES, TRUST_BITS, LeafQueue
@@ -149,15 +148,9 @@ class UtilityQueue(LeafQueue):
 
     def _head(self, lane: int) -> Head | None:
         """The first of a lane that is at its true place; what comes before goes there."""
-        rows, heads, seconds = self._rows, self.heads[lane], self._seconds[lane]
-        while seconds:
-            second = seconds[0]
-            row = heads[second]
-            if not row:
-                heappop(seconds)
-                del heads[second]
-                continue
-            place = self.lane_of(row)
+        rows = self._rows
+        while row := self.first(lane):
+            second, place = rows.bucket[row], self.lane_of(row)
             if place == lane and rows.used[row] == second:
                 return Head(row, lane, second, self._efficiency(row))
             self.remove(row)
