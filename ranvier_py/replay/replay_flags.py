@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from ranvier_py.core.routing.placement.policies import POLICIES
-from ranvier_py.core.routing.route_table.route_values import LRU, UTILITY
+from ranvier_py.core.routing.route_table.route_values import LRU, STANDARD, UTILITY
 from ranvier_py.replay.engine.engine_values import CACHES
 from ranvier_py.replay.engine.presets import PRESETS
 from ranvier_py.replay.hybrid.hybrid_model import HYBRID_MODELS
@@ -56,9 +56,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--routes", default="1M", metavar="N", help="rows of each node's route table (1M)")
     add(
         "--eviction",
-        default=LRU,
+        default=STANDARD.eviction,
         metavar="E",
-        help=f"what a full route table forgets: {LRU} (the default) or {UTILITY}",
+        help=f"what a full route table forgets: {UTILITY} (the default) or {LRU}",
     )
     add("--jobs", metavar="N", help="runs at a time, each in a process (as many as there are cores)")
     add = parser.add_argument_group("engines").add_argument

@@ -104,6 +104,8 @@ class AlphaTuner:
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
         self._seen += 1
+        if not any(self._routes.tree.evicted):  # nothing to weigh so far
+            return
         if not end.messages or attempt.prompt.kind == "opaque" or chat_of(end) % WHOLE >= self._share:
             return
         keys = list(islice(self._chain_of(end), KEYS_MAX + 1))

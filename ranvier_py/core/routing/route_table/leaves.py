@@ -14,6 +14,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 import numpy as np
+import numpy.typing as npt
 
 from ranvier_py.core.routing.route_table.route_values import Numbers, Trust
 from ranvier_py.core.routing.route_table.rows import Rows
@@ -53,11 +54,15 @@ class LeafQueue:
         rows.older[row], rows.newer[row] = last, head
         rows.newer[last] = rows.older[head] = row
 
+    def lanes_of(self, leaves: Numbers) -> npt.NDArray[np.uint8]:
+        """The lanes of rows that have claims."""
+        return np.frombuffer(self._rows.best, np.uint8)[leaves]
+
     def push_many(self, leaves: Numbers) -> None:
         """Queue rows that are not queued and have claims, as one `push` after the other would."""
         rows = self._rows
         older, newer = np.frombuffer(rows.older, np.int32), np.frombuffer(rows.newer, np.int32)
-        lanes, seconds = np.frombuffer(rows.best, np.uint8)[leaves], np.frombuffer(rows.used, np.int32)[leaves]
+        lanes, seconds = self.lanes_of(leaves), np.frombuffer(rows.used, np.int32)[leaves]
         np.frombuffer(rows.lane, np.uint8)[leaves], np.frombuffer(rows.bucket, np.int32)[leaves] = lanes, seconds
         for lane, second in dict.fromkeys(zip(lanes.tolist(), seconds.tolist(), strict=True)):
             several = leaves[(lanes == lane) & (seconds == second)]

@@ -4,10 +4,10 @@ A radix tree of prefixes, found by fingerprint. A prompt comes as its chain of p
 returns the backends with the deepest live claims, `learn` stores a claim for each key. A claim lives while its
 generation is the backend's current one and its last evidence is younger than the TTL; being looked up is no evidence.
 
-Rules: at most `capacity` rows; a new row beyond that evicts the leaf that comes first in `leaves.LeafQueue`, or the row
-that is worth least by `utility_queue`. A use of a row is a use of its ancestors: they are not touched, they inherit the
-time when a child goes. So an idle chat loses its deep rows first, and a system prompt that others use survives. Every
-call is synchronous, hence atomic. Rows and their columns are seen in this package alone.
+Rules: at most `capacity` rows; a new row beyond that evicts the row that is worth least by `utility_queue`, or the leaf
+that comes first in `leaves.LeafQueue`. A use of a row is a use of its ancestors: they are not touched, they inherit the
+time when a child goes. So a system prompt that others use survives, and by age an idle chat loses its deep rows first.
+Every call is synchronous, hence atomic. Rows and their columns are seen in this package alone.
 Invariants: those of `rows`, `leaves`, `claims` and `tree`; tests/core/routing/route_table/test_routes_properties.py
 holds them.
 """

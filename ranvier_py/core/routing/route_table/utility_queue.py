@@ -22,6 +22,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from ranvier_py.core.routing.route_table.leaves import LANES, TRUST_BITS, LeafQueue
 from ranvier_py.core.routing.route_table.route_values import UTILITY, Numbers, RouteTableOptions
 from ranvier_py.core.routing.route_table.rows import FORKED, Rows
@@ -107,9 +110,27 @@ class UtilityQueue(LeafQueue):
         self._latest = max(self._latest, self._rows.used[row])
         super().push(row, lane)
 
+    def lanes_of(self, leaves: Numbers) -> npt.NDArray[np.uint8]:
+        """The same as `lane_of` of each."""
+        rows = self._rows
+        child = np.frombuffer(rows.child, np.int32)[leaves]
+        tokens, parents = np.frombuffer(rows.tokens, np.uint32), np.frombuffer(rows.parent, np.int32)[leaves]
+        own = tokens[leaves].astype(np.int64) - tokens[parents]
+        straight = (child > 0) & (np.frombuffer(rows.flags, np.uint8)[leaves] & FORKED == 0)
+        alike = np.frexp(np.maximum(np.where(straight, own >> STRAIGHT_BITS, own), 1))[1].clip(max=CLASS_MAX)
+        lanes = super().lanes_of(leaves) | (alike + np.where(child > 0, CLASS_MAX, 0)).astype(np.uint8) << TRUST_BITS
+        return np.where((child > 0) & (np.frombuffer(rows.right, np.int32)[child] > 0), np.uint8(0), lanes)
+
     def push_many(self, leaves: Numbers) -> None:
-        for row in leaves.tolist():
-            self.push(row)
+        lanes = self.lanes_of(leaves)
+        leaves = leaves[lanes > 0]
+        if not len(leaves):
+            return
+        for lane in np.unique(lanes[lanes > 0]).tolist():
+            if lane not in self.heads:
+                self._lanes[lane & LANES[-1]].append(lane)
+        self._latest = max(self._latest, int(np.frombuffer(self._rows.used, np.int32)[leaves].max()))
+        super().push_many(leaves)
 
     def pop(self) -> int:
         for trust in LANES:

@@ -10,7 +10,8 @@ import pytest
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
+from ranvier_py.core.routing.route_table.route_values import LRU
 
 ONE, TWO, THREE = BackendId(1), BackendId(2), BackendId(3)
 GENERATIONS = (7, 7, 7, 7)
@@ -184,8 +185,8 @@ def test_evidence_from_the_past_counts_from_when_it_was_seen(table: RouteTable) 
     assert table.learn(plain(32), ONE, 7, Trust.REMOTE, 450.0) == 0
 
 
-def test_an_idle_conversation_loses_its_deep_routes_first_and_a_shared_prompt_survives() -> None:
-    table = RouteTable(capacity=6)
+def test_by_age_an_idle_conversation_loses_its_deep_routes_first_and_a_shared_prompt_survives() -> None:
+    table = RouteTable(capacity=6, options=RouteTableOptions(LRU))
     shared = plain(64, 128, name="system")
     idle, busy = plain(256, 512, name="idle") + shared, plain(256, 512, name="busy") + shared
     table.learn(idle, ONE, 7, Trust.LOCAL, 0.0)

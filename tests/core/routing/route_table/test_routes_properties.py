@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
 from ranvier_py.core.routing.route_table.leaves import LANES
+from ranvier_py.core.routing.route_table.route_values import LRU
 from ranvier_py.core.routing.route_table.rows import SHARED
 from tests.examples import examples
 
@@ -210,7 +211,7 @@ class Passing(RuleBasedStateMachine):
     """Time passes and engines restart."""
 
     def begin(self, capacity: int) -> None:
-        self.table = RouteTable(capacity=capacity, ttl_s=TTL_S)
+        self.table = RouteTable(capacity=capacity, ttl_s=TTL_S, options=RouteTableOptions(LRU))
         self.generations = [0] * BACKENDS
         self.now = 0.0
 

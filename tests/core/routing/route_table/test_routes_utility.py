@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 
 from ranvier_py.core.ids import BackendId
@@ -124,6 +125,19 @@ def test_a_new_alpha_counts_at_once() -> None:
     table.leaves.alpha = 2.0
     learn(table, chain_of(3, 512), 3.0)
     assert depth_in(table, chain_of(1, 4096)) == 4096
+
+
+def test_rows_that_are_queued_at_once_stand_where_each_would_alone() -> None:
+    rng, table = Random(6), table_of(300, 1.0)
+    for at in range(1, 200):
+        shared = rng.randrange(40)
+        depths = sorted(rng.sample(range(16, 60_000, 16), 3))
+        learn(table, [*chain_of(1000 + at, *depths[1:]), *chain_of(shared, depths[0])], float(at))
+    queue, rows = table.leaves, np.arange(1, 301)
+    assert isinstance(queue, UtilityQueue)
+    alone = [queue.lane_of(row) for row in rows.tolist()]
+    assert queue.lanes_of(rows).tolist() == alone
+    assert len(set(alone)) > 8
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 2.0])
