@@ -92,6 +92,15 @@ def test_a_chat_begins_where_its_opening_is_at_home_and_not_where_its_title_was_
     assert attempt.backend == start_attempt(alone, chat("another", system=OPENING), 2.0).backend
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_first_prompts_of_one_opening_that_come_at_once_are_computed_once(seed: int) -> None:
+    """A node knows what is under way. Peers learn of it when it is served, and may compute it beside it."""
+    router = make_router(seed=seed)
+    attempts = [start_attempt(router, chat(f"task {number}"), 0.001 * number) for number in range(3)]
+    assert [attempt.decision.reason for attempt in attempts] == ["cold", "affinity", "affinity"]
+    assert len({attempt.backend for attempt in attempts}) == 1
+
+
 class Seeing(Affinity):
     """Keeps what it was asked last."""
 
