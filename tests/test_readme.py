@@ -154,6 +154,21 @@ def test_every_figure_has_its_benchmark_and_its_result(name: str) -> None:
     assert {"commit", "machine"} <= result.keys()
 
 
+def test_an_agent_before_and_after_is_shown_with_the_figures_that_were_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks" / "results" / "clients.json").read_text())["mended"]["rows"]
+    expected = []
+    for row in (each for each in measured if each["nodes"] == 1):
+        both = [row, *(each for each in measured if each["nodes"] == 4 and each.items() >= named(row).items())]
+        shares = [" / ".join(f"{100 * each[key]:.1f}" for each in both) for key in ("without", "broken", "mended")]
+        expected.append(f"| `{row['shape']}`, {row['breaker']} | `{row['rule']}` | {' % | '.join(shares)} % |")
+    assert re.findall(r"(?m)^\| `[a-z-]+`, .*", section("Which client")) == expected
+
+
+def named(row: Any) -> dict[str, Any]:
+    """What tells a measured breaker from others."""
+    return {key: row[key] for key in ("shape", "breaker", "rule")}
+
+
 def test_every_file_that_the_documents_name_is_there() -> None:
     for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):
         text = (ROOT / document).read_text()
