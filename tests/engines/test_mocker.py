@@ -14,7 +14,8 @@ import pytest
 import trio
 
 from tests.engines.environments import python_of
-from tests.engines.real import Chats, Process, RanvierNode, free_port, model_directory, share_of
+from tests.engines.real import Process, RanvierNode, free_port, model_directory
+from tests.engines.talks import Entry, Talks, share_of
 
 pytestmark = pytest.mark.engines("dynamo", "vllm")  # of vLLM the model directory, nothing else
 
@@ -76,11 +77,11 @@ def stream_of(node: RanvierNode) -> dict[str, object]:
 
 
 def test_what_the_mocker_finds_was_predicted(node: RanvierNode) -> None:
-    """Chats of more tokens than it holds; nearly every prompt was there before but for its last turn."""
-    chats = Chats(5, 16)
-    for messages in chats.chats:
-        messages.append({"role": "user", "content": "to begin with"})
-    served = trio.run(partial(chats.run, [node.url], 5, users=2, pause_s=0.3))
+    """Talks of more tokens than it holds; nearly every prompt was there before but for its last turn."""
+    talks = Talks(5, 16)
+    for talk in talks.talks:
+        talk.append(Entry("user", "to begin with", 1))
+    served = trio.run(partial(talks.run, [node.url], 5, users=2, pause_s=0.3))
     share = share_of(served, BLOCK_TOKENS)
     counts = stream_of(node)["counts"]
     print(share.row("mocker"), counts)
