@@ -1,7 +1,7 @@
 """SGLang's own RadixCache under mixed requests, without engine or model: what an index of its events has to equal.
 
     .venv-sglang/bin/python tests/engines/oracle_sglang.py [--requests N] [--blocks N] [--block-size 16] [--seed N]
-        [--dynamo-format] [--state-slots N]
+        [--dynamo-format] [--state-slots N [--extra-buffer]]
 
 Writes the records of oracle_vllm.py, whose kinds of requests these are too. A tree holds each block once. torchvision
 has no build for this machine; an empty one stands in for it while SGLang is imported.
@@ -56,7 +56,7 @@ stand_in_for("torchvision", "torchvision.io", TRANSFORMS, f"{TRANSFORMS}.functio
 stand_in_for(f"{TRANSFORMS}.v2.functional")
 
 from sglang.srt.disaggregation.kv_events import KVEventBatch, namespaced_block_hash  # noqa: E402
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams  # noqa: E402
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams, MatchResult  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.events import KvEventLoraNames  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool  # noqa: E402
@@ -66,6 +66,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: 
 from sglang.srt.mem_cache.utils import hash_str_to_int64  # noqa: E402
 
 STATE_CHUNK = 64
+ANSWER_INTERVAL = 256
 TABLE_INTERVAL = 100  # requests between two looks at the whole tree
 CHATS_MAX = 60
 PROMPT_TOKENS_MAX = 3000
@@ -90,8 +91,8 @@ class States(HybridReqToTokenPool):
         self.mamba_allocator = self.mamba_pool = Memory()
 
 
-def tree_with_states() -> UnifiedRadixCache:
-    """The cache of a hybrid model under `no_buffer`. Where it asks the server's arguments they are the default ones."""
+def tree_with_states(*, extra_buffer: bool) -> UnifiedRadixCache:
+    """The cache of a hybrid model. Where it asks the server's arguments they are the default ones."""
     mamba.mamba_cache_chunk_size = lambda: STATE_CHUNK
     mamba.mamba_checkpoint_grid = lambda _page: STATE_CHUNK
     mamba.get_exec = lambda: types.SimpleNamespace(mamba=types.SimpleNamespace(mamba_max_states_per_path=-1))
@@ -102,6 +103,7 @@ def tree_with_states() -> UnifiedRadixCache:
             token_to_kv_pool_allocator=Memory(),
             page_size=1,
             enable_kv_cache_events=True,
+            enable_mamba_extra_buffer=extra_buffer,
             tree_components=(ComponentType.FULL, ComponentType.MAMBA),
             tree_core_backend="python",
         )
@@ -109,12 +111,18 @@ def tree_with_states() -> UnifiedRadixCache:
 
 
 class Hybrid:
-    """A tree with states under mixed requests, one after the other: a state is kept at the end of each prompt, and at
-    that of what was computed of its answer."""
+    """A tree with states under mixed requests, one after the other, each computed in one step.
+
+    Under `no_buffer` a state is kept at the end of each prompt, and at that of what was computed of its answer. Under
+    `extra_buffer` at the last chunk's end after what was reused, or where the tree says that prompts part, if that is
+    before it; and at the last multiple of ANSWER_INTERVAL in the answer. What lies behind is not kept at all. So says
+    SGLang's managers/schedule_batch.py, which is not to be had without a GPU.
+    """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.oracle = Oracle(options)
-        self.cache = self.oracle.cache = tree_with_states()
+        self.extra_buffer = options.extra_buffer
+        self.cache = self.oracle.cache = tree_with_states(extra_buffer=self.extra_buffer)
         self.slots = options.state_slots
         self.kept = 0
 
@@ -125,7 +133,9 @@ class Hybrid:
             found = self.cache.match_prefix(MatchPrefixParams(key=oracle.key(prompt[:-1], None, None)))
             oracle.write(["request", prompt, found.full_kv_hit_length, found.device_prefix_len])
             answer = oracle.tokens(1 + oracle.rng.randrange(60))
-            for whole in (prompt, (prompt + answer)[:-1]):
+            computed = (prompt + answer)[:-1]
+            for length in self.ends(found, len(prompt), len(computed)):
+                whole = computed[:length]
                 state = torch.tensor([self.kept])
                 self.kept += 1
                 key = oracle.key(whole, None, None)
@@ -142,6 +152,17 @@ class Hybrid:
             oracle.chats.append((prompt + answer, None, None))
             if len(oracle.chats) > CHATS_MAX:
                 oracle.chats.pop(oracle.rng.randrange(len(oracle.chats)))
+
+    def ends(self, found: MatchResult, prompt: int, computed: int) -> list[int]:
+        """Where states are kept, of a prompt and of all that was computed, in tokens."""
+        if not self.extra_buffer:
+            return [prompt, computed]
+        reused, parts = found.device_prefix_len, found.mamba_branching_seqlen
+        end = reused + (prompt - reused) // STATE_CHUNK * STATE_CHUNK
+        if end > reused and parts is not None and reused < parts < prompt:
+            end = parts
+        answered = computed // ANSWER_INTERVAL * ANSWER_INTERVAL
+        return [each for each in (end, answered) if each > (reused if each is end else prompt)]
 
 
 class Oracle:
@@ -248,6 +269,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dynamo-format", action="store_true")
     parser.add_argument("--state-slots", type=int, default=0, help="a hybrid model, whose states are so many at most")
+    parser.add_argument("--extra-buffer", action="store_true", help="whose mode is not no_buffer")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.state_slots:

@@ -13,7 +13,8 @@ the engine reuses R: the deepest checkpoint at or before K. Then it keeps some o
 Positions of vLLM are those of its own cache manager (0.32, `tests/engines`): by default
 (`prefix_cache_retention_interval` 0) it keeps of a request what a prompt can go on from, and nothing of the answer,
 whatever `mamba_cache_mode` is. Those of SGLang (`no_buffer`, `extra_buffer`) are as read in the source of its
-MambaRadixCache; a model of it, in one prefill chunk. Marconi's are exact.
+MambaRadixCache; a model of it, in one prefill chunk: the tree itself reuses what `no_buffer` says, and a little less
+than `extra_buffer` (`tests/engines`). Marconi's are exact.
 
 A `CacheProfile` is such a rule with the name under which operators know it, or `attention`: every block can be reused.
 `recognised` finds an engine's by what it shows of itself (`Signs`), the best witness first: what the operator wrote,
