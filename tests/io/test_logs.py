@@ -284,7 +284,8 @@ def test_a_reader_that_stalls_costs_lines_and_learns_how_many(stalled: StalledPi
         asked += 1
     assert handler.statistics().waiting_bytes <= QUEUE_BYTES_MAX
     handler.put(lambda: "the last", -ENTRY_BYTES)
-    text = stalled.read("the last")
+    stalled.read("the last")
+    text = stalled.read("was too slow")  # before the last, or behind it
     assert text.count(" request id=") == asked - 10
     assert text.count(" logs.dropped 10 lines: ") == 1
     handler.flush()
