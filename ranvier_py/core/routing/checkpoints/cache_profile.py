@@ -92,8 +92,9 @@ class CheckpointProfile:
 
     @property
     def invests(self) -> bool:
-        """Whether a request leaves a checkpoint where it parts from what was computed before (R4)."""
-        return self.junction or self.every
+        """Whether a request leaves a checkpoint where it parts from what was computed before, and none else does (R4).
+        Where every block gets one, what was computed has it already, or gave it up."""
+        return self.junction
 
 
 def aligned(grid: int, *, junction: bool = True) -> CheckpointProfile:

@@ -60,6 +60,19 @@ def test_the_second_request_goes_where_it_leaves_a_junction_for_the_third() -> N
     assert (second.decision.matched_tokens, third.decision.matched_tokens) == (0, 1584)
 
 
+def test_where_every_block_has_a_checkpoint_none_is_worth_waiting_for() -> None:
+    """What was computed has it already, or gave it up, and would again."""
+    worth = {}
+    for profile in ("vllm-dense:528", "vllm-all:528"):
+        router = hybrid_router(profile)
+        serve(router, [SYSTEM, ("one", 600)], ("a", 20), cached=0)
+        own = router.checkpoints.known[BackendId(0)]
+        own.index.clear()
+        keys = list(prompt_of(SYSTEM, ("two", 600)).end.chain())
+        worth[profile] = own.credit(keys, 1600, 2199, own.generation, 0.0, guessed=False).worth
+    assert worth["vllm-dense:528"] > worth["vllm-all:528"] == 0
+
+
 def test_an_answer_proves_its_position_and_refutes_what_lies_behind() -> None:
     router = hybrid_router("sglang-no-buffer")
     turns = [SYSTEM, QUESTION, ANSWER, NEXT]
