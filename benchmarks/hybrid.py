@@ -10,7 +10,9 @@ silent of them (SGLang); and an *oracle*, which sees what each engine would reus
 
 Of each run: hit rate by the engines' count; times to the first token; of the tokens that the router predicted those
 that were reused (precision), and of those that were reused those that it predicted (recall); and `wasted`, tokens that
-were computed though it believed them cached, as a share of all prompt tokens.
+were computed though it believed them cached, as a share of all prompt tokens. `missed` tokens were reused and not
+predicted; those `in_step` less than one step of anchors behind the prediction: a router knows no better where prompts
+part.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 from benchmarks.harness.bench import command_line, finish, show, show_row
 from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, speed_of
 from benchmarks.workloads.workloads import ENGINES, Workload
+from ranvier_py.core.prompts.fingerprint import ANCHOR_STEP_BLOCKS
 from ranvier_py.replay.engine.engine_values import CacheName
 from ranvier_py.replay.engine.presets import PROFILES
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
@@ -94,6 +97,7 @@ def figures(done: Done, block_tokens: int) -> dict[str, Any]:
         "precision": round(both / predicted, 5) if predicted else None,
         "recall": round(both / reused, 5) if reused else None,
         "wasted": round((predicted - both) / max(1, prompts), 5),
+        **missed(done, block_tokens),
         "failed": result.failed,
     }
 
@@ -110,6 +114,13 @@ def believed(done: Done, block_tokens: int) -> tuple[int, int, int, int]:
             both += min(expected, row["cached"])
             prompts += row["prompt"]
     return predicted, reused, both, prompts
+
+
+def missed(done: Done, block_tokens: int) -> dict[str, int]:
+    """Tokens that were reused and not predicted; of these those of requests that parted within a step of anchors."""
+    rows = [row for row in map(json.loads, done.lines.splitlines()) if row.get("cached", 0) > row["matched"]]
+    behind = [row["cached"] - row["matched"] for row in rows]
+    return {"missed": sum(behind), "in_step": sum(each for each in behind if each < ANCHOR_STEP_BLOCKS * block_tokens)}
 
 
 # --- what is asked of the figures -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from benchmarks import hybrid
-from benchmarks.hybrid import KNOWLEDGE, believed, goals
+from benchmarks.hybrid import KNOWLEDGE, believed, goals, missed
 from benchmarks.workloads.hybrid_traces import Shape, Turn, assistant, user
 from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, SMALL, set_of, trace_of
 from ranvier_py.replay.jobs import Done, Task, execute, make_ready
@@ -47,6 +47,15 @@ def test_belief_is_compared_request_by_request() -> None:
         ),
     )
     assert believed(done, 16) == (96 + 96, 64 + 32 + 96, 64 + 96, 300)
+
+
+def test_misses_within_a_step_of_anchors_are_counted_by_themselves() -> None:
+    lines = [
+        orjson.dumps({"matched": matched, "prompt": 900, **cached})
+        for matched, cached in [(256, {"cached": 496}), (256, {"cached": 512}), (96, {"cached": 64}), (96, {})]
+    ]
+    done = Done(result=None, lines=b"\n".join(lines))  # type: ignore[arg-type]  # is not asked
+    assert missed(done, 16) == {"missed": 240 + 256, "in_step": 240}
 
 
 def test_attention_alone_believes_in_documents_of_which_no_state_is_kept() -> None:
