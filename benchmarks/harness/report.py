@@ -192,6 +192,11 @@ def hybrid(result: Result) -> Iterator[Row]:
     for name, (question, figure, goal) in shown.items():
         points = 100 * goals[name]["worst"]
         yield from rows([{**goals[name], "points": points}], question, figure, goal, lambda each: each["reached"])
+    alone = [known["checkpoint"] for (_, profile, _), known in cells.items() if profile == "attention"]
+    yield Row(
+        "of what engines of attention alone reused unpredicted: less than a step of anchors (256 tokens) behind it",
+        f"{sum(row['in_step'] for row in alone) / max(1, sum(row['missed'] for row in alone)):.1%}",
+    )
     for (workload, profile, nodes), known in cells.items():
         each = [known[name] for name in ("attention", "checkpoint", "oracle")]
         hits = " / ".join(f"{row['hit_rate']:.1%}" for row in each)
