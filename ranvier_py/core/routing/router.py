@@ -113,7 +113,9 @@ class Router:
         self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
         self._rng = rng
         self.observers: tuple[Observer, ...] = ()
-        self.checkpoints = Checkpoints(self.chain, self._observe, block_tokens=hasher.block_tokens)
+        self.checkpoints = Checkpoints(
+            lambda end: routes.rows.known_chain(self.chain(end)), self._observe, block_tokens=hasher.block_tokens
+        )
 
     def _observe(self, observer: Observer) -> None:
         self.observers += (observer,)

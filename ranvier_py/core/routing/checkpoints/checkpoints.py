@@ -416,10 +416,8 @@ class Checkpoints:
         if prompt == total:  # no answer yet
             kinds = {at: kind for at, kind in kinds.items() if kind is not CheckpointKind.DECODE_END}
         marks = [(at, mark_of(kinds[at])) for at in sorted(kinds, reverse=True)]
-        if own.by_events:
-            own.promised.learn(keys, marks, now)
-        else:
-            self._announce(own, attempt.backend, own.index.learn(keys, marks, now))
+        known = own.promised if own.by_events else own.index
+        self._announce(own, attempt.backend, known.learn(keys, marks, now))
 
     def _compare(
         self,

@@ -11,7 +11,7 @@ Cost: 66 bytes of columns, and about 100 bytes of index per fingerprint.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ranvier_py.core.prompts.prompt import PrefixKey
 
@@ -187,3 +187,15 @@ class Rows:
 
     def key(self, row: int) -> PrefixKey:
         return self.tokens[row], self.token[row], self.text[row]
+
+    def known_chain(self, chain: Iterable[PrefixKey]) -> Iterator[PrefixKey]:
+        """These keys, deepest first; from one of text alone that has a row on, the whole keys of that and of all above
+        it, as who tokenized them reported."""
+        for key in chain:
+            if not key[1] and key[2] in self.index:
+                row = self.index[key[2]]
+                while row > 0:
+                    yield self.key(row)
+                    row = self.parent[row]
+                return
+            yield key

@@ -50,7 +50,7 @@ def name_of(path: tuple[str, ...], tokens: int) -> Fingerprint:
     return Fingerprint(Random(repr((path, tokens))).getrandbits(63) or 1)
 
 
-def chain(*messages: tuple[str, int]) -> Boundary:
+def chain(*messages: tuple[str, int], tokenized: bool = True) -> Boundary:
     """The end of these messages: each a name, and its tokens. Equal names in equal places are equal messages."""
     at, path, length = Boundary(None, Fingerprint(0), 0), (), 0
     for message, tokens in messages:
@@ -59,12 +59,13 @@ def chain(*messages: tuple[str, int]) -> Boundary:
         depths = [blocks * BLOCK for blocks in anchors_between(before // BLOCK, end // BLOCK)]
         anchors = [(depth, name_of(path, depth)) for depth in depths if depth < end]
         at = Boundary(at, name_of(path, 0), length, BLOCK)
-        at.tokenized(Segment(tuple(anchors), (end, name_of(path, end)), TokenState(length, 0, ())))
+        if tokenized:
+            at.tokenized(Segment(tuple(anchors), (end, name_of(path, end)), TokenState(length, 0, ())))
     return at
 
 
-def prompt_of(*messages: tuple[str, int]) -> Prompt:
-    end = chain(*messages)
+def prompt_of(*messages: tuple[str, int], tokenized: bool = True) -> Prompt:
+    end = chain(*messages, tokenized=tokenized)
     body = b'{"messages":[]}'
     return Prompt("chat", "m", stream=True, end=end, base=end.root(), tail=(), body=body, api=CHAT.name)
 

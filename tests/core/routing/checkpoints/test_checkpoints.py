@@ -9,6 +9,7 @@ from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, profile_named
 from ranvier_py.core.routing.checkpoints.checkpoints import ALARM_ANSWERS, HALF_LIFE, Confidence
 from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
+from ranvier_py.core.routing.route_table import Trust
 from tests.core.routing.checkpoints.hybrid_router import chain, credit, hybrid_router, prompt_of, send, serve
 
 SYSTEM, QUESTION, ANSWER, NEXT = ("system", 1600), ("question", 200), ("answer", 300), ("next", 40)
@@ -132,6 +133,27 @@ def test_what_lies_ahead_is_another_prompts_where_an_answer_was_cached_to_less()
     checkpoints.states_changed(backend.id, backend.generation, [(anchor[1], 1056, True, True)], 0.0)
     serve(router, turns, ("more", 20), cached=0)
     assert credit(router, *turns[:3], ("elsewhere", 40))[1] == 0
+
+
+def test_what_another_node_tokenized_and_served_is_credited_to_a_prompt_of_which_this_one_knows_texts() -> None:
+    """Turns of a chat that come by several nodes, each of which has the engine's events."""
+    served, here = hybrid_router("vllm-align:528"), hybrid_router("vllm-align:528")
+    turns = [("document", 1040), ("question", 60), ("answer", 20)]
+    anchor = next(key for key in chain(turns[0]).chain() if key[0] == 1024)
+    for router in (served, here):
+        router.texts_match = True
+        backend = router.registry[BackendId(0)]
+        router.checkpoints.states_known(backend.id, backend.generation, list, 0.0)
+        router.checkpoints.states_changed(backend.id, backend.generation, [(anchor[1], 1056, True, True)], 0.0)
+    served.checkpoints.collect(served.routes.names)
+    serve(served, turns[:2], turns[2], cached=0)
+    marks = [mark[2:5] for mark in served.checkpoints.outgoing()]
+    prompt = prompt_of(*turns, NEXT, tokenized=False)
+    assert here.find(prompt, 0.0).credit == {}, "nobody told of it"
+    here.routes.learn(chain(*turns).chain(), backend.id, backend.generation, Trust.REMOTE, 0.0)
+    assert here.find(prompt, 0.0).credit[backend.id].tokens == 0, "it is known of whom, but not what he left"
+    here.checkpoints.take(backend.id, backend.generation, marks, 0.0)
+    assert here.find(prompt, 0.0).credit[backend.id].tokens == 1056
 
 
 def test_another_time_to_live_counts_at_once() -> None:
