@@ -58,7 +58,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--eviction",
         default=STANDARD.eviction,
         metavar="E",
-        help=f"what a full route table forgets: {UTILITY} (the default) or {LRU}",
+        help=f"what a full route table forgets: {LRU} (the default) or {UTILITY}",
     )
     add("--jobs", metavar="N", help="runs at a time, each in a process (as many as there are cores)")
     add = parser.add_argument_group("engines").add_argument

@@ -32,7 +32,7 @@ class RouteTableOptions(Options):
     """What an operator may set of it besides its size."""
 
     eviction: str = option(
-        UTILITY,
+        LRU,
         "Which routes a full table forgets: lru, those unused for longest; utility, those that save least for the time "
         "since their last use, weighed by a replay of the latest requests.",
         one_of=(LRU, UTILITY),
