@@ -256,7 +256,7 @@ def backend_view(backend: Backend) -> dict[str, Any]:
         "circuit": backend.circuit.value,
         "draining": backend.draining,
         "in_flight": backend.inflight,
-        "peer_load": backend.peers.load.requests,
+        "peer_load": backend.peers.requests,
         "weight": backend.weight,
         "hosted": backend.hosted,
         "generation": backend.generation,

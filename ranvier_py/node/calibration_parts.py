@@ -141,7 +141,7 @@ class Calibrating:
         if slot is None or slot.removed:
             return
         before = self._looks.get(backend)
-        sent = slot.inflight + slot.peers.load.requests
+        sent = slot.inflight + slot.peers.requests
         excess = max(0, (metrics.requests or 0) - sent)
         self._looks[backend] = Look(self._clock(), excess)
         self._registry.set_foreign_load(backend, min(excess, before.excess) if before is not None else 0)

@@ -88,7 +88,7 @@ class Attempt:
         self.generation = target.generation
         self.queued = target.own_waiting > 1
         self.decoding = target.decoding
-        self.peer_tokens = target.peers.load.tokens
+        self.peer_tokens = target.peers.tokens
 
 
 @dataclass(slots=True)

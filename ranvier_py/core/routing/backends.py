@@ -376,12 +376,8 @@ class Registry:
     def set_peer_load(self, id: BackendId, load: Load, now: float) -> None:  # noqa: A002
         """What the peers have at it together, as they report, is now this."""
         backend = self[id]
-        peers, before = backend.peers, backend.peers.load
-        peers.load = load
-        backend.load += load.requests - before.requests
-        came = load.waiting < before.waiting or load.tokens < before.tokens  # a first token
-        if came or (load.waiting and not before.waiting and not backend.own_waiting):
-            peers.moved_at = now
+        backend.load += load.requests - backend.peers.requests
+        backend.set_peers(load, now)
 
     def settle(self, backend: Backend, before: VitalState, why: str) -> list[Transition]:
         """After its vitals moved: keep the version and the next wake-up true. Returns what changed."""

@@ -242,9 +242,12 @@ class Router:
     def _is_shared(self, prompt: Prompt, found: PoolMatch, key: PrefixKey) -> bool:
         """Whether other chats go on from what is held. Most of a prompt that goes on in one way alone is its own
         history: that way is an answer as its engine made it, which clients change, or a side branch."""
-        if 2 * found.learned_tokens < prompt.tokens:
-            return found.holders[0].tokens > found.learned_tokens or self.routes.branches(key) > 0
-        return self.routes.branches(self._key_at(prompt.end, found, found.learned_tokens)) > 1
+        depth, learned = found.holders[0].tokens, found.learned_tokens
+        if 2 * learned < prompt.tokens:
+            return depth > learned or self.routes.branches(key) > 0
+        if depth != learned:
+            key = self._key_at(prompt.end, found, learned)
+        return self.routes.branches(key) > 1
 
     def _key_at(self, end: Boundary, found: PoolMatch, depth: int) -> PrefixKey:
         """The deepest key up to `depth`: where the walk of the prompt ended, or of a guess, deeper."""
@@ -259,6 +262,8 @@ class Router:
             return holders
         wanted = min(SEVERAL_HOLDERS, len(found.pool.ids))
         is_guess = holders[0].tokens > found.learned_tokens
+        if not is_guess and len(holders) >= wanted:
+            return holders
         top = prompt.end.first.own_chain[-1]
         if not is_guess and (self.texts_match or top[1]):  # whoever holds more holds the top
             everyone = self.routes.peek((top,), generations, found.at, wanted, [])

@@ -124,13 +124,6 @@ class Ahead(NamedTuple):
     since_progress_s: float  # since the first of the waiting ones became the first
 
 
-class Prediction(NamedTuple):
-    """Seconds to the first token."""
-
-    queue_s: float  # until its turn comes
-    prefill_s: float  # its own
-
-
 NOMINAL = FittedLine(NOMINAL_S_PER_TOKEN, 0.0, 0.0, 0.0)
 
 
@@ -233,23 +226,24 @@ class ServiceRate:
         self.depths = max(0.0, self.depths + depths_of(tokens, prompt_tokens) - depths_of(before, prompt_tokens))
         self._line = None
 
-    def predict(self, tokens: float, ahead: Ahead) -> Prediction:
-        """Of a request with so many weighed tokens to compute.
+    def predict(self, tokens: float, ahead: Ahead) -> tuple[float, float]:
+        """Seconds until the turn of a request with so many weighed tokens to compute, and of its own prefill.
 
         Whoever waits ahead decodes while those behind it are computed, so each step is longer than the one before. What
         the first of them has got done since it became the first is taken off, up to its average share.
         """
-        line, waiting = self._fleet.line(), ahead.waiting
+        line = self._fleet.line()
+        ahead_tokens, waiting, ahead_decoding, since_progress_s = ahead
         factor = self._factor if line is self._line else self.factor
         prefill_s = factor * line.per_token * tokens
-        own_s = factor * line.per_decoding * (ahead.decoding + waiting)
+        own_s = factor * line.per_decoding * (ahead_decoding + waiting)
         if not waiting:
-            return new(Prediction, (factor * line.alone + own_s, prefill_s))
-        decoding = ahead.decoding + (waiting - 1) / 2  # beside one of those ahead, on average
+            return factor * line.alone + own_s, prefill_s
+        decoding = ahead_decoding + (waiting - 1) / 2  # beside one of those ahead, on average
         each_s = factor * (line.queued + line.per_decoding * decoding)
-        ahead_s = factor * line.per_token * ahead.tokens + waiting * each_s
-        done_s = min(max(0.0, ahead.since_progress_s), ahead_s / waiting)
-        return new(Prediction, (ahead_s - done_s + factor * line.queued + own_s, prefill_s))
+        ahead_s = factor * line.per_token * ahead_tokens + waiting * each_s
+        done_s = min(max(0.0, since_progress_s), ahead_s / waiting)
+        return ahead_s - done_s + factor * line.queued + own_s, prefill_s
 
 
 def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> FittedLine:

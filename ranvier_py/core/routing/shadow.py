@@ -44,15 +44,17 @@ class Mirrored(Work):
     """A real backend, but with the load that a shadow has put on it. What peers have there is there in any world."""
 
     def __init__(self, real: Backend) -> None:
-        super().__init__(real.peers)
+        super().__init__()
         self.real = real
+        self.set_peers(real.peers, real.progress_at)
+        real.mirrors.append(self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
     @property
     def load(self) -> int:
-        return self.inflight + self.peers.load.requests
+        return self.inflight + self.peers.requests
 
 
 class MirroredRegistry:

@@ -1,5 +1,6 @@
 """What one router has at one backend, and its peers: requests in flight, and the prefill that waits there.
 
+Sums are kept, not computed when they are read: placement reads them of dozens of backends for each request.
 Invariant: every `begin` has one `end`, and at most one `prefilled` between them; then all counts are exact.
 """
 
@@ -26,44 +27,22 @@ class Load(NamedTuple):
 NO_LOAD = Load(0)
 
 
-@dataclass(slots=True)
-class PeerWork:
-    """What peers have at one backend together, as they report."""
-
-    load: Load = NO_LOAD
-    moved_at: float = 0.0  # when a first token of theirs was reported, or that one of them had become the first
-
-
 @dataclass(slots=True, eq=False)
 class Work:
-    """One router's own requests at one backend beside those of its peers: the engine serves all in turn."""
+    """One router's own requests at one backend and those of its peers: the engine serves all in turn.
 
-    peers: PeerWork = field(default_factory=PeerWork)
+    `mirrors` are what other policies would have there in this router's place (`shadow`): peers are the same for all.
+    """
+
+    peers: Load = NO_LOAD  # of all of them together, as they report
     inflight: int = 0  # own requests
     own_decoding: int = 0  # of these, those whose first token has come
     own_tokens: int = 0  # of the others: prompt tokens to be computed before it
-    own_progress_at: float = 0.0  # when one of them became the first of those that wait
-
-    @property
-    def waiting(self) -> int:
-        """Requests in flight, anybody's, whose first token has not come."""
-        return self.inflight - self.own_decoding + self.peers.load.waiting
-
-    @property
-    def decoding(self) -> int:
-        """Those whose first token has come."""
-        peers = self.peers.load
-        return self.own_decoding + peers.requests - peers.waiting
-
-    @property
-    def pending_tokens(self) -> int:
-        """Prompt tokens to be computed for those that wait."""
-        return self.own_tokens + self.peers.load.tokens
-
-    @property
-    def progress_at(self) -> float:
-        """When the first of those that wait became the first."""
-        return max(self.own_progress_at, self.peers.moved_at)
+    waiting: int = 0  # anybody's requests in flight whose first token has not come
+    decoding: int = 0  # those whose first token has come
+    pending_tokens: int = 0  # prompt tokens to be computed for those that wait
+    progress_at: float = 0.0  # when the first of those that wait became the first
+    mirrors: list[Work] = field(default_factory=list)
 
     @property
     def own_waiting(self) -> int:
@@ -81,18 +60,24 @@ class Work:
         """
         if not seen:
             self.own_decoding += 1
+            self.decoding += 1
         else:
             if not self.waiting:
-                self.own_progress_at = now
+                self.progress_at = now
+            self.waiting += 1
             self.own_tokens += tokens
+            self.pending_tokens += tokens
         self.inflight += 1
 
     def prefilled(self, tokens: int, now: float) -> float:
         """A first token that can be seen came; `tokens` as when it began. Returns seconds since the last progress."""
         gap_s = now - self.progress_at
         self.own_tokens -= tokens
+        self.pending_tokens -= tokens
+        self.waiting -= 1
         self.own_decoding += 1
-        self.own_progress_at = now
+        self.decoding += 1
+        self.progress_at = now
         return gap_s
 
     def end(self, tokens: int, *, decoding: bool) -> None:
@@ -101,5 +86,21 @@ class Work:
         self.inflight -= 1
         if decoding:
             self.own_decoding -= 1
+            self.decoding -= 1
         else:
             self.own_tokens -= tokens
+            self.pending_tokens -= tokens
+            self.waiting -= 1
+
+    def set_peers(self, load: Load, now: float) -> None:
+        """What the peers have there together, as they report, is now this."""
+        before, self.peers = self.peers, load
+        came = load.waiting < before.waiting or load.tokens < before.tokens  # a first token
+        if came or (load.waiting and not before.waiting and not self.own_waiting):
+            self.progress_at = now
+        more = load.minus(before)
+        self.waiting += more.waiting
+        self.decoding += more.requests - more.waiting
+        self.pending_tokens += more.tokens
+        for mirror in self.mirrors:
+            mirror.set_peers(load, now)

@@ -390,7 +390,7 @@ def test_load_is_our_own_requests_and_those_of_the_peers() -> None:
     assert backend.load == 6
     registry.set_peer_load(backend.id, Load(2), 1.0)
     registry.finished(backend.id, Outcome.CANCELLED, 0)
-    assert (backend.load, backend.inflight, backend.peers.load.requests) == (2, 0, 2)
+    assert (backend.load, backend.inflight, backend.peers.requests) == (2, 0, 2)
 
 
 def test_a_request_that_ends_twice_is_our_own_bug() -> None:

@@ -96,7 +96,7 @@ def test_those_who_wait_with_nothing_to_compute_will_decode_beside_who_comes_las
         tokens, decoding = rng.randrange(10, 8000), rng.randrange(40)
         service_rates.served(service(tokens, tokens * 1e-4 + decoding * 2e-3, decoding=decoding))
     step_s = service_rates.fleet.line().per_decoding
-    queue_s = [service_rates[FIRST].predict(100, Ahead(0, waiting, 0, 0.0)).queue_s for waiting in (10, 20)]
+    queue_s = [service_rates[FIRST].predict(100, Ahead(0, waiting, 0, 0.0))[0] for waiting in (10, 20)]
     assert queue_s[0] > step_s * 10 * 11 / 2  # the last of eleven decodes beside ten, the one before beside nine
     assert queue_s[1] > 3 * queue_s[0]
 
@@ -169,7 +169,7 @@ def test_what_waits_ahead_is_predicted_by_its_depth_too() -> None:
     service_rates = ServiceRates()
     serve_deep(service_rates, 400, slope=1e-4)
     early, deep = (Ahead(service_rates.work_of(held, held + 2000), 1, 0, 0.0) for held in (0, 50_000))
-    queue_s = [service_rates[FIRST].predict(100, ahead).queue_s for ahead in (early, deep)]
+    queue_s = [service_rates[FIRST].predict(100, ahead)[0] for ahead in (early, deep)]
     assert queue_s[1] == pytest.approx(6.1 / 1.1 * queue_s[0], rel=0.25)
 
 

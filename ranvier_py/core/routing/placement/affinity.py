@@ -146,8 +146,8 @@ class Affinity(Policy):
         holders = match.more_holders()
         weighed = by_time.weigh(among, match, holders, candidates)
         best = weighed.best_of(among)
-        anew_s = weighed.costs[best].prefill_s - weighed.costs[position].prefill_s
-        if weighed.sums[position] - weighed.sums[best] <= by_time.service_rates.fleet.error_s + anew_s:
+        anew_s = weighed.prefill_s[best] - weighed.prefill_s[position]
+        if weighed.sum_s[position] - weighed.sum_s[best] <= by_time.service_rates.fleet.error_s + anew_s:
             return None
         return Choice(candidates[best].id, "diverted", tokens_at(candidates[best], holders))
 
@@ -190,18 +190,22 @@ class Affinity(Policy):
     ) -> list[int]:
         """Positions of the least loaded, and of the least loaded ones `besides`, LIGHTEST of each; whoever is too busy
         by requests left out. `besides` may bear so many `more`."""
-        bearable = self.bearable(loads)
+        bearable, floor = self.bearable(loads), self.options.divert_floor
         start = match.own % len(loads)  # of those that are equally idle each prompt looks at others
-        order = sorted([*range(start, len(loads)), *range(start)], key=loads.__getitem__)
-        able = (each for each in order if self.bears(candidates[each], loads[each], bearable))
-        found = dict.fromkeys(islice(able, LIGHTEST))
-        others = [each for each in besides if self.bears(candidates[each], loads[each], bearable, more)]
+        found: dict[int, None] = {}
+        for each in sorted([*range(start, len(loads)), *range(start)], key=loads.__getitem__):
+            if loads[each] <= bearable + floor / candidates[each].weight:
+                found[each] = None
+                if len(found) == LIGHTEST:
+                    break
+        floor += more
+        others = [each for each in besides if loads[each] <= bearable + floor / candidates[each].weight]
         found.update(dict.fromkeys(sorted(others, key=loads.__getitem__)[:LIGHTEST]))
         return list(found)
 
-    def bears(self, candidate: Candidate, load: float, bearable: float, more: int = 0) -> bool:
+    def bears(self, candidate: Candidate, load: float, bearable: float) -> bool:
         """Whether it is not too busy. `load` is for its weight."""
-        return load <= bearable + (self.options.divert_floor + more) / candidate.weight
+        return load <= bearable + self.options.divert_floor / candidate.weight
 
     def bearable(self, loads: Floats) -> float:
         """The highest load per weight, floor apart, at which nobody is too busy yet: never below the least of them."""
@@ -229,7 +233,10 @@ class Affinity(Policy):
 
 def tokens_at(candidate: Candidate, holders: Sequence[Holder]) -> int:
     """How much of the prompt it holds, of what these do."""
-    return next((holder.tokens for holder in holders if holder.backend == candidate.id), 0)
+    for holder in holders:
+        if holder.backend == candidate.id:
+            return holder.tokens
+    return 0
 
 
 def median_of(loads: Floats, kind: str = "upper") -> float:

@@ -63,31 +63,21 @@ LOSSES_S = 60.0  # over which waits are counted: long enough for a sum, short en
 LOSSES_MAX = 4096  # prefixes whose waits are known; the one that was not asked for longest is forgotten
 
 
-class Cost(NamedTuple):
-    """Of one candidate, seconds."""
-
-    queue_s: float
-    prefill_s: float
-    others_s: float
-
-    @property
-    def sum_s(self) -> float:
-        return self.queue_s + self.prefill_s + self.others_s
-
-
 class Weighed(NamedTuple):
-    """What a request would cost at each backend it may go to, by position among the candidates."""
+    """What a request would cost at each backend it may go to, in seconds, by position among the candidates."""
 
     candidates: Sequence[Candidate]
     held: Mapping[BackendId, int]  # tokens of the prompt
-    costs: Mapping[int, Cost]
-    sums: Mapping[int, float]  # of the costs, seconds
+    queue_s: Mapping[int, float]
+    prefill_s: Mapping[int, float]
+    others_s: Mapping[int, float]
+    sum_s: Mapping[int, float]
 
     def best_of(self, among: Iterable[int]) -> int:
-        return min(among, key=self.sums.__getitem__)
+        return min(among, key=self.sum_s.__getitem__)
 
     def mean_queue_s(self, among: Sequence[int]) -> float:
-        return sum([self.costs[position].queue_s for position in among]) / len(among)
+        return sum([self.queue_s[position] for position in among]) / len(among)
 
 
 class Ttft(Policy):
@@ -111,7 +101,7 @@ class Ttft(Policy):
         if holders:
             position, reason = self.warm(match, weighed, holders, rng)
         elif match.home == UNKNOWN:
-            position, reason = self.first(match.own, weighed, weighed.sums, rng), "no_prefix"
+            position, reason = self.first(match.own, weighed, weighed.sum_s, rng), "no_prefix"
         else:
             homes = [] if match.own == match.home else self.rendezvous.order(match.home, candidates)[:2]
             position, reason = self.cold(match, weighed, homes, rng), "cold"
@@ -119,7 +109,7 @@ class Ttft(Policy):
 
     def warm(self, match: Match, weighed: Weighed, holders: Sequence[Holder], rng: Random) -> tuple[int, str]:
         """Position and reason for a prefix that somebody holds."""
-        candidates, sums, costs = weighed.candidates, weighed.sums, weighed.costs
+        candidates, sums, prefill_s = weighed.candidates, weighed.sum_s, weighed.prefill_s
         best = self.first(match.own, weighed, sums, rng)
         deepest = holders[0].tokens
         deep = {holder.backend for holder in holders if holder.tokens == deepest}
@@ -128,8 +118,8 @@ class Ttft(Policy):
             return best, "moved"
         home = best if best in holding else weighed.best_of(holding)
         if best != home:
-            error_s, whole_s = self.service_rates.fleet.error_s, costs[best].prefill_s
-            stake_s = whole_s - costs[home].prefill_s
+            error_s, whole_s = self.service_rates.fleet.error_s, prefill_s[best]
+            stake_s = whole_s - prefill_s[home]
             if stake_s <= max(error_s, TIE_SHARE * whole_s) and stake_s < COMMON_SHARE * whole_s:
                 return best, "common"
             if sums[home] - sums[best] > error_s:
@@ -140,7 +130,7 @@ class Ttft(Policy):
     def cold(self, match: Match, weighed: Weighed, homes: Sequence[int], rng: Random) -> int:
         """Position for a prefix that nobody is known to hold: the better of its homes, unless another is certainly
         better. A prompt of one message shares its home with nobody, and has none."""
-        sums, error_s = weighed.sums, self.service_rates.fleet.error_s
+        sums, error_s = weighed.sum_s, self.service_rates.fleet.error_s
         home = self.first(match.home, weighed, homes, rng) if homes else None
         if home is not None and sums[home] - min(sums.values()) <= error_s:
             return home
@@ -150,8 +140,8 @@ class Ttft(Policy):
     def copy_of(self, match: Match, weighed: Weighed, home: int, deepest: int, holding: Container[int]) -> int | None:
         """Count what this request loses at its best holder. Returns who shall have a copy if that has become worth its
         prefill."""
-        candidates, queue_s, losses = weighed.candidates, weighed.costs[home].queue_s, self.losses
-        others = [position for position in weighed.sums if position not in holding]
+        candidates, queue_s, losses = weighed.candidates, weighed.queue_s[home], self.losses
+        others = [position for position in weighed.sum_s if position not in holding]
         if not others:
             return None
         prefix = match.home
@@ -161,6 +151,8 @@ class Ttft(Policy):
             if nowhere:
                 losses.add(match.home, match.at, queue_s - weighed.mean_queue_s(nowhere))
         lost_s = losses.add(prefix, match.at, queue_s - weighed.mean_queue_s(others))
+        if lost_s <= 0.0:
+            return None
         copy = weighed.best_of(others)
         backend = candidates[copy]
         anew_s = self.service_rates.work_of(0, deepest) * self.service_rates[backend.id].per_token_s
@@ -173,35 +165,37 @@ class Ttft(Policy):
         """A request that goes to a holder, whatever it costs, waits there for what it would not elsewhere, where so
         many tokens wait to be computed. Count it for the first message, which chats share."""
         rate = self.service_rates[holder.id]
-        queue_s = rate.predict(0, ahead_of(holder, match.at)).queue_s
+        queue_s, _ = rate.predict(0, ahead_of(holder, match.at))
         self.losses.add(match.home, match.at, queue_s - tokens * rate.per_token_s)
 
     def weigh(
-        self, among: Iterable[int], match: Match, holders: Sequence[Holder], candidates: Sequence[Candidate]
+        self, among: Sequence[int], match: Match, holders: Sequence[Holder], candidates: Sequence[Candidate]
     ) -> Weighed:
         """What the prompt would cost at each of these positions. One flat loop: a decision weighs dozens."""
         held = {holder.backend: holder.tokens for holder in holders}
-        ahead = {position: ahead_of(candidates[position], match.at) for position in among}
-        mean = sum([each[1] for each in ahead.values()]) / len(ahead)
         rates, prompt_tokens, slope = self.service_rates, match.prompt_tokens, self.service_rates.fleet.slope
-        costs: dict[int, Cost] = {}
+        mean = sum([candidates[position].waiting for position in among]) / len(among)
+        queues: dict[int, float] = {}
+        prefills: dict[int, float] = {}
+        others: dict[int, float] = {}
         sums: dict[int, float] = {}
-        for position, each in ahead.items():
-            backend = candidates[position].id
+        for position in among:
+            candidate = candidates[position]
+            backend = candidate.id
             tokens: float = max(0, prompt_tokens - held.get(backend, 0))
             if slope:
                 tokens += slope * tokens * (prompt_tokens - tokens / 2)
-            queue_s, prefill_s = rates[backend].predict(tokens, each)
-            _, waiting, decoding, _ = each
-            others_s = (OTHERS_SHARE * decoding + (waiting + mean) / 2) * prefill_s
-            costs[position] = new(Cost, (queue_s, prefill_s, others_s))
+            ahead = ahead_of(candidate, match.at)
+            queue_s, prefill_s = rates[backend].predict(tokens, ahead)
+            others_s = (OTHERS_SHARE * ahead[2] + (ahead[1] + mean) / 2) * prefill_s
+            queues[position], prefills[position], others[position] = queue_s, prefill_s, others_s
             sums[position] = queue_s + prefill_s + others_s
-        return new(Weighed, (candidates, held, costs, sums))
+        return new(Weighed, (candidates, held, queues, prefills, others, sums))
 
     def first(self, key: Fingerprint, weighed: Weighed, among: Iterable[int], rng: Random) -> int:
         """The one `among` these positions with the least sum. Sums that hardly differ are told apart by requests in
         flight for the weight, then by rendezvous of the key, which spreads prompts over the caches."""
-        candidates, sums = weighed.candidates, weighed.sums
+        candidates, sums = weighed.candidates, weighed.sum_s
         tied_s = (1.0 + TIE_SHARE) * min([sums[position] for position in among])
         tied = [position for position in among if sums[position] <= tied_s]
         if len(tied) == 1:
@@ -231,11 +225,11 @@ class Ttft(Policy):
 
     def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
         """Seconds of each term, and the rate they were made with."""
+        weighed = self.weigh(range(len(candidates)), match, match.holders, candidates)
         found = []
-        costs = self.weigh(range(len(candidates)), match, match.holders, candidates).costs
-        for candidate, cost in zip(candidates, costs.values(), strict=True):
-            per_token_s = self.service_rates[candidate.id].per_token_s
-            found.append({**cost._asdict(), "sum_s": cost.sum_s, "tokens_per_s": 1.0 / per_token_s})
+        for position, candidate in enumerate(candidates):
+            parts = {name: getattr(weighed, name)[position] for name in ("queue_s", "prefill_s", "others_s", "sum_s")}
+            found.append({**parts, "tokens_per_s": 1.0 / self.service_rates[candidate.id].per_token_s})
         return found
 
 

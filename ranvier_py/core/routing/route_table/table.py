@@ -169,8 +169,14 @@ class RouteTable:
 
     def branches(self, key: PrefixKey) -> int:
         """In how many ways longer prefixes are known to go on from this one: 0, 1, or 2 for more."""
-        children = [self.rows.child[row] for name in key[1:] if (row := self.rows.index.get(name)) is not None]
-        return max((1 + bool(self.rows.right[child]) for child in children if child), default=0)
+        rows, found = self.rows, 0
+        for name in key[1:]:
+            row = rows.index.get(name)  # 0 is nobody's name
+            if row is not None and (child := rows.child[row]):
+                if rows.right[child]:
+                    return 2
+                found = 1
+        return found
 
     def learn(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int, trust: Trust, now: float) -> int:
         """Store evidence that the backend holds each prefix of a prompt. Returns the number of new rows.
