@@ -18,8 +18,9 @@ from contextlib import contextmanager
 import trio
 from trio.abc import Instrument
 
-YOUNG_S = 0.005
-"""Between two looks at what is new: some twenty requests' objects on a busy node."""
+YOUNG_S = 0.02
+"""Between two looks at what is new. A look takes in what the requests in flight have as well, so more looks would cost
+more, and fewer would be longer steps: dozens of requests leave ten objects each."""
 
 
 class WaitCollector(Instrument):

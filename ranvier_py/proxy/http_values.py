@@ -217,6 +217,7 @@ class HttpRequest:
     http_minor: int = 1
     keep_alive: bool = True
     fields_read: RequestFields | None = None
+    path_read: bytes | None = None
 
     @property
     def fields(self) -> RequestFields:
@@ -227,7 +228,10 @@ class HttpRequest:
 
     @property
     def path(self) -> bytes:
-        return self.target.partition(b"?")[0]
+        """The target without its query; neither changes once this was asked for."""
+        if self.path_read is None:
+            self.path_read = self.target.partition(b"?")[0]
+        return self.path_read
 
     def with_body(self, body: bytes) -> HttpRequest:
         """The same request but for its body."""

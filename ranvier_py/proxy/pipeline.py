@@ -65,6 +65,7 @@ from ranvier_py.proxy.upstream import UPGRADE, Exchange, Upstream
 CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed like any other, and not learned: 1 MiB of a stream is some 5,000 tokens."""
 
+STORED_PATHS = b"/v1/responses/"
 STORED_PATH = re.compile(rb"/v1/responses/([^/]{1,200})(?:/(?:cancel|input_items))?")
 """What is kept of one response: GET, DELETE, and what else an engine does with it."""
 
@@ -222,12 +223,11 @@ class Pipeline:
             self.realtime.check(self.limits.realtime)
             served.upgrades = served.client.must_close = True
             prompt.model = model_of(request.target)
-        named = STORED_PATH.fullmatch(request.path)
-        if named is not None:
+        if path == RESPONSES_PATH and prompt.stores:
+            served.naming, served.tenant = ResponseName(), tenant
+        elif request.path.startswith(STORED_PATHS) and (named := STORED_PATH.fullmatch(request.path)) is not None:
             owner = self.tenants.of(request.headers) if self.tenants is not None else b""
             prompt.kept = router.owners.response_key(named[1].decode("latin-1"), owner)
-        elif path == RESPONSES_PATH and prompt.stores:
-            served.naming, served.tenant = ResponseName(), tenant
         return prompt
 
     def body_as_read(self, path: bytes, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:

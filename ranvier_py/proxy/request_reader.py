@@ -152,8 +152,8 @@ class RequestHead:
             headers[self._length_at] = (headers[self._length_at][0], digits)
         elif self.length > limits.body_bytes_max:  # another limit than before
             return False
-        minor, fields = request.http_minor, request.fields
-        self.request = HttpRequest(request.method, request.target, headers, b"", minor, request.keep_alive, fields)
+        known = request.http_minor, request.keep_alive, request.fields, request.path
+        self.request = HttpRequest(request.method, request.target, headers, b"", *known)
         return True
 
     def _check_line(self) -> None:

@@ -17,6 +17,9 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.shared_answer import SharedAnswer
 
+new = tuple.__new__
+"""Makes a NamedTuple in half the time that its name takes."""
+
 HIT, MISS, BYPASS = b"HIT", b"MISS", b"BYPASS"
 """What the response cache made of a request, as the field X-Cache has it."""
 
@@ -58,25 +61,19 @@ class ServedRequest:
         self.error = f"{self.attempt.decision.backend_name}: {words}" + (f": {cause}" if cause not in words else "")
 
     def summary(self, now: float) -> RequestSummary:
-        decision = self.attempt.decision if self.attempt else None
-        return RequestSummary(
-            id=self.request_id.decode("latin-1"),
-            method=self.request.method.decode("latin-1"),
-            path=self.request.path.decode("latin-1"),
-            status=self.status,
-            outcome=self.outcome,
-            backend=decision.backend_name if decision else "",
-            policy=decision.policy if decision else "",
-            reason=decision.reason if decision else "cache" if self.cached == HIT else "",
-            source=decision.source if decision else "",
-            matched_tokens=decision.matched_tokens if decision else 0,
-            prompt_tokens=decision.prompt_tokens if decision else 0,
-            tries=self.tries,
-            first_byte_ms=round(1000 * (self.first_byte_at - self.started_at), 3) if self.first_byte_at else 0.0,
-            total_ms=round(1000 * (now - self.started_at), 3),
-            sent_bytes=self.sent_bytes,
-            error=self.error,
-        )
+        """Its line in the log."""
+        request, decision = self.request, self.attempt.decision if self.attempt else None
+        placed = ("", "", "cache" if self.cached == HIT else "", "", 0, 0)
+        if decision is not None:
+            placed = (
+                *(decision.backend_name, decision.policy, decision.reason),
+                *(decision.source, decision.matched_tokens, decision.prompt_tokens),
+            )
+        first_byte_ms = round(1000 * (self.first_byte_at - self.started_at), 3) if self.first_byte_at else 0.0
+        words = (self.request_id.decode("latin-1"), request.method.decode("latin-1"), request.path.decode("latin-1"))
+        total_ms = round(1000 * (now - self.started_at), 3)
+        end = (self.tries, first_byte_ms, total_ms, self.sent_bytes, self.error)
+        return new(RequestSummary, (*words, self.status, self.outcome, *placed, *end))
 
 
 def mended_by(mender: BodyMender, path: bytes, request: HttpRequest, registry: Registry) -> Mended | None:
