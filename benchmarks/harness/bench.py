@@ -115,13 +115,14 @@ def data_folder() -> Path:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores this process may use, memory and versions."""
+    """Processor, cores this process may use, memory, and the interpreter with what compiled it."""
     return {
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
+        "compiler": platform.python_compiler(),
     }
 
 

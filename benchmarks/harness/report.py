@@ -460,6 +460,10 @@ where chance is drawn, its seed. Traces and tokenizers are looked for in `SHARED
 How to read it: everything ran on the machine that the result names, engines' stubs and load included, so ratios within
 one run mean more than figures; compare two commits by pairs of runs, by turns. Replays are in virtual time: their
 figures are those of modelled engines, equal on every machine. What misses its goal is printed like what meets it.
+
+Which interpreter runs it matters: CPython as Debian and the Docker images build it (guided by a profile) is faster than
+one compiled without, as pyenv does unless told otherwise, and 3.14 is faster than 3.11. `data_plane` is to be run with
+what `deploy/Dockerfile` runs: `make bench NAME=data_plane PYTHON=python3.14 VENV=.venv-bench`.
 """
 
 
@@ -472,7 +476,8 @@ def page(results: Path = RESULTS) -> str:
         missed += [f"- `{name}`: {row.question}: {row.figure} (goal: {row.goal})" for row in found if row.met is False]
         lines = "\n".join(f"| {row.question} | {row.figure} | {shown_goal(row)} |" for row in found)
         machine = result["machine"]
-        ran = f"Commit {result['commit']}, {machine['cores']} cores of {machine['processor']}."
+        where = f"{machine['cores']} cores of {machine['processor']}, Python {machine['python']}"
+        ran = f"Commit {result['commit']}, {where}."
         parts.append(f"\n## {name}\n\n{ran}\n\n| question | measured | goal |\n|---|---|---|\n{lines}\n")
     return f"{HEAD}\n## What misses its goal\n\n{chr(10).join(missed)}\n{''.join(parts)}"
 
