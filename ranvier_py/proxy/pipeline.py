@@ -208,18 +208,18 @@ class Pipeline:
 
     def _read(self, served: ServedRequest) -> Prompt:
         """The prompt of the request, and whether its answer may be kept by an engine."""
-        router, request = self.router, served.request
-        path = request.path if request.method == b"POST" and request.fields.readable else b""
+        router, request, fields = self.router, served.request, served.request.fields
+        path = request.path if request.method == b"POST" and fields.readable else b""
         tenant = self._tenant(request)
         mended = served.mend(self.mender, path, router.registry) if self.mender is not None else None
         body = request.body if mended is None else mended.body
-        prompt = router.read(path, body, tenant, request.fields.session)
+        prompt = router.read(path, body, tenant, fields.session)
         if mended is not None:
             prompt.rules = mended.uses
-        if request.fields.multipart and not prompt.model:
+        if fields.multipart and not prompt.model:
             prompt.model = form_model(request.body)
-        prompt.client, prompt.sub_agent = request.fields.client, request.fields.sub_agent
-        if request.fields.upgrades and upgrades(request):
+        prompt.client, prompt.sub_agent = fields.client, fields.sub_agent
+        if fields.upgrades and upgrades(request):
             self.realtime.check(self.limits.realtime)
             served.upgrades = served.client.must_close = True
             prompt.model = model_of(request.target)
