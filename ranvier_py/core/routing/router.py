@@ -258,11 +258,8 @@ class Router:
     def _several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:
         """Holders of `found` and of shorter prefixes, until there are SEVERAL_HOLDERS or all who may serve."""
         holders, generations = found.holders, found.pool.generations
-        if found.credit:
-            return holders
-        wanted = min(SEVERAL_HOLDERS, len(found.pool.ids))
-        is_guess = holders[0].tokens > found.learned_tokens
-        if not is_guess and len(holders) >= wanted:
+        wanted, is_guess = min(SEVERAL_HOLDERS, len(found.pool.ids)), holders[0].tokens > found.learned_tokens
+        if found.credit or (len(holders) >= wanted and not is_guess):
             return holders
         top = prompt.end.first.own_chain[-1]
         if not is_guess and (self.texts_match or top[1]):  # whoever holds more holds the top

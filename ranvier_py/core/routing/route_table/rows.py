@@ -177,6 +177,17 @@ class Rows:
             yield child
             child = following
 
+    def branches(self, key: PrefixKey) -> int:
+        """How many children the rows of this key have: 0, 1, or 2 for more."""
+        found = 0
+        for name in key[1:]:
+            row = self.index.get(name)  # 0 is nobody's name
+            if row is not None and (child := self.child[row]):
+                if self.right[child]:
+                    return 2
+                found = 1
+        return found
+
     def name(self, row: int) -> int:
         """A fingerprint that finds this row; 0 for the empty prefix."""
         return self.token[row] or self.text[row]

@@ -169,14 +169,7 @@ class RouteTable:
 
     def branches(self, key: PrefixKey) -> int:
         """In how many ways longer prefixes are known to go on from this one: 0, 1, or 2 for more."""
-        rows, found = self.rows, 0
-        for name in key[1:]:
-            row = rows.index.get(name)  # 0 is nobody's name
-            if row is not None and (child := rows.child[row]):
-                if rows.right[child]:
-                    return 2
-                found = 1
-        return found
+        return self.rows.branches(key)
 
     def learn(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int, trust: Trust, now: float) -> int:
         """Store evidence that the backend holds each prefix of a prompt. Returns the number of new rows.
