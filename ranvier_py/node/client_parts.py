@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 QUEUE_MAX, QUEUE_BYTES_MAX = 256, 16 << 20
 BODY_BYTES_MAX = 256 * 1024  # a larger one would hold up the event loop
-PAUSE_SHARE = 10.0
-WORK_S_MAX = 0.002  # without a pause
+PAUSE_SHARE = 20.0  # under full load this may take a twentieth of the event loop, as learning may
+WORK_S_MAX = 0.0002  # without a pause: requests wait meanwhile
 
 
 @dataclass(slots=True)
