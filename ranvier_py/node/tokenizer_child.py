@@ -43,7 +43,6 @@ from ranvier_py.io.tokenizer import ChatTokenizer
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a service manager sends them to all of its processes
 SWITCH_INTERVAL_S = 0.0005  # the longest that learning keeps the interpreter from a prompt that waits to be placed
-LEARN_NICENESS = 10
 MEMORY_GROWTH_BYTES = 1 << 30
 """Three batches of `TOKENS_MAX` at 200 bytes a token, and their bodies as objects."""
 
@@ -72,12 +71,12 @@ class TokenizerChild:
         self._hasher = KeyHasher(setup.key, setup.block_tokens, notify=self._note, lengths=(), short=setup.short)
         self._service = TokenizeService(tokenizer, self._hasher, hoists_system=self.facts.hoists_system)
 
-    def serve(self, sock: socket.socket, niceness: int = 0) -> None:
-        """Answer batch after batch. Does not return."""
+    def serve(self, sock: socket.socket, *, idly: bool = False) -> None:
+        """Answer batch after batch; `idly`: where nobody else wants the processor. Does not return."""
         code = 1
         try:
-            if niceness:
-                lower_priority(niceness)
+            if idly:
+                give_way()
             while True:
                 payload = receive_frame(sock)
                 if not payload:
@@ -102,12 +101,12 @@ class TokenizerChild:
         self._keyed[threading.get_ident()].append(keyed)
 
 
-def lower_priority(niceness: int) -> None:
-    """Have this thread's niceness at least so great. That of a node may be greater, and is not to be had back."""
-    own = threading.get_native_id()
-    with suppress(OSError):
-        if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, own) < niceness:  # elsewhere: of all threads
-            os.setpriority(os.PRIO_PROCESS, own, niceness)
+def give_way() -> None:
+    """Have this thread run only where no other wants the processor. A merely nicer one keeps a request that has come
+    waiting until its time slice ends, milliseconds (sched(7), SCHED_IDLE)."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 
 
 def receive_frame(sock: socket.socket) -> bytes:
@@ -158,8 +157,8 @@ def main(arguments: Sequence[str]) -> int:
     first.sendall(encode_facts(child.facts, warnings.lines))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     for sock in others:
-        niceness = LEARN_NICENESS if sock is others[-1] else 0
-        threading.Thread(target=child.serve, args=(sock, niceness), daemon=True).start()
+        idly = sock is others[-1]  # the one for learning
+        threading.Thread(target=child.serve, args=(sock,), kwargs={"idly": idly}, daemon=True).start()
     child.serve(first)
     return 0
 
