@@ -32,6 +32,19 @@ def test_all_know_each_other_from_the_start_and_have_nothing_to_state() -> None:
     assert result.measures["packets"] < 12 * 6 * 12, "no more than an idle node sends: probes, answers, digests"
 
 
+def test_timers_of_idle_nodes_neither_drift_nor_spin() -> None:
+    """As many probes as there are intervals, and little beside them happens at all."""
+    run = Run(replace(CALM, for_s=100.0, cluster=replace(CALM.cluster, nodes=3)), 1, SimNodes())
+    assert run.result().violation is None
+    for node in sim_nodes(run):
+        assert node.peer.members.statistics().probes == pytest.approx(100 / 0.5, abs=4)
+    assert run.world.time.done < 3 * 100 * HAPPENS_PER_S
+
+
+HAPPENS_PER_S = 25
+"""To a node without work: four looks at the registry, two probes and two digests, and as many packets and answers."""
+
+
 @pytest.mark.parametrize("nodes", [5, pytest.param(90, marks=pytest.mark.slow)])
 def test_it_notices_a_death_and_reports_every_route_update(nodes: int) -> None:
     """Beyond the mesh, too, where most sessions are yet to be proved."""
