@@ -18,7 +18,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -32,11 +31,10 @@ import httpx
 import trio
 
 from benchmarks.harness.bench import RESULTS, command_line, commit, finish, replace_part, show, show_row
-from benchmarks.harness.processes import PEERS_DIR, SMG, free_port, installed, process, wait_for_answer
+from benchmarks.harness.processes import PEERS_DIR, SMG, free_port, installed, mesh_flags, peer_router, peers
 from cluster.agents.agent_shapes import AgentRequest, names, requests_of
 from cluster.agents.agent_traffic import RequestRefused, replayed
 from cluster.agents.engine_fleet import MODEL, EngineFleet, Reuse
-from cluster.processes.commands import join_flags, serve_argv
 from ranvier_py.io.tokenizer import EMBEDDED
 
 ENGINES = 3
@@ -55,40 +53,16 @@ KEY = sha256(b"the benchmark of clients").hexdigest()
 
 def nodes(stack: ExitStack, engines: Sequence[str], count: int, rules: Sequence[str] = ()) -> list[str]:
     """So many nodes of one cluster with these client rules; their URLs."""
-    key_file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ranvier-clients-"))) / "cluster.key"
-    key_file.touch(mode=0o600)
-    key_file.write_text(f"{KEY}\n")
-    urls: list[str] = []
-    gossips = [f"127.0.0.1:{free_port()}" for _ in range(count)]
-    for gossip in gossips:
-        public, control = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-        flags = ["--policy", "affinity", "--gossip", gossip, "--cluster-key-file", str(key_file)]
-        flags += join_flags(other for other in gossips if other != gossip)
-        flags += [word for rule in rules for word in ("--client-rules", rule)]
-        flags += ["--client-rule-control-share", str(CONTROL_SHARE)]
-        stack.enter_context(process(serve_argv(public, control, engines, flags)))
-        wait_for_answer(f"http://{control}/readyz")
-        urls.append(f"http://{public}")
-    return urls
+    flags = [word for rule in rules for word in ("--client-rules", rule)]
+    flags += ["--client-rule-control-share", str(CONTROL_SHARE)]
+    return [target.url for target in stack.enter_context(peers(engines, count, KEY, *flags))]
 
 
 def gateways(bin_dir: Path, stack: ExitStack, engines: Sequence[str], count: int) -> list[str]:
     """So many gateways of smg, each but the first joined to it."""
-    urls, first = [], f"127.0.0.1:{free_port()}"
-    for number in range(count):
-        port = free_port()
-        command = [*SMG.command(bin_dir, "127.0.0.1", port, free_port()), *engines]
-        if count > 1:
-            mesh = first if not number else f"127.0.0.1:{free_port()}"
-            command += ["--enable-mesh", "--mesh-server-name", f"smg-{number}", "--mesh-host", "127.0.0.1"]
-            command += ["--mesh-advertise-host", "127.0.0.1", "--mesh-port", mesh.partition(":")[2]]
-            command += ["--mesh-peer-urls", first] if number else []
-        stack.enter_context(process(command))
-        url = f"http://127.0.0.1:{port}"
-        wait_for_answer(f"{url}/workers", lambda body: body.count(b'"url"') >= len(engines))
-        wait_for_answer(f"{url}/readiness")
-        urls.append(url)
-    return urls
+    meshes = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+    mine = [mesh_flags(number, own, meshes[0]) if count > 1 else [] for number, own in enumerate(meshes)]
+    return [stack.enter_context(peer_router(SMG, bin_dir, engines, *flags)).url for flags in mine]
 
 
 Start = Callable[[ExitStack, Sequence[str]], list[str]]

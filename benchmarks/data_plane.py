@@ -12,8 +12,6 @@ own, and left out where that fails.
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -23,21 +21,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.bench import ROOT, command_line, finish, show, show_row
+from benchmarks.harness.bench import command_line, finish, show, show_row
 from benchmarks.harness.processes import (
     PEERS,
     PEERS_DIR,
     Target,
     free_port,
     installed,
+    load,
+    need_wrk,
     node,
     peer_router,
-    processor_parts_s,
     stub_engines,
     wait_for_answer,
 )
-
-SCRIPT = ROOT / "benchmarks" / "lua" / "chat_fresh.lua"
 
 FIGURES = ("per_s", "p50_us", "p99_us", "processor_us", "children_us")
 
@@ -66,19 +63,8 @@ CASES = (
 )
 
 
-def load(target: Target, case: Case, seconds: float) -> dict[str, float]:
-    """One run of wrk: requests/s, p50 and p99 in µs, failures, and the target's processor time in µs a request, of
-    which `children_us` is its child processes'."""
-    command = ["wrk", "-t1", f"-c{case.connections}", f"-d{max(1, round(seconds))}s", "-s", str(SCRIPT)]
-    command += [f"{target.url}/v1/chat/completions", "--", str(case.history_bytes), "stream" if case.manner else ""]
-    before_s = processor_parts_s(target.pid)
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    own_s, children_s = (after - before for after, before in zip(processor_parts_s(target.pid), before_s, strict=True))
-    found = json.loads(output.split("RESULT ", 1)[1])
-    found["per_s"] = found["requests"] / found["seconds"]
-    found["processor_us"] = (own_s + children_s) / max(1, found["requests"]) * 1e6
-    found["children_us"] = children_s / max(1, found["requests"]) * 1e6
-    return dict(found)
+def run_of(target: Target, case: Case, seconds: float) -> dict[str, float]:
+    return load(target, case.connections, seconds, case.history_bytes, "stream" if case.manner else "")
 
 
 def set_manner(engine_urls: Sequence[str], case: Case) -> None:
@@ -93,12 +79,12 @@ def measure(targets: Mapping[str, Target], engine_urls: list[str], rounds: int, 
     for case in CASES:  # nobody is measured cold: each target has met the histories of each case
         set_manner(engine_urls, case)
         for target in targets.values():
-            load(target, case, WARM_UP_S)
+            run_of(target, case, WARM_UP_S)
     for number in range(rounds):
         for case in CASES:
             set_manner(engine_urls, case)
             for name, target in targets.items():
-                run = load(target, case, seconds)
+                run = run_of(target, case, seconds)
                 runs[case.name][name].append(run)
                 show_row({"round": number + 1, "case": case.name, "target": name, **run})
     return {case: {name: summed(each) for name, each in by_name.items()} for case, by_name in runs.items()}
@@ -160,8 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers-dir", type=Path, default=PEERS_DIR)
     parser.add_argument("--only", nargs="*", default=[], help="targets to measure; all by default")
     arguments = parser.parse_args(argv)
-    if shutil.which("wrk") is None:
-        raise SystemExit("wrk is missing: apt-get install wrk")
+    need_wrk()
     with ExitStack() as stack:
         urls = stack.enter_context(stub_engines(2))
         targets, left_out = start_targets(stack, urls, arguments)

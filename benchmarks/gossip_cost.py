@@ -14,29 +14,14 @@ import argparse
 import secrets
 import statistics
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data_plane import CASES, WARM_UP_S, Case, load, set_manner
+from benchmarks.data_plane import CASES, WARM_UP_S, Case, run_of, set_manner
 from benchmarks.harness.bench import command_line, finish, show_row
-from benchmarks.harness.processes import Target, free_port, node, processor_s, stub_engines
-
-
-@contextmanager
-def node_with_a_peer(urls: list[str], tokenizer: Path) -> Iterator[tuple[Target, Target]]:
-    """The node, and its peer."""
-    places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    with tempfile.NamedTemporaryFile("w", suffix=".key") as key, ExitStack() as stack:
-        key.write(secrets.token_hex(32))
-        key.flush()
-        nodes = []
-        for own, other in (places, reversed(places)):
-            flags = ("--gossip", own, "--join", other, "--cluster-key-file", key.name)
-            nodes.append(stack.enter_context(node(urls, tokenizer, *flags)))
-        yield nodes[0], nodes[1]
+from benchmarks.harness.processes import Target, node, peers, processor_s, stub_engines
 
 
 def pair(alone: Target, peered: Target, peer: Target, case: Case, seconds: float, *, swapped: bool) -> dict[str, float]:
@@ -44,7 +29,7 @@ def pair(alone: Target, peered: Target, peer: Target, case: Case, seconds: float
     runs: dict[Target, dict[str, float]] = {}
     for target in (peered, alone) if swapped else (alone, peered):
         before_s = processor_s(peer.pid)
-        runs[target] = load(target, case, seconds)
+        runs[target] = run_of(target, case, seconds)
         spent_s = processor_s(peer.pid) - before_s
         if target is peered:
             runs[target]["peer_us"] = spent_s / max(1, runs[target]["requests"]) * 1e6
@@ -71,12 +56,12 @@ def summed(pairs: list[dict[str, float]]) -> dict[str, Any]:
 def measure(stack: ExitStack, options: argparse.Namespace) -> dict[str, Any]:
     urls = stack.enter_context(stub_engines(2))
     alone = stack.enter_context(node(urls, options.tokenizer))
-    peered, peer = stack.enter_context(node_with_a_peer(urls, options.tokenizer))
+    peered, peer = stack.enter_context(peers(urls, 2, secrets.token_hex(32), tokenizer=options.tokenizer))
     found: dict[str, Any] = {}
     for case in CASES:
         set_manner(urls, case)
         for target in (alone, peered):
-            load(target, case, WARM_UP_S)
+            run_of(target, case, WARM_UP_S)
         pairs = [
             pair(alone, peered, peer, case, options.seconds, swapped=bool(number % 2))
             for number in range(options.pairs)

@@ -28,8 +28,8 @@ from typing import Any
 import trio
 
 from benchmarks.harness.bench import command_line, finish, percentiles, show, show_row, spread
-from benchmarks.harness.processes import PEERS_DIR, SMG, installed, processor_s
-from cluster.demo.demo_plan import Lab, Settings, node_commands, plan, write_key
+from benchmarks.harness.processes import PEERS_DIR, SMG, installed, mesh_flags, processor_s
+from cluster.demo.demo_plan import Lab, Settings, at, node_commands, plan, write_key
 from cluster.dns.addresses import NamesError
 from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import chats
@@ -88,11 +88,7 @@ def router_commands(kind: Kind, lab: Lab, key_file: Path, smg_dir: Path | None) 
     ):
         argv = SMG.command(smg_dir, public.ip, public.port, metrics) + [engine.url for engine in lab.engines]
         if kind.shared:
-            argv += ["--enable-mesh", "--mesh-server-name", f"smg-{number}", "--mesh-host", mesh.ip]
-            argv += ["--mesh-advertise-host", mesh.ip, "--mesh-port", str(mesh.port)]
-            if number:  # the others are given the first gateway, which must be up before them
-                first = lab.gossips[POLICY][0]
-                argv += ["--mesh-peer-urls", f"{first.ip}:{first.port}"]
+            argv += mesh_flags(number, at(mesh), at(lab.gossips[POLICY][0]))
         commands.append(Command(f"smg-{number}", tuple(argv), public.ip, public.port, "/readiness"))
     return commands
 

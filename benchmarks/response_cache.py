@@ -18,7 +18,6 @@ import argparse
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 import urllib.request
@@ -29,36 +28,27 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.harness.bench import ROOT, command_line, commit, finish, replace_part, show_row
-from benchmarks.harness.processes import READY_S, Target, node, process, processor_s, stub_engines
+from benchmarks.harness.bench import command_line, commit, finish, replace_part, show_row
+from benchmarks.harness.processes import READY_S, Target, load, need_wrk, node, process, stub_engines
 from benchmarks.workloads.shared_responses import Shape, shared
 
-SCRIPT = ROOT / "benchmarks" / "lua" / "chat_fresh.lua"
 CONNECTIONS, FEW, BODY_BYTES, EQUAL = 16, 2, 3_000, 200
 WARM_UP_S = 2.0
 
 
-def load(target: Target, manner: str, seconds: float, connections: int = CONNECTIONS) -> dict[str, float]:
-    """One run of wrk: requests/s, p50 and p99 in µs, failures, and processor time in µs a request."""
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "-s", str(SCRIPT)]
-    used_s = processor_s(target.pid)
-    url = f"{target.url}/v1/chat/completions"
-    shown = subprocess.run([*command, url, "--", str(BODY_BYTES), manner], check=True, capture_output=True, text=True)
-    used_s = processor_s(target.pid) - used_s
-    found: dict[str, float] = json.loads(shown.stdout.split("RESULT ", 1)[1])
-    requests = max(1, found["requests"])
-    return {**found, "per_s": requests / found["seconds"], "processor_us": used_s / requests * 1e6}
+def run_of(target: Target, manner: str, seconds: float, connections: int = CONNECTIONS) -> dict[str, float]:
+    return load(target, connections, seconds, BODY_BYTES, manner)
 
 
 def paired(targets: dict[str, Target], manner: str, rounds: int, seconds: float) -> dict[str, Any]:
     """Medians of each target, which take turns; and what the cache costs beyond the node without, pair by pair."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in targets}
     for target in targets.values():
-        load(target, manner, WARM_UP_S)
+        run_of(target, manner, WARM_UP_S)
     for number in range(rounds):
         order = list(targets) if number % 2 else list(reversed(targets))
         for name in order:
-            runs[name].append(load(targets[name], manner, seconds))
+            runs[name].append(run_of(targets[name], manner, seconds))
             show_row({"round": number + 1, "manner": manner, "target": name, **runs[name][-1]})
     names = ("per_s", "p50_us", "p99_us", "processor_us")
     found: dict[str, Any] = {
@@ -101,39 +91,32 @@ def node_with_redis(urls: Sequence[str], tokenizer: Path) -> Iterator[Target]:
         flags = ("--response-cache-backend", "redis", "--response-cache-redis-url-file", f"{place}/url")
         with process(server), node(urls, tokenizer, "--response-cache", *flags) as target:
             until = time.monotonic() + READY_S
-            while not stats_of(target)["redis"]["connected"]:
+            while not json.loads(target.see("/admin/response-cache/stats"))["redis"]["connected"]:
                 if time.monotonic() > until:
                     raise TimeoutError("the node did not reach its redis-server")
                 time.sleep(0.1)
             yield target
 
 
-def stats_of(target: Target) -> Any:
-    with urllib.request.urlopen(f"{target.control}/admin/response-cache/stats", timeout=30) as answer:  # noqa: S310
-        return json.load(answer)
-
-
 def look_ups(target: Target) -> dict[float, float]:
     """Round trips to Redis so far, of all look-ups that waited for one: how many took so many seconds at most, by the
     node's own histogram."""
     name = 'ranvier_cache_redis_latency_seconds_bucket{le="'
-    with urllib.request.urlopen(f"{target.control}/metrics", timeout=30) as answer:  # noqa: S310
-        rows = [line.removeprefix(name) for line in answer.read().decode().splitlines() if line.startswith(name)]
+    rows = [line.removeprefix(name) for line in target.see("/metrics").decode().splitlines() if line.startswith(name)]
     return {float(row.partition('"')[0]): float(row.rpartition(" ")[2]) for row in rows if 'operation="get"' in row}
 
 
 def under(target: Target, connections: int, seconds: float) -> dict[str, float]:
     """Look-ups under so many connections that repeat questions, and the bound of the histogram that 99 of 100 kept."""
     before = look_ups(target)
-    load(target, "repeated", seconds, connections)
+    run_of(target, "repeated", seconds, connections)
     counts = {bound: count - before[bound] for bound, count in look_ups(target).items()}
     total = max(counts.values())
     return {"round_trips": total, "p99_ms_max": min(1000 * bound for bound, n in counts.items() if n >= 0.99 * total)}
 
 
 def placed(target: Target) -> int:
-    with urllib.request.urlopen(f"{target.control}/admin/routes", timeout=30) as answer:  # noqa: S310
-        return sum(json.load(answer)["decisions"].values())
+    return sum(json.loads(target.see("/admin/routes"))["decisions"].values())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -146,8 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.shared_only:
         return replace_part("response_cache", "shared", shared_part(arguments), dry=arguments.dry)
-    if shutil.which("wrk") is None:
-        raise SystemExit("wrk is missing: apt-get install wrk")
+    need_wrk()
     with ExitStack() as stack:
         urls = stack.enter_context(stub_engines(2))
         nodes = {

@@ -25,7 +25,6 @@ import socketserver
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ import orjson
 from tokenizers import Tokenizer
 
 from benchmarks.harness.bench import command_line, data_folder, finish, percentiles
-from benchmarks.harness.processes import free_port, node, process
+from benchmarks.harness.processes import Target, free_port, node, process
 from benchmarks.harness.stub_engine import ANSWER, INFORMATION, chat_request, read_message
 from cluster.load import chats as lab_chats
 from ranvier_py.core.prompts.boundaries import Chat, Message
@@ -179,15 +178,14 @@ def connection(port: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Connections to the node and to the relay, and the node's control port."""
+    """Connections to the node and to the relay, and the node itself."""
 
     node: socket.socket
     relay: socket.socket
-    control: str
+    target: Target
 
     def tokenizer_counts(self) -> Mapping[str, int]:
-        with urllib.request.urlopen(f"{self.control}/admin/routes", timeout=10) as response:  # noqa: S310  # loopback
-            found: dict[str, int] = json.load(response)["tokenizer_worker"]
+        found: dict[str, int] = json.loads(self.target.see("/admin/routes"))["tokenizer_worker"]
         return found
 
     def wait_until_learned(self) -> None:
@@ -213,7 +211,7 @@ def paths(source: Path) -> Iterator[Paths]:
         stack.enter_context(process([sys.executable, *bare]))
         ports = (int(target.url.rpartition(":")[2]), relay_port)
         through = [stack.enter_context(connection(port)) for port in ports]
-        yield Paths(through[0], through[1], target.control)
+        yield Paths(through[0], through[1], target)
 
 
 def request_of(messages: Sequence[Message]) -> bytes:

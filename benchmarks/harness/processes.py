@@ -1,8 +1,10 @@
-"""Processes of a benchmark on this machine: stub engines, our nodes, other routers, and what they used."""
+"""Processes of a benchmark on this machine: stub engines, our nodes, other routers, their load, and what they used."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,15 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import NamedTuple
 
 from benchmarks.harness.bench import ROOT
-from cluster.processes.commands import serve_argv
+from cluster.processes.commands import join_flags, serve_argv
 
 READY_S = 60.0
 """Longest start of a router: the Rust ones take seconds to register their workers."""
 
+CHATS = ROOT / "benchmarks" / "lua" / "chat_fresh.lua"
 PEERS_DIR = Path.home() / ".cache" / "ranvier-peers"
 
 
@@ -30,6 +33,11 @@ class Target(NamedTuple):
     url: str
     pid: int | None = None
     control: str = ""
+
+    def see(self, path: str) -> bytes:
+        """A page of its control port."""
+        with urllib.request.urlopen(f"{self.control}{path}", timeout=30) as answer:  # noqa: S310  # our own loopback
+            return bytes(answer.read())
 
 
 @contextmanager
@@ -96,6 +104,25 @@ def processor_parts_s(pid: int | None) -> tuple[float, float]:
     return own_s, sum(processor_s(int(child)) for child in children)
 
 
+def load(target: Target, connections: int, seconds: float, body_bytes: int, manner: str) -> dict[str, float]:
+    """One run of wrk with chats of so many bytes: requests/s, p50 and p99 in µs, failures, and the target's processor
+    time in µs a request, of which `children_us` is its child processes'. `manner` is one of `chat_fresh.lua`."""
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "-s", str(CHATS)]
+    command += [f"{target.url}/v1/chat/completions", "--", str(body_bytes), manner]
+    before_s = processor_parts_s(target.pid)
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    own_s, children_s = (after - before for after, before in zip(processor_parts_s(target.pid), before_s, strict=True))
+    found: dict[str, float] = json.loads(output.split("RESULT ", 1)[1])
+    requests = max(1, found["requests"])
+    spent = {"processor_us": (own_s + children_s) / requests * 1e6, "children_us": children_s / requests * 1e6}
+    return {**found, "per_s": found["requests"] / found["seconds"], **spent}
+
+
+def need_wrk() -> None:
+    if shutil.which("wrk") is None:
+        raise SystemExit("wrk is missing: apt-get install wrk")
+
+
 # --- engines and nodes ------------------------------------------------------------------------------------------------
 
 
@@ -121,6 +148,24 @@ def node(engine_urls: Sequence[str], tokenizer: Path, *more: str) -> Iterator[Ta
         for number in range(2 if "--workers" in more else 1):
             wait_for_answer(f"http://127.0.0.1:{control + number}/readyz")
         yield Target(f"http://127.0.0.1:{port}", pid, f"http://127.0.0.1:{control}")
+
+
+@contextmanager
+def peers(
+    engine_urls: Sequence[str], count: int, key: str, *more: str, tokenizer: Path = Path("embedded")
+) -> Iterator[list[Target]]:
+    """So many nodes of one cluster with this key, each joined to all others."""
+    gossips = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+    with ExitStack() as stack:
+        key_file = Path(stack.enter_context(TemporaryDirectory(prefix="ranvier-peers-"))) / "cluster.key"
+        key_file.touch(mode=0o600)
+        key_file.write_text(f"{key}\n")
+        targets = []
+        for gossip in gossips:
+            flags = ["--gossip", gossip, "--cluster-key-file", str(key_file), *more]
+            flags += join_flags(other for other in gossips if other != gossip)
+            targets.append(stack.enter_context(node(engine_urls, tokenizer, *flags)))
+        yield targets
 
 
 # --- other routers ----------------------------------------------------------------------------------------------------
@@ -161,11 +206,20 @@ def installed(peer: Peer, peers_dir: Path) -> Path:
 
 
 @contextmanager
-def peer_router(peer: Peer, bin_dir: Path, engine_urls: Sequence[str]) -> Iterator[Target]:
-    """The other router before these engines, when it has registered all of them."""
+def peer_router(peer: Peer, bin_dir: Path, engine_urls: Sequence[str], *more: str) -> Iterator[Target]:
+    """The other router before these engines, when it has registered all of them; `more` flags of its own."""
     port = free_port()
     base = f"http://127.0.0.1:{port}"
-    with process([*peer.command(bin_dir, "127.0.0.1", port, free_port()), *engine_urls]) as pid:
+    with process([*peer.command(bin_dir, "127.0.0.1", port, free_port()), *engine_urls, *more]) as pid:
         wait_for_answer(f"{base}/workers", lambda body: body.count(b'"url"') >= len(engine_urls))
         wait_for_answer(f"{base}/readiness")
         yield Target(base, pid)
+
+
+def mesh_flags(number: int, own: str, first: str) -> list[str]:
+    """Have a gateway of smg share with others: where its mesh listens, HOST:PORT, and that of the first, who must be up
+    before the others."""
+    host, _, port = own.rpartition(":")
+    flags = ["--enable-mesh", "--mesh-server-name", f"smg-{number}", "--mesh-host", host]
+    flags += ["--mesh-advertise-host", host, "--mesh-port", port]
+    return [*flags, "--mesh-peer-urls", first] if number else flags

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import trio
 
 from benchmarks.harness.bench import data_folder, percentiles, show_row
-from benchmarks.harness.processes import Target, free_port, node, process, stub_engines
+from benchmarks.harness.processes import Target, free_port, peers, process, stub_engines
 from benchmarks.workloads.workloads import QMSUM, TAUBENCH
 from cluster.load.http_client import Connection, request_bytes
 
@@ -75,19 +75,13 @@ def redis() -> Iterator[str]:
 @contextmanager
 def nodes_of(backend: str, count: int, engine: str) -> Iterator[list[Target]]:
     """Nodes that share their answers so."""
+    flags = ["--response-cache", "--response-cache-backend", backend]
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
-        (folder / "key").write_text(KEY)
-        flags = ["--response-cache", "--response-cache-backend", backend, "--cluster-key-file", str(folder / "key")]
         if backend == "redis":
-            (folder / "url").write_text(stack.enter_context(redis()))
-            flags += ["--response-cache-redis-url-file", str(folder / "url")]
-        own = f"127.0.0.1:{free_port()}"
-        targets = [stack.enter_context(node([engine], Path("embedded"), *flags, "--gossip", own))]
-        for _ in range(1, count):
-            more = ("--gossip", f"127.0.0.1:{free_port()}", "--join", own)
-            targets.append(stack.enter_context(node([engine], Path("embedded"), *flags, *more)))
-        yield targets
+            file = Path(stack.enter_context(TemporaryDirectory())) / "url"
+            file.write_text(stack.enter_context(redis()))
+            flags += ["--response-cache-redis-url-file", str(file)]
+        yield stack.enter_context(peers([engine], count, KEY, *flags))
 
 
 class Asked(NamedTuple):
