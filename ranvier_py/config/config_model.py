@@ -454,8 +454,10 @@ def keys_of(kind: type[Any], above: tuple[str, ...] = ()) -> Iterator[Key]:
         path = (*above, one.name)
         if one.name in options:
             found = options[one.name]
-            if found.section:
-                yield Key(found.key or one.name, path, hints[one.name], found)
+            section = found.section or (kind.SECTION if found.meaning else "")
+            if section:
+                name = found.key or kind.PREFIX + one.name
+                yield Key(name, path, hints[one.name], found._replace(section=section))
         elif is_dataclass(hints[one.name]):
             yield from keys_of(hints[one.name], path)
 

@@ -1,8 +1,9 @@
 """Options: what may be set of a component, as fields of a frozen dataclass that know their meaning and their limits.
 
 A component writes its options once, in its own file, as a subclass of Options whose fields are made by `option`. From
-there come the default and the check, and for an option with a `key` or a policy's also the flag, the variable, the
-line of the file and of the reference (`config/`). So no default exists twice. Making an Options checks every field and
+there come the default and the check. What has a meaning and a section of the reference, its own or its component's, an
+operator may set: from its key come the flag, the variable, and the line of the file and of the reference (`config/`).
+Options of policies are set by their names. So no default exists twice. Making an Options checks every field and
 reports all problems at once, by a ConfigError with one line each. Limits that tie several fields together are
 `contradictions`, asked for when each field alone is good.
 """
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import inf
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ranvier_py.core.errors import ConfigError
 
@@ -32,8 +33,8 @@ class Option(NamedTuple):
     most: float
     above: float  # excluded itself
     one_of: Sequence[str]
-    key: str  # by which an operator sets it; empty: nobody does
-    section: str  # of the reference
+    key: str  # by which an operator sets it; empty: PREFIX and the name of its field
+    section: str  # of the reference; empty: SECTION
 
 
 def option(  # noqa: PLR0913  # one declaration says all
@@ -64,7 +65,13 @@ def part(kind: type[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What may be set of one component. This one has no options."""
+    """What may be set of one component. This one has no options.
+
+    SECTION is where its options stand in the reference, PREFIX how their keys begin, unless one says otherwise.
+    """
+
+    SECTION: ClassVar[str] = ""
+    PREFIX: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         options = options_of(type(self))

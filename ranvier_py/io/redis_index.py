@@ -31,14 +31,15 @@ PREPARE_S = 0.005
 class RedisOptions(Options):
     """A job has `timeout_s`, a connection `connect_s` before that."""
 
-    prefix: str = option(
-        "ranvier:kvidx:", "Begins every key in Redis; all nodes need the same.", key="kv_redis_prefix", section="Index"
-    )
+    SECTION = "Index"
+    PREFIX = "kv_redis_"
+
+    prefix: str = option("ranvier:kvidx:", "Begins every key in Redis; all nodes need the same.")
     timeout_s: float = seconds(  # CR33
-        1.0, "A round trip to Redis that takes longer means that it is away.", key="kv_redis_timeout_s", section="Index"
+        1.0, "A round trip to Redis that takes longer means that it is away."
     )
     connect_s: float = seconds(  # CR12
-        3.0, "Longest wait for a connection to Redis.", key="kv_redis_connect_timeout_s", section="Index"
+        3.0, "Longest wait for a connection to Redis.", key="kv_redis_connect_timeout_s"
     )
 
     def contradictions(self) -> list[str]:

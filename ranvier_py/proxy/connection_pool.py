@@ -51,9 +51,9 @@ class BackendAddress(NamedTuple):
 class UpstreamLimits(Options):
     """Bounds of the connections to each backend."""
 
-    connect_s: float = seconds(
-        5.0, "Longest wait for a connection to a backend.", key="connect_timeout_s", section="Limits"
-    )
+    SECTION = "Limits"
+
+    connect_s: float = seconds(5.0, "Longest wait for a connection to a backend.", key="connect_timeout_s")
     idle_s: float = seconds(60.0)  # longer unused: closed. Engines close earlier (uvicorn after 5 s), seen at once
     pooled_max: int = option(512, least=1)  # unused connections kept per backend; the oldest go first
     open_max: int = option(1 << 20, least=1)  # of all backends, used or not: beyond it none is kept unused

@@ -83,17 +83,13 @@ a 504: another try would prefill the prompt once more for a client that is gone 
 class PipelineLimits(Options):
     """Deadlines of one request, in seconds."""
 
+    SECTION = "Limits"
+
     tokenize_deadline_s: float = option(
-        0.15,
-        "Longest wait for tokens before placing by load. 0 never waits.",
-        most=60.0,
-        key="tokenize_deadline_s",
-        section="Tokens",
+        0.15, "Longest wait for tokens before placing by load. 0 never waits.", most=60.0, section="Tokens"
     )
-    first_byte_s: float = seconds(
-        600.0, "Longest wait for a backend to begin its answer.", key="first_byte_timeout_s", section="Limits"
-    )
-    stall_s: float = seconds(120.0, "Longest silence within an answer.", key="stall_timeout_s", section="Limits")
+    first_byte_s: float = seconds(600.0, "Longest wait for a backend to begin its answer.", key="first_byte_timeout_s")
+    stall_s: float = seconds(120.0, "Longest silence within an answer.", key="stall_timeout_s")
     retries: RetryLimits = part(RetryLimits)
     realtime: RealtimeLimits = part(RealtimeLimits)
 

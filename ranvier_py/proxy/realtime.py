@@ -34,17 +34,16 @@ QUERY_MODEL = re.compile(rb"[?&]model=([^&#]{1,%d})" % (3 * NAME_CHARACTERS_MAX)
 class RealtimeLimits(Options):
     """Bounds of WebSockets."""
 
+    SECTION = "Limits"
+    PREFIX = "realtime_"
+
     connections_max: int = option(  # two descriptors each, and a request in flight for as long as it is open
-        1000,
-        "WebSockets of /v1/realtime at once; 503 above.",
-        key="realtime_connections_max",
-        section="Limits",
+        1000, "WebSockets of /v1/realtime at once; 503 above."
     )
     idle_s: float = seconds(  # who speaks with a model pauses; vLLM's own server asks for signs of life every 20 s
         600.0,
         "A WebSocket on which nothing came from either side for so long is closed.",
         key="realtime_idle_timeout_s",
-        section="Limits",
     )
 
 

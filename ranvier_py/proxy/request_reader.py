@@ -16,56 +16,48 @@ from ranvier_py.proxy.http_values import Headers, HeadShape, HttpRequest, names_
 class ServerLimits(Options):
     """Bounds of the public port."""
 
-    header_s: float = seconds(
-        10.0, "A request's header must be complete by then.", key="header_timeout_s", section="Limits"
-    )
+    SECTION = "Limits"
+
+    header_s: float = seconds(10.0, "A request's header must be complete by then.", key="header_timeout_s")
     body_window_s: float = seconds(  # Apache's mod_reqtimeout looks at bodies over 20 s, too
         20.0,
         "In each such time that a body takes to arrive, it must bring body_bytes_min and a 32nd of what is here of it, "
         "or its end: 408 otherwise.",
-        key="body_window_s",
-        section="Limits",
     )
     body_bytes_min: int = option(  # 5 kB/s: less than any line but GPRS brings
-        100_000, "Least that a body brings in each body_window_s.", least=1, key="body_bytes_min", section="Limits"
+        100_000, "Least that a body brings in each body_window_s.", least=1
     )
     body_s: float = seconds(  # 64 MiB at 1 Mbit/s; at the least rate alone they would be in memory for hours
-        600.0, "A whole body must be here by then: 408 otherwise.", key="body_timeout_s", section="Limits"
+        600.0, "A whole body must be here by then: 408 otherwise.", key="body_timeout_s"
     )
     idle_s: float = seconds(  # nginx's keepalive_timeout
-        75.0, "A connection without a request is closed after this.", key="idle_timeout_s", section="Limits"
+        75.0, "A connection without a request is closed after this.", key="idle_timeout_s"
     )
     send_window_s: float = seconds(  # a phone that changes its cell is back by then
         30.0,
         "While something waits to be sent to a client, it must take send_bytes_min, or all, in each such time, or "
         "is cut off. Time in which an engine is waited for does not count.",
-        key="send_window_s",
-        section="Limits",
     )
     send_bytes_min: int = option(  # 0.5 kB/s, Apache's least rate for slow clients: speech is 0.6 as an event stream
-        16_384, "Least that a client takes in each send_window_s.", least=1, key="send_bytes_min", section="Limits"
+        16_384, "Least that a client takes in each send_window_s.", least=1
     )
     header_bytes_max: int = option(  # Envoy's max_request_headers_kb is 60; bearer tokens and traces need more than 8
-        65_536, "Largest request header: 431 above.", least=1024, key="header_bytes_max", section="Limits"
+        65_536, "Largest request header: 431 above.", least=1024
     )
     body_bytes_max: int = option(  # 1 M tokens of text are 4 MB; images in base64 take the rest
-        64 * 2**20, "Largest request body: 413 above.", least=1024, key="body_bytes_max", section="Limits"
+        64 * 2**20, "Largest request body: 413 above.", least=1024
     )
     connections_max: int = option(  # of about 20 kB each
         10_000,
         "Client connections at once. Above, who has waited longest for a request is closed; 503 if nobody waits.",
         least=1,
-        key="connections_max",
-        section="Limits",
     )
-    in_flight_max: int = option(4096, "Requests at once; 503 above.", least=1, key="in_flight_max", section="Limits")
+    in_flight_max: int = option(4096, "Requests at once; 503 above.", least=1)
     in_flight_bytes_max: int = option(  # 4096 chats of 256 kB, 60 k tokens each, or 16 of the largest bodies
         2**30,
         "Bodies of all requests at once, each kept until its answer ends; 503 above. At least body_bytes_max. With "
         "several workers, of each.",
         least=1024,
-        key="in_flight_bytes_max",
-        section="Limits",
     )
     headers_max: int = option(100, least=1)  # Envoy's and Apache's (LimitRequestFields) default
     tick_s: float = seconds(0.25)  # how late a missed deadline may be noticed

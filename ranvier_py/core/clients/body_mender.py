@@ -44,22 +44,18 @@ MEASURING, PROVED, OFF = "measuring", "proved", "off"
 class ProofOptions(Options):
     """How rules that are on have to prove themselves."""
 
+    SECTION = "Clients"
+    PREFIX = "client_rule_"
+
     sessions: int = option(
         200,
         "A rule that is on is turned off for a client and a model unless it raised what engines reuse within so many "
         "sessions, by their own counts.",
         least=20,
         most=100_000,
-        key="client_rule_sessions",
-        section="Clients",
     )
     control_share: float = option(
-        0.1,
-        "Share of the sessions that rules leave alone, to compare with.",
-        least=0.01,
-        most=0.5,
-        key="client_rule_control_share",
-        section="Clients",
+        0.1, "Share of the sessions that rules leave alone, to compare with.", least=0.01, most=0.5
     )
 
 

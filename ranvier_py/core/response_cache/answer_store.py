@@ -24,12 +24,14 @@ ENTRY_BYTES = 700
 class ResponseCacheOptions(Options):
     """The response cache of a node."""
 
+    SECTION = "Responses"
+    PREFIX = "response_cache_"
+
     enabled: bool = option(
         False,
         "Answer requests of temperature 0 that were answered before without an engine. Each credential, or tenant, has "
         "answers of its own.",
         key="response_cache",
-        section="Responses",
     )
     eligible: CacheKeyOptions = part(CacheKeyOptions)
     backend: str = option(
@@ -38,35 +40,14 @@ class ResponseCacheOptions(Options):
         "cluster: what a node lacks it fetches from a peer, sealed with the cluster's key. cluster needs "
         "cluster_key_file, or several workers, and no tenant_isolation.",
         one_of=("memory", "cluster", "redis"),
-        key="response_cache_backend",
-        section="Responses",
     )
-    capacity: int = option(
-        1000,
-        "Answers kept; the least recently used goes first.",
-        least=1,
-        key="response_cache_capacity",
-        section="Responses",
-    )
-    bytes_max: int = option(
-        256 * 2**20, "Memory for them.", least=65_536, key="response_cache_bytes_max", section="Responses"
-    )
-    ttl_s: float = seconds(300.0, "An answer is kept so long.", key="response_cache_ttl_s", section="Responses")
-    answer_bytes_max: int = option(
-        2**20, "Largest answer that is kept.", least=1, key="response_cache_answer_bytes_max", section="Responses"
-    )
-    stream_bytes_max: int = option(
-        10 * 2**20,
-        "Largest stream that is kept, as it came.",
-        least=1,
-        key="response_cache_stream_bytes_max",
-        section="Responses",
-    )
+    capacity: int = option(1000, "Answers kept; the least recently used goes first.", least=1)
+    bytes_max: int = option(256 * 2**20, "Memory for them.", least=65_536)
+    ttl_s: float = seconds(300.0, "An answer is kept so long.")
+    answer_bytes_max: int = option(2**20, "Largest answer that is kept.", least=1)
+    stream_bytes_max: int = option(10 * 2**20, "Largest stream that is kept, as it came.", least=1)
     peer_timeout_s: float = seconds(
-        0.02,
-        "With cluster: a request waits for the answer of a peer that has it no longer than this.",
-        key="response_cache_peer_timeout_s",
-        section="Responses",
+        0.02, "With cluster: a request waits for the answer of a peer that has it no longer than this."
     )
 
 

@@ -49,21 +49,17 @@ DIRECTIVE = re.compile(rb"(no-cache|no-store|max-age)\s*(?:=\s*\"?(\d{1,9})\"?)?
 class CacheKeyOptions(Options):
     """What is eligible for the response cache."""
 
+    SECTION = "Responses"
+    PREFIX = "response_cache_"
+
     assume_greedy: bool = option(
-        False,
-        "Take a request without a temperature for one of temperature 0. OpenAI's default is 1.",
-        key="response_cache_assume_greedy",
-        section="Responses",
+        False, "Take a request without a temperature for one of temperature 0. OpenAI's default is 1."
     )
-    streams: bool = option(
-        True, "Keep streams, too, and replay them.", key="response_cache_streams", section="Responses"
-    )
+    streams: bool = option(True, "Keep streams, too, and replay them.")
     key: str = option(
         "canonical",
         "Which key: canonical is the whole body, continuum what that router's document names.",
         one_of=("canonical", "continuum"),
-        key="response_cache_key",
-        section="Responses",
     )
 
 

@@ -13,55 +13,30 @@ from ranvier_py.core.redis_commands import prefix_problems
 class RedisAnswerOptions(Options):
     """The response cache in Redis. A command has `timeout_s`, a connection `connect_s` before that."""
 
+    SECTION = "Responses"
+    PREFIX = "response_cache_redis_"
+
     key_prefix: str = option(
-        "ranvier:resp:",
-        "Begins every key in Redis; all nodes need the same.",
-        key="response_cache_redis_prefix",
-        section="Responses",
+        "ranvier:resp:", "Begins every key in Redis; all nodes need the same.", key="response_cache_redis_prefix"
     )
-    connections_max: int = option(
-        8,
-        "Connections to Redis, at most.",
-        least=1,
-        most=256,
-        key="response_cache_redis_connections_max",
-        section="Responses",
-    )
-    timeout_s: float = seconds(
-        1.0,
-        "A command to Redis that takes longer means that it is away.",
-        key="response_cache_redis_timeout_s",
-        section="Responses",
-    )
+    connections_max: int = option(8, "Connections to Redis, at most.", least=1, most=256)
+    timeout_s: float = seconds(1.0, "A command to Redis that takes longer means that it is away.")
     connect_s: float = seconds(
-        3.0,
-        "Longest wait for a connection to Redis.",
-        key="response_cache_redis_connect_timeout_s",
-        section="Responses",
+        3.0, "Longest wait for a connection to Redis.", key="response_cache_redis_connect_timeout_s"
     )
     bytes_max: int = option(
-        4 * 2**20,
-        "Largest answer that is sent to Redis, as it came.",
-        least=1024,
-        most=256 * 2**20,
-        key="response_cache_redis_bytes_max",
-        section="Responses",
+        4 * 2**20, "Largest answer that is sent to Redis, as it came.", least=1024, most=256 * 2**20
     )
-    retry_s: float = seconds(
-        30.0, "Redis that is away is asked again after this.", key="response_cache_redis_retry_s", section="Responses"
-    )
+    retry_s: float = seconds(30.0, "Redis that is away is asked again after this.")
     fallback: bool = option(
         True,
         "Keep answers in memory while Redis is away; without, nothing is cached then.",
         key="response_cache_fallback_to_memory",
-        section="Responses",
     )
     fallback_capacity: int = option(
-        1000, "Answers kept in memory then.", least=1, key="response_cache_fallback_capacity", section="Responses"
+        1000, "Answers kept in memory then.", least=1, key="response_cache_fallback_capacity"
     )
-    fallback_ttl_s: float = seconds(
-        300.0, "... and how long.", key="response_cache_fallback_ttl_s", section="Responses"
-    )
+    fallback_ttl_s: float = seconds(300.0, "... and how long.", key="response_cache_fallback_ttl_s")
 
     def contradictions(self) -> list[str]:
         return prefix_problems("key_prefix", self.key_prefix)

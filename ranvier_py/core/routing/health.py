@@ -130,28 +130,22 @@ def outcome_of(status: int) -> Outcome:
 class BackendLimits(Options):
     """Thresholds of health and circuit, and the size of the registry."""
 
+    SECTION = "Backends"
+
     probe_failures_to_unhealthy: int = option(  # Ranvier's and SMG's documented value
-        3,
-        "Failed probes in a row that make a backend unhealthy.",
-        least=1,
-        key="probe_failures",
-        section="Backends",
+        3, "Failed probes in a row that make a backend unhealthy.", least=1, key="probe_failures"
     )
     probe_successes_to_healthy: int = option(  # the same
-        2, "Good probes in a row that make it healthy again.", least=1, key="probe_successes", section="Backends"
+        2, "Good probes in a row that make it healthy again.", least=1, key="probe_successes"
     )
     circuit_faults_to_open: int = option(  # Ranvier's
         5,
         "Failed requests in a row (500, 502, 503, 504, no answer, no connection) that open the circuit of a backend.",
         least=1,
         key="circuit_failures",
-        section="Backends",
     )
     circuit_open_s: float = seconds(  # Ranvier's; it doubles three times: a repaired engine is soon tried again
-        30.0,
-        "Time an open circuit waits before it lets one request try.",
-        key="circuit_open_s",
-        section="Backends",
+        30.0, "Time an open circuit waits before it lets one request try."
     )
     backends_max: int = option(4096, least=1, most=4096)  # BackendId is 12 bits in the route table
 

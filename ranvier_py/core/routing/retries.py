@@ -66,18 +66,16 @@ class Next(Enum):
 class RetryLimits(Options):
     """How often a request is tried again, and after what."""
 
+    SECTION = "Retries"
+
     worker_retries_max: int = option(  # a second try at once, at the same engine, mostly meets the same failure
-        1,
-        "Failed tries at one backend, before the first byte, that move a request on to the next backend.",
-        least=1,
-        key="worker_retries_max",
-        section="Retries",
+        1, "Failed tries at one backend, before the first byte, that move a request on to the next backend.", least=1
     )
     total_retries_max: int = option(  # Ranvier's; a prompt that kills engines then meets at most four of them
-        3, "Further tries altogether.", most=100, key="total_retries_max", section="Retries"
+        3, "Further tries altogether.", most=100
     )
     statuses: tuple[int, ...] = option(
-        (429, 500, 502, 503, 504), "Answers that are worth another try.", key="retry_statuses", section="Retries"
+        (429, 500, 502, 503, 504), "Answers that are worth another try.", key="retry_statuses"
     )
 
     def contradictions(self) -> list[str]:

@@ -57,13 +57,11 @@ class StreamFailed(Exception):
 class SourceOptions(Options):
     """`idle_s`: all that a stream published has expired once it was silent for so long."""
 
+    SECTION = "Index"
+    PREFIX = "kv_index_"
+
     reconnect_s: float = option(
-        1.0,
-        "First wait before a lost event stream is connected again; it doubles up to 60 s.",
-        above=0.0,
-        most=60.0,
-        key="kv_index_reconnect_s",
-        section="Index",
+        1.0, "First wait before a lost event stream is connected again; it doubles up to 60 s.", above=0.0, most=60.0
     )
     idle_s: float = inf
 

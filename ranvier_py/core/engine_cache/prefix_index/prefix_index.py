@@ -72,33 +72,23 @@ class IndexSettings(Options):
     makes each eviction a credit for ten minutes; so here it acts only together with `offloading` (CX22).
     """
 
+    SECTION = "Index"
+    PREFIX = "kv_index_"
+
     entries_max: int = option(
         100_000,
         "Pairs of prefix and backend that event streams (kv_index of a backend) may fill.",
         least=ENTRIES_MIN,
         most=ENTRIES_MAX,
-        key="kv_index_entries_max",
-        section="Index",
     )
     ttl_s: float = option(  # CX1
-        600.0,
-        "An entry is forgotten this long after its last event.",
-        least=TTL_MIN_S,
-        most=TTL_MAX_S,
-        key="kv_index_ttl_s",
-        section="Index",
+        600.0, "An entry is forgotten this long after its last event.", least=TTL_MIN_S, most=TTL_MAX_S
     )
     offloading: bool = option(
-        False,
-        "Engines keep what they evict in slower storage: such entries count for less, not for nothing.",
-        key="kv_index_offloading",
-        section="Index",
+        False, "Engines keep what they evict in slower storage: such entries count for less, not for nothing."
     )
     eviction_is_offload: bool = option(
-        True,
-        "With kv_index_offloading, an eviction that does not say more is an offload.",
-        key="kv_index_eviction_is_offload",
-        section="Index",
+        True, "With kv_index_offloading, an eviction that does not say more is an offload."
     )
 
 

@@ -52,19 +52,16 @@ class Page(NamedTuple):
 class PollOptions(Options):
     """When engines are asked, and how long for. Times in seconds."""
 
-    probe_interval_s: float = seconds(
-        5.0, "Time between two health probes of one backend.", key="probe_interval_s", section="Backends"
-    )
-    probe_timeout_s: float = seconds(
-        3.0, "A probe that takes longer has failed.", key="probe_timeout_s", section="Backends"
-    )
+    SECTION = "Backends"
+
+    probe_interval_s: float = seconds(5.0, "Time between two health probes of one backend.")
+    probe_timeout_s: float = seconds(3.0, "A probe that takes longer has failed.")
     metrics_interval_s: float = option(
         5.0,
         "Time between two looks at the metrics of one engine: size of its cache, hits, queues. It grows where the page "
         "is slow. One node of a cluster looks at each engine. 0: none does.",
         most=SECONDS_MAX,
         key="engine_metrics_interval_s",
-        section="Backends",
     )
     jitter: float = option(0.2, most=0.99)  # share of an interval, either way: nodes and engines are out of step
     probes_per_s_max: float = option(5.0, above=0)  # of healthy backends together: beyond, the interval grows

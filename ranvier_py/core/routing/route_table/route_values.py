@@ -31,13 +31,14 @@ LRU, UTILITY = "lru", "utility"
 class RouteTableOptions(Options):
     """What an operator may set of it besides its size."""
 
+    SECTION = "Routing"
+
     eviction: str = option(
         LRU,
         "Which routes a full table forgets: lru, those unused for longest; utility, those that save least for the time "
         "since their last use, weighed by a replay of the latest requests.",
         one_of=(LRU, UTILITY),
         key="route_eviction",
-        section="Routing",
     )
 
 
