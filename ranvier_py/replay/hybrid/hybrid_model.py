@@ -98,10 +98,6 @@ class HybridModel:
         """What keeping it takes: a checkpoint, and keys and values."""
         return self.state_bytes + tokens * self.token_bytes
 
-    def prefix_efficiency(self, tokens: int) -> float:
-        """Operations saved for each byte kept."""
-        return self.prefix_flops(tokens) / self.prefix_bytes(tokens)
-
 
 def paper_model(
     recurrent_layers: int = 24, attention_layers: int = 4, mlp_layers: int = 28, width: int = 4096, columns: int = 128

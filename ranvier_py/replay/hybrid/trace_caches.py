@@ -23,16 +23,6 @@ class TraceCache(Protocol):
     def insert(self, request: TokenRequest) -> None: ...
 
 
-class Vanilla:
-    """No cache."""
-
-    def lookup(self, request: TokenRequest) -> int:  # noqa: ARG002
-        return 0
-
-    def insert(self, request: TokenRequest) -> None:
-        """Nothing is kept."""
-
-
 class TreeOfTrace:
     """One tree, and who sets its alpha."""
 

@@ -19,10 +19,10 @@ from benchmarks.marconi import (
     tree_of,
 )
 from benchmarks.workloads.hybrid_traces import DIGESTS, TRACES, digest, trace
-from ranvier_py.replay.hybrid.alpha_search import ALPHAS, Retuned, TokenRequest, saved_flops
+from ranvier_py.replay.hybrid.alpha_search import ALPHAS, Retuned, saved_flops
 from ranvier_py.replay.hybrid.cache_models import RETUNED_EVERY
 from ranvier_py.replay.hybrid.state_tree import COMPAT, REPAIRED
-from ranvier_py.replay.hybrid.trace_caches import TreeOfTrace, Vanilla, run
+from ranvier_py.replay.hybrid.trace_caches import TreeOfTrace, run
 
 
 @cache
@@ -91,12 +91,6 @@ def test_what_engines_reuse_by_where_they_keep_checkpoints_is_the_reference(name
     rows = {row["kind"].removeprefix("profile "): row for row in profile_rows(name, requests(name))}
     assert [row for row in rows.values() if not row["equal"]] == []
     assert rows["sglang_no_buffer"]["hit_rate"] < rows["marconi"]["hit_rate"]
-
-
-def test_without_a_cache_nothing_is_reused_and_every_prompt_token_is_counted() -> None:
-    asked = [TokenRequest(b"\1\0\0\0\2\0\0\0", b"\1\0\0\0\2\0\0\0\3\0\0\0")] * 3
-    ran = run(Vanilla(), asked)
-    assert (ran.reused, sum(ran.prompts), ran.hit_rate) == ([0, 0, 0], 6, 0.0)
 
 
 def test_operations_saved_grow_faster_than_the_tokens_reused() -> None:

@@ -61,10 +61,6 @@ class Window:
             slots.append((slot, units))
         self._spent += units
 
-    def frees_at(self) -> float:
-        """When the oldest of what was spent will be forgotten; in the past if that can be done now."""
-        return (self._slots[0][0] + SLOTS_PER_S + 1) / SLOTS_PER_S if self._slots else 0.0
-
 
 def wire_bytes(message: Message) -> int:
     """What a message of routes takes on the wire, at most some 40 bytes too much."""

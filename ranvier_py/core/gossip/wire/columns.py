@@ -38,7 +38,6 @@ GROUPS = 64  # of buckets, compared in two levels: 512 bytes for all groups, and
 GROUP_BYTES = SUM_BYTES * BUCKETS // GROUPS
 COMMANDS_MAX = 64
 
-ROW_BYTES = 34  # what a claim takes in `TableRows`, over all columns
 COMMAND = Struct("<QQdBHB32s")
 VERDICT_MAX = 3
 READER_STATE_MAX = 5
