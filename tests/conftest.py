@@ -10,6 +10,10 @@ from hypothesis import settings
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# What tests see is not for the settings of who runs them.
+for name in [name for name in os.environ if name.upper().startswith("RANVIER_") and name != "RANVIER_SOAK"]:
+    del os.environ[name]
+
 # A busy machine is no counter-example.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
 import socket
@@ -38,13 +37,6 @@ CALIBRATION = {
     "asking": {"asked": 3, "own": 1},
     "polls": {"probes": 7},
 }
-
-
-@pytest.fixture(autouse=True)
-def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.upper().startswith("RANVIER_"):
-            monkeypatch.delenv(name)
 
 
 class FakeControl(BaseHTTPRequestHandler):

@@ -60,13 +60,6 @@ FIELDS = {"status.podIP": "10.1.2.3", "metadata.name": "ranvier-0"}
 Object = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.upper().startswith("RANVIER_"):
-            monkeypatch.delenv(name)
-
-
 def documents(path: Path) -> list[Object]:
     """The documents of a YAML file. A key that is written twice is an error, as it is to Kubernetes."""
     return list(YAML(typ="safe", pure=True).load_all(path.read_text()))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,6 @@ from ranvier_py.core.errors import ConfigError
 
 SECRET = "s3cret-value-of-a-test"
 KEY = b"thirty-two bytes of a random key"
-
-
-@pytest.fixture(autouse=True)
-def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.upper().startswith("RANVIER_"):
-            monkeypatch.delenv(name)
 
 
 def written(tmp_path: Path, text: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from dataclasses import replace
 from itertools import chain
@@ -57,13 +56,6 @@ kv_cache_index:
       endpoint: "wss://vllm-2:8000/v1/kv_events"
       reconnect_interval_ms: 5000
 """
-
-
-@pytest.fixture(autouse=True)
-def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.upper().startswith("RANVIER_"):
-            monkeypatch.delenv(name)
 
 
 def loaded(folder: Path, text: str | bytes, **flags: object) -> Loaded:

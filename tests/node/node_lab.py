@@ -29,6 +29,9 @@ from tests.proxy.wire import Wire
 DEADLINE_S = 60  # what is awaited comes within a second or two on a machine that is not crowded
 MODEL = "lab-model"
 KEY = "3f" * 16 + "a7" * 16
+ANNOUNCED = re.compile(r"listening on (\S+) control (\S+)")
+"""What a process of ours writes first: where it is."""
+
 PLACES = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0"}
 
 Messages = Sequence[dict[str, Any]]
@@ -109,6 +112,16 @@ def states(view: dict[str, Any]) -> list[str]:
     return [member["state"] for member in view["members"]]
 
 
+async def first_lines(process: trio.Process, count: int = 1) -> str:
+    """What it writes until it has written so many lines."""
+    assert process.stdout is not None
+    text = b""
+    while text.count(b"\n") < count:
+        text += (piece := await process.stdout.receive_some())
+        assert piece, f"it ended after {text!r}"
+    return text.decode()
+
+
 class Serving(Protocol):
     """What a test uses in place of an engine."""
 
@@ -174,14 +187,8 @@ class ClusterLab(Lab):
         command = [sys.executable, "-m", "ranvier_py", "serve", *options]
         start = partial(trio.run_process, command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
         process: trio.Process = await self.nursery.start(start)
-        assert process.stdout is not None
-        sent = b""
-        while b"listening" not in sent:
-            sent += (piece := await process.stdout.receive_some())
-            assert piece, "it ended"
-        found = re.search(rb"listening on (\S+) control (\S+)", sent)
-        assert found is not None
-        return process, f"http://{found[1].decode()}", found[2].decode()
+        ((public, control),) = ANNOUNCED.findall(await first_lines(process))
+        return process, f"http://{public}", control
 
     async def cluster(self, count: int, **settings: Any) -> list[Node]:
         nodes = [await self.start(**settings) for _ in range(count)]

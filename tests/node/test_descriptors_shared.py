@@ -10,8 +10,9 @@ import pytest
 import trio
 
 from ranvier_py.config.config_loader import config_of
+from ranvier_py.core.addresses import host_port
 from ranvier_py.node.parts import within_descriptors
-from tests.node.node_lab import PLACES, Lab, chat, opened
+from tests.node.node_lab import ANNOUNCED, PLACES, Lab, chat, first_lines, opened
 from tests.proxy.wire import GOOD, Scripted, Wire, post
 
 
@@ -47,18 +48,14 @@ async def test_idle_clients_take_no_descriptor_that_a_request_needs() -> None:
         command = ["sh", "-c", 'ulimit -n 300; exec "$@"', "sh", sys.executable, "-m", "ranvier_py", "serve", *flags]
         process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
-            assert process.stdout is not None
-            line = b""
-            while b"\n" not in line:
-                line += await process.stdout.receive_some()
-            port = int(line.split(b" control")[0].rpartition(b":")[2])
+            ((public, control),) = ANNOUNCED.findall(await first_lines(process))
+            port = host_port(public)[1]
             for _ in range(4):
                 asking = await stack.enter_async_context(await Wire.connect(port))
                 await asking.send(post(chat()))
                 assert (await asking.response())[0] == 200
                 for _ in range(100):
                     await stack.enter_async_context(await Wire.connect(port))
-            control = line.split(b" control ")[1].strip().decode()
             (backend,) = (await place.http.get(f"{control}/admin/backends")).json()["backends"]
             page = (await place.http.get(f"{control}/metrics")).text
         finally:

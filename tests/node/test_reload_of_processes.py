@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import trio.testing
 
 from cluster.dns.addresses import free_port
 from tests.examples import some
-from tests.node.node_lab import MODEL, Lab, opened, turn
+from tests.node.node_lab import ANNOUNCED, MODEL, Lab, first_lines, opened, turn
 
 CONTINUUM = """\
 prefix_routing:
@@ -74,26 +73,9 @@ class Served:
 @asynccontextmanager
 async def served(place: Lab, file: Path, *flags: str, workers: int = 1) -> AsyncIterator[Served]:
     command = [sys.executable, "-m", "ranvier_py", "serve", "--config", str(file), *flags]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RANVIER_")}
-    options = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "cwd": ROOT,
-        "env": kept,
-    }
-    process = await trio.lowlevel.open_process(command, **options)  # type: ignore[arg-type]
-    assert process.stdout is not None
-    assert process.stderr is not None
+    process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, cwd=ROOT)
     place.nursery.start_soon(drained, process.stderr, process)
-    text = b""
-    while text.count(b"listening on") < workers or not text.endswith(b"\n"):
-        piece = await process.stdout.receive_some()
-        if not piece:
-            await trio.testing.wait_all_tasks_blocked(0.1)
-            raise AssertionError(f"it ended with {await process.wait()}: {process.logged!r}")  # type: ignore[attr-defined]
-        text += piece
-    found = re.findall(r"listening on (\S+) control (\S+)", text.decode())
+    found = ANNOUNCED.findall(await first_lines(process, workers))
     try:
         yield Served(process, found[0][0], sorted(control for _, control in found), place.http)
     finally:
@@ -102,10 +84,11 @@ async def served(place: Lab, file: Path, *flags: str, workers: int = 1) -> Async
 
 
 async def drained(stream: Any, process: trio.Process) -> None:
-    """What it logs is there to be looked at."""
+    """What it logs is there to be looked at, and shown where a test fails."""
     process.logged = b""  # type: ignore[attr-defined]
     async for piece in stream:
         process.logged += piece  # type: ignore[attr-defined]
+    print(process.logged.decode())  # type: ignore[attr-defined]
 
 
 PLACES = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -12,6 +11,8 @@ from typing import Any
 
 import httpx
 import trio
+
+from tests.node.node_lab import ANNOUNCED, first_lines
 
 MODEL = "lab-model"
 KEY = "the operator's control key"
@@ -54,13 +55,7 @@ class Lab:
         )
         child = Child(process)
         self.children.append(child)
-        assert process.stdout is not None
-        line = b""
-        while not line.endswith(b"\n"):
-            data = await process.stdout.receive_some()
-            assert data, f"{command} ended"
-            line += data
-        child.line = line.decode()
+        child.line = await first_lines(process)
         return child
 
     async def start_engine(self, name: str) -> None:
@@ -77,9 +72,8 @@ class Lab:
         for name, engine in zip(WORKERS, self.engine_urls, strict=False):
             command += ["--backend", f"{engine},name={name},kv_events=off"]
         self.node = await self.start(*command, *self.settings, RANVIER_CONTROL_KEY=KEY)
-        found = re.search(r"listening on (\S+) control (\S+)", self.node.line)
-        assert found is not None, self.node.line
-        self.url, self.control = f"http://{found[1]}", found[2]
+        ((public, self.control),) = ANNOUNCED.findall(self.node.line)
+        self.url = f"http://{public}"
 
     async def start_reporter(self, name: str, engine: str) -> None:
         own = ("--worker-id", name, "--router", self.control, "--engine", engine, "--log-level", "warning")
