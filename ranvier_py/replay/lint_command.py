@@ -1,18 +1,22 @@
 """`ranvier lint FILE | --url URL`: what clients do to their own prefixes: where, why, what it costs, and what helps.
 
 URL is a node's control port, for what the node saw so far, or an address that serves captured requests. A line of those
-is a request, `{"path": …, "headers": [[name, value], …], "body": {…}}`, or a body alone, in the order of their sending.
-Text is read here and kept nowhere; the page shows paths and causes. Tokens are estimated by characters.
+is a request, `{"path": …, "headers": [[name, value], …], "body": {…}}`, or a body alone, in the order of their sending;
+a file may be one such object, or a list of them, over several lines. Files may be gzipped. Text is read here and kept
+nowhere; the page shows paths and causes. Tokens are estimated by characters.
+A recording (`ranvier serve --record`) has fingerprints alone: of it is told where sessions depart from themselves, and
+by no cause. What has values that no node can compare (nested too deeply, no Unicode) is passed over, and said so.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +28,12 @@ from ranvier_py.core.clients.client_watch import ClientWatch, client_rows
 from ranvier_py.core.clients.known_clients import client_of, session_of
 from ranvier_py.core.prompts.body_members import session_name
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, MESSAGES, RESPONSES, Api
+from ranvier_py.core.routing.request_record import MARK, BadRecord, Header, RequestRecord, read_header, read_record
+from ranvier_py.replay.recorded_departures import UNSEEN, RecordedDepartures
+from ranvier_py.replay.traces.lines import LINE_BYTES_MAX, raw_lines
+from ranvier_py.replay.traces.trace import TraceError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = range(3)
-LINE_BYTES_MAX = 1 << 26
 CHARACTERS_PER_TOKEN = 4.0
 PATHS = {"/v1/chat/completions": CHAT, "/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
 
@@ -44,11 +51,14 @@ ADVICE = {
     "moved_block": "leave the block where it was: append, never insert",
     "compaction": "compact seldom: what is left is computed anew",
     "edited": "append to the history instead of changing it",
+    UNSEEN: "a recording has no text: lint captured requests of this client to see what changes there",
 }
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="captured requests, one JSON object a line")
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="captured requests, one JSON object a line, or a recording"
+    )
     meaning = "instead: the control port of a node, for its live traffic, or the address of captured requests"
     parser.add_argument("--url", metavar="URL", help=meaning)
     parser.add_argument(
@@ -57,27 +67,47 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
-Lines = Iterable[bytes]
+Lines = Iterable[tuple[int, bytes]]
+"""Numbered from 1 on, with their ends."""
 
 
 def lint(sources: Iterable[tuple[str, Lines]], book: RuleBook, *, as_json: bool) -> int:
-    """Of captured requests, with the name of each source. Returns the exit code: 1 where a prefix broke."""
+    """Of captured requests or recordings, with the name of each source. Returns the exit code: 1 where a prefix
+    broke."""
     watch = ClientWatch(secrets.randbits(64))
+    records: list[tuple[float, RequestRecord]] = []
     try:
         for name, lines in sources:
-            for fields, body, api in requests_of(name, lines):
-                tokens = round(len(orjson.dumps(body)) / CHARACTERS_PER_TOKEN)
-                client, session = client_of(fields), session_of(fields) or session_name(body).encode()
-                number = int.from_bytes(blake2b(session, digest_size=8).digest()) if session else 0
-                watch.turn(client, number, tokens)
-                found = watch.observe(client, number, body, api, tokens)
-                if found is not None:
-                    rule = rule_for(book, found.found, orjson.dumps(body), api, client)
-                    watch.broke(client, found, rule=rule)
-    except (OSError, ValueError) as error:
+            objects = objects_of(name, lines)
+            place, first = next(objects, ("", None))
+            if isinstance(first, dict) and MARK in first:
+                records += records_of(chain([(place, first)], objects))
+            elif place:
+                lint_requests(requests_of(chain([(place, first)], objects)), watch, book)
+    except (OSError, ValueError, TraceError) as error:
         print(f"ranvier lint: {error}", file=sys.stderr)
         return EXIT_USAGE
+    departures = RecordedDepartures(watch)
+    for _, record in sorted(records, key=lambda each: each[0]):
+        departures.add(record)
     return report(client_rows(watch), as_json=as_json)
+
+
+def lint_requests(requests: Iterable[Request], watch: ClientWatch, book: RuleBook) -> None:
+    """Count captured requests."""
+    for place, fields, body, api in requests:
+        try:
+            text = orjson.dumps(body)
+        except TypeError:
+            print(f"ranvier lint: {place}: passed over: nested too deeply, or text that is no Unicode", file=sys.stderr)
+            continue
+        tokens = round(len(text) / CHARACTERS_PER_TOKEN)
+        client, session = client_of(fields), session_of(fields) or session_name(body).encode()
+        number = int.from_bytes(blake2b(session, digest_size=8).digest()) if session else 0
+        watch.turn(client, number, tokens)
+        found = watch.observe(client, number, body, api, tokens)
+        if found is not None:
+            watch.broke(client, found, rule=rule_for(book, found.found, text, api, client))
 
 
 def report(rows: list[dict[str, Any]], *, as_json: bool) -> int:
@@ -90,33 +120,75 @@ def report(rows: list[dict[str, Any]], *, as_json: bool) -> int:
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[tuple[str, Lines]]:
-    """The lines of files, none longer than LINE_BYTES_MAX. Raises OSError."""
+    """The lines of files, none longer than LINE_BYTES_MAX. Raises TraceError when they are read."""
     for path in paths:
-        with path.open("rb") as file:
-            yield str(path), iter(partial(file.readline, LINE_BYTES_MAX), b"")
+        yield str(path), raw_lines(path)
 
 
-def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines of what comes in pieces."""
-    rest = b""
+def lines_of(pieces: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines of what comes in pieces, but for blank ones."""
+    number, rest = 0, b""
     for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
-        yield from lines
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield number, line + b"\n"
         if len(rest) > LINE_BYTES_MAX:
             raise ValueError(f"a line is longer than {LINE_BYTES_MAX} bytes")
-    yield rest
+    if rest.strip():
+        yield number + 1, rest
 
 
-def requests_of(source: str, lines: Lines) -> Iterator[tuple[Mapping[bytes, bytes], Mapping[str, Any], Api]]:
-    """Header fields, body and API of each request. Raises ValueError with the place of what is no request."""
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        place = f"{source}:{number}"
-        try:
-            found = orjson.loads(line)
-        except ValueError:
-            raise ValueError(f"{place}: not JSON") from None
+def objects_of(source: str, lines: Lines) -> Iterator[tuple[str, Any]]:
+    """What is on each line, with its place; of one JSON document over several lines the objects in it.
+
+    A recording's last line without its end is left out: the node was writing it. Raises ValueError.
+    """
+    recorded, is_first, numbered = False, True, iter(lines)
+    for number, line in numbered:
+        found = json_of(line)
+        if found is None and recorded and not line.endswith(b"\n"):
+            return
+        if found is None and is_first:
+            found = json_of(rest_of(line, numbered))
+        if found is None:
+            raise ValueError(f"{source}:{number}: not JSON")
+        is_first, recorded = False, recorded or (isinstance(found, dict) and MARK in found)
+        for each in found if isinstance(found, list) else [found]:
+            yield f"{source}:{number}", each
+
+
+def rest_of(line: bytes, lines: Iterator[tuple[int, bytes]]) -> bytes:
+    """A line and those behind it, up to LINE_BYTES_MAX."""
+    found, size = [line], len(line)
+    for _, more in lines:
+        found.append(more)
+        size += len(more)
+        if size > LINE_BYTES_MAX:
+            break
+    return b"".join(found)
+
+
+def json_of(text: bytes) -> Any:
+    """What the text is in JSON, or would be by a library that takes more; None for none."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        pass
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+Request = tuple[str, Mapping[bytes, bytes], Mapping[str, Any], Api]
+"""One that was captured: its place, header fields, body and API."""
+
+
+def requests_of(objects: Iterable[tuple[str, Any]]) -> Iterator[Request]:
+    """Raises ValueError with the place of what is no request."""
+    for place, found in objects:
         body = found.get("body", found) if isinstance(found, dict) else None
         if not isinstance(body, dict):
             raise ValueError(f"{place}: expected a request, an object with a body, or a body")
@@ -124,7 +196,24 @@ def requests_of(source: str, lines: Lines) -> Iterator[tuple[Mapping[bytes, byte
         route = found.get("path") if body is not found else None
         api = PATHS.get(route.partition("?")[0]) if isinstance(route, str) else api_of(body)
         if api is not None:  # other paths carry no conversation
-            yield headers_of(headers, place), body, api
+            yield place, headers_of(headers, place), body, api
+
+
+def records_of(objects: Iterable[tuple[str, Any]]) -> Iterator[tuple[float, RequestRecord]]:
+    """What engines worked for, with its wall clock. Raises ValueError."""
+    header: Header | None = None
+    for place, found in objects:
+        try:
+            if not isinstance(found, dict):
+                raise BadRecord("expected a line of a recording")
+            if MARK in found:
+                header = read_header(found)
+                continue
+            record = read_record(found)
+        except BadRecord as error:
+            raise ValueError(f"{place}: {error}") from error
+        if record.served and header is not None:
+            yield header.started + record.at, record
 
 
 def headers_of(headers: object, place: str) -> Mapping[bytes, bytes]:

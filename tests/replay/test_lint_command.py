@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,8 @@ import orjson
 import pytest
 
 from ranvier_py.cli import main
+from ranvier_py.core.routing.request_record import Header, RequestRecord
+from tests.core.routing.recorded import a_record
 
 QUESTION = "Where is my secret plan, the one that nobody may read?"
 
@@ -160,3 +164,106 @@ def test_what_is_no_capture_is_refused_with_its_line(
 def test_a_capture_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spelled", ["gzipped", "one over several lines", "a list over several lines", "marked"])
+def test_captures_are_read_as_tools_leave_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spelled: str
+) -> None:
+    requests = [billed("5fa2b"), billed("77a1c", "Here.")]
+    lines = b"\n".join(map(orjson.dumps, requests))
+    assert main(["lint", "--json", captured(tmp_path, lines)]) == 1
+    expected = capsys.readouterr().out
+    path = tmp_path / "capture"
+    if spelled == "gzipped":
+        path.write_bytes(gzip.compress(lines))
+    elif spelled == "marked":
+        path.write_bytes(b"\xef\xbb\xbf" + lines)
+    elif spelled == "a list over several lines":
+        path.write_text(json.dumps(requests, indent=1))
+    else:
+        (tmp_path / "other").write_text(json.dumps(requests[1], indent=1))
+        path.write_text(json.dumps(requests[0], indent=1))
+    files = [str(each) for each in (path, tmp_path / "other") if each.exists()]
+    assert main(["lint", "--json", *files]) == 1
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', "[" * 900 + "]" * 900], ids=["no Unicode", "deep"])
+def test_what_no_node_can_compare_is_passed_over_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    odd = f'{{"model":"m","messages":[{{"role":"user","content":{value}}}]}}'.encode()
+    assert main(["lint", captured(tmp_path, odd, turn("4be01"), b'{"messages":[{"n":NaN}]}')]) == 0
+    out, error = capsys.readouterr()
+    assert "requests.jsonl:1: passed over" in error
+    assert error.count("passed over") == 1, "what other libraries take is read"
+    assert "1 turns" in out or "2 turns" in out
+
+
+# --- recordings -------------------------------------------------------------------------------------------------------
+
+KEYS = ((16, 1), (32, 2), (64, 3), (96, 4), (160, 5))
+
+
+def recording(tmp_path: Path, *records: RequestRecord, end: bytes = b"") -> str:
+    path = tmp_path / "node.jsonl"
+    path.write_bytes(Header(1.0, 16, "00").line() + b"".join(record.line() for record in records) + end)
+    return str(path)
+
+
+def recorded(at: float, keys: tuple[tuple[int, int], ...], **fields: Any) -> RequestRecord:
+    named = {"client": "codex", "session": "00000000000000aa", "ends": tuple(range(len(keys)))}
+    return a_record(**{**named, "at": at, "chain": keys, "prompt_tokens": keys[-1][0] + 4, **fields})
+
+
+def test_a_recording_shows_where_sessions_break_their_prefixes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, broken = recorded(1, KEYS[:4], cached_tokens=0), recorded(2, (*KEYS[:2], (64, 33), (96, 34), (160, 35)))
+    file = recording(tmp_path, broken, first, end=b'{"at": 3, "mod')  # a line comes when its answer has ended
+    assert main(["lint", file]) == 1
+    page = capsys.readouterr().out
+    assert "64 tokens     1 x  unseen            behind token 32  within a session" in page
+    assert "lint captured requests" in page
+    assert main(["lint", "--json", file]) == 1
+    (row,) = orjson.loads(capsys.readouterr().out)
+    assert (row["client"], row["sessions"], row["turns"]) == ("codex", 1, 2)
+    assert (row["prompt_tokens"], row["break_tokens"], row["reused_share"]) == (264, 64, 0.0)
+    assert row["reusable_share"] == pytest.approx(32 / 264, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        recorded(2, KEYS),
+        recorded(2, ((16, 71), (32, 72))),
+        recorded(2, (*KEYS[:2], (64, 33), (96, 34), (160, 35)), session="00000000000000bb"),
+        recorded(2, (*KEYS[:2], (64, 33), (96, 34), (160, 35)), session=""),
+        recorded(2, (*KEYS[:2], (64, 33), (96, 34), (160, 35)), model="another"),
+        recorded(2, (*KEYS[:2], (160, 35)), outcome="connect_error", status=0, first_token_s=None),
+    ],
+    ids=["continues", "a short task", "another session", "no session", "another model", "not served"],
+)
+def test_other_tasks_and_continuations_are_no_departures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], second: RequestRecord
+) -> None:
+    assert main(["lint", recording(tmp_path, recorded(1, KEYS[:4]), second)]) == 0
+    assert "0 (0.0 %) computed again" in capsys.readouterr().out
+
+
+def test_a_side_branch_is_no_break_and_neither_is_the_turn_after_it(tmp_path: Path) -> None:
+    branch, later = recorded(2, (*KEYS[:4], (112, 41))), recorded(3, (*KEYS, (176, 6)))
+    assert main(["lint", recording(tmp_path, recorded(1, KEYS[:4]), branch, later)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "why"), [(b'{"at": 3}\n', "found no chain"), (b"[1]\n", "expected a line"), (b"{\n", "not JSON")]
+)
+def test_what_is_no_recording_is_refused_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: bytes, why: str
+) -> None:
+    assert main(["lint", recording(tmp_path, recorded(1, KEYS[:4]), end=line)]) == 2
+    error = capsys.readouterr().err
+    assert why in error
+    assert "node.jsonl:3" in error

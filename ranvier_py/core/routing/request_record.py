@@ -3,15 +3,17 @@
     {"ranvier_recording":1,"started":1795240216.1,"block_tokens":16,"scheme":"9f…"}                        the header
     {"at":12.5,"model":"m","kind":"chat","chain":[[16,"c0ffee0123456789"],…],"ends":[3,7],"prompt_tokens":1210,…}
 
-Rules: a line holds numbers, names that operators chose (the model's is what the client asked for, cut) and keyed
-fingerprints of token prefixes; no text, no token id, no header, no key. The chain is that of prompt and answer, as
-far as it had been tokenized. One line for each attempt: a request that was tried elsewhere has several, of which
-replays take those that were served. Lines of different `scheme` share no fingerprint.
+Rules: a line holds numbers, names that operators chose (the model's is what the client asked for, cut), a known
+client's name and keyed fingerprints, of token prefixes and of the session's name; no text, no token id, no header, no
+key. The chain is that of prompt and answer, as far as it had been tokenized. One line for each attempt: a request that
+was tried elsewhere has several, of which replays take those that were served. Lines of different `scheme` share no
+fingerprint.
 Bound: a line has about 25 bytes for each 256 tokens, and 400 more.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -36,6 +38,8 @@ OUTCOMES = frozenset(outcome.value for outcome in Outcome)
 KINDS = frozenset(("chat", "completion", "opaque"))
 COUNTS = ("prompt_tokens", "answer_tokens", "matched_tokens", "holders", "status", "request_bytes", "sent_bytes")
 NAMES = ("model", "backend", "policy", "reason", "source")
+LATER_NAMES = {"client": re.compile("[a-z0-9-]{0,64}"), "session": re.compile("([0-9a-f]{16})?")}
+"""Which lines of older nodes have not."""
 
 
 class BadRecord(ValueError):
@@ -81,6 +85,8 @@ class RequestRecord:
     cached_tokens: int | None  # by the engine's count
     request_bytes: int
     sent_bytes: int
+    client: str = ""  # as `known_clients` has it; older recordings have none
+    session: str = ""  # the digest of its name, empty where it has none; equal on all nodes of a cluster
 
     def line(self) -> bytes:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -132,6 +138,8 @@ def record_of(
         cached_tokens=answer.cached_tokens,
         request_bytes=len(prompt.body),
         sent_bytes=attempt.sent_bytes,
+        client=prompt.client,
+        session=f"{prompt.session:016x}" if prompt.session else "",
     )
 
 
@@ -182,6 +190,10 @@ def read_record(fields: Mapping[str, Any]) -> RequestRecord:
         if not isinstance(fields.get(name), str):
             raise BadRecord(f"found {name} {fields.get(name)!r:.40}, expected a text")
     values: dict[str, Any] = {name: fields[name] for name in NAMES}
+    for name, pattern in LATER_NAMES.items():
+        values[name] = fields.get(name, "")
+        if not isinstance(values[name], str) or pattern.fullmatch(values[name]) is None:
+            raise BadRecord(f"found {name} {values[name]!r:.40}, expected what {pattern.pattern!r} matches")
     values.update((name, whole(fields, name)) for name in COUNTS)
     values["cached_tokens"] = None if fields.get("cached_tokens") is None else whole(fields, "cached_tokens")
     values["first_token_s"] = None if fields.get("first_token_s") is None else seconds(fields, "first_token_s")

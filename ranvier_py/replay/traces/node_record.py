@@ -125,7 +125,7 @@ def request_of(
     names += own_names(number, total // size - len(names))
     return TraceRequest(
         at=at,
-        session="",
+        session=record.session,
         model=record.model,
         prompt_tokens=prompt_tokens,
         answer_tokens=answer_tokens,

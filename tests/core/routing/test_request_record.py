@@ -72,6 +72,17 @@ def test_an_attempt_is_its_prefix_keys_sizes_decision_and_outcome() -> None:
     assert record.served
 
 
+def test_a_record_names_the_client_and_the_digest_of_the_session_and_older_lines_have_neither() -> None:
+    attempt, _, _ = sent_attempt(CHAT, 100)
+    attempt.prompt.client, attempt.prompt.session = "codex", 0xABC
+    record = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0)
+    assert (record.client, record.session) == ("codex", "0000000000000abc")
+    fields = orjson.loads(record.line())
+    assert read_record(fields) == record
+    del fields["client"], fields["session"]
+    assert read_record(fields) == replace(record, client="", session="")
+
+
 def test_an_answer_extends_the_prefix_keys_of_its_prompt() -> None:
     attempt, reader, hasher = sent_attempt(CHAT, 100)
     before = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0)
@@ -162,6 +173,8 @@ def test_a_header_reads_back() -> None:
         ({"at": "soon"}, "found at 'soon', expected seconds"),
         ({"total_s": -1}, "found total_s -1"),
         ({"cached_tokens": "all"}, "found cached_tokens 'all'"),
+        ({"client": 5}, "found client 5"),
+        ({"session": "mine"}, "found session 'mine'"),
     ],
 )
 def test_what_is_no_record_is_refused(change: dict[str, Any], states: str) -> None:

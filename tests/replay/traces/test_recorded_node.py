@@ -25,7 +25,10 @@ from tests.replay.traces.given import all_are_sound, leading, written
 DEADLINE_S = 30
 MODEL = "lab-model"
 SYSTEM = "You are the help desk of a small library. Answer briefly, name the shelf, and never guess. " * 8
-SECRETS = ("help desk of a small library", "atlases are many", "shelf seven", "bearer-of-news", "hidden-user")
+SECRETS = (
+    *("help desk of a small library", "atlases are many", "shelf seven"),
+    *("bearer-of-news", "hidden-user", "nameless-session"),
+)
 
 
 class Library:
@@ -37,12 +40,14 @@ class Library:
         self.http = http
         self.sent: list[list[dict[str, Any]]] = []
 
-    async def ask(self, messages: list[dict[str, Any]], *, stream: bool = False) -> list[dict[str, Any]]:
+    async def ask(
+        self, messages: list[dict[str, Any]], session: str = "", *, stream: bool = False
+    ) -> list[dict[str, Any]]:
         """One turn. Returns the messages with the answer."""
         body = {"model": MODEL, "messages": messages, "max_tokens": 40, "stream": stream, "user": SECRETS[4]}
         if stream:
             body["stream_options"] = {"include_usage": True}
-        headers = {"authorization": f"Bearer {SECRETS[3]}"}
+        headers = {"authorization": f"Bearer {SECRETS[3]}", "x-session-id": session}
         answer = await self.http.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
         assert answer.status_code == 200, answer.text
         text = answer.json()["choices"][0]["message"]["content"] if not stream else streamed_text(answer.text)
@@ -88,7 +93,7 @@ async def recorded_chats(path: Path) -> list[list[dict[str, Any]]]:
                     for turn in range(3):
                         question = f"The atlases are many, visitor {number}. Are they on shelf seven? " * 6
                         messages = [*messages, {"role": "user", "content": f"{question} Part {turn}."}]
-                        messages = await library.ask(messages, stream=turn == 1)
+                        messages = await library.ask(messages, f"{SECRETS[5]}-{number}", stream=turn == 1)
                         await library.recorded(len(library.sent))
             nursery.cancel_scope.cancel()
     return library.sent
@@ -118,6 +123,9 @@ async def test_what_a_node_recorded_is_a_trace(tmp_path: Path) -> None:
         one, two = trace.requests[first], trace.requests[second]
         assert list(two.chain[: len(one.chain)]) == list(one.chain)
         assert leading(set(one.blocks), two.blocks) * 16 >= one.prompt_tokens
+    sessions = [request.session for request in trace.requests]
+    assert sessions == [sessions[0]] * 3 + [sessions[3]] * 3
+    assert sessions[0] != sessions[3]
     system = trace.requests[0].chain[trace.requests[0].ends[0]]
     assert leading(set(trace.requests[0].blocks), trace.requests[3].blocks) * 16 >= system.tokens
 
