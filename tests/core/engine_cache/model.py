@@ -29,10 +29,16 @@ def namespace_of(scope: Scope) -> Fingerprint | None:
 def fingerprint(tokens: list[int], scope: Scope = PLAIN) -> Fingerprint:
     """Of a whole number of blocks of ours."""
     assert len(tokens) % SIZE == 0
+    return fingerprints(tokens, scope)[len(tokens)]
+
+
+def fingerprints(tokens: list[int], scope: Scope = PLAIN) -> dict[int, Fingerprint]:
+    """Of all prefixes of whole blocks of ours, by their ends."""
     namespace = namespace_of(scope)
     assert namespace is not None
-    ids = np.array(tokens, dtype=np.uint32)
-    return hasher().extend(hasher().start(namespace), ids, [len(ids)])[0].end[1]
+    own, ends = hasher(), range(SIZE, len(tokens) + 1, SIZE)
+    found = own.extend(own.start(namespace), np.array(tokens, dtype=np.uint32), ends)
+    return {end: state.end[1] for end, state in zip(ends, found, strict=True)}
 
 
 class Model:

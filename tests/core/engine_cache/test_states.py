@@ -10,8 +10,7 @@ import pytest
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored
 from ranvier_py.core.prompts.fingerprint import is_anchor
-from tests.core.engine_cache.model import SIZE, fingerprint, hasher, namespace_of
-from tests.examples import some
+from tests.core.engine_cache.model import SIZE, fingerprint, fingerprints, hasher, namespace_of
 
 WIDTH = 80  # tokens of the engine's blocks: five of ours
 STATES, DENSE = (0, 1), 2
@@ -54,10 +53,10 @@ class Engine:
         known = [(each.fingerprint, each.position, each.ahead) for each in self.held.states()]
         assert self.found.keys() == {(name, position) for name, position, ahead in known if not ahead}
         assert self.ahead.keys() == {(name, position) for name, position, ahead in known if ahead}
-        return {
-            end: sorted(at for one, at in self.found if one == fingerprint(path[:end]))
-            for end in range(SIZE, len(path) + 1, SIZE)
-        }
+        places: dict[int, list[int]] = {}
+        for one, at in self.found:
+            places.setdefault(one, []).append(at)
+        return {end: sorted(places.get(one, ())) for end, one in fingerprints(path).items()}
 
 
 def name(path: list[int]) -> int:
@@ -151,7 +150,7 @@ def test_the_anchor_before_a_state_promises_it_only_once_prompts_part_behind_it(
     assert engine.positions(first)[256] == [320]
 
 
-@pytest.mark.parametrize("seed", some(range(8), 2))
+@pytest.mark.parametrize("seed", range(8))
 def test_what_is_known_anywhere_is_a_state_on_its_path(seed: int) -> None:
     """Whatever comes in whatever order: the deepest state before each anchor is known there."""
     rng, engine = Random(seed), Engine()
@@ -177,8 +176,8 @@ def test_what_is_known_anywhere_is_a_state_on_its_path(seed: int) -> None:
     for path in waiting:
         engine.store(path)
     for path in paths:
+        states = [at for at in range(WIDTH, len(path) + 1, WIDTH) if name(path[:at]) in kept]
         for end, known in engine.positions(path).items():
-            states = [at for at in range(WIDTH, len(path) + 1, WIDTH) if name(path[:at]) in kept]
             before = [at for at in states if at <= end]
             assert {at for at in known if at <= end} <= {*before}
             if is_anchor(end // SIZE):
