@@ -7,6 +7,9 @@ STAMP := $(VENV)/.stamp
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# Where images of containers set it, each process of the tests would compile a hundred modules of its own anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 CHAOS := chaos rolling_restart kill_half partition_heal pause_short pause_five pause_long engine_restart engine_lost \
 	disk_full descriptors key_rotation dns_flapping

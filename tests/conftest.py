@@ -1,5 +1,6 @@
-"""Holds for all tests: what is left out of `make test`, that bytecode is written, and that an example may take long."""
+"""Holds for all tests: what is left out of `make test`, what comes first, bytecode, and how long examples may take."""
 
+import gc
 import os
 import sys
 
@@ -19,10 +20,22 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 
+FIRST = ("test_tidy.py", "test_live_members.py")
+"""Their tests share something that takes seconds to make. Workers steal from the end of the list, and each made it."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes seconds of a core is for CI, and for who wants it."""
+    items.sort(key=lambda item: item.path.name not in FIRST)
     if "WHOLE_SUITE" in os.environ:
         return
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="takes seconds of a core: .ci/run runs it, as WHOLE_SUITE=1 does"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: no collection of garbage shall look through them again and again."""
+    gc.collect()
+    gc.freeze()

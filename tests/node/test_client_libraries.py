@@ -7,13 +7,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 import trio
 
+from tests.late_import import Late
 from tests.node.node_lab import MODEL, Node, turn
 from tests.node.node_lab import lab as node_lab
+
+anthropic, openai = Late("anthropic"), Late("openai")
 
 ENGINES = 3
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}

@@ -1,14 +1,18 @@
 """Counts in streams: engines are asked for them, clients see what they asked for. Whole nodes on real sockets."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 
-import openai
 import pytest
 import trio
 
+from tests.late_import import Late
 from tests.node.node_lab import MODEL, chat, lab, turn
 from tests.proxy.wire import END, STREAM_HEAD, TOKEN, Scripted, Wire, answer, event, post
+
+openai = Late("openai")
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6, "prompt_tokens_details": {"cached_tokens": 0}}
 COUNTS = event({"choices": [], "usage": USAGE})

@@ -1,0 +1,14 @@
+"""Libraries that take seconds to import, for the few tests that use them: each worker imports every file of tests."""
+
+from importlib import import_module
+from typing import Any
+
+
+class Late:
+    """A module that is imported once something of it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self.name), name)
