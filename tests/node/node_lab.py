@@ -27,6 +27,7 @@ from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.proxy.wire import Wire
 
 DEADLINE_S = 60  # what is awaited comes within a second or two on a machine that is not crowded
+BETWEEN_LOOKS_S = 0.02  # without a pause a wait would take the core from what it waits for
 MODEL = "lab-model"
 KEY = "3f" * 16 + "a7" * 16
 ANNOUNCED = re.compile(r"listening on (\S+) control (\S+)")
@@ -76,6 +77,7 @@ class Node:
             answer = await self.ask(path)
             if holds(answer):
                 return answer
+            await trio.sleep(BETWEEN_LOOKS_S)
 
     async def faults(self) -> dict[str, int]:
         """How many exceptions nobody expected, by place."""
@@ -85,8 +87,8 @@ class Node:
 
     async def until_faults(self, *places: str) -> None:
         """Until each of these places, and no other, went wrong twice: whatever it is, it goes on."""
-        while sorted(found := await self.faults()) != sorted(places) or min(found.values()) < 2:
-            pass
+        while sorted(found := await self.faults()) != sorted(places) or min(found.values()) < 2:  # noqa: ASYNC110
+            await trio.sleep(BETWEEN_LOOKS_S)
 
     async def until_routes(self, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """The node's statistics as soon as they are as expected."""
