@@ -216,6 +216,8 @@ class RouteSync:
 
     def _packed(self, rows: Sequence[PendingRow]) -> Iterator[tuple[bytes, float]]:
         """Long paths by themselves, what is left together."""
+        if not rows:
+            return
         names = {holder: self._registry.name_of(*holder) for holder in dict.fromkeys([row.holder for row in rows])}
         loose: list[PendingRow] = []
         for path in paths_of(self._believed(rows, names)):

@@ -59,14 +59,11 @@ class RouteNode:
         self.checkpoints.collect(self.table.names())
         self.sync = RouteSync(self.table, self.backends, checkpoints=self.checkpoints)
         self.up = True
-        for url in urls:
-            self.registry.add(url)
+        self.engines = {url: self.registry.add(url) for url in urls}
         self.backends.look(0.0)
 
     def engine(self, url: str = ENGINE) -> Backend:
-        backend = self.registry.find(url)
-        assert backend is not None
-        return backend
+        return self.engines[url]
 
     def id(self, number: int) -> BackendId:
         """Of one of URLS."""
