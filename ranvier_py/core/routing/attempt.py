@@ -36,6 +36,13 @@ class PoolMatch(NamedTuple):
     at: float  # when it was asked
     credit: Mapping[BackendId, Credit] = NO_CREDIT
 
+    @property
+    def held_tokens(self) -> int:
+        """What the first holder has, whatever of it is worth."""
+        first = self.holders[0]
+        credit = self.credit.get(first.backend) if self.credit else None
+        return first.tokens if credit is None else credit.held
+
 
 class Observer(Protocol):
     """Who is notified of every attempt, in the order of what happens to it: a recorder, policies in the shadow.

@@ -228,7 +228,7 @@ class Router:
         key: PrefixKey = (0, UNKNOWN, UNKNOWN)
         several, shared = None, False
         if holders and (self.policy.wants_shared or self.policy.depths_wanted > 1):
-            key = self._key_at(end, found, holders[0].tokens)
+            key = self._key_at(end, found, found.held_tokens)
         if holders and self.policy.wants_shared:
             several = partial(self._several, prompt, found)
             shared = self._is_shared(prompt, found, key)
@@ -242,7 +242,7 @@ class Router:
     def _is_shared(self, prompt: Prompt, found: PoolMatch, key: PrefixKey) -> bool:
         """Whether other chats go on from what is held. Most of a prompt that goes on in one way alone is its own
         history: that way is an answer as its engine made it, which clients change, or a side branch."""
-        depth, learned = found.holders[0].tokens, found.learned_tokens
+        depth, learned = found.held_tokens, found.learned_tokens
         if 2 * learned < prompt.tokens:
             return depth > learned or self.routes.branches(key) > 0
         if depth != learned:

@@ -61,6 +61,16 @@ def test_the_second_request_goes_where_it_leaves_a_junction_for_the_third() -> N
     assert (second.decision.matched_tokens, third.decision.matched_tokens) == (0, 1584)
 
 
+@pytest.mark.parametrize("profile", ["attention", "marconi"])
+def test_whether_others_go_on_from_a_prefix_is_asked_of_what_is_held_and_not_of_its_worth(profile: str) -> None:
+    """Where little of it is worth anything, too: a prompt behind a shared opening is no chat of its holder's own."""
+    router = hybrid_router(profile, backends=4)
+    serve(router, [("opening", 48), ("one", 600)], ("a", 20), cached=0)
+    for number in range(4):
+        send(router, ("opening", 48), ("one", 600), ("a", 20), (f"{number}", 40))
+    assert send(router, ("opening", 48), ("two", 600)).decision.reason == "common"
+
+
 def test_where_every_block_has_a_checkpoint_none_is_worth_waiting_for() -> None:
     """What was computed has it already, or gave it up, and would again."""
     worth = {}
