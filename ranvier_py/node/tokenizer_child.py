@@ -76,7 +76,7 @@ class TokenizerChild:
         code = 1
         try:
             if idly:
-                give_way()
+                run_when_idle()
             while True:
                 payload = receive_frame(sock)
                 if not payload:
@@ -101,7 +101,7 @@ class TokenizerChild:
         self._keyed[threading.get_ident()].append(keyed)
 
 
-def give_way() -> None:
+def run_when_idle() -> None:
     """Have this thread run only where no other wants the processor. A merely nicer one keeps a request that has come
     waiting until its time slice ends, milliseconds (sched(7), SCHED_IDLE)."""
     if sys.platform == "linux":
