@@ -60,12 +60,18 @@ KNOWLEDGE: Mapping[str, KnowledgeName] = MappingProxyType(
 )
 """By what the router knows."""
 
+COUNTED = ("requests", "cached_tokens", "missed", "in_step", "failed")
+MEASURED = ("rate", "hit_rate", "ttft_p50_s", "ttft_p90_s", "precision", "recall", "wasted")
+
+
 Row = Mapping[str, Any]
-"""Workload, profile, nodes, what the router knows, and figures."""
+"""Workload, profile, nodes, what the router knows, and figures: of all draws of the workload together."""
 
 
-def cases(workload: Workload, ready: Ready, arguments: argparse.Namespace, nodes: int) -> Iterator[tuple[Row, Task]]:
-    """All runs of a workload on so many nodes, and what each is."""
+def cases(
+    workload: Workload, ready: Ready, arguments: argparse.Namespace, nodes: int, draw: int = 0
+) -> Iterator[tuple[Row, Task]]:
+    """All runs of one draw of a workload on so many nodes, and what each is."""
     speed = speed_of(ready, workload.engine)
     for cache in arguments.profile or (PROFILES if nodes == 1 else SEVERAL_NODES):
         engine = replace(workload.engine, cache=cache, block_size=ready.summary.block_tokens)
@@ -75,7 +81,7 @@ def cases(workload: Workload, ready: Ready, arguments: argparse.Namespace, nodes
                 nodes,
                 (engine,) * ENGINES,
                 speed=speed,
-                seed=arguments.seed,
+                seed=arguments.seed + draw,
                 regret=False,
                 per_request=True,
                 knowledge=knowledge,
@@ -176,13 +182,35 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def rows_of(workload: Workload, arguments: argparse.Namespace) -> Iterator[Row]:
     limit = QUICK_REQUESTS if arguments.quick else None
     for nodes in arguments.nodes or NODES:
-        ready = make_ready(workload.loaded(limit or REQUESTS[nodes]))
-        named = list(cases(workload, ready, arguments, nodes))
+        loaded = workload.loaded(limit or REQUESTS[nodes])
+        named: list[tuple[Row, Task]] = []
+        for draw in range(1 if arguments.quick else workload.draws):
+            named += cases(workload, make_ready(workload.trace(draw, loaded)), arguments, nodes, draw)
         done = execute_all([task for _, task in named], arguments.jobs, time.process_time)
+        drawn: dict[tuple[Any, ...], list[Row]] = {}
         for (about, _), each in zip(named, done, strict=True):
-            row = {**about, **figures(each, ready.summary.block_tokens)}
+            drawn.setdefault(tuple(about.values()), []).append({**about, **figures(each, loaded.block_tokens)})
+        for draws in drawn.values():
+            row = mean_of(draws)
             show_row(row)
             yield row
+
+
+def mean_of(draws: Sequence[Row]) -> Row:
+    """One row for all draws of a cell: means, and sums of what is counted. `hit_rates` has them one by one."""
+    first = draws[0]
+    if len(draws) == 1:
+        return first
+    row = {**first, "hit_rates": [each["hit_rate"] for each in draws]}
+    for key in COUNTED:
+        row[key] = sum(each[key] for each in draws)
+    for key in MEASURED:
+        row[key] = mean([each[key] for each in draws if each[key] is not None])
+    return row
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return round(fmean(values), 5) if values else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -200,6 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show_row({"goal": name, **goal})
     settings = {"policy": POLICY, "engines": ENGINES, "limits": {each.name: each.limits for each in there}}
     settings["first_requests"] = REQUESTS
+    settings["draws"] = {each.name: each.draws for each in there}
     whole = len(there) == len(HYBRID_WORKLOADS) and not (arguments.profile or arguments.nodes)
     return finish("hybrid", arguments, {**settings, "goals": found}, whole=whole, rows=rows)
 

@@ -203,6 +203,9 @@ def hybrid(result: Result) -> Iterator[Row]:
         p90 = " / ".join(f"{row['ttft_p90_s']:.2f}" for row in each)
         wasted = " / ".join(f"{row['wasted']:.1%}" for row in each[:2])
         place = f"{workload}, engines of `{profile}`, {nodes} node{'s' * (nodes > 1)}"
+        if "hit_rates" in each[1]:
+            draws = zip(each[1]["hit_rates"], each[2]["hit_rates"], strict=True)
+            hits += f" (draw by draw {', '.join(f'{100 * (ours - best):+.1f}' for ours, best in draws)} of the oracle)"
         yield Row(
             f"{place}: attention's credit / ours / an oracle",
             f"hits {hits}; p90 to the first token {p90} s; believed in vain {wasted}",

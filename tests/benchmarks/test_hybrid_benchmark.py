@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from benchmarks import hybrid
-from benchmarks.hybrid import KNOWLEDGE, believed, goals, missed
+from benchmarks.hybrid import KNOWLEDGE, believed, goals, mean_of, missed
 from benchmarks.workloads.hybrid_traces import Shape, Turn, assistant, user
 from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, SMALL, set_of, trace_of
 from ranvier_py.replay.jobs import Done, Task, execute, make_ready
@@ -98,6 +98,15 @@ def test_goals_name_the_cells_that_miss_them() -> None:
     assert found["predicted"]["missed"] == {"vllm_align 1 recall": 0.9}
     assert found["attention_unchanged"]["missed"] == {"rag attention 1": 10}
     assert found["near_oracle"]["worst"] == 0.05
+
+
+def test_of_several_draws_rates_are_means_and_counts_sums() -> None:
+    figures = {"rate": 1.0, "requests": 9, "ttft_p50_s": 0.1, "ttft_p90_s": 0.2, "wasted": 0.0, "failed": 1}
+    draws = [row("marconi", "oracle", hits, missed=3, in_step=1, recall=None, **figures) for hits in (0.2, 0.4)]
+    found = mean_of(draws)
+    assert (found["hit_rate"], found["hit_rates"], found["cached_tokens"]) == (0.3, [0.2, 0.4], 600)
+    assert (found["requests"], found["failed"], found["missed"], found["recall"]) == (18, 2, 6, None)
+    assert mean_of(draws[:1]) == draws[0]
 
 
 def test_the_whole_of_it_runs_from_a_trace_to_its_goals(
