@@ -63,7 +63,9 @@ class RouteNode:
         self.backends.look(0.0)
 
     def engine(self, url: str = ENGINE) -> Backend:
-        return self.engines[url]
+        backend = self.engines.get(url) or self.registry.find(url)  # by its URL what a test added later
+        assert backend is not None
+        return backend
 
     def id(self, number: int) -> BackendId:
         """Of one of URLS."""
