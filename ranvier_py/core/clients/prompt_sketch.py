@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import dropwhile
+from itertools import dropwhile, islice
 from typing import Any, NamedTuple
 
 import orjson
@@ -37,14 +37,17 @@ VOLATILE = re.compile(
       (?P<uuid>[0-9a-fA-F]{{8}}-(?:[0-9a-fA-F]{{4}}-){{3}}[0-9a-fA-F]{{12}})
     | (?P<time>(?:{DATE})[T ]\d{{1,2}}:\d{{2}}(?::\d{{2}}(?:\.\d+)?)?(?:Z|[+-]\d{{2}}:?\d{{2}})?
         | \b\d{{1,2}}:\d{{2}}(?::\d{{2}}(?:\.\d+)?)?(?:\s?[AaPp][Mm])?\b)
-    | (?P<date>{DATE}|\b(?:{DAY},?\s)?{MONTH}\s\d{{1,2}}(?:,?\s\d{{4}})?\b)
+    | (?P<date>{DATE}|\b(?:{DAY},?[ ])?{MONTH}[ ]\d{{1,2}}(?:,?\s\d{{4}})?\b)
     | (?P<nonce>\b(?=[0-9a-f]*\d)(?=\d*[a-f])[0-9a-f]{{3,}}\b
         | \b(?=[A-Za-z_-]*\d)(?=[0-9_-]*[A-Za-z])(?=[a-z0-9_-]*[A-Z])[A-Za-z0-9_-]{{16,}}\b)
     | (?P<counter>\d+)
     """,
     re.VERBOSE,
 )
-"""What changes by itself, by kind. A number is a counter until it proves to be a part of something else."""
+"""What changes by itself, by kind. A number is a counter until it proves to be a part of something else.
+All of it has a digit, and at most BLANKS_MAX blanks before the first one."""
+
+BLANKS_MAX = 2  # of "Thu, Nov 26"
 
 
 class Section(NamedTuple):
@@ -144,10 +147,9 @@ class PromptSketch:
             self._room -= len(text)
             lines = text.split("\n", LINES_MAX)
             for place, line in enumerate(lines):
-                if DIGIT.search(line):  # all that is volatile has one
-                    marked = line_of(line[:LINE_CHARACTERS_MAX], self._key)
-                    if marked is not None:
-                        self.marked[number, place] = marked
+                marked = line_of(line[:LINE_CHARACTERS_MAX], self._key)
+                if marked is not None:
+                    self.marked[number, place] = marked
             self.lines[number] = [digest_of(line, self._key) for line in lines]
         self.sections.append(Section(path, kind, role, digest_of(f"{kind}\0{role}\0{text}", self._key), len(text)))
         self.size += len(text)
@@ -174,15 +176,28 @@ def line_of(line: str, key: int) -> Line | None:
     volatile: list[tuple[str, int]] = []
     rest: list[str] = []
     at = 0
-    for match in VOLATILE.finditer(line):
-        if len(volatile) >= VOLATILE_MAX:
-            break
+    for match in islice(volatile_words(line), VOLATILE_MAX):
         volatile.append((match.lastgroup or "", digest_of(match.group(), key)))
         rest.append(line[at : match.start()])
         at = match.end()
     if not volatile:
         return None
     return Line(digest_of("\0".join([*rest, line[at:]]), key), volatile)
+
+
+def volatile_words(line: str) -> Iterator[re.Match[str]]:
+    """The matches of VOLATILE, looked for around digits alone: most of a text has none."""
+    at = 0
+    while (digit := DIGIT.search(line, at)) is not None:
+        start = digit.start()
+        for _ in range(BLANKS_MAX + 1):
+            start = line.rfind(" ", at, start)
+            if start < 0:
+                break
+        match = VOLATILE.search(line, max(start, at))
+        assert match is not None, "a digit is a counter at least"
+        yield match
+        at = match.end()
 
 
 def parts_of(path: str, content: object) -> Iterator[tuple[str, str]]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.clients import client_watch
 from ranvier_py.core.clients.client_watch import BRANCHES_MAX, CONVERSATIONS_MAX, ClientWatch, client_rows
 from ranvier_py.core.clients.known_clients import CLIENTS, client_of, session_of
 from ranvier_py.core.clients.prefix_break import PrefixBreak, prefix_break
-from ranvier_py.core.clients.prompt_sketch import SECTIONS_MAX, sketch_of
+from ranvier_py.core.clients.prompt_sketch import SECTIONS_MAX, VOLATILE, sketch_of, volatile_words
 from ranvier_py.core.prompts.request_apis import CHAT, MESSAGES, RESPONSES, Api
+from tests.examples import examples
 
 KEY = 0x5EED
 BILLING = "x-anthropic-billing-header: cc_version=2.1.161.1ab; cc_entrypoint=cli; cch=%s;"
@@ -142,6 +144,22 @@ def test_the_line_of_what_is_volatile_is_known() -> None:
     found = broken(agent_body(), now)
     assert found is not None
     assert found.line == 2
+
+
+WORDS = (
+    *("Thu", "Wednesday", "Nov", "November", "26", "2026", "2026-11-26", "10:15", "10:15:00.5", "PM", "Z", "a1b2c3"),
+    *("9d0c1c9e-0c4b-4b3a-9a53-6f3b5d1f1a11", "Sess_0123456789abcdef", "of", " ", " ", "  ", ",", ", ", "-", "_", "\t"),
+)
+
+
+@settings(max_examples=examples(400))
+@given(st.lists(st.sampled_from(WORDS), max_size=30).map("".join))
+@example("it is Thu, Nov 26, 10:15 PM")
+def test_what_is_volatile_is_found_around_digits_as_it_is_found_by_reading_all(line: str) -> None:
+    def places(found: Iterable[re.Match[str]]) -> list[tuple[object, ...]]:
+        return [(match.span(), match.lastgroup) for match in found]
+
+    assert places(volatile_words(line)) == places(VOLATILE.finditer(line))
 
 
 def test_what_is_repeated_behind_a_break_is_lost_and_what_is_before_it_is_not() -> None:
