@@ -9,7 +9,8 @@ Microseconds of single calls of a Router with policy affinity and uneven loads, 
 - `decide_…`: `find` and `place`, from the chain of a prompt to its placement. Goals: p50 50 us, p99 150 us;
 - `attempt_…`: `start_attempt`, `first_token` and `finish_attempt`: all the bookkeeping of a request that succeeds;
 - `read_…`: the body of a chat of 20 messages, on first contact, or with all but its last two messages known; the latter
-  also by the other APIs, whose clients move marks or number their items.
+  also by the other APIs, whose clients move marks or number their items;
+- `watch_…`: off the path, what such a turn costs who looks for clients that break their prefixes. Goal: p50 30 us.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from typing import Any
 import orjson
 
 from benchmarks.harness.bench import command_line, finish, percentiles
+from ranvier_py.core.clients.client_watch import ClientWatch
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import Segment, TextHasher, TokenHasher, TokenState, anchors_between
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey, PromptMemory
+from ranvier_py.core.prompts.request_apis import CHAT
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement import Decision
@@ -55,7 +58,7 @@ LOAD_MAX = 5  # uneven enough that holders are told apart, even enough that none
 ATTEMPTS = 2 * BACKENDS  # running while others are decided
 DOCUMENT_TOKENS = 8_000  # of a prompt's 10,000: a shared prefix that is worth following
 BODY_BYTES = (3_000, 60_000)
-GOALS = {"decide_p50_us": 50, "decide_p99_us": 150}
+GOALS = {"decide_p50_us": 50, "decide_p99_us": 150, "watch_p50_us": 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +248,8 @@ def times_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float) 
             name = path.decode().rpartition("/")[2]
             times[f"read_the_next_turn_of_{size // 1000}_kB_by_{name}"] = measure(partial(known, path), rounds)
         times[f"read_{size // 1000}_kB_on_first_contact"] = measure(partial(cold, CHAT_PATH), rounds)
+        watched = partial(prepare_watch, router, ClientWatch(1), size)
+        times[f"watch_the_next_turn_of_{size // 1000}_kB"] = measure(watched, rounds)
     return times
 
 
@@ -277,15 +282,37 @@ def prepare_attempt(
 def prepare_read(router: Router, size: int, new: int, path: bytes, number: int) -> Callable[[], object]:
     """Reading a body of about `size` bytes that no other shares anything with; all but `new` messages were met before,
     or none."""
+    before, now = turns(size, new, path, number)
+    if new:
+        router.reader.remember(router.read(path, before))
+    return partial(router.read, path, now)
+
+
+def prepare_watch(router: Router, watch: ClientWatch, size: int, number: int) -> Callable[[], object]:
+    """Looking at a turn of two messages more, as `node.client_parts` does."""
+    before, now = turns(size, 2, CHAT_PATH, -1 - number)
+    prompt = router.read(CHAT_PATH, before)
+    watch.observe("", 0, orjson.loads(before), CHAT, prompt.tokens, prompt.end.text)
+    router.reader.remember(prompt)
+    prompt = router.read(CHAT_PATH, now)
+
+    def looked() -> None:
+        watch.turn("", 0, prompt.tokens)
+        watch.extend(prompt.base.text, prompt.end.text, prompt.tail, CHAT, prompt.base.messages)
+        watch.compared("", prompt.tokens, prompt.base.tokens)
+
+    return looked
+
+
+def turns(size: int, new: int, path: bytes, number: int) -> tuple[bytes, bytes]:
+    """Bodies of a chat of about `size` bytes: without its last `new` messages, and whole."""
     text = Random(f"{size}/{new}/{path!r}/{number}").randbytes(size // 2 // MESSAGES).hex()
     messages = [{"role": ("assistant", "user")[place % 2], "content": f"{place} {text}"} for place in range(MESSAGES)]
 
     def body(count: int) -> bytes:
         return orjson.dumps({"model": "m", **conversation(path, messages[:count]), "stream": True})
 
-    if new:
-        router.reader.remember(router.read(path, body(MESSAGES - new)))
-    return partial(router.read, path, body(MESSAGES))
+    return body(MESSAGES - new), body(MESSAGES)
 
 
 def conversation(path: bytes, messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
