@@ -142,16 +142,14 @@ class RouteTable:
         found: list[Holder] = []
         passed = [] if unheld is None else unheld
         for key in chain:
-            _, token, text = key
-            row = self._add_holders(key, generations, found) if token in index or (text and text in index) else 0
-            if not row:
+            if (key[1] in index or key[2] in index) and (row := self._add_holders(key, generations, found)):
+                if touch and rows.used[row] < now:
+                    rows.used[row] = int(now)
+                if len(found) >= wanted:
+                    break
+                passed = []  # what follows is shallower
+            else:
                 passed.append(key)
-                continue
-            if touch and rows.used[row] < now:
-                rows.used[row] = int(now)
-            if len(found) >= wanted:
-                break
-            passed = []  # what follows is shallower
         if touch:
             self._counters.matched += bool(found)
             self._counters.missed += not found
