@@ -25,6 +25,7 @@ import httpx
 import trio
 
 from ranvier_py import __version__
+from ranvier_py.config.config_endpoints import config_of_worker
 from ranvier_py.config.config_loader import (
     FILE_VARIABLE,
     Loaded,
@@ -254,22 +255,23 @@ def run_worker(options: argparse.Namespace, config: Config, index: int, key: byt
 
     def load() -> Loaded:
         loaded = load_from(options)
-        return loaded._replace(config=loaded.config.for_worker(index, key))
+        return loaded._replace(config=config_of_worker(loaded.config, index, key))
 
     def spread() -> None:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
             os.kill(os.getppid(), signal.SIGHUP)
 
-    return run_node(config.for_worker(index, key), load, spread=spread, is_newer=is_newer)
+    return run_node(config_of_worker(config, index, key), load, spread=spread, is_newer=is_newer)
 
 
 def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:
     """One node in this process, until a signal ends it; `load` reads its configuration again. Returns the exit code."""
-    from ranvier_py.node import node
+    from ranvier_py.control.control_port import serve_node
     from ranvier_py.node.reload import ConfigSource
+    from ranvier_py.node.run_node import run
 
     try:
-        trio.run(partial(node.run, config, source=ConfigSource(load, **source)))
+        trio.run(partial(run, config, serve_node, source=ConfigSource(load, **source)))
     except (Exception, BaseExceptionGroup) as error:
         known = [describe(leaf) for leaf in leaves(error)]
         if any(code == EXIT_FAILED for _, code in known):

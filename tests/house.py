@@ -17,7 +17,7 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 59_510, "cluster": 13_360, "benchmarks": 7_540, "tests": 65_910}
+LINES_REACHED = {"ranvier_py": 59_550, "cluster": 13_360, "benchmarks": 7_540, "tests": 65_915}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -41,8 +41,8 @@ ALLOWED = {
     "proxy": ("core", "supervision"),
     "io": ("core", "supervision", "proxy.transport"),
     "config": ("core", "proxy", "io"),
-    "control": ("core", "supervision", "config"),
-    "node": ("core", "supervision", "config", "proxy", "io", "control"),
+    "node": ("core", "supervision", "config", "proxy", "io"),
+    "control": ("core", "supervision", "config", "proxy", "node"),
     "replay": ("", "core", "io.tokenizer"),
     "reporter": ("core", "supervision", "io"),
     "cli": ("", "core", "config", "io", "control", "node", "replay", "reporter"),
@@ -154,15 +154,6 @@ def _loops_in(function: ast.AST) -> Iterator[ast.While | ast.For | ast.AsyncFor]
 # --- imports --------------------------------------------------------------------------------------------------------
 
 
-def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING`."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
-        yield node
-        yield from runtime_nodes(node)
-
-
 @cache
 def imports_of(path: Path) -> Sequence[tuple[int, str]]:
     """(line, module) of everything imported; `from package import module` names the module."""
@@ -170,7 +161,7 @@ def imports_of(path: Path) -> Sequence[tuple[int, str]]:
 
 
 def _imports_in(path: Path) -> Iterator[tuple[int, str]]:
-    for node in runtime_nodes(tree_of(path)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

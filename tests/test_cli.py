@@ -356,8 +356,7 @@ def test_status_shows_what_policies_in_the_shadow_would_have_saved() -> None:
 
 def serve_with(run: Any, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
     """`ranvier serve` with this in place of the node."""
-    monkeypatch.setitem(sys.modules, "ranvier_py.node.node", SimpleNamespace(run=run))
-    monkeypatch.setattr("ranvier_py.node.node", SimpleNamespace(run=run), raising=False)
+    monkeypatch.setitem(sys.modules, "ranvier_py.node.run_node", SimpleNamespace(run=run))
     monkeypatch.setattr(cli, "set_up_logs", lambda *_, **__: None)
     return cli.main(["serve", *flags])
 
@@ -365,7 +364,7 @@ def serve_with(run: Any, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
 def test_serve_runs_a_node_with_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Config] = []
 
-    async def run(config: Config, *, source: Any) -> None:
+    async def run(config: Config, _: object, *, source: Any) -> None:
         seen.append(config)
 
     assert serve_with(run, monkeypatch, "--policy", "random", "--backend", "http://a:1") == cli.EXIT_OK
@@ -386,7 +385,7 @@ def test_serve_runs_a_node_with_the_configuration(monkeypatch: pytest.MonkeyPatc
 def test_what_keeps_a_node_from_starting_has_an_exit_code(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def run(_: Config, *, source: Any) -> None:
+    async def run(_: Config, __: object, *, source: Any) -> None:
         raise error
 
     assert serve_with(run, monkeypatch) == code
@@ -394,7 +393,7 @@ def test_what_keeps_a_node_from_starting_has_an_exit_code(
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    async def run(_: Config, *, source: Any) -> None:
+    async def run(_: Config, __: object, *, source: Any) -> None:
         raise ExceptionGroup("", [OSError(98, "Address already in use"), RuntimeError("a bug")])
 
     assert serve_with(run, monkeypatch) == cli.EXIT_FAILED
@@ -403,10 +402,9 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
 
 NODES = """
 import sys, types, trio, signal
-import ranvier_py.node
 from ranvier_py import cli
 
-async def run(config, *, source):
+async def run(config, _, *, source):
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         import hashlib, os
         key = hashlib.sha256(config.worker_key).hexdigest()
@@ -415,7 +413,7 @@ async def run(config, *, source):
         async for _ in signals:
             return
 
-ranvier_py.node.node = sys.modules["ranvier_py.node.node"] = types.SimpleNamespace(run=run)
+sys.modules["ranvier_py.node.run_node"] = types.SimpleNamespace(run=run)
 sys.exit(cli.main(["serve", "--workers", "3", "--control", "127.0.0.1:9990", "--listen", "127.0.0.1:9980"]))
 """
 

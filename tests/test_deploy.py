@@ -22,6 +22,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from ranvier_py import __version__
+from ranvier_py.config.config_endpoints import gossip_endpoints
 from ranvier_py.config.config_loader import load
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_reference import reference
@@ -89,7 +90,7 @@ def dockerfile(instruction: str) -> list[str]:
 
 
 def test_the_image_exposes_the_ports_for_clients_and_peers(composed_config: Config) -> None:
-    gossip = composed_config.gossip_endpoints.listen[1]
+    gossip = gossip_endpoints(composed_config).listen[1]
     assert dockerfile("EXPOSE") == [f"{host_port(composed_config.listen)[1]} {gossip}/tcp {gossip}/udp"]
 
 
@@ -204,7 +205,7 @@ def port_numbers() -> dict[str, tuple[int, str]]:
 
 def test_a_pod_advertises_its_own_address_and_name(load_in_a_pod: LoadInAPod) -> None:
     config = load_in_a_pod({"status.podIP": "10.1.2.9", "metadata.name": "ranvier-2"})
-    assert config.gossip_endpoints.advertise == ("10.1.2.9", config.gossip_endpoints.listen[1])
+    assert gossip_endpoints(config).advertise == ("10.1.2.9", gossip_endpoints(config).listen[1])
     assert config.node_name == "ranvier-2"
     assert not config.insecure_gossip
 
@@ -218,7 +219,7 @@ def test_ipv6_pods_need_what_the_configuration_states_of_them(load_in_a_pod: Loa
     assert written.count('= "0.0.0.0:') == 3
     (tmp_path / "ranvier.toml").write_text(written.replace('= "0.0.0.0:', '= "[::]:'))
     config = load_in_a_pod(fields, tmp_path / "ranvier.toml")
-    assert config.gossip_endpoints.advertise == ("fd00::7", config.gossip_endpoints.listen[1])
+    assert gossip_endpoints(config).advertise == ("fd00::7", gossip_endpoints(config).listen[1])
 
 
 def most_bytes(config: Config) -> int:
@@ -247,7 +248,7 @@ def test_the_arguments_name_the_mounted_configuration() -> None:
 
 
 def test_the_container_has_the_ports_of_its_configuration(pods_config: Config) -> None:
-    gossip = pods_config.gossip_endpoints.listen[1]
+    gossip = gossip_endpoints(pods_config).listen[1]
     assert port_numbers() == {
         "http": (host_port(pods_config.listen)[1], "TCP"),
         "control": (host_port(pods_config.control)[1], "TCP"),
@@ -440,7 +441,7 @@ def tmpfs() -> Iterator[tuple[Path, dict[str, str]]]:
 
 def test_containers_of_compose_find_each_other_by_the_name_of_their_service(composed_config: Config) -> None:
     assert [backend.url for backend in composed_config.backend] == GIVEN["BACKENDS"].split()
-    places = composed_config.gossip_endpoints
+    places = gossip_endpoints(composed_config)
     assert places.join == (("ranvier", places.listen[1]),)
     assert places.advertise is None, "each container has an address of its own, which it finds out"
     assert not composed_config.insecure_gossip

@@ -1,4 +1,5 @@
-"""Where a node gossips: from the keys of the configuration to hosts and ports, unresolved.
+"""Where a node gossips, and what each of several workers is: from the keys of the configuration to hosts and ports,
+unresolved.
 
 Gossip runs as soon as one of `gossip`, `join`, `cluster_key_file` or `insecure_gossip` is set, and between the workers
 of one machine, who then are peers over loopback. `gossip = "off"` keeps even those apart. Worker i listens on the port
@@ -12,9 +13,12 @@ they are resolved (`io/discovery`), literals here.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import (
     GOSSIP_PORT,
     OFF,
@@ -26,9 +30,6 @@ from ranvier_py.core.addresses import (
     parse_host_port,
     spelled,
 )
-
-if TYPE_CHECKING:  # which shows what follows from it
-    from ranvier_py.config.config_model import Config
 
 Problem = tuple[tuple[str, ...], str]  # (keys involved, what is wrong)
 
@@ -66,6 +67,32 @@ def of_worker(endpoints: GossipEndpoints, index: int, workers: int) -> GossipEnd
     siblings = tuple((near, port + other) for other in range(workers) if other != index)
     advertise = endpoints.advertise and (endpoints.advertise[0], endpoints.advertise[1] + index)
     return GossipEndpoints((host, port + index), advertise, endpoints.join + siblings)
+
+
+def config_of_worker(config: Config, index: int, key: bytes) -> Config:
+    """The configuration of worker `index`: its own ports, its siblings as peers.
+
+    `key` is 32 random bytes that the workers share by being forked from one parent; it serves those whose only
+    peers are each other. `workers` stays, it means a shared public port.
+    """
+    host, port = host_port(config.control)
+    changes: dict[str, Any] = {"control": spelled((host, port + index if port else 0))}
+    places = gossip_endpoints(config)
+    if places is not None:
+        places = of_worker(places, index, config.workers)
+        changes["gossip"] = spelled(places.listen)
+        changes["advertise"] = spelled(places.advertise) if places.advertise else None
+        changes["join"] = tuple(spelled(where) for where in places.join)
+        changes["node_name"] = config.node_name and f"{config.node_name}-{index}"
+        changes["gossip_state_file"] = numbered(config.gossip_state_file, index)
+    changes["record_file"] = numbered(config.record_file, index)
+    changes["worker_key"] = key if key_of_their_own(config) else None
+    return replace(config, **changes)
+
+
+def numbered(file: Path | None, worker: int) -> Path | None:
+    """A worker's own file, where all have one name."""
+    return file and file.with_name(f"{file.name}.{worker}")
 
 
 def key_of_their_own(config: Config) -> bool:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, get_origin
 
 from pydantic import BeforeValidator, SecretStr, TypeAdapter, ValidationError
 
+from ranvier_py.config.config_endpoints import gossip_endpoints
 from ranvier_py.config.config_endpoints import problems as cluster_problems
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
 from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_mean, split_items
@@ -277,7 +278,7 @@ def shared_answer_problems(config: Config) -> Iterator[tuple[tuple[str, ...], st
     key = "response_cache_backend"
     if not config.responses.enabled or config.responses.backend != "cluster":
         return
-    if config.gossip_endpoints is None:
+    if gossip_endpoints(config) is None:
         yield (key, "gossip"), "cluster needs gossip: set cluster_key_file and join, or several workers"
     if config.insecure_gossip:
         yield (key, "insecure_gossip"), "with insecure_gossip anybody can ask for answers: set cluster_key_file"

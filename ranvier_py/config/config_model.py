@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Self, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import BaseModel, SecretStr
 
-from ranvier_py.config.config_endpoints import GossipEndpoints, gossip_endpoints, key_of_their_own, of_worker
 from ranvier_py.config.config_values import (
     Address,
     Backends,
@@ -38,7 +37,7 @@ from ranvier_py.config.config_values import (
     Text,
     key,
 )
-from ranvier_py.core.addresses import OFF, host_port, spelled
+from ranvier_py.core.addresses import OFF
 from ranvier_py.core.clients.body_mender import ProofOptions
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
@@ -91,11 +90,6 @@ SECTIONS = (
 def default_of(kind: Any, parameter: str) -> Any:
     """The default that a component has itself, for a key that is handed to it."""
     return signature(kind).parameters[parameter].default
-
-
-def numbered(file: Path | None, worker: int) -> Path | None:
-    """A worker's own file, where all have one name."""
-    return file and file.with_name(f"{file.name}.{worker}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,37 +370,12 @@ class Config(Options):
     record_files_max: int = key(8, "Logs", "Files kept of one recording.", least=1)
 
     worker_key: bytes | None = field(default=None, repr=False)
-    """Cluster key of workers that have no other: see `for_worker`. In no file, flag, dump or log."""
+    """Cluster key of workers that have no other: see `config_endpoints`. In no file, flag, dump or log."""
 
     @property
     def api_key(self) -> str:
         """Of the backends; empty where they need none."""
         return self.backend_api_key.get_secret_value() if self.backend_api_key else ""
-
-    @property
-    def gossip_endpoints(self) -> GossipEndpoints | None:
-        """Where this node gossips; None when it does not."""
-        return gossip_endpoints(self)
-
-    def for_worker(self, index: int, key: bytes) -> Self:
-        """The configuration of worker `index`: its own ports, its siblings as peers.
-
-        `key` is 32 random bytes that the workers share by being forked from one parent; it serves those whose only
-        peers are each other. `workers` stays, it means a shared public port.
-        """
-        host, port = host_port(self.control)
-        changes: dict[str, Any] = {"control": spelled((host, port + index if port else 0))}
-        places = self.gossip_endpoints
-        if places is not None:
-            places = of_worker(places, index, self.workers)
-            changes["gossip"] = spelled(places.listen)
-            changes["advertise"] = spelled(places.advertise) if places.advertise else None
-            changes["join"] = tuple(spelled(where) for where in places.join)
-            changes["node_name"] = self.node_name and f"{self.node_name}-{index}"
-            changes["gossip_state_file"] = numbered(self.gossip_state_file, index)
-        changes["record_file"] = numbered(self.record_file, index)
-        changes["worker_key"] = key if key_of_their_own(self) else None
-        return replace(self, **changes)
 
     def masked(self) -> dict[str, Any]:
         """Every key with its value as JSON has it; secrets that are set are "***"."""

@@ -24,6 +24,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
+from ranvier_py.config.control_settings import ControlSettings
 from ranvier_py.control.control_input import (
     bearer,
     field_lines,
@@ -35,13 +36,15 @@ from ranvier_py.control.control_input import (
     text_of,
     worker_url,
 )
-from ranvier_py.control.control_server import ControlSettings, serve_app
+from ranvier_py.control.control_server import serve_app
 from ranvier_py.control.exposition import render
 from ranvier_py.control.operations import Admin
 from ranvier_py.control.response_admin import CHOICES
 from ranvier_py.control.worker_reports import ReportHandlers, admitted
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.errors import BadRequest, Forbidden, NotFound, RanvierError, Unauthorized
+from ranvier_py.node.node import Node
+from ranvier_py.node.reload import Reloads
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -54,6 +57,18 @@ DECISIONS_MAX = 1000
 
 OPEN_PATHS = ("/healthz", "/readyz")
 """Need no key: orchestrators ask them, and they say nothing that a connection attempt would not."""
+
+
+async def serve_node(
+    node: Node,
+    reloads: Reloads | None,
+    *,
+    shutdown: trio.Event,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """The control port of a node; `reloads` reads its configuration again. See `serve`."""
+    port = Admin(node, reloads)
+    await serve(port, node.control, shutdown=shutdown, faults=node.faults, task_status=task_status)
 
 
 async def serve(

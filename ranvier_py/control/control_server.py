@@ -18,7 +18,6 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -32,6 +31,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
+from ranvier_py.config.control_settings import ControlSettings
 from ranvier_py.core.addresses import spelled
 from ranvier_py.supervision import Faults
 
@@ -44,23 +44,6 @@ LINGER_S = 2.0  # as on the public port
 LINGER_BYTES = 1 << 16
 
 ACCEPT_PAUSE_S = 0.1  # after accept failed, mostly for want of descriptors; trio.serve_listeners waits as long
-
-
-@dataclass(slots=True)
-class ControlSettings:
-    """Where and to whom the control port answers, and what one client may cost. Port 0 takes any free one.
-
-    `key` and `metrics_public` may change while it is served; they count for the next request.
-    """
-
-    host: str
-    port: int
-    key: str | None = None
-    metrics_public: bool = False
-    body_bytes_max: int = 16 * 1024 * 1024  # a prompt to explain is parsed on the event loop
-    idle_timeout_s: float = 5.0  # also for the header of a request to be complete
-    send_timeout_s: float = 30.0  # for one piece of an answer
-    close_grace_s: float = 1.0  # answers under way when the node ends; all are short
 
 
 async def serve_app(

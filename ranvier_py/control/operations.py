@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -19,12 +19,11 @@ from ranvier_py.core.routing.backends import Backend, Circuit, Health
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.core.routing.shadow import Shadow
-
-if TYPE_CHECKING:  # whose parts it reads, and which makes it
-    from ranvier_py.node.cluster_parts import ClusterParts
-    from ranvier_py.node.index_parts import Indexing
-    from ranvier_py.node.node import Node
-    from ranvier_py.node.push_parts import WorkerReports
+from ranvier_py.node.cluster_parts import ClusterParts
+from ranvier_py.node.index_parts import Indexing
+from ranvier_py.node.node import Node
+from ranvier_py.node.push_parts import WorkerReports
+from ranvier_py.node.reload import Reloads
 
 KEYS_SHOWN_MAX = 64
 """Depths of a prompt in an explanation, the deepest first: a screen."""
@@ -33,9 +32,9 @@ KEYS_SHOWN_MAX = 64
 class Admin:
     """One node's administration. Every method but `explain` is one synchronous call."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, reloads: Reloads | None = None) -> None:
         self._node = node
-        self.draining = False
+        self._reloads = reloads
 
     def backends(self) -> Sequence[Mapping[str, Any]]:
         return [backend_view(backend) for backend in self._node.registry]
@@ -168,7 +167,7 @@ class Admin:
         return {**self._node.calibrating.view(), "polls": values(self._node.poller.counters)}
 
     def ready(self) -> tuple[bool, str]:
-        if self.draining:
+        if self._node.draining:
             return False, "draining"
         if self._node.clustering is not None and not self._node.clustering.synced:
             return False, "waiting for the routes of a peer"
@@ -191,7 +190,7 @@ class Admin:
             prefix_routing_samples(router),
             node.clients.samples(),
             samples("", node.faults.counters),
-            samples("config", node.reloads.counters) if node.reloads is not None else (),
+            samples("config", self._reloads.counters) if self._reloads is not None else (),
             samples("resolver", node.resolver.counters),
             *(backend_samples(backend) for backend in node.registry),
             samples("routes", router.routes.counters),
@@ -221,9 +220,9 @@ class Admin:
 
     async def reload(self) -> Mapping[str, Any]:
         """Raises ConfigError, with nothing changed, and NotFound."""
-        if self._node.reloads is None:
+        if self._reloads is None:
             raise NotFound("this node has no configuration to read again")
-        return await self._node.reloads.ordered()
+        return await self._reloads.ordered()
 
     def config(self) -> Mapping[str, Any]:
         return self._node.config.masked()

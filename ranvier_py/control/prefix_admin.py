@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ranvier_py.core.metrics import Sample
-from ranvier_py.core.routing.placement.chwbl import Chwbl
-from ranvier_py.core.routing.placement.kv_score import KvScore
-
-if TYPE_CHECKING:
-    from ranvier_py.core.routing.router import Router
+from ranvier_py.core.routing.placement.kv_score import ring_of
+from ranvier_py.core.routing.router import Router
 
 STRATEGIES = ("prefix_hash", "overflow", "fallback")
 
 
-def ring_of(router: Router) -> Chwbl | None:
-    """The ring that places, or that `kv_score` falls back on; None under any other policy."""
-    policy = router.policy
-    return policy.ring if isinstance(policy, KvScore) else policy if isinstance(policy, Chwbl) else None
-
-
 def prefix_routing_view(router: Router, *, marks_system: bool) -> Mapping[str, Any]:
     """GET /admin/prefix-routing/stats."""
-    ring = ring_of(router)
+    ring = ring_of(router.policy)
     if ring is None:
         return {"enabled": False}
     decisions = {name: router.counters.decisions.get(name, 0) for name in STRATEGIES}
@@ -50,7 +41,7 @@ def prefix_routing_view(router: Router, *, marks_system: bool) -> Mapping[str, A
 
 
 def prefix_routing_samples(router: Router) -> Iterator[Sample]:
-    ring = ring_of(router)
+    ring = ring_of(router.policy)
     if ring is None:
         return
     for name in STRATEGIES:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ranvier_py.core.errors import BadRequest, NotFound
 from ranvier_py.core.gossip.wire.columns import MODEL_BYTES_MAX
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
-
-if TYPE_CHECKING:
-    from ranvier_py.proxy.response_cache import ResponseCache
+from ranvier_py.proxy.response_cache import ResponseCache
 
 CHOICES = ("model", "tenant", "older_than_s")
 

@@ -15,8 +15,8 @@ from typing import Any
 import trio
 from quart import request
 
+from ranvier_py.config.control_settings import ControlSettings
 from ranvier_py.control.control_input import bearer, object_of, raw_body
-from ranvier_py.control.control_server import ControlSettings
 from ranvier_py.control.operations import Admin
 from ranvier_py.core.engine_cache.sources.push_credentials import worker_of
 from ranvier_py.core.engine_cache.sources.push_messages import hash_in, read_events, read_eviction, read_sync

@@ -19,7 +19,7 @@ from typing import Any
 
 import trio
 
-from ranvier_py.config.config_endpoints import GossipEndpoints
+from ranvier_py.config.config_endpoints import GossipEndpoints, gossip_endpoints
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import HostPort, host_port, is_wildcard, spelled
 from ranvier_py.core.gossip.gossip import GossipSettings, RouterPeer
@@ -83,7 +83,7 @@ async def open_cluster(
     config: Config, keys: Keys, key_file: KeyFile | None, router: Router, scheme: FingerprintScheme, faults: Faults
 ) -> ClusterParts:
     """Bind the port and make the peer. Raises OSError, ConfigError."""
-    endpoints = config.gossip_endpoints
+    endpoints = gossip_endpoints(config)
     assert endpoints is not None, "there are keys, so there is a place"
     sockets = await open_sockets(*endpoints.listen, udp=config.gossip_udp)
     try:
@@ -134,7 +134,7 @@ class ClusterParts:
         self.rates = TrafficRates()
         self._given_up = self._untimely = 0
         peer.woken = port.poke
-        join = config.gossip_endpoints.join if config.gossip_endpoints else ()
+        join = endpoints.join if (endpoints := gossip_endpoints(config)) is not None else ()
         self.discovery = Discovery(join, port.contact, lambda: peer.alone, rng, own, sockets.family, faults)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

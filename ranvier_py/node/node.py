@@ -1,31 +1,25 @@
-"""The composition root: builds the parts of one node, opens the one nursery, stops them in reverse.
+"""The parts of one node, and what several of them do together: backends come and go, peers are followed, it drains.
 
-Start order is the order of lines in `run`; the public port opens last and closes first. On SIGTERM or SIGINT the node
-stops accepting, lets running answers finish up to the drain deadline, and ends.
+On SIGTERM or SIGINT the node stops accepting, lets running answers finish up to the drain deadline, and ends.
+`run_node` runs the parts.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
-import secrets
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from contextlib import ExitStack
 from random import Random
 
 import trio
 
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
-from ranvier_py.control import control_port as control
-from ranvier_py.control.operations import Admin
-from ranvier_py.core.addresses import OFF, host_port
+from ranvier_py.config.control_settings import control_settings
+from ranvier_py.core.addresses import OFF
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.gossip.wire.messages import Command
@@ -33,27 +27,21 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
 from ranvier_py.core.routing.checkpoints.cache_profile import AUTO
 from ranvier_py.core.routing.health import Circuit, Health
-from ranvier_py.io.descriptors import raise_descriptor_limit
 from ranvier_py.io.engine_poller import EnginePoller
-from ranvier_py.io.logs import announce, log_counters, request_line
+from ranvier_py.io.logs import log_counters, request_line
 from ranvier_py.io.resolver import Resolver
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
-from ranvier_py.node.answer_parts import share_answers
-from ranvier_py.node.calibration_parts import looked_at_by
 from ranvier_py.node.client_parts import client_reader_of
-from ranvier_py.node.cluster_parts import ClusterParts, load_keys, open_cluster
+from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.engine_event_parts import EngineEvents
-from ranvier_py.node.garbage import collected_in_waits
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import (
     INDEX_REDIS,
     alpha_process_of,
     authorization_of,
     calibrating_of,
-    control_settings,
     debugger_of,
-    fingerprint_key,
     indexing_of,
     key_inbox,
     make_router,
@@ -66,11 +54,8 @@ from ranvier_py.node.parts import (
     shadows_of,
     tenants_of,
     tls_context,
-    tokenizer_process,
-    within_descriptors,
 )
 from ranvier_py.node.push_parts import WorkerReports
-from ranvier_py.node.reload import ConfigSource, Reloads
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.server import DataServer
@@ -78,15 +63,6 @@ from ranvier_py.proxy.upstream import Upstream
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
-
-SWITCH_INTERVAL_S = 0.00005
-"""The event loop gives up the interpreter lock at each system call and gets it back from another thread at the latest
-after this. CPython's default would be added to a request several times over."""
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
-KEEP_BYTES = 256 * 1024 * 1024  # four bodies of the largest size at once
-MAP_BYTES_MIN = 32 * 1024 * 1024  # glibc's own upper limit (DEFAULT_MMAP_THRESHOLD_MAX)
-"""From here on one mapping per buffer."""
 
 FOLLOW_INTERVAL_S = 0.25  # for doubts and commands of peers to reach the prober and the registry
 COLLECT_INTERVAL_S = 600.0  # between two full collections, each in a moment without requests
@@ -99,7 +75,6 @@ class Node:
     """The parts of one node, wired. Nothing runs until `run`, which adds those that not every node has."""
 
     clustering: ClusterParts | None = None
-    reloads: Reloads | None = None
     log_counters = staticmethod(log_counters)  # of the whole process
 
     def __init__(self, config: Config, tokenizer: TokenizerProcess, rng: Random, key: bytes) -> None:
@@ -157,7 +132,7 @@ class Node:
             self.pipeline.handle, config.server, tls=tls_context(config), report=report, faults=self.faults
         )
         self.upstream.readiness = self.server.readiness  # runs as long as there are requests
-        self.admin, self.control = Admin(self), control_settings(config)
+        self.control, self.draining = control_settings(config), False
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
         self.indexing: Indexing = indexing_of(
@@ -246,7 +221,7 @@ class Node:
             async for number in signals:
                 log.info("node.draining after %s, up to %g s", signal.Signals(number).name, self.config.drain_timeout_s)
                 break
-            self.admin.draining = True
+            self.draining = True
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cut_at_next, signals, nursery.cancel_scope)
                 await self.server.drain(self.config.drain_timeout_s)
@@ -266,127 +241,8 @@ WELL = (Health.HEALTHY.value, Circuit.CLOSED.value)
 """What a backend is to be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """Where a running node listens: (host, port) pairs of the public port, URL of the control port."""
-
-    public: Sequence[tuple[str, int]]
-    control: str
-
-    def __str__(self) -> str:
-        public = " ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.public)
-        return f"{public} control {self.control}"
-
-
-async def run(
-    config: Config,
-    *,
-    tokenizer_of: Callable[[Config, bytes], TokenizerProcess] = tokenizer_process,
-    source: ConfigSource | None = None,
-    task_status: trio.TaskStatus[Addresses] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Run one node until a signal tells it to stop. Raises ConfigError or OSError at the start.
-
-    `source` is what the configuration is read from again; without it the node keeps this one.
-    """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    keep_freed_memory()
-    loaded, descriptors = config, raise_descriptor_limit()
-    config = within_descriptors(config, descriptors)
-    keys, key_file = await load_keys(config) if config.gossip_endpoints is not None else (None, None)
-    key = fingerprint_key(config, keys.fingerprint_secret if keys is not None else None)
-    tokenizer = tokenizer_of(config, key)
-    await tokenizer.start()
-    try:
-        facts = tokenizer.facts
-        log.log(logging.INFO if facts.incremental else logging.WARNING, "node.tokenizer %s", facts.probe_report)
-        node = Node(config, tokenizer, Random(secrets.randbits(64)), key)  # noqa: S311  # placement draws no secrets
-        node.reloads = Reloads(node, loaded, source, descriptors) if source is not None else None
-        with node.resolver.installed(), closing(node.upstream), collected_in_waits():
-            if keys is not None:
-                node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme, node.faults)
-                node.engine_events.share(node.clustering.peer.streams)
-                node.poller.owns = looked_at_by(node.clustering.peer)
-                if node.pipeline.responses is not None:
-                    share_answers(node.pipeline.responses, node.clustering)
-            await run_parts(node, task_status)
-    finally:
-        await tokenizer.close()
-    log.info("node.stopped")
-
-
-async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None:
-    """Start the parts in order, serve until drained, stop them in reverse.
-
-    No fault of a part ends the others: it is kept here, or keeps its own loops where it has several.
-    """
-    config, faults = node.config, node.faults
-    shutdown = trio.Event()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(node.resolver.run)
-        nursery.start_soon(faults.keep, "tokenizer", node.tokenizer.run)
-        nursery.start_soon(faults.keep, "tokenizer_worker", node.tokenizer_worker.run)
-        nursery.start_soon(faults.keep, "sweep", node.sweep)
-        nursery.start_soon(faults.keep, "clients", node.clients.run)
-        for place, part in (("recorder", node.recorder), ("route_eviction", node.alpha_process)):
-            if part is not None:
-                nursery.start_soon(faults.keep, place, part.run)
-        if node.clustering is not None:
-            await nursery.start(node.clustering.run)
-            nursery.start_soon(faults.keep, "follow", node.follow, node.clustering)
-        nursery.start_soon(node.indexing.run)
-        if (responses := node.pipeline.responses) is not None and responses.elsewhere is not None:
-            nursery.start_soon(faults.keep, "response_cache", responses.elsewhere.run)
-        await nursery.start(node.poller.run)
-        await nursery.start(node.engine_events.run)
-        nursery.start_soon(faults.keep, "calibration", node.calibrating.run)
-        await nursery.start(node.worker_reports.run)
-        with listening_on(config.control):
-            serve = partial(control.serve, node.admin, node.control, shutdown=shutdown, faults=faults)
-            url = await nursery.start(serve)
-        await nursery.start(node.stop_on_signal)
-        if node.reloads is not None and signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:  # else it ends a process
-            nursery.start_soon(faults.keep, "reload", node.reloads.run)
-        with trio.move_on_after(config.polls.probe_timeout_s):  # who serves which model, before the first request asks
-            await node.poller.wait_first_round()
-        async with trio.open_nursery() as serving:
-            host, port = host_port(config.listen)
-            with listening_on(config.listen):
-                bound = await serving.start(partial(node.server.serve, host, port, reuse_port=config.workers > 1))
-            addresses = Addresses(bound, url)
-            if not config.backend:
-                log.warning("node.no_backends every request gets a 503 until one is added: POST /admin/backends")
-            log.info("node.ready on %s", addresses)
-            announce(f"ranvier listening on {addresses}")
-            task_status.started(addresses)
-        await node.drained.wait()
-        shutdown.set()
-        nursery.cancel_scope.cancel()
-
-
-@contextmanager
-def listening_on(address: str) -> Iterator[None]:
-    """An error of binding names the address."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror or error} ({address})") from error
-
-
 def log_transitions(transitions: Sequence[Transition]) -> None:
     """A warning for what somebody may have to look at; good news and what is listed are none."""
     for change in transitions:
         level = logging.INFO if change.what == "models" or change.after in WELL else logging.WARNING
         log.log(level, "backend.%s %s %s -> %s (%s)", change.what, change.name, change.before, change.after, change.why)
-
-
-def keep_freed_memory() -> bool:
-    """Have the C library keep freed memory; False where that can't be done.
-
-    By default glibc gives back what it frees at the top of its heap, so every large body is received into pages that
-    the kernel must first find and clear. Up to `KEEP_BYTES` of a process stay reserved after a peak.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, MAP_BYTES_MIN)) and bool(mallopt(M_TRIM_THRESHOLD, KEEP_BYTES))

@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
-from ranvier_py.control.control_server import ControlSettings
-from ranvier_py.core.addresses import OFF, host_port
+from ranvier_py.core.addresses import OFF
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.gap_values import Level
@@ -325,12 +324,6 @@ def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
         bytes_max=config.record_bytes_max,
         files_max=config.record_files_max,
     )
-
-
-def control_settings(config: Config) -> ControlSettings:
-    host, port = host_port(config.control)
-    key = config.control_key.get_secret_value() if config.control_key else None
-    return ControlSettings(host=host, port=port, key=key, metrics_public=config.metrics_public)
 
 
 def debugger_of(config: Config) -> Callable[[bytes | None], bool]:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from secrets import randbits
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 
@@ -27,14 +27,15 @@ from ranvier_py.config.config_loader import Loaded, contradictions
 from ranvier_py.config.config_model import KEYS, Config, with_values
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.config.rule_files import rule_book
-from ranvier_py.control.prefix_admin import ring_of
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.metrics import counter, increment
+from ranvier_py.core.routing.placement.kv_score import ring_of
 from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
 from ranvier_py.io.logs import change_logs, request_line
 from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.client_parts import body_mender_of
+from ranvier_py.node.node import Node
 from ranvier_py.node.parts import (
     authorization_of,
     debugger_of,
@@ -45,9 +46,6 @@ from ranvier_py.node.parts import (
     tls_context,
     within_descriptors,
 )
-
-if TYPE_CHECKING:
-    from ranvier_py.node.node import Node
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +88,9 @@ def apply_policy(node: Node, before: Config) -> None:
     after, kind = node.config, POLICIES[node.config.policy]
     old, new = placement_options(before), placement_options(after)
     if before.policy != after.policy or old.build(kind.options) != new.build(kind.options):
-        known = ring_of(node.router)
+        known = ring_of(node.router.policy)
         node.router.policy = make_policy(after.policy, new)
-        ring = ring_of(node.router)
+        ring = ring_of(node.router.policy)
         if known is not None and ring is not None:
             ring.prefixes = known.prefixes
         node.indexing.join(node.router.policy)

@@ -17,6 +17,7 @@ from benchmarks.nodes_processes import Kind, conversations, kinds, router_comman
 from benchmarks.workloads.traffic import chat_threads
 from benchmarks.workloads.workloads import WORKLOADS
 from cluster.demo.demo_plan import Lab, plan, write_key
+from ranvier_py.config.config_endpoints import gossip_endpoints
 from ranvier_py.config.config_loader import load
 from ranvier_py.replay.jobs import Task, execute, make_ready
 
@@ -94,7 +95,7 @@ def test_our_nodes_are_started_with_flags_that_the_configuration_knows(tmp_path:
                 else:
                     flags[name] = value
             config, _ = load(flags)
-            assert (config.gossip_endpoints is not None) is shared
+            assert (gossip_endpoints(config) is not None) is shared
             assert len(config.backend) == kind.settings.engines
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.config.config_endpoints import GossipEndpoints
+from ranvier_py.config.config_endpoints import GossipEndpoints, config_of_worker, gossip_endpoints
 from ranvier_py.config.config_loader import load, variable_of
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, assembled
 from ranvier_py.config.config_reference import reference, toml_value, unit_of
@@ -279,19 +279,23 @@ def test_texts_survive_toml(text: str) -> None:
 
 def test_each_worker_has_its_own_control_port() -> None:
     config = Config(control="[::1]:9180", workers=3)
-    assert [config.for_worker(index, KEY).control for index in range(3)] == ["[::1]:9180", "[::1]:9181", "[::1]:9182"]
-    assert Config(control="127.0.0.1:0").for_worker(2, KEY).control == "127.0.0.1:0"
+    assert [config_of_worker(config, index, KEY).control for index in range(3)] == [
+        "[::1]:9180",
+        "[::1]:9181",
+        "[::1]:9182",
+    ]
+    assert config_of_worker(Config(control="127.0.0.1:0"), 2, KEY).control == "127.0.0.1:0"
 
 
 # --- the cluster ----------------------------------------------------------------------------------------------------
 
 
 def test_workers_alone_are_peers_with_a_key_that_nothing_shows() -> None:
-    workers = [Config(workers=3).for_worker(index, KEY) for index in range(3)]
+    workers = [config_of_worker(Config(workers=3), index, KEY) for index in range(3)]
     assert [worker.worker_key for worker in workers] == [KEY] * 3
     assert [worker.gossip for worker in workers] == ["127.0.0.1:7946", "127.0.0.1:7947", "127.0.0.1:7948"]
     assert workers[1].join == ("127.0.0.1:7946", "127.0.0.1:7948")
-    assert workers[1].gossip_endpoints == GossipEndpoints(
+    assert gossip_endpoints(workers[1]) == GossipEndpoints(
         ("127.0.0.1", 7947), ("127.0.0.1", 7947), (("127.0.0.1", 7946), ("127.0.0.1", 7948))
     )
     for text in (repr(workers[0]), str(workers[0].masked())):
@@ -309,7 +313,7 @@ def test_workers_of_a_cluster_use_its_key_and_have_names_and_files_of_their_own(
         "node_name": "a",
         "gossip_state_file": str(tmp_path / "state"),
     }
-    worker = load(flags)[0].for_worker(1, KEY)
+    worker = config_of_worker(load(flags)[0], 1, KEY)
     assert worker.worker_key is None
     assert (worker.gossip, worker.advertise, worker.node_name) == ("[::]:7947", "10.0.0.1:7947", "a-1")
     assert worker.join == ("router.example:7946", "10.0.0.2:9", "[::1]:7946")
@@ -317,8 +321,8 @@ def test_workers_of_a_cluster_use_its_key_and_have_names_and_files_of_their_own(
 
 
 def test_the_peers_of_a_worker_can_be_switched_off() -> None:
-    worker = Config(workers=2, gossip="off").for_worker(1, KEY)
-    assert (worker.gossip_endpoints, worker.worker_key, worker.join) == (None, None, ())
+    worker = config_of_worker(Config(workers=2, gossip="off"), 1, KEY)
+    assert (gossip_endpoints(worker), worker.worker_key, worker.join) == (None, None, ())
 
 
 def test_peers_are_written_alike_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

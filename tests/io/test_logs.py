@@ -415,13 +415,12 @@ def test_a_process_ends_though_nobody_reads_what_it_writes(stalled: StalledPipe)
 
 CRASH = """
 import sys, types
-import ranvier_py.node
 from ranvier_py import cli
 
-async def run(config, *, source):
+async def run(config, _, *, source):
     raise RuntimeError("a bug")
 
-ranvier_py.node.node = sys.modules["ranvier_py.node.node"] = types.SimpleNamespace(run=run)
+sys.modules["ranvier_py.node.run_node"] = types.SimpleNamespace(run=run)
 sys.exit(cli.main(["serve"]))
 """
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from ranvier_py.config.config_loader import config_of
+from ranvier_py.control.control_port import serve_node
 from ranvier_py.core.errors import ConfigError, leaves
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.io.tokenizer import EMBEDDED
-from ranvier_py.node.node import keep_freed_memory, run
 from ranvier_py.node.parts import placement_options
+from ranvier_py.node.run_node import keep_freed_memory, run
 from tests.core.routing.placement.engines import engines, match_of
 from tests.node.node_lab import MODEL, PLACES, SYSTEM, lab, start_engine, turn
 
@@ -257,7 +258,7 @@ async def test_files_that_are_not_what_they_should_be_are_the_configurations_pro
     file.write_bytes(b"\xff\xfe\x00")
     files = {"tls_certificate_file": file, "tls_key_file": file} if key == "tls" else {key: file}
     with pytest.raises(ConfigError, match=key):
-        await run(config_of(**PLACES, **files))  # type: ignore[arg-type]
+        await run(config_of(**PLACES, **files), serve_node)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", ["listen", "control"])
@@ -265,7 +266,7 @@ async def test_an_address_in_use_is_named(key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
         with pytest.raises(BaseExceptionGroup) as caught:
-            await run(config_of(**{**PLACES, key: address}))
+            await run(config_of(**{**PLACES, key: address}), serve_node)
     assert any(address in str(error) for error in leaves(caught.value))
 
 

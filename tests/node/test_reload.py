@@ -22,9 +22,10 @@ import trustme
 from ranvier_py.config.config_loader import load_noted
 from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.config.config_reference import toml_value
+from ranvier_py.control.control_port import serve_node
 from ranvier_py.core.options import SECONDS_MAX
-from ranvier_py.node.node import Addresses, run
 from ranvier_py.node.reload import APPLY_KEYS, APPLY_PARTS, NEEDS_RESTART, ConfigSource, Reloads, apply_of
+from ranvier_py.node.run_node import Addresses, run
 from tests.node.node_lab import DEADLINE_S, MODEL, PLACES, Lab, Node, opened, turn
 from tests.proxy.wire import GOOD, Scripted
 
@@ -49,7 +50,9 @@ class ReloadLab(Lab):
         async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
             with scope:
                 source = ConfigSource(load)
-                await run(load().config, tokenizer_of=self.tokenizer_of, source=source, task_status=task_status)
+                await run(
+                    load().config, serve_node, tokenizer_of=self.tokenizer_of, source=source, task_status=task_status
+                )
 
         return Node(self, await self.nursery.start(serve), scope)
 

@@ -34,7 +34,7 @@ from ranvier_py.core.prompts.fingerprint import ANCHOR_BLOCKS_DENSE, ANCHOR_STEP
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.route_table.reconcile import Exact
+from ranvier_py.core.routing.route_table.reconcile import Exact, Reconciler
 
 GRACE_S = 5.0
 """What was learned so lately is not withdrawn for not being held: an engine publishes a step at its end, and a batch of
@@ -166,7 +166,7 @@ class EngineCaches:
     ) -> None:
         self.counters = EngineCacheCounters()
         self._routes = routes
-        self._reconciler = routes.reconciler()
+        self._reconciler = Reconciler(routes)
         self._generation_of = generation_of
         self._is_hybrid = is_hybrid
         self._restarted = restarted

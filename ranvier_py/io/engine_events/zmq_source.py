@@ -26,17 +26,14 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 
 from ranvier_py.core.engine_cache.gap_values import AskReplay
-from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, SocketOptions
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, Room, SocketOptions
 from ranvier_py.core.metrics import counter
 from ranvier_py.supervision import Faults
-
-if TYPE_CHECKING:  # passed in: without pyzmq there are none
-    from ranvier_py.io.engine_events.zmq_sockets import KvSockets
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +75,24 @@ class SequencedStream(Protocol):
     def wake_at(self) -> float | None: ...
 
 
+class Sockets(Protocol):
+    """What connects (zmq_sockets, which needs pyzmq), and the turn that all who have work on the event loop take."""
+
+    turn: trio.CapacityLimiter
+
+    async def connect(
+        self,
+        where: Endpoint,
+        room: Room,
+        took: Callable[[list[bytes]], object],
+        *,
+        topics: Sequence[str] = (),
+        question: Sequence[bytes] = (),
+        up: Callable[[], object] = lambda: None,
+        turn: int = 0,
+    ) -> str: ...
+
+
 class LoadReceived(NamedTuple):
     """SGLang's LoadStat as it came: EventDecoder reads it."""
 
@@ -89,7 +104,7 @@ class KvSubscriber:
 
     def __init__(  # noqa: PLR0913  # the last three are for tests and for the node
         self,
-        sockets: KvSockets,
+        sockets: Sockets,
         publisher: Publisher,
         stream: SequencedStream,
         rng: Random,

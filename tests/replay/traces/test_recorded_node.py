@@ -15,9 +15,11 @@ from cluster.engine.engine_process import serve as serve_engine
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
 from ranvier_py.cli import make_parser
+from ranvier_py.config.config_endpoints import config_of_worker
 from ranvier_py.config.config_loader import config_of, load
+from ranvier_py.control.control_port import serve_node
 from ranvier_py.io.tokenizer import EMBEDDED
-from ranvier_py.node.node import Addresses, run
+from ranvier_py.node.run_node import Addresses, run
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.traces.open_trace import open_trace
 from tests.replay.traces.given import all_are_sound, leading, written
@@ -84,7 +86,7 @@ async def recorded_chats(path: Path) -> list[list[dict[str, Any]]]:
             engine = await start_engine(nursery)
             settings: dict[str, Any] = {"backend": [engine], "record_file": path}
             config = config_of(listen="127.0.0.1:0", control="127.0.0.1:0", **settings)
-            addresses: Addresses = await nursery.start(partial(run, config))
+            addresses: Addresses = await nursery.start(partial(run, config, serve_node))
             host, port = addresses.public[0]
             async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
                 library = Library(f"http://{host}:{port}", addresses.control, http)
@@ -140,6 +142,6 @@ def test_record_is_a_flag_of_serve(tmp_path: Path) -> None:
 def test_each_worker_records_to_a_file_of_its_own(tmp_path: Path) -> None:
     """Two processes that rotate one file would lose each other's lines."""
     config = config_of(record_file=tmp_path / "a", workers=2)
-    found = [config.for_worker(index, b"k" * 32).record_file for index in range(2)]
+    found = [config_of_worker(config, index, b"k" * 32).record_file for index in range(2)]
     assert found == [tmp_path / "a.0", tmp_path / "a.1"]
-    assert config_of(workers=2).for_worker(1, b"k" * 32).record_file is None
+    assert config_of_worker(config_of(workers=2), 1, b"k" * 32).record_file is None

@@ -182,3 +182,8 @@ class KvScore(Policy):
             }
             for position, (one, score) in enumerate(zip(candidates, self.scores(overlaps, candidates), strict=True))
         ]
+
+
+def ring_of(policy: Policy) -> Chwbl | None:
+    """The ring that places, or that `kv_score` falls back on; None under any other policy."""
+    return policy.ring if isinstance(policy, KvScore) else policy if isinstance(policy, Chwbl) else None

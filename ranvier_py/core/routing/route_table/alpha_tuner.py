@@ -18,22 +18,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, gauge
-from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
+from ranvier_py.core.routing.attempt import Attempt
+from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.route_table.route_values import UTILITY, RouteTableOptions, Trust
 from ranvier_py.core.routing.route_table.table import RouteTable
 from ranvier_py.core.routing.route_table.utility_queue import ALPHA_MAX, DEPTH_SLOPE, UtilityQueue
-
-if TYPE_CHECKING:
-    from ranvier_py.core.answers.answer_stream import Answer
-    from ranvier_py.core.prompts.prompt import Boundary
-    from ranvier_py.core.routing.attempt import Attempt
-    from ranvier_py.core.routing.backends import Outcome
 
 WINDOW, WARM = 200, 100
 KEYS_MAX = 1024

@@ -10,16 +10,13 @@ Bound: `rows_max` for each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import is_of_media
-from ranvier_py.core.routing.route_table.claims import Claims
 from ranvier_py.core.routing.route_table.route_values import Trust
-from ranvier_py.core.routing.route_table.rows import SHARED, Rows
-
-if TYPE_CHECKING:
-    from ranvier_py.core.routing.route_table.table import RouteTable
+from ranvier_py.core.routing.route_table.rows import SHARED
+from ranvier_py.core.routing.route_table.table import RouteTable
 
 FRESH_SHARE = 0.25
 """Of the time to live: evidence of a held row that is older is renewed. A sweep comes round more often than that."""
@@ -36,16 +33,16 @@ class Exact(NamedTuple):
 
 
 class Reconciler:
-    """Walks round and round one table. `RouteTable.reconciler` makes one.
+    """Walks round and round one table.
 
     Called before each `RouteTable.sweep` with the same number of rows it is always a step ahead of that: where a new
     generation voids claims of what is held all the same, they are raised before they are removed.
     """
 
-    def __init__(self, table: RouteTable, rows: Rows, claims: Claims) -> None:
+    def __init__(self, table: RouteTable) -> None:
         self._table = table
-        self._rows = rows
-        self._claims = claims
+        self._rows = table.rows
+        self._claims = table.claims
         self._cursor = 1
         self._counting: dict[int, int] = {}
         self.rounds = 0  # that are complete

@@ -27,7 +27,6 @@ from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table.bulk_writes import Merge
 from ranvier_py.core.routing.route_table.claims import Claims, Hidden
 from ranvier_py.core.routing.route_table.outgoing import OutgoingRoutes
-from ranvier_py.core.routing.route_table.reconcile import Reconciler
 from ranvier_py.core.routing.route_table.route_values import (
     BACKENDS_MAX,
     ROUTE_TTL_S,
@@ -335,9 +334,6 @@ class RouteTable:
     def scan(self, names: BackendNames, margin_s: float, buckets: npt.NDArray[np.uint16]) -> RowsScan:
         """To read the claims of these buckets, or of all when there are none, chunk by chunk."""
         return RowsScan(ClaimReader(self.rows, self.claims, names, margin_s), buckets)
-
-    def reconciler(self) -> Reconciler:
-        return Reconciler(self, self.rows, self.claims)
 
     def subtree(self, fingerprint: int, *, limit: int = 200) -> list[RouteView]:
         """The tree under a fingerprint (itself included) or the whole (0): parents before children, `limit` rows.

@@ -1,0 +1,31 @@
+"""What the control port is to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ranvier_py.config.config_model import Config
+from ranvier_py.core.addresses import host_port
+
+
+@dataclass(slots=True)
+class ControlSettings:
+    """Where and to whom the control port answers, and what one client may cost. Port 0 takes any free one.
+
+    `key` and `metrics_public` may change while it is served; they count for the next request.
+    """
+
+    host: str
+    port: int
+    key: str | None = None
+    metrics_public: bool = False
+    body_bytes_max: int = 16 * 1024 * 1024  # a prompt to explain is parsed on the event loop
+    idle_timeout_s: float = 5.0  # also for the header of a request to be complete
+    send_timeout_s: float = 30.0  # for one piece of an answer
+    close_grace_s: float = 1.0  # answers under way when the node ends; all are short
+
+
+def control_settings(config: Config) -> ControlSettings:
+    host, port = host_port(config.control)
+    key = config.control_key.get_secret_value() if config.control_key else None
+    return ControlSettings(host=host, port=port, key=key, metrics_public=config.metrics_public)

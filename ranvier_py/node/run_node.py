@@ -1,0 +1,169 @@
+"""The composition root: makes the parts of one node, opens the one nursery, stops them in reverse.
+
+Start order is the order of lines in `run` and `run_parts`; the public port opens last and closes first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+import trio
+
+from ranvier_py.config.config_endpoints import gossip_endpoints
+from ranvier_py.config.config_model import Config
+from ranvier_py.core.addresses import host_port
+from ranvier_py.io.descriptors import raise_descriptor_limit
+from ranvier_py.io.logs import announce
+from ranvier_py.io.tokenizer_process import TokenizerProcess
+from ranvier_py.node.answer_parts import share_answers
+from ranvier_py.node.calibration_parts import looked_at_by
+from ranvier_py.node.cluster_parts import load_keys, open_cluster
+from ranvier_py.node.garbage import collected_in_waits
+from ranvier_py.node.node import Node
+from ranvier_py.node.parts import fingerprint_key, tokenizer_process, within_descriptors
+from ranvier_py.node.reload import ConfigSource, Reloads
+
+log = logging.getLogger(__name__)
+
+ServeControl = Callable[..., Awaitable[None]]
+"""Called with the node, what reads its configuration again (or None), and `shutdown`; reports its URL as it starts."""
+
+SWITCH_INTERVAL_S = 0.00005
+"""The event loop gives up the interpreter lock at each system call and gets it back from another thread at the latest
+after this. CPython's default would be added to a request several times over."""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+KEEP_BYTES = 256 * 1024 * 1024  # four bodies of the largest size at once
+MAP_BYTES_MIN = 32 * 1024 * 1024  # glibc's own upper limit (DEFAULT_MMAP_THRESHOLD_MAX)
+"""From here on one mapping per buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a running node listens: (host, port) pairs of the public port, URL of the control port."""
+
+    public: Sequence[tuple[str, int]]
+    control: str
+
+    def __str__(self) -> str:
+        public = " ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.public)
+        return f"{public} control {self.control}"
+
+
+async def run(
+    config: Config,
+    serve_control: ServeControl,
+    *,
+    tokenizer_of: Callable[[Config, bytes], TokenizerProcess] = tokenizer_process,
+    source: ConfigSource | None = None,
+    task_status: trio.TaskStatus[Addresses] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run one node until a signal tells it to stop. Raises ConfigError or OSError at the start.
+
+    `serve_control` serves its control port (`control.control_port`), which is above the node and knows all of it.
+    `source` is what the configuration is read from again; without it the node keeps this one.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed_memory()
+    loaded, descriptors = config, raise_descriptor_limit()
+    config = within_descriptors(config, descriptors)
+    keys, key_file = await load_keys(config) if gossip_endpoints(config) is not None else (None, None)
+    key = fingerprint_key(config, keys.fingerprint_secret if keys is not None else None)
+    tokenizer = tokenizer_of(config, key)
+    await tokenizer.start()
+    try:
+        facts = tokenizer.facts
+        log.log(logging.INFO if facts.incremental else logging.WARNING, "node.tokenizer %s", facts.probe_report)
+        node = Node(config, tokenizer, Random(secrets.randbits(64)), key)  # noqa: S311  # placement draws no secrets
+        reloads = Reloads(node, loaded, source, descriptors) if source is not None else None
+        with node.resolver.installed(), closing(node.upstream), collected_in_waits():
+            if keys is not None:
+                node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme, node.faults)
+                node.engine_events.share(node.clustering.peer.streams)
+                node.poller.owns = looked_at_by(node.clustering.peer)
+                if node.pipeline.responses is not None:
+                    share_answers(node.pipeline.responses, node.clustering)
+            await run_parts(node, reloads, serve_control, task_status)
+    finally:
+        await tokenizer.close()
+    log.info("node.stopped")
+
+
+async def run_parts(
+    node: Node, reloads: Reloads | None, serve_control: ServeControl, task_status: trio.TaskStatus[Addresses]
+) -> None:
+    """Start the parts in order, serve until drained, stop them in reverse.
+
+    No fault of a part ends the others: it is kept here, or keeps its own loops where it has several.
+    """
+    config, faults = node.config, node.faults
+    shutdown = trio.Event()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.resolver.run)
+        nursery.start_soon(faults.keep, "tokenizer", node.tokenizer.run)
+        nursery.start_soon(faults.keep, "tokenizer_worker", node.tokenizer_worker.run)
+        nursery.start_soon(faults.keep, "sweep", node.sweep)
+        nursery.start_soon(faults.keep, "clients", node.clients.run)
+        for place, part in (("recorder", node.recorder), ("route_eviction", node.alpha_process)):
+            if part is not None:
+                nursery.start_soon(faults.keep, place, part.run)
+        if node.clustering is not None:
+            await nursery.start(node.clustering.run)
+            nursery.start_soon(faults.keep, "follow", node.follow, node.clustering)
+        nursery.start_soon(node.indexing.run)
+        if (responses := node.pipeline.responses) is not None and responses.elsewhere is not None:
+            nursery.start_soon(faults.keep, "response_cache", responses.elsewhere.run)
+        await nursery.start(node.poller.run)
+        await nursery.start(node.engine_events.run)
+        nursery.start_soon(faults.keep, "calibration", node.calibrating.run)
+        await nursery.start(node.worker_reports.run)
+        with listening_on(config.control):
+            url = await nursery.start(partial(serve_control, node, reloads, shutdown=shutdown))
+        await nursery.start(node.stop_on_signal)
+        if reloads is not None and signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:  # else it ends a process
+            nursery.start_soon(faults.keep, "reload", reloads.run)
+        with trio.move_on_after(config.polls.probe_timeout_s):  # who serves which model, before the first request asks
+            await node.poller.wait_first_round()
+        async with trio.open_nursery() as serving:
+            host, port = host_port(config.listen)
+            with listening_on(config.listen):
+                bound = await serving.start(partial(node.server.serve, host, port, reuse_port=config.workers > 1))
+            addresses = Addresses(bound, url)
+            if not config.backend:
+                log.warning("node.no_backends every request gets a 503 until one is added: POST /admin/backends")
+            log.info("node.ready on %s", addresses)
+            announce(f"ranvier listening on {addresses}")
+            task_status.started(addresses)
+        await node.drained.wait()
+        shutdown.set()
+        nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def listening_on(address: str) -> Iterator[None]:
+    """An error of binding names the address."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror or error} ({address})") from error
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep freed memory; False where that can't be done.
+
+    By default glibc gives back what it frees at the top of its heap, so every large body is received into pages that
+    the kernel must first find and clear. Up to `KEEP_BYTES` of a process stay reserved after a peak.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, MAP_BYTES_MIN)) and bool(mallopt(M_TRIM_THRESHOLD, KEEP_BYTES))
