@@ -5,10 +5,12 @@ from typing import Any
 
 
 class Late:
-    """A module that is imported once something of it is asked for."""
+    """A module that is imported once something public of it is asked for: pytest asks everything for `__wrapped__`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
         return getattr(import_module(self.name), name)
