@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import sys
 from collections import Counter, defaultdict
@@ -75,7 +76,9 @@ NAMED_TUPLE = frozenset({"_replace", "_asdict", "_fields", "_make"})
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), filename=str(path))
+    tree = ast.parse(path.read_text(), filename=str(path))
+    gc.freeze()  # it stays: no collection of garbage shall look through all trees so far for each new one
+    return tree
 
 
 @cache
@@ -156,12 +159,12 @@ def _loops_in(function: ast.AST) -> Iterator[ast.While | ast.For | ast.AsyncFor]
 
 @cache
 def imports_of(path: Path) -> Sequence[tuple[int, str]]:
-    """(line, module) of everything imported; `from package import module` names the module."""
+    """(line, module) of everything imported, for types alone as well; `from package import module` names the module."""
     return tuple(_imports_in(path))
 
 
 def _imports_in(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
