@@ -39,3 +39,4 @@ def pytest_collection_finish() -> None:
     """Modules and tests stay until the end: no collection of garbage shall look through them again and again."""
     gc.collect()
     gc.freeze()
+    gc.unfreeze = lambda: None  # at the end of a replay in this process they would be looked through again
