@@ -41,6 +41,7 @@ from cluster.processes.request_log import Entry, RequestLog, hit_report, hits_ba
 from cluster.scenario import VERBS, Cluster, Dns, Expect, Load, Scenario, Step, load_scenario, settled
 from ranvier_py.cli import make_parser as node_parser
 from ranvier_py.core.gossip.gossip_values import Plane
+from tests.waiting import until
 
 DEADLINE_S = 20
 ROOT = Path(chaos.__file__).parents[2]
@@ -498,11 +499,6 @@ async def fleet_of_one(tmp_path: Path) -> AsyncIterator[tuple[Fleet, Member]]:
                 await fleet.end()
             nursery.cancel_scope.cancel()
     assert not member.running
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110  # another process tells nobody
-        await trio.sleep(0.005)
 
 
 def state_of(member: Member) -> str:

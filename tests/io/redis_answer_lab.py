@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from math import inf
@@ -19,6 +19,7 @@ from ranvier_py.core.response_cache.redis_answer_options import RedisAnswerOptio
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.io.redis_answers import RedisAnswers
 from ranvier_py.io.redis_pool import RedisPool
+from tests.waiting import until
 
 DEADLINE_S = 20.0
 SEEDS = count()
@@ -45,11 +46,6 @@ def answer(size: int = 100, model: str = "m", tenant: bytes = b"t", age_s: float
 
 def key(number: int) -> bytes:
     return number.to_bytes(32, "big")
-
-
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():  # noqa: ASYNC110  # another process decides
-        await trio.sleep(0.002)
 
 
 @asynccontextmanager

@@ -33,10 +33,10 @@ from tests.io.redis_answer_lab import (
     key,
     made,
     running,
-    until,
     written,
 )
 from tests.io.redis_server import RedisServer, mortal, needs_redis, one_server, pool_of, redis_server, server
+from tests.waiting import until
 
 pytestmark = [needs_redis, pytest.mark.usefixtures("hurried")]
 

@@ -20,6 +20,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink
 from ranvier_py.node.index_parts import IndexedBackend, IndexedStream
 from tests.io.redis_server import RedisServer, mortal, needs_redis, one_server, pool_of, redis_server, server
+from tests.waiting import until
 
 pytestmark = [needs_redis, pytest.mark.usefixtures("hurried")]
 
@@ -70,11 +71,6 @@ class Side:
     async def until_holders(self, prefix: str, expected: dict[str, int]) -> None:
         while await self.holders(prefix) != expected:  # noqa: ASYNC110  # another process decides
             await trio.sleep(0.002)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110  # another process decides
-        await trio.sleep(0.002)
 
 
 @asynccontextmanager

@@ -26,6 +26,7 @@ from ranvier_py.io.resolver import (
 )
 from ranvier_py.supervision import Faults
 from tests.io.test_discovery import NXDOMAIN, SERVFAIL, Answer, FakeResolver
+from tests.waiting import until
 
 Clock = trio.testing.MockClock
 
@@ -202,10 +203,6 @@ async def test_names_that_hang_take_no_thread_of_others_and_leave_room_for_names
     monkeypatch.setattr(module, "SLOW_S", 0.0)
     monkeypatch.setattr(module, "FRESH_S", 0.0)
     system, bad = Hanging(monkeypatch, good=[b"good"]), [f"bad{number}" for number in range(2 * THREADS_MAX)]
-
-    async def until(condition: Callable[[], bool]) -> None:
-        while not condition():
-            await trio.lowlevel.checkpoint()
 
     async def ask(name: str) -> None:
         with suppress(AddressError):

@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -31,6 +31,7 @@ from ranvier_py.core.tokenize.tokenize_service import Tokenizer
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.push_parts import KeyInbox
+from tests.waiting import until
 
 KEY = b"k" * 32
 CALL = {"name": "f", "arguments": "{}"}
@@ -145,11 +146,6 @@ async def running(worker: TokenizerWorker) -> AsyncIterator[None]:
 async def tokenized_first(worker: TokenizerWorker, prompt: Prompt, deadline_s: float) -> bool:
     async with running(worker):
         return await worker.tokenize_first(prompt, deadline_s)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():
-        await trio.lowlevel.checkpoint()
 
 
 def body(*messages: tuple[str, Any], **fields: Any) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from ranvier_py.io.tokenizer import EMBEDDED
-from tests.node.node_lab import MODEL, Node, chat, cluster_lab, start_engine, turn
+from tests.node.node_lab import BETWEEN_LOOKS_S, MODEL, Node, chat, cluster_lab, start_engine, turn
 from tests.node.node_lab import lab as node_lab
 
 CONVERSATIONS, TURNS = 12, 8
@@ -63,8 +63,8 @@ class Conversation:
     async def known(self, node: Node) -> None:
         """Until this node would send the next turn where the others went."""
         with trio.move_on_after(KNOWN_S):
-            while (await self.explained(node))["reason"] != "affinity":  # by what is its own, not by what all share
-                pass
+            while (await self.explained(node))["reason"] != "affinity":  # noqa: ASYNC110  # by what is its own, not by what all share
+                await trio.sleep(BETWEEN_LOOKS_S)
 
     async def explained(self, node: Node) -> Item:
         found: Item = (await node.http.post(f"{node.control}/explain", content=self.body())).json()
@@ -244,8 +244,8 @@ async def test_a_node_that_joins_later_knows_which_engine_keeps_what(tmp_path: P
         kept = [await respond(first, f"Question {number}") for number in range(4)]
         late = await place.start()
         for answer in kept:
-            while (found := await respond(late, previous_response_id=answer.json()["id"])).status_code == 404:
-                pass
+            while (found := await respond(late, previous_response_id=answer.json()["id"])).status_code == 404:  # noqa: ASYNC110  # gossip
+                await trio.sleep(BETWEEN_LOOKS_S)
             assert found.headers["x-engine"] == answer.headers["x-engine"]
 
 

@@ -18,7 +18,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.node.calibration_parts import STALE_INTERVALS, Calibrating, looked_at_by
 from tests.core.engine_cache.test_prediction import A, World
-from tests.node.node_lab import Lab, Node, chat, cluster_lab, opened, start_engine, turn
+from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, Node, chat, cluster_lab, opened, start_engine, turn
 
 DEADLINE_S = 30
 
@@ -111,11 +111,11 @@ async def test_requests_that_came_past_all_nodes_are_load_and_go_again() -> None
                 body = chat(turn(f"{number}?"), max_tokens=100_000, ignore_eos=True, stream=True)
                 others.start_soon(partial(node.http.post, f"{node.engines[0]}/v1/chat/completions", content=body))
             explain = partial(node.http.post, f"{node.control}/explain", content=chat(turn("?")))
-            while (await explain()).json()["candidates"][0]["load"] != 3:
-                pass
+            while (await explain()).json()["candidates"][0]["load"] != 3:  # noqa: ASYNC110  # a metric
+                await trio.sleep(BETWEEN_LOOKS_S)
             others.cancel_scope.cancel()
-        while (await explain()).json()["candidates"][0]["load"] != 0:
-            pass
+        while (await explain()).json()["candidates"][0]["load"] != 0:  # noqa: ASYNC110  # a metric
+            await trio.sleep(BETWEEN_LOOKS_S)
 
 
 class Clock:

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from tests.late_import import Late
-from tests.node.node_lab import MODEL, Node, turn
+from tests.node.node_lab import BETWEEN_LOOKS_S, MODEL, Node, turn
 from tests.node.node_lab import lab as node_lab
 
 anthropic, openai = Late("anthropic"), Late("openai")
@@ -388,6 +388,7 @@ async def test_a_stream_that_its_client_leaves_is_cancelled_at_its_engine(leave:
         statistics = await engine_statistics(node)
         while not statistics["cancelled"]:
             statistics = await engine_statistics(node)
+            await trio.sleep(BETWEEN_LOOKS_S)
     assert (statistics["cancelled"], statistics["running"], statistics["finished"]) == (1, 0, 0)
 
 

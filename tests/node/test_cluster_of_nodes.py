@@ -12,7 +12,7 @@ from ranvier_py.config.config_loader import load
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.gossip import RouterPeer
 from ranvier_py.node.cluster_parts import FingerprintScheme, public_address
-from tests.node.node_lab import DEADLINE_S, KEY, Node, cluster_lab, states, turn
+from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, Node, cluster_lab, states, turn
 from tests.node.node_lab import lab as node_lab
 
 OTHER_KEY = "19" * 16 + "c4" * 16
@@ -69,8 +69,8 @@ async def test_a_node_that_nobody_gives_routes_to_is_ready_all_the_same(
     monkeypatch.setattr(RouterPeer, "synced", property(lambda _: False))
     async with cluster_lab(tmp_path) as place:
         node = await place.start()
-        while (await place.http.get(f"{node.control}/readyz")).status_code != httpx.codes.OK:
-            pass
+        while (await place.http.get(f"{node.control}/readyz")).status_code != httpx.codes.OK:  # noqa: ASYNC110  # a page
+            await trio.sleep(BETWEEN_LOOKS_S)
 
 
 async def test_a_node_that_is_gone_is_missed_and_its_routes_are_kept(tmp_path: Path) -> None:
@@ -269,6 +269,7 @@ async def test_peers_that_datagrams_do_not_reach_are_peers_and_that_is_reported_
         await first.until("/admin/cluster", lambda view: [one["datagrams"] for one in view["members"]] == [False])
         while "gossip.datagrams_blocked" not in caplog.text:
             await first.sees(1)
+            await trio.sleep(BETWEEN_LOOKS_S)
         await second.sees(1)
         assert caplog.text.count("gossip.datagrams_blocked") == 1
 

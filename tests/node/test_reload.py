@@ -26,7 +26,7 @@ from ranvier_py.control.control_port import serve_node
 from ranvier_py.core.options import SECONDS_MAX
 from ranvier_py.node.reload import APPLY_KEYS, APPLY_PARTS, NEEDS_RESTART, ConfigSource, Reloads, apply_of
 from ranvier_py.node.run_node import Addresses, run
-from tests.node.node_lab import DEADLINE_S, MODEL, PLACES, Lab, Node, opened, turn
+from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, MODEL, PLACES, Lab, Node, opened, turn
 from tests.proxy.wire import GOOD, Scripted
 
 BASE = {**PLACES, "debug_headers": True, "probe_interval_s": 60, "drain_timeout_s": 5}
@@ -298,8 +298,8 @@ async def test_the_key_of_the_backends_goes_with_requests_and_probes_from_then_o
         answer = await node.http.post(f"{node.control}/admin/reload")
         assert answer.json()["applied"] == ["backend_api_key"]
         keys.clear()
-        while "second-key" not in keys:  # of a probe
-            await trio.lowlevel.checkpoint()
+        while "second-key" not in keys:  # noqa: ASYNC110  # of a probe
+            await trio.sleep(BETWEEN_LOOKS_S)
         keys.clear()
         await node.chat()
         assert keys == {"second-key"}
@@ -420,8 +420,8 @@ async def test_fifty_reloads_in_a_row_leave_nothing_behind(tmp_path: Path) -> No
             await changed(**other, backend=node.engines[:1])
             await changed()
         assert max(0, (await both())[1] - first[1]) <= 2
-        while (await both())[0] > first[0]:  # connections of the control port come and go
-            pass
+        while (await both())[0] > first[0]:  # noqa: ASYNC110  # connections of the control port come and go
+            await trio.sleep(BETWEEN_LOOKS_S)
         assert await node.faults() == {}
         assert (await node.chat()).status_code == 200
 
@@ -444,19 +444,20 @@ async def test_a_hang_up_reads_the_configuration_and_goes_on_after_one_that_is_b
             place.file.write_text("policy = 7")
             os.kill(os.getpid(), signal.SIGHUP)
             refused = 'ranvier_config_reloads_total{result="refused"} 1.0'
-            while refused not in (await node.http.get(f"{node.control}/metrics")).text:
-                pass
+            while refused not in (await node.http.get(f"{node.control}/metrics")).text:  # noqa: ASYNC110  # a page
+                await trio.sleep(BETWEEN_LOOKS_S)
             place.write(policy="ttft")
             os.kill(os.getpid(), signal.SIGHUP)
             await node.until("/admin/config", lambda config: config["policy"] == "ttft")
             with monkeypatch.context() as patch:
                 patch.setattr(Reloads, "apply", bug)
                 os.kill(os.getpid(), signal.SIGHUP)
-                while await node.faults() != {"reload": 1}:
-                    pass
+                while await node.faults() != {"reload": 1}:  # noqa: ASYNC110  # a page
+                    await trio.sleep(BETWEEN_LOOKS_S)
             place.write(policy="chwbl")
             while (await node.ask("/admin/config"))["policy"] != "chwbl":  # as soon as the loop is back
                 os.kill(os.getpid(), signal.SIGHUP)
+                await trio.sleep(BETWEEN_LOOKS_S)
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -19,7 +19,7 @@ import trio.testing
 
 from cluster.dns.addresses import free_port
 from tests.examples import some
-from tests.node.node_lab import ANNOUNCED, MODEL, Lab, first_lines, opened, turn
+from tests.node.node_lab import ANNOUNCED, BETWEEN_LOOKS_S, MODEL, Lab, first_lines, opened, turn
 
 CONTINUUM = """\
 prefix_routing:
@@ -68,6 +68,7 @@ class Served:
             config = await self.config(worker)
             if all(config[name] == value for name, value in values.items()):
                 return
+            await trio.sleep(BETWEEN_LOOKS_S)
 
 
 @asynccontextmanager

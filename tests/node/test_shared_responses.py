@@ -18,7 +18,7 @@ from ranvier_py.config.config_loader import config_of
 from ranvier_py.control.status_page import response_cache_lines
 from ranvier_py.core.errors import ConfigError
 from tests.examples import some
-from tests.node.node_lab import KEY, ClusterLab, Node, cluster_lab, turn
+from tests.node.node_lab import BETWEEN_LOOKS_S, KEY, ClusterLab, Node, cluster_lab, turn
 from tests.node.test_cached_responses import COLD, ask, chat, results
 from tests.proxy.wire import END, GOOD, ROLE, STREAM_HEAD, TOKEN, Scripted, Step
 
@@ -56,8 +56,8 @@ async def invalidate(node: Node, **wanted: object) -> dict[str, Any]:
 
 
 async def until_result(node: Node, wanted: str) -> None:
-    while (await ask(node)).headers["x-cache"] != wanted:
-        pass
+    while (await ask(node)).headers["x-cache"] != wanted:  # noqa: ASYNC110  # a peer decides
+        await trio.sleep(BETWEEN_LOOKS_S)
 
 
 async def test_an_answer_of_one_node_is_a_hit_on_all_four_and_no_engine_is_asked_again(tmp_path: Path) -> None:
@@ -205,6 +205,7 @@ async def until_stats(lab: ClusterLab, control: str, holds: Callable[[dict[str, 
         stats = (await lab.http.get(f"{control}/admin/response-cache/stats")).json()
         if holds(stats):
             return dict(stats)
+        await trio.sleep(BETWEEN_LOOKS_S)
 
 
 @pytest.mark.parametrize("number", some([signal.SIGKILL, signal.SIGSTOP]), ids=["killed", "paused"])

@@ -13,7 +13,7 @@ import trio
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy import pipeline
-from tests.node.node_lab import Node, chat, lab
+from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, lab
 from tests.proxy.wire import (
     CHUNKED_HEAD,
     CLOSE,
@@ -54,6 +54,7 @@ async def at_rest(node: Node) -> dict[str, Any]:
         if routes["outcomes"] and not any(in_flight):
             assert routes["speculation"]["attempts"] == routes["speculation"]["fingerprints"] == 0
             return dict(routes)
+        await trio.sleep(BETWEEN_LOOKS_S)
 
 
 def sharing(count: int, *turns: Sequence[Step]) -> list[Scripted]:
@@ -343,7 +344,7 @@ async def test_a_second_signal_cuts_the_drain_short() -> None:
         await client.send(post(chat(stream=True)))
         await client.until(TOKEN)
         os.kill(os.getpid(), signal.SIGTERM)
-        while (await node.http.get(f"{node.control}/readyz")).status_code != 503:
-            pass
+        while (await node.http.get(f"{node.control}/readyz")).status_code != 503:  # noqa: ASYNC110  # a page
+            await trio.sleep(BETWEEN_LOOKS_S)
         os.kill(os.getpid(), signal.SIGTERM)
         assert await client.cut()

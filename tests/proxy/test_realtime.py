@@ -33,7 +33,7 @@ from wsproto.events import (
 from wsproto.utilities import RemoteProtocolError
 
 from ranvier_py.core.routing.summary import RequestSummary
-from tests.node.node_lab import Node, lab
+from tests.node.node_lab import BETWEEN_LOOKS_S, Node, lab
 from tests.planted_bugs import Bug, plant
 from tests.proxy.wire import CHUNKED_HEAD, Wire, answer, chunk
 
@@ -166,8 +166,8 @@ async def counts(node: Node) -> dict[str, int]:
 
 async def until(node: Node, **wanted: int) -> None:
     """Until the metrics of WebSockets say so."""
-    while not wanted.items() <= (await counts(node)).items():
-        pass
+    while not wanted.items() <= (await counts(node)).items():  # noqa: ASYNC110  # a page states it
+        await trio.sleep(BETWEEN_LOOKS_S)
 
 
 # --- what passes -----------------------------------------------------------------------------------------------------
@@ -387,8 +387,8 @@ async def test_a_drain_lets_it_speak_until_its_time_is_up() -> None:
     async with lab(engine, drain_timeout_s=3600) as node:
         client = await taken(node)
         os.kill(os.getpid(), signal.SIGTERM)
-        while (await node.http.get(f"{node.control}/readyz")).status_code != 503:
-            pass
+        while (await node.http.get(f"{node.control}/readyz")).status_code != 503:  # noqa: ASYNC110  # a page
+            await trio.sleep(BETWEEN_LOOKS_S)
         await client.send(TextMessage(data="still here"))
         assert await client.next() == TextMessage(data="still here")
         os.kill(os.getpid(), signal.SIGTERM)
