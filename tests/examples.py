@@ -2,15 +2,22 @@
 
 import os
 from collections.abc import Iterable
+from typing import TypeVar
 
 import pytest
 
 LEAST = 10
 
+Amount = TypeVar("Amount")
+
+
+def whole(much: Amount, enough: Amount) -> Amount:
+    return much if "WHOLE_SUITE" in os.environ else enough
+
 
 def examples(count: int) -> int:
     """How many hypothesis tries, of a test that tries `count` in CI."""
-    return count if "WHOLE_SUITE" in os.environ else min(count, max(LEAST, count // 4))
+    return whole(count, min(count, max(LEAST, count // 4)))
 
 
 def some(values: Iterable[object], kept: int = 1) -> list[object]:

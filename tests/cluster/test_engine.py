@@ -17,6 +17,7 @@ import httpx
 import pytest
 import trio
 
+from cluster.__main__ import main
 from cluster.engine.engine_process import main as engine_command
 from cluster.engine.engine_process import serve
 from cluster.engine.engine_routes import Engine, EngineConfig
@@ -432,8 +433,11 @@ def test_a_wrong_option_or_command_ends_with_code_2() -> None:
         ["engine", "--decode-ms", "nan", "--tokenizer", "bytes"],
         ["x"],
     ):
-        command = [sys.executable, "-m", "cluster", *arguments]
-        assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 2
+        try:
+            code: object = main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+        assert code == 2
 
 
 def test_an_address_in_use_is_stated_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

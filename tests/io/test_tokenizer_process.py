@@ -6,22 +6,29 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from math import inf
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 import pytest
 import trio
+from trio import from_thread
 
 from ranvier_py.core.errors import ConfigError, TokenizerLost
 from ranvier_py.core.prompts.fingerprint import TokenHasher
-from ranvier_py.core.tokenize.tokenize_frames import Setup
+from ranvier_py.core.tokenize.tokenize_frames import Reply, Setup
 from ranvier_py.core.tokenize.tokenize_job import Status, TokenizeJob
 from ranvier_py.core.tokenize.tokenize_service import TokenizeService
 from ranvier_py.io import tokenizer_process
 from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer
 from ranvier_py.io.tokenizer_process import COMMAND, TokenizerProcess
+from tests.examples import some
+from tests.waiting import until
 
 KEY = b"k" * 32
 SETUP = Setup(str(EMBEDDED), "", KEY, 16, 3)
@@ -51,9 +58,11 @@ GOOD_FACTS = (
 
 
 @asynccontextmanager
-async def running(setup: Setup = SETUP, command: Sequence[str] = COMMAND) -> AsyncIterator[TokenizerProcess]:
+async def running(
+    setup: Setup = SETUP, command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S
+) -> AsyncIterator[TokenizerProcess]:
     process = TokenizerProcess(setup, command, restart_delay_s=0.01)
-    with trio.fail_after(DEADLINE_S):
+    with trio.fail_after(deadline_s):
         await process.start()
         try:
             async with trio.open_nursery() as nursery:
@@ -64,9 +73,26 @@ async def running(setup: Setup = SETUP, command: Sequence[str] = COMMAND) -> Asy
             await process.close()
 
 
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():
-        await trio.lowlevel.checkpoint()
+class Shared(NamedTuple):
+    process: TokenizerProcess
+    ask: Callable[..., Reply]  # and wait
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    """One process in a loop of its own, for tests that leave it as it was: loading takes a second of a core."""
+    begun: SimpleQueue[Any] = SimpleQueue()
+
+    async def serve() -> None:
+        async with running(command=("nice", "-n", "15", *COMMAND), deadline_s=inf) as process:
+            begun.put((process, trio.lowlevel.current_trio_token(), end := trio.Event()))
+            await end.wait()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(trio.run, serve)
+        process, token, end = begun.get(timeout=DEADLINE_S)
+        yield Shared(process, lambda *of, **how: from_thread.run(partial(process.ask, *of, **how), trio_token=token))
+        from_thread.run_sync(end.set, trio_token=token)
 
 
 def is_gone(pid: int) -> bool:
@@ -77,35 +103,27 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.fixture
-def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_process, "BATCH_LIMIT_S", 0.05)
-
-
-async def test_what_the_process_answers_is_what_the_tokenizer_makes_of_it_here() -> None:
+def test_what_the_process_answers_is_what_the_tokenizer_makes_of_it_here(shared: Shared) -> None:
     jobs = [job("hello there " * 40), job("{{ 7 }} " * 9)]
     own = ChatTokenizer.load("embedded")
-    async with running() as process:
-        found = await process.ask(jobs, first=False)
-        assert process.facts == own.facts
+    found = shared.ask(jobs, first=False)
+    assert shared.process.facts == own.facts
     assert [each.read() for each in found.results] == TokenizeService(own, TokenHasher(KEY, short=3)).results(jobs)
     assert found.results[0].status is Status.DONE
     assert found.busy_s > 0
 
 
-async def test_a_prompt_that_was_taken_for_shorter_than_what_is_known_of_it_is_tokenized_like_any() -> None:
+def test_a_prompt_that_was_taken_for_shorter_than_what_is_known_of_it_is_tokenized_like_any(shared: Shared) -> None:
     short = job("hello there " * 40)
     over = short._replace(length=10, state=short.state._replace(tokens=4_000_000))
-    async with running() as process:
-        assert len((await process.ask([over] * 3, first=False)).results) == 3
-        assert process.counters.killed == 0
+    assert len(shared.ask([over] * 3, first=False).results) == 3
+    assert shared.process.counters.killed == 0
 
 
-async def test_prefix_hashes_are_noted_where_they_are_wanted() -> None:
-    async with running() as process:
-        assert (await process.ask([job("hello there " * 40)], first=True)).keyed == []
-        (keyed,) = (await process.ask([job("hello there " * 40)], [64], first=True)).keyed
-        assert (keyed.tokens, keyed.root) == (64, job("").root)
+def test_prefix_hashes_are_noted_where_they_are_wanted(shared: Shared) -> None:
+    assert shared.ask([job("hello there " * 40)], first=True).keyed == []
+    (keyed,) = shared.ask([job("hello there " * 40)], [64], first=True).keyed
+    assert (keyed.tokens, keyed.root) == (64, job("").root)
 
 
 async def test_a_prompt_that_waits_is_not_behind_what_is_learned() -> None:
@@ -147,9 +165,9 @@ async def test_a_process_that_is_killed_in_the_middle_costs_its_jobs_and_is_repl
         assert (process.counters.restarts, process.counters.killed) == (1, 0)
 
 
-@pytest.mark.usefixtures("short_limits")
-async def test_a_process_that_hangs_is_killed_and_replaced() -> None:
-    async with running() as process:
+async def test_a_process_that_hangs_is_killed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_process, "BATCH_LIMIT_S", 0.05)
+    async with running(command=script(tmp_path / "good.py", *GOOD_FACTS, "time.sleep(60)")) as process:
         pid = process.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -164,16 +182,7 @@ async def test_a_process_that_hangs_is_killed_and_replaced() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        "b'\\xff' * 4",
-        "b'\\xff' * 4096",
-        "b'\\x04\\0\\0\\0junk'",
-        "b'\\x01\\0\\0\\0\\xc0'",
-        "b'\\x05\\0\\0\\0\\x93\\xcb\\0\\0\\0'",
-        "b'\\x04\\0\\0\\0\\x93\\x01\\x90\\x90'",
-        "b'\\x04\\0\\0\\0\\x93\\x01\\x90\\x90more'",
-        "b''",
-    ],
+    some(["b''", "b'\\xff' * 4", "b'\\x04\\0\\0\\0junk'", "b'\\x04\\0\\0\\0\\x93\\x01\\x90\\x90'"], kept=3),
 )
 async def test_a_process_that_answers_with_anything_but_results_is_killed_and_replaced(
     answer: str, tmp_path: Path
@@ -219,31 +228,21 @@ async def test_tries_to_start_it_anew_go_on(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.text.count("tokenizer.not_restarted") == 2
 
 
-@pytest.mark.parametrize(
-    ("setup", "problem"),
-    [
-        (SETUP._replace(source="/nowhere/at/all"), "tokenizer: '/nowhere/at/all' can't be loaded"),
-        (SETUP._replace(chat_template="{% for %}"), "chat_template"),
-    ],
-)
-async def test_what_is_wrong_at_the_start_is_the_configurations_problem(
-    setup: Setup, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_wrong_at_the_start_is_the_configurations_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    process = TokenizerProcess(setup)
-    with trio.fail_after(DEADLINE_S), pytest.raises(ConfigError, match=problem):
+    process = TokenizerProcess(SETUP._replace(source="/nowhere/at/all"))
+    with trio.fail_after(DEADLINE_S), pytest.raises(ConfigError, match="tokenizer: '/nowhere/at/all' can't be loaded"):
         await process.start()
 
 
-async def test_who_learns_runs_only_where_nobody_else_wants_the_processor() -> None:
+def test_who_learns_runs_only_where_nobody_else_wants_the_processor(shared: Shared) -> None:
     """In a node that is nice itself, too. Who tokenizes a prompt that waits to be placed does not give way."""
-    async with running(command=("nice", "-n", "15", *COMMAND)) as process:
-        assert len((await process.ask([job("hello there")], first=False)).results) == 1
-        threads = [int(place.name) for place in Path(f"/proc/{process.pid}/task").iterdir()]  # noqa: ASYNC240
-        policies = [os.sched_getscheduler(thread) for thread in threads]
-        assert policies.count(os.SCHED_IDLE) == 1
-        assert policies.count(os.SCHED_OTHER) == len(threads) - 1 >= 2
-        assert process.counters.restarts == 0
+    assert len(shared.ask([job("hello there")], first=False).results) == 1
+    threads = [int(place.name) for place in Path(f"/proc/{shared.process.pid}/task").iterdir()]
+    policies = [os.sched_getscheduler(thread) for thread in threads]
+    assert policies.count(os.SCHED_IDLE) == 1
+    assert policies.count(os.SCHED_OTHER) == len(threads) - 1 >= 2
+    assert shared.process.counters.restarts == 0
 
 
 async def test_a_process_that_ends_at_its_start_is_an_error_with_its_code(tmp_path: Path) -> None:
@@ -263,13 +262,13 @@ async def test_the_process_knows_no_secret_of_the_configuration(
         assert "of the hub" in out.read_text()
 
 
-async def test_signals_that_stop_a_node_leave_its_tokenizer_to_the_drain() -> None:
-    async with running() as process:
-        assert process.pid is not None
-        assert os.getpgid(process.pid) != os.getpgid(0)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            os.kill(process.pid, number)
-        assert (await process.ask([job("hello")], first=True)).results[0].status is Status.DONE
+def test_signals_that_stop_a_node_leave_its_tokenizer_to_the_drain(shared: Shared) -> None:
+    assert shared.process.pid is not None
+    assert os.getpgid(shared.process.pid) != os.getpgid(0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(shared.process.pid, number)
+    assert shared.ask([job("hello")], first=True).results[0].status is Status.DONE
+    assert shared.process.counters.restarts == 0
 
 
 OWNER = f"""
@@ -297,11 +296,10 @@ async def test_the_process_ends_when_its_node_is_killed() -> None:
             await until(lambda: is_gone(pid))
 
 
-async def test_memory_that_jobs_ask_for_is_bounded() -> None:
-    async with running() as process:
-        assert process.pid is not None
-        most, _ = resource.prlimit(process.pid, resource.RLIMIT_DATA)
-        assert 0 < most < 3 << 30
+def test_memory_that_jobs_ask_for_is_bounded(shared: Shared) -> None:
+    assert shared.process.pid is not None
+    most, _ = resource.prlimit(shared.process.pid, resource.RLIMIT_DATA)
+    assert 0 < most < 3 << 30
 
 
 def test_a_node_imports_no_tokenizer() -> None:

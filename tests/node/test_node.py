@@ -11,7 +11,9 @@ from random import Random
 from typing import Any
 
 import pytest
+import trio
 
+from cluster.local_tokenizer import local_tokenizer
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.control.control_port import serve_node
 from ranvier_py.core.errors import ConfigError, leaves
@@ -20,7 +22,7 @@ from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node.parts import placement_options
 from ranvier_py.node.run_node import keep_freed_memory, run
 from tests.core.routing.placement.engines import engines, match_of
-from tests.node.node_lab import MODEL, PLACES, SYSTEM, lab, start_engine, turn
+from tests.node.node_lab import BETWEEN_LOOKS_S, MODEL, PLACES, SYSTEM, lab, start_engine, turn
 
 
 async def test_a_conversation_stays_on_the_engine_that_holds_it_and_the_engine_confirms_the_hit() -> None:
@@ -239,6 +241,7 @@ async def test_a_node_serves_on_when_its_tokenizer_is_killed_and_gets_another_on
         page = "ranvier_tokenizer_process_restarts_total 1.0"
         while page not in (await node.http.get(f"{node.control}/metrics")).text:
             assert (await node.chat(turn("hello", "hi", "and now?"))).status_code == 200
+            await trio.sleep(BETWEEN_LOOKS_S)
         learned = (await node.ask("/admin/routes"))["tokenizer_worker"]["learned"]
         assert (await node.chat(turn("something new " * 40))).status_code == 200
         await node.until_routes(lambda s: s["tokenizer_worker"]["learned"] > learned)
@@ -258,7 +261,7 @@ async def test_files_that_are_not_what_they_should_be_are_the_configurations_pro
     file.write_bytes(b"\xff\xfe\x00")
     files = {"tls_certificate_file": file, "tls_key_file": file} if key == "tls" else {key: file}
     with pytest.raises(ConfigError, match=key):
-        await run(config_of(**PLACES, **files), serve_node)  # type: ignore[arg-type]
+        await run(config_of(**PLACES, **files), serve_node, tokenizer_of=local_tokenizer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", ["listen", "control"])
@@ -266,7 +269,7 @@ async def test_an_address_in_use_is_named(key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
         with pytest.raises(BaseExceptionGroup) as caught:
-            await run(config_of(**{**PLACES, key: address}), serve_node)
+            await run(config_of(**{**PLACES, key: address}), serve_node, tokenizer_of=local_tokenizer)
     assert any(address in str(error) for error in leaves(caught.value))
 
 

@@ -12,8 +12,9 @@ from cluster.simulation.sim_run import Run
 from ranvier_py.core.gossip.backend_state.facts import Verdict
 from ranvier_py.core.gossip.membership.live_members import GUESTS_MAX
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
+from tests.examples import whole
 
-NODES = 80
+NODES, FOR_S = whole((80, 14.0), (MESH_MEMBERS_MAX + 4, 6.0))
 BACKEND = 12345
 
 
@@ -21,15 +22,14 @@ BACKEND = 12345
 def sim_nodes() -> list[SimNode]:
     """Of a cluster beyond a mesh, some seconds after one node saw a backend restart."""
     assert NODES > MESH_MEMBERS_MAX
-    run = Run(
-        Scenario("company", "80 nodes", 14.0, cluster=Cluster(nodes=NODES, engines=2, spread_s=0.5)), 1, SimNodes()
-    )
+    cluster = Cluster(nodes=NODES, engines=2, spread_s=0.5)
+    run = Run(Scenario("company", "more than a mesh", FOR_S, cluster=cluster), 1, SimNodes())
 
     def restart(node: SimNode, now: float) -> None:
         node.peer.facts.observe(BACKEND, Verdict.HEALTHY, 100.0)
         node.peer.facts.restarted(BACKEND, 900.0)
 
-    run.world.time.at(6.0, lambda: run.world.hosts[7].run(restart))
+    run.world.time.at(FOR_S / 2, lambda: run.world.hosts[7].run(restart))
     assert run.result().violation is None
     found = [host.node for host in run.world.hosts]
     return [node for node in found if isinstance(node, SimNode)]
