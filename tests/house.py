@@ -18,7 +18,7 @@ TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
 
 LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
 """The goals. `make house` says by how much they are missed."""
-LINES_REACHED = {"ranvier_py": 59_550, "cluster": 13_360, "benchmarks": 7_540, "tests": 65_915}
+LINES_REACHED = {"ranvier_py": 59_760, "cluster": 13_360, "benchmarks": 7_540, "tests": 66_220}
 """What was reached on the way there, held by a test. A new feature raises it by what it takes, in its own commit."""
 ROOT_MODULES_MAX = 4
 FOLDER_MODULES_MAX = 20
@@ -36,7 +36,8 @@ ALLOWED = {
     "core.engine_cache": ("core", "core.prompts", "core.answers", "core.routing"),
     "core.tokenize": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
     "core.gossip": (
-        *("core", "core.prompts", "core.answers", "core.response_cache", "core.routing", "core.engine_cache"),
+        *("core", "core.prompts", "core.answers", "core.clients", "core.response_cache"),
+        *("core.routing", "core.engine_cache"),
     ),
     "supervision": ("core",),
     "proxy": ("core", "supervision"),

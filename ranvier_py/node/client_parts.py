@@ -33,7 +33,7 @@ from ranvier_py.core.prompts.request_apis import APIS
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.service_rate import ServiceRates
-from ranvier_py.node.cluster_parts import FingerprintScheme
+from ranvier_py.node.cluster_parts import ClusterParts, FingerprintScheme
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,15 @@ def body_mender_of(config: Config, scheme: FingerprintScheme, book: RuleBook) ->
     return BodyMender(book, TextHasher(scheme.key).digest, config.proof) if book.changing else None
 
 
+def share_verdicts(clients: ClientReader, clustering: ClusterParts | None) -> None:
+    """From now on what rules prove to be holds on all nodes. Again whenever the rules are others."""
+    if clustering is not None:
+        verdicts = clustering.peer.verdicts
+        verdicts.mender, verdicts.followed = clients.mender, log_result
+
+
 def log_result(result: TrialResult) -> None:
     level = logging.WARNING if result.state == OFF else logging.INFO
-    rule, client, model, state, why = result
-    log.log(level, "client_rule.%s %s for %s and model %s: %s", state, rule, client, model, why)
+    rule, client, model, state, why, node = result
+    where = f" (found by {node})" if node else ""
+    log.log(level, "client_rule.%s %s for %s and model %s: %s%s", state, rule, client, model, why, where)

@@ -34,7 +34,7 @@ from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
 from ranvier_py.io.logs import change_logs, request_line
 from ranvier_py.node.answer_parts import share_answers
-from ranvier_py.node.client_parts import body_mender_of
+from ranvier_py.node.client_parts import body_mender_of, share_verdicts
 from ranvier_py.node.node import Node
 from ranvier_py.node.parts import (
     authorization_of,
@@ -192,10 +192,11 @@ def apply_bodies(node: Node, _: Config) -> None:
 
 
 def apply_rules(node: Node, _: Config) -> None:
-    """Rules that were turned off for want of a proof have to prove themselves anew."""
+    """Rules have to prove themselves anew; what peers found of the same ones, so set, comes again."""
     book = rule_book(node.config.client_rules_file, node.config.client_rules)
     node.clients.book = book
     node.clients.mender = node.pipeline.mender = body_mender_of(node.config, node.scheme, book)
+    share_verdicts(node.clients, node.clustering)
 
 
 APPLY_PARTS: Mapping[str, Callable[[Node, Config], None]] = {

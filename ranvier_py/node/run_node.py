@@ -26,6 +26,7 @@ from ranvier_py.io.logs import announce
 from ranvier_py.io.tokenizer_process import TokenizerProcess
 from ranvier_py.node.answer_parts import share_answers
 from ranvier_py.node.calibration_parts import looked_at_by
+from ranvier_py.node.client_parts import share_verdicts
 from ranvier_py.node.cluster_parts import load_keys, open_cluster
 from ranvier_py.node.garbage import collected_in_waits
 from ranvier_py.node.node import Node
@@ -90,6 +91,7 @@ async def run(
                 node.clustering = await open_cluster(config, keys, key_file, node.router, node.scheme, node.faults)
                 node.engine_events.share(node.clustering.peer.streams)
                 node.poller.owns = looked_at_by(node.clustering.peer)
+                share_verdicts(node.clients, node.clustering)
                 if node.pipeline.responses is not None:
                     share_answers(node.pipeline.responses, node.clustering)
             await run_parts(node, reloads, serve_control, task_status)

@@ -261,4 +261,5 @@ def trial_page(trials: list[dict[str, Any]]) -> Iterator[str]:
     """How rules that are on have proved themselves."""
     for each in trials:
         why = each["why"] or f"{each['sessions']} sessions, {each['sessions_left_alone']} left alone"
+        why += f" (found by {each['node']})" if each["node"] else ""
         yield f"rule {each['rule']}, {each['client']}, model {each['model']}: {each['state']}, {why}"

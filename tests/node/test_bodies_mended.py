@@ -15,7 +15,7 @@ import trio
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.routing.backend import is_hosted_url
-from tests.node.node_lab import MODEL, Node
+from tests.node.node_lab import MODEL, Node, cluster_lab
 from tests.node.node_lab import lab as node_lab
 from tests.proxy.wire import GOOD, RESET, Scripted
 
@@ -222,6 +222,30 @@ async def test_a_rule_that_helps_nothing_is_turned_off_with_a_warning_and_bodies
     warnings = [record.message for record in caplog.records if record.message.startswith("client_rule.off politeness")]
     assert len(warnings) == 1
     assert HELP[:20] not in warnings[0]
+
+
+async def test_a_rule_that_one_node_turned_off_is_off_on_its_peers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "rules.toml"
+    file.write_text(USELESS)
+    rules = {"client_rules": ["politeness=rewrite"], "client_rules_file": file, "client_rule_control_share": 0.4}
+    async with cluster_lab(tmp_path, engines=1) as place:
+        nodes = await place.cluster(2, client_rule_sessions=20, **rules)
+        for number in range(30):
+            await ask(nodes[0], body(7), f"session {number}")
+        view = await nodes[1].until("/admin/clients", lambda view: trial_of(view).get("state") == "off")
+        name = (await nodes[0].ask("/admin/cluster"))["name"]
+        assert trial_of(view)["node"] == name
+        assert 'ranvier_client_rules_followed_total{state="off"} 1.0' in await metrics(nodes[1])
+        command = [sys.executable, "-m", "ranvier_py", "clients", "--control", nodes[1].control]
+        page = (await trio.run_process(command, capture_stdout=True, env=dict(os.environ))).stdout.decode()
+        assert f"(found by {name})" in page
+        for number in range(5):
+            await ask(nodes[1], body(7), f"session {number}")
+        assert "ranvier_client_rules_rewritten_total" not in await metrics(nodes[1]), "it never changed a body there"
+    found = [record.message for record in caplog.records if record.message.startswith("client_rule.off politeness")]
+    assert sorted(f"(found by {name})" in each for each in found) == [False, True]
 
 
 async def test_what_peers_would_not_know_of_a_provider_is_refused() -> None:

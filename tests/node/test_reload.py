@@ -26,7 +26,7 @@ from ranvier_py.control.control_port import serve_node
 from ranvier_py.core.options import SECONDS_MAX
 from ranvier_py.node.reload import APPLY_KEYS, APPLY_PARTS, NEEDS_RESTART, ConfigSource, Reloads, apply_of
 from ranvier_py.node.run_node import Addresses, run
-from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, MODEL, PLACES, Lab, Node, opened, turn
+from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, MODEL, PLACES, Lab, Node, opened, turn
 from tests.proxy.wire import GOOD, Scripted
 
 BASE = {**PLACES, "debug_headers": True, "probe_interval_s": 60, "drain_timeout_s": 5}
@@ -499,3 +499,19 @@ async def test_rules_that_were_written_anew_count_from_the_reload_on_and_bad_one
         b"riddle",
         *[b"puzzle"] * 2,
     ]
+
+
+async def test_what_a_rule_proves_to_be_reaches_peers_also_where_a_reload_turned_it_on(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(KEY)
+    gossip = {"gossip": "127.0.0.1:0", "cluster_key_file": str(tmp_path / "key")}
+    (tmp_path / "rules.toml").write_text(RULES % "riddle")
+    rules = {"client_rules_file": str(tmp_path / "rules.toml"), "client_rules": ["own=rewrite"]}
+    rules |= {"client_rule_control_share": 0.4, "client_rule_sessions": 20}
+    async with reloadable(tmp_path, 1, **gossip) as (node, changed):
+        join = [(await node.ask("/admin/cluster"))["address"]]
+        peer = await Lab.start(node.lab, **gossip, **rules, join=join)
+        await node.sees(1)
+        await changed(**rules)
+        for number in range(40):
+            await node.chat([{"role": "user", "content": f"The question of {number}"}])
+        await peer.until("/admin/clients", lambda view: view["trials"] and view["trials"][0]["state"] == "off")

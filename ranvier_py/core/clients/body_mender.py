@@ -6,6 +6,10 @@ that the rule would change count, in either group. A rule that has not raised it
 more in as many later ones, is off for that client and model until an operator changes the rules: nothing is kept of a
 body but its counts.
 
+What one node finds holds on all that have the same rules (`core/gossip/rule_verdicts.py`): else a session that visits
+several of them would be mended by some and not by others, which breaks its prefix. Of two verdicts the later state of
+MEASURING, PROVED, OFF holds, in whatever order they come.
+
 A body that can't be read within bounds goes on as it came. Bounds: TRIALS_MAX trials, SESSIONS_FACTOR * `sessions`
 sessions in each.
 """
@@ -37,7 +41,8 @@ GROUP_MIN = 3  # sessions of a group whose spread can be known
 CERTAIN = 1.645
 """Standard errors that a gain is above 0 by: chance alone shows as much in one of twenty trials."""
 
-MEASURING, PROVED, OFF = "measuring", "proved", "off"
+MEASURING, PROVED, OFF = STATES = ("measuring", "proved", "off")
+DECIDED = STATES[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +88,14 @@ class Mended(NamedTuple):
 
 
 class TrialResult(NamedTuple):
-    """What became of a trial."""
+    """What became of a trial. `node`: whose, by its name; empty: this one's."""
 
     rule: str
     client: str
     model: str
     state: str
     why: str
+    node: str = ""
 
 
 @dataclass(slots=True)
@@ -105,6 +111,11 @@ class MenderCounters:
         label="reason",
     )
     unread: int = counter("Bodies that rules were of and that could not be read within bounds.")
+    followed: dict[str, int] = counter("Verdicts of other nodes on rules that hold here since.", label="state")
+    not_followed: dict[str, int] = counter(
+        "Verdicts of other nodes on rules that do not hold here: other rules are on there, or trials are too many.",
+        label="reason",
+    )
 
 
 @dataclass(slots=True)
@@ -124,6 +135,7 @@ class Trial:
     def __init__(self, options: ProofOptions) -> None:
         self.state = MEASURING
         self.why = ""
+        self.node = ""  # whose verdict it is; empty: this one's
         self.reused: float | None = None  # share, of the last judgement
         self.reused_alone: float | None = None
         self._options = options
@@ -149,9 +161,12 @@ class Trial:
         if min(len(changed), len(alone)) >= GROUP_MIN:
             return self._judge(changed, alone)
         counted = len(changed) + len(alone) > 0
+        if counted and self.state == PROVED:  # as it was, whatever few sessions come by this node
+            self._changed, self._alone = Group(), Group()
+            return False
         if counted and count < SESSIONS_FACTOR * self._options.sessions:
             return False
-        return self._become(OFF, "too few sessions to compare" if counted else "engines count no cached tokens")
+        return self.become(OFF, "too few sessions to compare" if counted else "engines count no cached tokens")
 
     def _judge(self, changed: Sequence[float], alone: Sequence[float]) -> bool:
         self.reused, self.reused_alone = fmean(changed), fmean(alone)
@@ -160,10 +175,11 @@ class Trial:
         self._changed, self._alone = Group(), Group()  # the next judgement is of others
         why = f"engines reused {self.reused:.1%}, and {self.reused_alone:.1%} where it left sessions alone"
         needed = CERTAIN * error if self.state == MEASURING else 0.0  # once proved, chance alone does not undo it
-        return self._become(PROVED if gain > needed else OFF, why)
+        return self.become(PROVED if gain > needed else OFF, why)
 
-    def _become(self, state: str, why: str) -> bool:
-        before, self.state, self.why = self.state, state, why
+    def become(self, state: str, why: str, node: str = "") -> bool:
+        """Whether the state was another one."""
+        before, self.state, self.why, self.node = self.state, state, why, node
         if state == OFF:
             self._changed, self._alone = Group(), Group()
         return state != before
@@ -177,6 +193,10 @@ class BodyMender:
         self.options = options
         self.counters = MenderCounters()
         self.trials: BoundedDict[tuple[str, str, str], Trial] = BoundedDict(TRIALS_MAX)
+        self.fresh: BoundedDict[tuple[str, str, str], None] = BoundedDict(TRIALS_MAX)  # whose state peers do not know
+        definitions = [rule.definition for rule in book.changing]
+        self.rules = int.from_bytes(digest(repr((definitions, book.settings, options)).encode())[:8])
+        """A digest: verdicts hold where these rules are on, so set."""
         self._digest = digest
 
     def forgetful(self) -> BodyMender:
@@ -210,10 +230,10 @@ class BodyMender:
         if able.hosted:
             increment(self.counters.withheld, "hosted")
             return None
-        named = session or session_name(raw.fields).encode("utf-8", "surrogatepass") or raw.opening().encode()
         uses: list[RuleUse] = []
         keying = [rule for rule in keying if self._is_left_out(rule, able)]
         try:
+            named = session or session_name(raw.fields).encode("utf-8", "surrogatepass") or opening_of(raw, rules)
             raw = self._applied(raw, rewriting, named, uses, self.counters.rewritten)
             sent = raw.text
             raw = self._applied(raw, keying, named, uses, self.counters.keyed)
@@ -274,7 +294,29 @@ class BodyMender:
             if trial is None:
                 trial = self.trials[key] = Trial(self.options)
             if trial.add(use, prompt_tokens, cached_tokens):
+                self.fresh[key] = None
                 yield TrialResult(*key, trial.state, trial.why)
+
+    def verdicts(self) -> Iterator[TrialResult]:
+        """All that were found here or elsewhere."""
+        for key, trial in self.trials.items():
+            if trial.state != MEASURING:
+                yield TrialResult(*key, trial.state, trial.why, trial.node)
+
+    def follow(self, verdict: TrialResult) -> bool:
+        """Have a verdict of another node hold here. Whether it is new."""
+        key = verdict[:3]
+        trial = self.trials.get(key)
+        if trial is not None and STATES.index(trial.state) >= STATES.index(verdict.state):
+            return False
+        if trial is None:
+            if len(self.trials) >= TRIALS_MAX:
+                increment(self.counters.not_followed, "full")
+                return False
+            trial = self.trials[key] = Trial(self.options)
+        increment(self.counters.followed, verdict.state)
+        self.fresh[key] = None
+        return trial.become(verdict.state, verdict.why, verdict.node)
 
     def samples(self) -> Iterator[Sample]:
         yield from samples("client_rules", self.counters)
@@ -294,6 +336,7 @@ class BodyMender:
                 "model": model,
                 "state": trial.state,
                 "why": trial.why,
+                "node": trial.node,
                 "sessions": trial.count[0],
                 "sessions_left_alone": trial.count[1],
                 "reused_share": trial.reused,
@@ -301,6 +344,15 @@ class BodyMender:
             }
             for (rule, client, model), trial in self.trials.items()
         ]
+
+
+def opening_of(raw: RawBody, rules: Sequence[Rule]) -> bytes:
+    """What names a conversation whose client does not, without what rules take out of it: that is another in each turn.
+    Raises ValueError."""
+    for rule in rules:
+        if rule.action.where != "system":
+            raw = raw.after(raw.edits(rule.action))
+    return raw.opening().encode()
 
 
 def rule_for(book: RuleBook, found: PrefixBreak, body: bytes, api: Api, client: str) -> str:

@@ -13,6 +13,7 @@ the rule does nothing. Neither does anything while a hosted provider may serve t
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +64,7 @@ TAKES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule. `mark`: bytes that a body has which it is of; empty: any."""
+    """One rule. `mark`: bytes that a body has which it is of; empty: any. `definition`: all of it, as it was read."""
 
     name: str
     client: str
@@ -75,6 +76,7 @@ class Rule:
     left_out_by: frozenset[str]
     mark: bytes
     source: str
+    definition: str
 
     def fits(self, client: str, version: Version, api: str) -> bool:
         """Whether it is of requests of this client."""
@@ -216,6 +218,7 @@ def rule_of(table: Mapping[str, Any]) -> Rule:
         left_out_by=frozenset(table.get("left_out_by", ())),
         mark=table.get("mark", "").encode(),
         source=table["source"],
+        definition=json.dumps(table, sort_keys=True, default=str),
     )
 
 

@@ -40,10 +40,11 @@ from ranvier_py.core.gossip.readers.shared_streams import STREAM_MESSAGES, Share
 from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
+from ranvier_py.core.gossip.rule_verdicts import VerdictGossip
 from ranvier_py.core.gossip.wire.codec import Kind, decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing
-from ranvier_py.core.gossip.wire.messages import Command, Commands, Facts, Loads, Message, Record, State
+from ranvier_py.core.gossip.wire.messages import Command, Commands, Facts, Loads, Message, Record, RuleVerdicts, State
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.seal import Sealer, Subkeys
 from ranvier_py.core.ids import BackendId
@@ -82,8 +83,11 @@ KINDS_BY_TOPIC = {
         *(Kind.ANSWER_KEYS, Kind.ANSWER_DIGEST, Kind.ANSWER_WANTED, Kind.ANSWER_PART, Kind.ANSWER_REFUSED),
         Kind.VOIDED,
     ),
+    "rules": (Kind.RULE_VERDICTS,),
 }
 """What a message is about, for the counters of traffic."""
+
+BESIDE_MEMBERSHIP = (Loads, Facts, Commands, RuleVerdicts, *STREAM_MESSAGES, *ANSWER_MESSAGES)
 
 TOPIC_OF: dict[int, str] = {kind: topic for topic, kinds in KINDS_BY_TOPIC.items() for kind in kinds}
 
@@ -182,8 +186,9 @@ class RouterPeer:
             round_trip_s=self._round_trip_s,
             room=self.routes.room,
         )
+        self.verdicts = VerdictGossip(settings.name, outbox, rng, now)
         self.live_members = LiveMembers(
-            self.members, self.routes, self.facts, self.signed_commands, self.streams, self.answers
+            self.members, self.routes, self.facts, self.signed_commands, self.streams, self.answers, self.verdicts
         )
         self.woken: Callable[[], object] = lambda: None
         self.wrong_key_source: Address | None = None
@@ -207,7 +212,8 @@ class RouterPeer:
     def wake_at(self) -> float:
         """When `tick` is wanted next. Any call may bring it nearer."""
         machines = min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.signed_commands.wake_at)
-        return min(self._flush_at, self.live_members.wake_at, self.streams.wake_at, self.answers.wake_at, machines)
+        machines = min(machines, self.streams.wake_at, self.answers.wake_at, self.verdicts.wake_at)
+        return min(self._flush_at, self.live_members.wake_at, machines)
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
         """A packet came. Never raises."""
@@ -247,6 +253,7 @@ class RouterPeer:
         self.signed_commands.tick(now)
         self.streams.tick(now)
         self.answers.tick(now)
+        self.verdicts.tick(now)
         self._settle(now)
         self._follow(now)
 
@@ -365,12 +372,14 @@ class RouterPeer:
             if self.live_members.admits(peer.session, now):
                 self.routes.receive(peer, message, now)
             return
-        if message is None or isinstance(message, (Loads, Facts, Commands, *STREAM_MESSAGES, *ANSWER_MESSAGES)):
+        if message is None or isinstance(message, BESIDE_MEMBERSHIP):
             self.members.received_from(peer.session, now)
         if isinstance(message, Loads | Facts):
             self.facts.receive(peer, message, now)
         elif isinstance(message, Commands):
             self.signed_commands.receive(message, now)
+        elif isinstance(message, RuleVerdicts):
+            self.verdicts.receive(message)
         elif isinstance(message, STREAM_MESSAGES):
             self.streams.receive(peer, message, now)
         elif isinstance(message, ANSWER_MESSAGES):

@@ -553,6 +553,20 @@ def test_a_conversation_without_a_session_is_known_by_its_first_question() -> No
     assert use("one") == use("one", {"role": "assistant", "content": "y"}) != use("two")
 
 
+def test_a_conversation_is_known_by_its_first_question_without_what_a_rule_takes_out_of_it() -> None:
+    """Else each of its turns would be a session of its own, and one in ten of them be left alone."""
+    rule = {"pattern": 'pattern = "at [0-9:]+"', "replacement": 'replacement = ""\nwhere = "first"'}
+    text = re.sub(r"^(pattern|replacement) = .*", lambda found: rule[found[1]], GOOD, flags=re.MULTILINE)
+    at_work = mender("own=rewrite", options=OPTIONS, text=text)
+    uses = []
+    for minute in range(40):
+        turns = [{"role": "user", "content": f"Which? at 12:{minute}"}]
+        found = mend(at_work, json.dumps({"messages": turns}).encode(), CHAT, session=b"")
+        assert found is not None
+        uses += found.uses
+    assert len(dict.fromkeys(uses)) == 1
+
+
 # --- files and settings -----------------------------------------------------------------------------------------------
 
 GOOD = """

@@ -21,6 +21,7 @@ from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.peer_answers.peer_answers import PeerAnswers
 from ranvier_py.core.gossip.readers.shared_streams import SharedStreams
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
+from ranvier_py.core.gossip.rule_verdicts import VerdictGossip
 
 DELAY_S, DELAY_MANY_S, DELAY_FAR_S = 0.02, 0.5, 5.0
 """So soon the planes learn who came or went: in a small cluster; in a large one, where a change among a few of many can
@@ -40,6 +41,7 @@ class LiveMembers:
         orders: SignedCommands,
         streams: SharedStreams,
         answers: PeerAnswers,
+        verdicts: VerdictGossip,
     ) -> None:
         self.wake_at = inf
         self.sharing: dict[int, None] = {}
@@ -49,6 +51,7 @@ class LiveMembers:
         self._orders = orders
         self._streams = streams
         self._answers = answers
+        self._verdicts = verdicts
         self._guests: BoundedDict[int, None] = BoundedDict(GUESTS_MAX)
         self._alive: Sequence[Member] | None = None
         self._everybody: Sequence[int] = ()
@@ -93,6 +96,7 @@ class LiveMembers:
         self._orders.peers(peers, now)
         self._streams.peers(sharing, met, self._able)
         self._answers.peers(peers, sharing, now)
+        self._verdicts.peers(peers)
 
     def _list(self, alive: Sequence[Member]) -> None:
         """All members, and those of our schema, if any has changed since the last time."""

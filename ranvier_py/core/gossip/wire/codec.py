@@ -72,6 +72,7 @@ class Kind(IntEnum):
     ANSWER_PART = 83
     ANSWER_REFUSED = 84
     VOIDED = 85
+    RULE_VERDICTS = 96
 
 
 def port(value: object) -> int:
@@ -94,6 +95,7 @@ GROUPS, GROUP_SUMS = Field(None, columns.unpack_groups), Field(None, columns.unp
 SNAPSHOT_HEAD = Field(None, columns.unpack_snapshot_head)
 ANSWER_KEYS, ANSWER_NAME = Field(None, columns.unpack_answer_keys), Field(None, columns.unpack_answer_name)
 VOIDED = Field(columns.pack_voided, columns.unpack_voided)
+VERDICTS = Field(columns.pack_verdicts, columns.unpack_verdicts)
 
 LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
     (Kind.HELLO, m.Hello, (RECORD, IDENTITY)),
@@ -127,6 +129,7 @@ LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
     (Kind.ANSWER_PART, m.AnswerPart, (U32, U16, U16, COLUMN)),
     (Kind.ANSWER_REFUSED, m.AnswerRefused, (U32, FLAG)),
     (Kind.VOIDED, m.Voided, (VOIDED,)),
+    (Kind.RULE_VERDICTS, m.RuleVerdicts, (U64, VERDICTS)),
 )
 """Each message's fields in their order: the protocol."""
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ranvier_py.core.clients.body_mender import DECIDED, TrialResult
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.wire.frame import amount, bad, column, encoded, text
@@ -51,6 +52,10 @@ ANSWER_PARTS_MAX = 8
 VOIDED_MAX = 128  # in a message
 VOIDED = Struct("<QIHBB")
 MODEL_BYTES_MAX, TENANT_BYTES = 1024, 16
+VERDICTS_MAX = 128  # in a message
+VERDICT = Struct("<BBBHBB")
+VERDICT_BYTES_MAX = (60, 32, MODEL_BYTES_MAX, 255, 64)
+"""Of a rule's name, a client's, a model's, the reason and a node's name."""
 
 
 class Field(NamedTuple):
@@ -203,6 +208,37 @@ def unpack_voided(field: object) -> tuple[VoidedAnswers, ...]:
         if not number:
             bad("an invalidation without a number")
         found.append(VoidedAnswers(number, older_ms, text(model, MODEL_BYTES_MAX), tenant, signature))
+    return tuple(found)
+
+
+def pack_verdicts(verdicts: tuple[TrialResult, ...]) -> bytes:
+    """Each: 1 state | 1 length of rule | 1 of client | 2 of model | 1 of reason | 1 of node | the five."""
+    if len(verdicts) > VERDICTS_MAX:
+        raise ValueError("too many verdicts for a message")
+    return b"".join(map(_pack_verdict, verdicts))
+
+
+def _pack_verdict(verdict: TrialResult) -> bytes:
+    rule, client, model, state, why, node = verdict
+    parts = list(map(encoded, (rule, client, model, why, node), VERDICT_BYTES_MAX))
+    return b"".join([VERDICT.pack(DECIDED.index(state), *map(len, parts)), *parts])
+
+
+def is_sendable(verdict: TrialResult) -> bool:
+    """Whether a message can have it: models are named by clients."""
+    try:
+        return bool(_pack_verdict(verdict))
+    except ValueError:
+        return False
+
+
+def unpack_verdicts(field: object) -> tuple[TrialResult, ...]:
+    found = []
+    for (state, *_), parts in rows_with_parts(field, VERDICT, slice(1, 6), VERDICTS_MAX, "verdict"):
+        if state >= len(DECIDED):
+            bad("state of a verdict")
+        rule, client, model, why, node = map(text, parts, VERDICT_BYTES_MAX)
+        found.append(TrialResult(rule, client, model, DECIDED[state], why, node))
     return tuple(found)
 
 

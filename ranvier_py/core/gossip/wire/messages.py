@@ -9,6 +9,7 @@
                 SnapshotChunk, SnapshotRefused          engine holds
     answers     AnswerKeys, AnswerDigest, Voided        stored answers that the sender has, and those that are void
                 AnswerWanted, AnswerPart, AnswerRefused one of them, to whoever lacks it
+    rules       RuleVerdicts                            what rules against breakers of prefixes proved to be
 
 Numbers are unsigned unless said otherwise; u16, u32, u64 tell their width. The sender's session and the intended
 receiver's are in the envelope (`seal`), not in the messages. Prompts, tokens and secrets are in none of them; of what
@@ -19,6 +20,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 from typing import NamedTuple
+
+from ranvier_py.core.clients.body_mender import TrialResult
 
 
 class State(IntEnum):
@@ -348,6 +351,13 @@ class Voided(NamedTuple):
     invalidations: tuple[VoidedAnswers, ...]
 
 
+class RuleVerdicts(NamedTuple):
+    """Of trials that are decided, each with the name of the node that decided it. `rules`: digest of those it has."""
+
+    rules: int  # u64
+    verdicts: tuple[TrialResult, ...]
+
+
 Message = (
     Hello | Echo | Challenge
     | Ping | Ack | PingRequest | Nack | Push | Members
@@ -355,4 +365,5 @@ Message = (
     | Loads | Facts | Commands
     | ReaderClaims | SnapshotWanted | SnapshotChunk | SnapshotRefused
     | AnswerKeys | AnswerDigest | AnswerWanted | AnswerPart | AnswerRefused | Voided
+    | RuleVerdicts
 )  # fmt: skip

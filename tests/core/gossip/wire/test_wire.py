@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.core.clients.body_mender import TrialResult
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Plane
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.wire import messages as m
@@ -31,6 +32,7 @@ from ranvier_py.core.gossip.wire.columns import (
     GROUPS,
     READER_CLAIMS_MAX,
     VECTOR_ENTRIES_MAX,
+    VERDICTS_MAX,
 )
 from ranvier_py.core.gossip.wire.frame import BadFrame, Reason
 from ranvier_py.core.gossip.wire.records import (
@@ -190,7 +192,7 @@ def test_every_field_is_checked_for_its_type() -> None:
         ("Hello", "challenge"), ("Echo", "nonce"), ("Echo", "challenge"), ("Challenge", "challenge"),
         ("PingRequest", "session"), ("RouteUpdates", "origin"), ("RouteUpdates", "after"), ("Digest", "vector_hash"),
         ("Digest", "schema"), ("TotalSum", "total"), ("Reset", "origin"), ("Reset", "base"), ("Facts", "observer"),
-        ("SnapshotWanted", "backend"), ("AnswerDigest", "voided"),
+        ("SnapshotWanted", "backend"), ("AnswerDigest", "voided"), ("RuleVerdicts", "rules"),
     }  # fmt: skip
 
 
@@ -294,6 +296,9 @@ BEYOND: list[tuple[m.Message, str]] = [
     (m.Commands((m.Command(1, 1, "add", "u", 1.0, "n" * 65, bytes(32)),)), "a long name of a backend"),
     (m.Commands((m.Command(1, 1, "add", "u", 1.0, "", bytes(31)),)), "a short signature"),
     (m.Commands((m.Command(1, 1, "add", "u", 1.0, "", bytes(32)),) * (COMMANDS_MAX + 1)), "many commands"),
+    (m.RuleVerdicts(1, (TrialResult("r", "c", "m" * 1025, "off", "", ""),)), "a long name of a model"),
+    (m.RuleVerdicts(1, (TrialResult("r", "c", "m", "measuring", "", ""),)), "a trial that is not decided"),
+    (m.RuleVerdicts(1, (TrialResult("r", "c", "m", "off", "", ""),) * (VERDICTS_MAX + 1)), "many verdicts"),
 ]  # fmt: skip
 
 
@@ -388,6 +393,11 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "invalidation without a number": changed(m.Voided(()), 0, bytes(16)),
     "many invalidations": changed(m.Voided(()), 0, (b"\x01" + bytes(15)) * 129),
     "invalidations that are no bytes": changed(m.Voided(()), 0, "x"),
+    "verdict of no state": changed(m.RuleVerdicts(1, ()), 1, b"\x02" + bytes(6)),
+    "verdict without its rule": changed(m.RuleVerdicts(1, ()), 1, b"\x01\x05" + bytes(5) + b"four"),
+    "verdict cut off": changed(m.RuleVerdicts(1, ()), 1, b"\x01" + bytes(5)),
+    "verdict with a line end": changed(m.RuleVerdicts(1, ()), 1, b"\x01\x01" + bytes(5) + b"\n"),
+    "many verdicts": changed(m.RuleVerdicts(1, ()), 1, (b"\x01" + bytes(6)) * 129),
 }
 
 
@@ -419,6 +429,7 @@ def test_the_largest_of_everything_fits_in_its_frame() -> None:
         m.RouteUpdates(1, 2, (m.Entry(0, bytes(50)),) * ENTRIES_MAX),
         m.Members((LONGEST,) * 1000, True),
         rows_of(6000, backends=BACKENDS_MAX),
+        m.RuleVerdicts(1, (TrialResult("r" * 60, "c" * 32, "m" * 1024, "off", "w" * 255, "n" * 64),) * VERDICTS_MAX),
     )
     for message in largest:
         kind, body = encode(message)

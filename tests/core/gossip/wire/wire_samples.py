@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from hypothesis import strategies as st
 
+from ranvier_py.core.clients.body_mender import OFF, PROVED, TrialResult
 from ranvier_py.core.gossip.wire import messages as m
 from ranvier_py.core.gossip.wire.columns import BUCKETS, GROUP_BYTES, GROUPS
 
@@ -61,6 +62,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.AnswerPart(8, 0, 2, b"answer"),
     m.AnswerRefused(8, False),
     m.Voided((m.VoidedAnswers(9, 60_000, "model", bytes(16), bytes(32)), m.VoidedAnswers(U64_MAX, 0, "", b"", b""))),
+    m.RuleVerdicts(U64_MAX, (TrialResult("tools-by-name", "codex", "Qwen/Qwen3-8B", "off", "it helps nothing", "n1"),)),
 )
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -128,6 +130,9 @@ digests = st.lists(u64, max_size=5).map(lambda numbers: b"".join(number.to_bytes
 voided = st.builds(
     m.VoidedAnswers, identities, u32, texts(1024), st.sampled_from((b"", bytes(16))), st.sampled_from((b"", bytes(32)))
 )
+verdicts = st.builds(
+    TrialResult, texts(60), texts(32), texts(1024), st.sampled_from((PROVED, OFF)), texts(255), texts(64)
+)
 buckets = st.lists(st.integers(0, BUCKETS - 1), max_size=9).map(
     lambda numbers: b"".join(number.to_bytes(2, "little") for number in numbers)
 )
@@ -164,6 +169,7 @@ STRATEGIES: dict[type, st.SearchStrategy[m.Message]] = {
     m.AnswerPart: st.builds(m.AnswerPart, u32, u16, u16, st.binary(max_size=60)),
     m.AnswerRefused: st.builds(m.AnswerRefused, u32, st.booleans()),
     m.Voided: st.builds(m.Voided, many(voided, 3)),
+    m.RuleVerdicts: st.builds(m.RuleVerdicts, u64, many(verdicts, 3)),
 }
 
 messages: st.SearchStrategy[m.Message] = st.one_of(*STRATEGIES.values())
