@@ -16,6 +16,7 @@ import trio
 
 from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.node.parts import tokenizer_process
+from tests.examples import whole
 from tests.house import loops
 from tests.node.node_lab import ClusterLab, Node, opened, start_engine, turn
 from tests.planted_bugs import Bug, plant
@@ -43,7 +44,7 @@ ELSEWHERE = {
 TIMES_MAX = {"Connections.accept": 2}
 """Who would see it has to come through the loop itself."""
 
-ALL = [place for place in loops("control", "io", "node", "proxy") if place[1] not in ELSEWHERE]
+ALL = [place for place in whole(loops("control", "io", "node", "proxy"), ()) if place[1] not in ELSEWHERE]
 
 
 async def server_sent(stream: trio.SocketStream) -> None:

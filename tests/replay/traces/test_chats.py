@@ -291,6 +291,7 @@ def test_questions_about_a_document_share_it(tmp_path: Path) -> None:
     assert len(set(one.blocks) & set(two.blocks)) * 16 > 0.8 * one.prompt_tokens
 
 
+@pytest.mark.slow
 def test_the_published_documents_are_tokenized_as_in_full() -> None:
     source, path = shared("tokenizers/llama3"), shared("traces/qmsum_doc_qa.jsonl.gz")
     trace = load(path, TraceOptions(tokenizer=str(source), limit=1))
