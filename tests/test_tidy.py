@@ -67,8 +67,8 @@ MUTATORS = {"append", "extend", "insert", "add", "update", "setdefault", "pop", 
 def trees_are_forgotten() -> Iterator[None]:
     """A million nodes, which every collection of garbage in a later test would look through."""
     yield
-    house.nodes_of.cache_clear()
-    house.tree_of.cache_clear()
+    for kept in (house.nodes_of, house.tree_of):
+        kept.cache_clear()
 
 
 def offences(paths: Sequence[Path], rule: Callable[[Path], Iterator[tuple[int, str]]]) -> list[str]:

@@ -28,6 +28,7 @@ from ranvier_py.replay.engine.block_cache import KeyRemoved, KeysCleared, KeysSt
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.core.engine_cache import model
 from tests.io.engine_events.kv_fakes import Received, reading, until
+from tests.proxy.wire import NO_TLS
 
 SMALL = EngineLimits(cache_tokens=640, prefill_tokens_per_s=1e6, decode_s=0.0)
 IDS = np.arange(32, dtype=np.uint32)
@@ -169,7 +170,7 @@ async def lab(encoding: str = "map", limits: EngineLimits = SMALL) -> AsyncItera
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             host, port = await nursery.start(serve, engine, "127.0.0.1", 0)
-            async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+            async with httpx.AsyncClient(base_url=f"http://{host}:{port}", verify=NO_TLS) as client:
                 publisher = await found(client, encoding)
                 async with reading(publisher) as received:
                     await until(lambda: received.level is Level.EXACT)
@@ -277,6 +278,6 @@ async def test_an_engine_without_events_has_no_page_about_them() -> None:
     engine = Engine(EngineConfig("e1", ("lab",), SMALL, 640), ByteTokenizer())
     async with trio.open_nursery() as nursery:
         host, port = await nursery.start(serve, engine, "127.0.0.1", 0)
-        async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", verify=NO_TLS) as client:
             assert (await client.get("/kv_event_sources")).status_code == 404
         nursery.cancel_scope.cancel()

@@ -17,10 +17,7 @@ from tests.examples import some
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 200
-QUICK = (
-    *("cold_start", "engine_restart", "kill_one", "late_joiner", "loss_30", "partition_three_ways", "rolling_restart"),
-    "udp_blocked",
-)
+QUICK = ("cold_start", "engine_restart", "kill_one", "loss_30", "partition_three_ways", "rolling_restart")
 """One of each kind of trouble: the others run in CI."""
 
 LONG = ("partition_long", "thousand", "crowd", "chaos")

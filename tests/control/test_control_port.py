@@ -17,6 +17,7 @@ from ranvier_py.control.control_server import DeadlineStream
 from ranvier_py.control.response_admin import invalidate_responses
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.metrics import Sample
+from tests.proxy.wire import NO_TLS
 
 KEY = "the-key-of-the-control-port"
 DEADLINE_S = 10.0
@@ -127,7 +128,7 @@ class Served:
         self.ended = ended
 
     def client(self, **options: Any) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=DEADLINE_S, trust_env=False, **options)
+        return httpx.AsyncClient(base_url=self.url, timeout=DEADLINE_S, trust_env=False, verify=NO_TLS, **options)
 
 
 async def start(nursery: trio.Nursery, worker_reports: Any = None, **options: Any) -> Served:

@@ -14,6 +14,7 @@ from ranvier_py.core.ids import BackendId
 from tests.control.test_control_port import error_of
 from tests.control.test_control_port import start as start_port
 from tests.node.test_purdue_reports import World, key
+from tests.proxy.wire import NO_TLS
 
 CONTROL_KEY = "the-key-of-the-control-port"
 OK = {"status": "ok"}
@@ -26,7 +27,7 @@ class Served:
 
     def client(self, bearer: str = "") -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {bearer}"} if bearer else {}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=10.0, trust_env=False)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=10.0, trust_env=False, verify=NO_TLS)
 
     async def post(self, path: str, body: Any, bearer: str = "") -> httpx.Response:
         async with self.client(bearer) as client:

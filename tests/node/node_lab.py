@@ -25,7 +25,7 @@ from ranvier_py.config.config_loader import config_of
 from ranvier_py.control.control_port import serve_node
 from ranvier_py.node.run_node import Addresses, run
 from ranvier_py.replay.engine.engine_values import EngineLimits
-from tests.proxy.wire import Wire
+from tests.proxy.wire import NO_TLS, Wire
 
 DEADLINE_S = 60  # what is awaited comes within a second or two on a machine that is not crowded
 BETWEEN_LOOKS_S = 0.02  # without a pause a wait would take the core from what it waits for
@@ -231,7 +231,8 @@ async def opened(
 ) -> AsyncIterator[Place]:
     """A place without nodes yet, and with so many engines."""
     with trio.fail_after(deadline_s):
-        async with trio.open_nursery() as nursery, httpx.AsyncClient(timeout=deadline_s, trust_env=False) as http:
+        client = httpx.AsyncClient(timeout=deadline_s, trust_env=False, verify=NO_TLS)
+        async with trio.open_nursery() as nursery, client as http:
             place = made(nursery, http)
             place.engines += [(await start_engine(nursery, number))[0] for number in range(engines)]
             yield place

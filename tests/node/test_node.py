@@ -238,8 +238,7 @@ async def test_a_node_serves_on_when_its_tokenizer_is_killed_and_gets_another_on
         os.kill(pid, signal.SIGKILL)
         for number in range(8):
             assert (await node.chat(turn(f"question {number}"))).status_code == 200
-        page = "ranvier_tokenizer_process_restarts_total 1.0"
-        while page not in (await node.http.get(f"{node.control}/metrics")).text:
+        while "tokenizer_process_restarts_total 1.0" not in (await node.http.get(f"{node.control}/metrics")).text:
             assert (await node.chat(turn("hello", "hi", "and now?"))).status_code == 200
             await trio.sleep(BETWEEN_LOOKS_S)
         learned = (await node.ask("/admin/routes"))["tokenizer_worker"]["learned"]

@@ -12,7 +12,7 @@ import trio
 
 from ranvier_py.core.routing.request_paths import PATHS
 from tests.node.node_lab import lab
-from tests.proxy.wire import GOOD, Scripted, Wire, answer
+from tests.proxy.wire import GOOD, NO_TLS, Scripted, Wire, answer
 
 
 class Engine:
@@ -39,7 +39,7 @@ class Engine:
 @asynccontextmanager
 async def client_of(*engines: Engine) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a node that has heard from all engines."""
-    async with lab(*engines) as node, httpx.AsyncClient(base_url=node.url, trust_env=False) as client:
+    async with lab(*engines) as node, httpx.AsyncClient(base_url=node.url, trust_env=False, verify=NO_TLS) as client:
         yield client
 
 

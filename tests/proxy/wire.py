@@ -31,6 +31,8 @@ from ranvier_py.proxy.upstream import Upstream
 TEST_S = 10.0
 """No test waits longer for anything."""
 
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reading the machine's certificates takes as long as a node's start
+
 GET = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
 
 
@@ -54,7 +56,7 @@ CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Of a server on 127.0.0.1, and of a client that trusts it."""
     authority = trustme.CA()
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.issue_cert("127.0.0.1").configure_cert(server)
     authority.configure_trust(client)
     return server, client

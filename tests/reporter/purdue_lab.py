@@ -13,6 +13,7 @@ import httpx
 import trio
 
 from tests.node.node_lab import ANNOUNCED, first_lines
+from tests.proxy.wire import NO_TLS
 
 MODEL = "lab-model"
 KEY = "the operator's control key"
@@ -152,7 +153,7 @@ class Lab:
 async def purdue_lab(deadline_s: float) -> AsyncIterator[Lab]:
     """Everything ends with it."""
     with trio.fail_after(deadline_s):
-        async with httpx.AsyncClient(timeout=deadline_s, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=deadline_s, trust_env=False, verify=NO_TLS) as http:
             lab = Lab(http)
             try:
                 async with trio.open_nursery() as starting:

@@ -22,6 +22,7 @@ from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node.run_node import Addresses, run
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.traces.open_trace import open_trace
+from tests.proxy.wire import NO_TLS
 from tests.replay.traces.given import all_are_sound, leading, written
 
 DEADLINE_S = 30
@@ -88,7 +89,7 @@ async def recorded_chats(path: Path) -> list[list[dict[str, Any]]]:
             config = config_of(listen="127.0.0.1:0", control="127.0.0.1:0", **settings)
             addresses: Addresses = await nursery.start(partial(run, config, serve_node))
             host, port = addresses.public[0]
-            async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
+            async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False, verify=NO_TLS) as http:
                 library = Library(f"http://{host}:{port}", addresses.control, http)
                 for number in range(2):
                     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
