@@ -26,7 +26,8 @@ GAP_BYTES_MAX = 256  # between two messages: a comma and, where somebody reads i
 NEAR_BYTES = 1 << 20
 OBJECT_END = b"},"
 MARK = re.compile(rb',[ ]*"cache_control"[ ]*:[ ]*\{[^{}]*\}')
-ONLY_TEXT = re.compile(rb'\[[ ]*\{[ ]*"type"[ ]*:[ ]*"text"[ ]*,[ ]*"text"[ ]*:[ ]*("(?:[^"\\]|\\.)*")[ ]*\}[ ]*\]')
+STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'  # without a choice at each character, which takes ten times as long
+ONLY_TEXT = re.compile(rb'\[[ ]*\{[ ]*"type"[ ]*:[ ]*"text"[ ]*,[ ]*"text"[ ]*:[ ]*(%b)[ ]*\}[ ]*\]' % STRING)
 CACHE_MARK = b'"cache_control"'
 
 
