@@ -7,6 +7,8 @@ import sys
 import pytest
 from hypothesis import settings
 
+from tests.examples import examples
+
 # Tests start hundreds of processes of ours. With bytecode written, only the first one of them compiles the package.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -16,7 +18,7 @@ for name in [name for name in os.environ if name.upper().startswith("RANVIER_") 
     del os.environ[name]
 
 # A busy machine is no counter-example.
-settings.register_profile("any machine", deadline=None)
+settings.register_profile("any machine", deadline=None, max_examples=examples(100))
 settings.load_profile("any machine")
 
 
