@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -344,7 +344,7 @@ def explain_command(options: argparse.Namespace) -> int:
 
 
 def clients_command(options: argparse.Namespace) -> int:
-    with control_client(options) as client:
+    with control_client(options) as client, of_a_node(client):
         view = asked(client, "GET", "/admin/clients").json()
         print("\n".join([*lint_page(view["clients"]), *trial_page(view["trials"])]))
     return EXIT_OK
@@ -359,7 +359,7 @@ def lint_command(options: argparse.Namespace) -> int:
         return lint(files_of(options.files), book, as_json=options.json)
     url = control_url(options.url)
     if url.path in ("", "/"):
-        with control_client(options, options.url) as client:
+        with control_client(options, options.url) as client, of_a_node(client):
             return report(asked(client, "GET", "/admin/clients").json()["clients"], as_json=options.json)
     with httpx.Client(timeout=ADMIN_TIMEOUT_S, trust_env=False) as client:
         try:
@@ -376,7 +376,8 @@ def status_command(options: argparse.Namespace) -> int:
         reached = False
         while True:
             try:
-                page = status_page(node_status(client, other if options.against else None))
+                with of_a_node(client):
+                    page = status_page(node_status(client, other if options.against else None))
                 reached = True
             except CommandError as error:
                 if not (options.watch and reached):
@@ -440,6 +441,16 @@ def asked(client: httpx.Client, method: str, path: str, also: int = 200, **sent:
     if response.status_code not in (httpx.codes.OK, also):
         raise CommandError(f"{response.status_code}: {refusal(response)}", EXIT_FAILED)
     return response
+
+
+@contextmanager
+def of_a_node(client: httpx.Client) -> Iterator[None]:
+    """What is made of its answers within. Raises CommandError where they are no node's, but an engine's, say."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        text = f"{client.base_url} answers, but not as the control port of a node of this version does"
+        raise CommandError(f"{text} ({type(error).__name__}: {error})"[:400], EXIT_FAILED) from error
 
 
 def refusal(response: httpx.Response) -> str:

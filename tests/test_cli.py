@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,7 +77,13 @@ class FakeControl(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def control() -> Iterator[SimpleNamespace]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), FakeControl) as server:
+    with served_by(FakeControl) as place:
+        yield place
+
+
+@contextmanager
+def served_by(handler: type[FakeControl]) -> Iterator[SimpleNamespace]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.asked = []  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -181,6 +188,36 @@ def test_a_refusal_is_reported_in_the_words_of_the_node(
     body.write_bytes(b"no")
     assert cli.main(["explain", str(body), "--control", control.url]) == cli.EXIT_FAILED
     assert capsys.readouterr().err == "ranvier: 400: the body is not JSON\n"
+
+
+@pytest.mark.parametrize("command", [["clients", "--control"], ["lint", "--url"], ["status", "--control"]])
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"",
+        b"<html>",
+        b"\xff\xfe",
+        b"[1]",
+        b"{}",
+        b'{"clients": null}',
+        b'{"clients": [{}], "trials": [3]}',
+        b"[" * 100_000,
+    ],
+    ids=lambda page: repr(page[:20]),
+)
+def test_an_address_that_is_no_control_port_is_named_so(
+    capsys: pytest.CaptureFixture[str], command: Sequence[str], page: bytes
+) -> None:
+    class Other(FakeControl):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+    with served_by(Other) as place:
+        assert cli.main([*command, place.url]) == cli.EXIT_FAILED
+    assert f"{place.url} answers, but not as the control port of a node" in capsys.readouterr().err
 
 
 def test_a_missing_body_file_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ranvier_py.core.clients.body_mender import MODEL_BYTES_MAX
 from ranvier_py.core.errors import BadRequest, NotFound
-from ranvier_py.core.gossip.wire.columns import MODEL_BYTES_MAX
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.proxy.response_cache import ResponseCache
 

@@ -79,6 +79,10 @@ class RanvierError(Exception):
     kind: str = "api_error"
     param: str | None = None  # the member of the request that is wrong
 
+    def __str__(self) -> str:
+        """Its words, as any answer and log can have them: what they quote of a client may be no Unicode."""
+        return super().__str__().encode("utf-8", "replace").decode()
+
 
 class ConfigError(RanvierError):
     """The configuration cannot work. `problems` has one line for each key that is wrong."""

@@ -15,6 +15,7 @@ import json
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -95,11 +96,16 @@ def lint(sources: Iterable[tuple[str, Lines]], book: RuleBook, *, as_json: bool)
 
 def lint_requests(requests: Iterable[Request], watch: ClientWatch, book: RuleBook) -> None:
     """Count captured requests."""
+    others = 0
     for place, fields, body, api in requests:
+        if api is None:
+            others += 1
+            continue
         try:
             text = orjson.dumps(body)
         except TypeError:
-            print(f"ranvier lint: {place}: passed over: nested too deeply, or text that is no Unicode", file=sys.stderr)
+            why = "nested too deeply, text that is no Unicode, or a number of more than 64 bits"
+            print(f"ranvier lint: {place}: passed over: {why}", file=sys.stderr)
             continue
         tokens = round(len(text) / CHARACTERS_PER_TOKEN)
         client, session = client_of(fields), session_of(fields) or session_name(body).encode()
@@ -108,6 +114,9 @@ def lint_requests(requests: Iterable[Request], watch: ClientWatch, book: RuleBoo
         found = watch.observe(client, number, body, api, tokens)
         if found is not None:
             watch.broke(client, found, rule=rule_for(book, found.found, text, api, client))
+    if others:
+        why = f"with neither a path nor a body of {', '.join(PATHS)}"
+        print(f"ranvier lint: objects passed over: {others}, {why}", file=sys.stderr)
 
 
 def report(rows: list[dict[str, Any]], *, as_json: bool) -> int:
@@ -147,43 +156,47 @@ def objects_of(source: str, lines: Lines) -> Iterator[tuple[str, Any]]:
     """
     recorded, is_first, numbered = False, True, iter(lines)
     for number, line in numbered:
-        found = json_of(line)
-        if found is None and recorded and not line.endswith(b"\n"):
-            return
-        if found is None and is_first:
-            found = json_of(rest_of(line, numbered))
-        if found is None:
-            raise ValueError(f"{source}:{number}: not JSON")
+        try:
+            found = json_of(line)
+        except ValueError as error:
+            if recorded and not line.endswith(b"\n"):
+                return
+            found = whole_of(line, numbered) if is_first else None
+            if found is None:
+                raise ValueError(f"{source}:{number}: {error}") from error
         is_first, recorded = False, recorded or (isinstance(found, dict) and MARK in found)
         for each in found if isinstance(found, list) else [found]:
             yield f"{source}:{number}", each
 
 
-def rest_of(line: bytes, lines: Iterator[tuple[int, bytes]]) -> bytes:
-    """A line and those behind it, up to LINE_BYTES_MAX."""
+def whole_of(line: bytes, lines: Iterator[tuple[int, bytes]]) -> Any:
+    """What a line and those behind it are in JSON, up to LINE_BYTES_MAX; None for none."""
     found, size = [line], len(line)
     for _, more in lines:
         found.append(more)
         size += len(more)
         if size > LINE_BYTES_MAX:
             break
-    return b"".join(found)
+    with suppress(ValueError):
+        return json_of(b"".join(found))
+    return None
 
 
 def json_of(text: bytes) -> Any:
-    """What the text is in JSON, or would be by a library that takes more; None for none."""
+    """What the text is in JSON, or would be by a library that takes more. Raises ValueError, with what is wrong."""
     try:
         return orjson.loads(text)
-    except ValueError:
-        pass
+    except ValueError as error:
+        wrong: Exception = error
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    except (ValueError, RecursionError) as error:
+        wrong = error if isinstance(error, UnicodeDecodeError) else wrong
+        raise ValueError(f"not JSON: {wrong}") from error
 
 
-Request = tuple[str, Mapping[bytes, bytes], Mapping[str, Any], Api]
-"""One that was captured: its place, header fields, body and API."""
+Request = tuple[str, Mapping[bytes, bytes], Mapping[str, Any], Api | None]
+"""One that was captured: its place, header fields, body and API; None where it carries no conversation."""
 
 
 def requests_of(objects: Iterable[tuple[str, Any]]) -> Iterator[Request]:
@@ -195,8 +208,7 @@ def requests_of(objects: Iterable[tuple[str, Any]]) -> Iterator[Request]:
         headers = found.get("headers", ()) if body is not found else ()
         route = found.get("path") if body is not found else None
         api = PATHS.get(route.partition("?")[0]) if isinstance(route, str) else api_of(body)
-        if api is not None:  # other paths carry no conversation
-            yield place, headers_of(headers, place), body, api
+        yield place, headers_of(headers, place), body, api
 
 
 def records_of(objects: Iterable[tuple[str, Any]]) -> Iterator[tuple[float, RequestRecord]]:
@@ -237,7 +249,7 @@ def api_of(body: Mapping[str, Any]) -> Api | None:
 def page(rows: list[dict[str, Any]]) -> Iterator[str]:
     """What is printed."""
     if not rows:
-        yield "no conversations yet: nothing of /v1/chat/completions, /v1/messages or /v1/responses"
+        yield f"no conversations: nothing of {', '.join(PATHS)}"
     for row in rows:
         lost = row["break_tokens"]
         share = 100 * lost / max(1, row["prompt_tokens"])

@@ -152,3 +152,13 @@ async def test_a_form_goes_to_an_engine_of_the_model_it_names() -> None:
             sent = {"model": (None, model), "file": ("a.wav", b"\0" * 100_000)}
             assert (await client.post("/v1/audio/transcriptions", files=sent)).status_code == 200
     assert [len(engine.asked) for engine in engines] == [2, 2]
+
+
+async def test_a_model_whose_name_is_no_text_is_missing_as_any_other_and_breaks_no_connection() -> None:
+    async with lab(Engine("one")) as node:
+        await node.until_backend(lambda backend: backend["models"])
+        body = b'{"model": "\\ud800", "messages": [{"role": "user", "content": "hello"}]}'
+        for url in (f"{node.url}/v1/chat/completions", f"{node.url}/v1/messages", f"{node.control}/explain"):
+            answer = await node.http.post(url, content=body)
+            assert (answer.status_code, answer.json()["error"]["message"]) == (404, "The model `?` does not exist")
+        assert await node.faults() == {}

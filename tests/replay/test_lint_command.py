@@ -144,12 +144,14 @@ def test_requests_that_only_grow_are_clean(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b"{", "not JSON"),
+        (b'{"messages": [', "not JSON: unexpected end of data"),
+        (b"[" * 100_000, "not JSON: depth limit exceeded"),
+        (b"null", "expected a request"),
         (b"[1]", "expected a request"),
         (b'{"body": 3}', "expected a request"),
         (b'{"body": {"messages": []}, "headers": 5}', "headers must be"),
         (b'{"body": {"messages": []}, "headers": [["a"]]}', "headers must be"),
-        (b"\xff\xfe", "not JSON"),
+        (b'{"messages": "\xe4"}', "not JSON: 'utf-8' codec can't decode byte 0xe4 in position 14"),
     ],
 )
 def test_what_is_no_capture_is_refused_with_its_line(
@@ -159,6 +161,20 @@ def test_what_is_no_capture_is_refused_with_its_line(
     error = capsys.readouterr().err
     assert why in error
     assert "requests.jsonl:2" in error
+
+
+def test_what_carries_no_conversation_or_none_that_a_node_can_compare_is_passed_over_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = b'{"messages": [], "seed": 1%s}' % (b"0" * 400)
+    assert main(["lint", captured(tmp_path, {"log": {"entries": []}}, {"path": "/v1/models", "body": {}}, large)]) == 0
+    found = capsys.readouterr()
+    assert found.out == "no conversations: nothing of /v1/chat/completions, /v1/messages, /v1/responses\n"
+    assert "objects passed over: 2, with neither a path nor a body of /v1/chat/completions" in found.err
+    assert (
+        "requests.jsonl:3: passed over: nested too deeply, text that is no Unicode, or a number of more than"
+        in found.err
+    )
 
 
 def test_a_capture_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

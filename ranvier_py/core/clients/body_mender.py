@@ -34,6 +34,7 @@ from ranvier_py.core.prompts.body_members import session_name
 from ranvier_py.core.prompts.request_apis import Api
 
 TRIALS_MAX = 256
+MODEL_BYTES_MAX = 1024
 SESSIONS_FACTOR = 4
 """So many times `sessions` are waited for where too few of them were left alone to compare with."""
 
@@ -110,7 +111,7 @@ class MenderCounters:
         "leave out what a rule of mode key is of.",
         label="reason",
     )
-    unread: int = counter("Bodies that rules were of and that could not be read within bounds.")
+    unread: int = counter("Bodies that rules were of and that could not be read within bounds, nor their model's name.")
     followed: dict[str, int] = counter("Verdicts of other nodes on rules that hold here since.", label="state")
     not_followed: dict[str, int] = counter(
         "Verdicts of other nodes on rules that do not hold here: other rules are on there, or trials are too many.",
@@ -218,7 +219,7 @@ class BodyMender:
         version = version_of(user_agent)
         rules = [rule for rule in self.book.changing if rule.fits(client, version, api.name) and rule.mark in body]
         raw = raw_body(body, api) if rules else None
-        if raw is None:
+        if raw is None or not is_name(raw.model):
             self.counters.unread += bool(rules)
             return None
         modes = [(rule, self._mode(rule, client, raw.model)) for rule in rules]
@@ -353,6 +354,11 @@ def opening_of(raw: RawBody, rules: Sequence[Rule]) -> bytes:
         if rule.action.where != "system":
             raw = raw.after(raw.edits(rule.action))
     return raw.opening().encode()
+
+
+def is_name(model: str) -> bool:
+    """Whether logs, pages and messages can have it: clients name models."""
+    return model.isprintable() and len(model.encode()) <= MODEL_BYTES_MAX
 
 
 def rule_for(book: RuleBook, found: PrefixBreak, body: bytes, api: Api, client: str) -> str:

@@ -15,7 +15,7 @@ from random import Random
 
 from ranvier_py.core.clients.body_mender import BodyMender, TrialResult
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
-from ranvier_py.core.gossip.wire.columns import VERDICTS_MAX, is_sendable
+from ranvier_py.core.gossip.wire.columns import VERDICTS_MAX
 from ranvier_py.core.gossip.wire.messages import RuleVerdicts
 from ranvier_py.core.metrics import increment
 
@@ -73,8 +73,7 @@ class VerdictGossip:
     def _send(self, peers: Sequence[Peer], verdicts: Iterable[TrialResult]) -> None:
         if self.mender is None or not peers:
             return
-        named = [each if each.node else each._replace(node=self._name) for each in verdicts]
-        rows = [each for each in named if is_sendable(each)]
+        rows = [each if each.node else each._replace(node=self._name) for each in verdicts]
         for start in range(0, len(rows), VERDICTS_MAX):
             message = RuleVerdicts(self.mender.rules, tuple(rows[start : start + VERDICTS_MAX]))
             for peer in peers:

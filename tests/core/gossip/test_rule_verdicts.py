@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b
-from random import Random
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from ranvier_py.core.clients.body_mender import (
     TrialResult,
 )
 from ranvier_py.core.gossip import gossip
-from ranvier_py.core.gossip.gossip_values import Outgoing
 from ranvier_py.core.gossip.rule_verdicts import REPAIR_INTERVAL_S, VerdictGossip
 from ranvier_py.core.prompts.request_apis import CHAT
 
@@ -167,17 +165,14 @@ def test_verdicts_on_rules_of_before_a_change_turn_nothing_off_after_it(other: B
     assert lab.states(1)[0][0][0] == "off", "as soon as it has the same rules"
 
 
-def test_a_name_that_no_message_can_have_keeps_no_other_verdict_back() -> None:
-    outbox: list[Outgoing] = []
-    one = WithRules("n", outbox, Random(1), 0.0)
-    assert one.mender is not None
-    for model in ("m" * 2000, "line\nend", "\ud800", "good"):
-        for number in range(2 * SESSIONS):
-            list(one.mender.answered("codex", model, [("tools-by-name", number, True)], None, None))
-    one.peers([gossip.Peer(7, ("127.0.0.1", 7946))])
-    (message,) = [outgoing.message for outgoing in outbox]
-    assert isinstance(message, gossip.RuleVerdicts)
-    assert [each.model for each in message.verdicts] == ["good"]
+@pytest.mark.parametrize("model", ["m" * 1025, "line\nend", "\x1b[2J", "\ud800"])
+def test_no_rule_acts_on_a_model_that_no_message_and_no_log_can_name(model: str) -> None:
+    at_work = mender(*RULES)
+    for name, is_mended in ((model, False), ("m" * 1024, True)):
+        body = json.dumps({**json.loads(BODY), "model": name}).encode()
+        found = at_work.mend(body, CHAT, "codex", b"codex_exec/1", b"a", lambda _: Engines(False, []))
+        assert (found is not None) == is_mended
+    assert at_work.counters.unread == 1
 
 
 def test_a_proved_rule_stays_so_where_too_few_sessions_come_by_to_judge_it_again() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ranvier_py.core.clients.body_mender import DECIDED, TrialResult
+from ranvier_py.core.clients.body_mender import DECIDED, MODEL_BYTES_MAX, TrialResult
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.wire.frame import amount, bad, column, encoded, text
@@ -51,7 +51,7 @@ ANSWER_NAME_BYTES = 32
 ANSWER_PARTS_MAX = 8
 VOIDED_MAX = 128  # in a message
 VOIDED = Struct("<QIHBB")
-MODEL_BYTES_MAX, TENANT_BYTES = 1024, 16
+TENANT_BYTES = 16
 VERDICTS_MAX = 128  # in a message
 VERDICT = Struct("<BBBHBB")
 VERDICT_BYTES_MAX = (60, 32, MODEL_BYTES_MAX, 255, 64)
@@ -222,14 +222,6 @@ def _pack_verdict(verdict: TrialResult) -> bytes:
     rule, client, model, state, why, node = verdict
     parts = list(map(encoded, (rule, client, model, why, node), VERDICT_BYTES_MAX))
     return b"".join([VERDICT.pack(DECIDED.index(state), *map(len, parts)), *parts])
-
-
-def is_sendable(verdict: TrialResult) -> bool:
-    """Whether a message can have it: models are named by clients."""
-    try:
-        return bool(_pack_verdict(verdict))
-    except ValueError:
-        return False
 
 
 def unpack_verdicts(field: object) -> tuple[TrialResult, ...]:
