@@ -275,9 +275,10 @@ class BodyMender:
         return raw
 
     def _use(self, rule: Rule, session: bytes) -> RuleUse:
-        """A rule's own groups, so that several rules at work don't hide each other's effect."""
+        """A rule's own groups, so that several rules at work don't hide each other's effect. What has no name is never
+        left alone: its next turn might not be."""
         found = self._digest(b"rule\0" + rule.name.encode() + b"\0" + session)
-        is_alone = int.from_bytes(found[:8]) < self.options.control_share * (1 << 64)
+        is_alone = bool(session) and int.from_bytes(found[:8]) < self.options.control_share * (1 << 64)
         return RuleUse(rule.name, int.from_bytes(found[8:16]), not is_alone)
 
     def answered(
@@ -349,7 +350,9 @@ class BodyMender:
 
 def opening_of(raw: RawBody, rules: Sequence[Rule]) -> bytes:
     """What names a conversation whose client does not, without what rules take out of it: that is another in each turn.
-    Raises ValueError."""
+    Nothing where an engine keeps what was before. Raises ValueError."""
+    if raw.fields.get("previous_response_id"):
+        return b""
     for rule in rules:
         if rule.action.where != "system":
             raw = raw.after(raw.edits(rule.action))

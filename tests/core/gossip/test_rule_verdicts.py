@@ -23,7 +23,7 @@ from ranvier_py.core.clients.body_mender import (
 )
 from ranvier_py.core.gossip import gossip
 from ranvier_py.core.gossip.rule_verdicts import REPAIR_INTERVAL_S, VerdictGossip
-from ranvier_py.core.prompts.request_apis import CHAT
+from ranvier_py.core.prompts.request_apis import CHAT, RESPONSES
 
 RULES = ("tools-by-name=rewrite",)
 SESSIONS = 20
@@ -163,6 +163,21 @@ def test_verdicts_on_rules_of_before_a_change_turn_nothing_off_after_it(other: B
     lab.gossip(1).mender = mender(*RULES)
     lab.until(5.0 + 4 * REPAIR_INTERVAL_S)
     assert lab.states(1)[0][0][0] == "off", "as soon as it has the same rules"
+
+
+def test_turns_that_go_on_from_a_stored_response_are_never_left_alone_unless_their_session_is_named() -> None:
+    """Each has but its own words: one in so many turns would be left alone, and break the prefix before and behind."""
+    found = {}
+    for session in (b"", b"named"):
+        at_work = mender(*RULES)
+        for turn in range(40):
+            body = {**json.loads(BODY), "input": f"Question {turn}", "previous_response_id": f"resp_{turn}"}
+            del body["messages"]
+            name = session and session + b"%d" % turn
+            at_work.mend(json.dumps(body).encode(), RESPONSES, "codex", b"", name, lambda _: Engines(False, []))
+        found[session] = at_work.counters
+    assert (found[b""].rewritten, found[b""].left_alone) == ({"tools-by-name": 40}, {})
+    assert found[b"named"].left_alone
 
 
 @pytest.mark.parametrize("model", ["m" * 1025, "line\nend", "\x1b[2J", "\ud800"])
