@@ -1,9 +1,9 @@
 """The tokenizer's process: a child of the node, asked over sockets, and another one when it ends.
 
 Tokenizing runs for long stretches and fills memory; neither its interpreter lock nor its memory is to be the event
-loop's. The child has a thread for each socket: FIRST_SOCKETS for prompts that wait to be placed, one for learning, so
-that those who wait are never behind those who do not. A batch is sent and answered before the next one goes over the
-same socket. What the child may do to its node is `node/tokenizer_child.py`'s to say.
+loop's. The child has a thread for each of FIRST_SOCKETS, for prompts that wait to be placed, and a fork of itself for
+learning, so that those who wait are never behind those who do not. A batch is sent and answered before the next one
+goes over the same socket. What the child may do to its node is `node/tokenizer_child.py`'s to say.
 
 Rules: a batch that is not answered within its time limit, or with anything but its results, ends the child: it is
 killed, those who asked get TokenizerLost, and a new child is started after a pause that doubles from RESTART_DELAY_S to

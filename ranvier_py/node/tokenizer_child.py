@@ -1,8 +1,9 @@
 """What runs in the tokenizer's process: python -m ranvier_py.node.tokenizer_child SOCKET …
 
 Loads the tokenizer that the node asks for over the first socket, answers with what it found out of it or with what is
-wrong, and then does jobs: one thread for each socket, the last one for learning. That thread gives way to every other
-thread of the machine, for nobody waits for it.
+wrong, and then does jobs: one thread for each socket, but for the last one, for learning. That is a fork of its own: it
+shares what was loaded, gives way to every other thread of the machine, for nobody waits for it, and so must hold no
+interpreter lock that others wait for.
 
 Rules: ends when a socket is closed by the other side, and by no signal that was meant for the node. What a client sent
 is never logged: from the start of its work on the process prints nothing, not even what a foreign library says of its
@@ -12,6 +13,7 @@ machine the kernel is asked to end this process before others: a new one costs m
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -42,10 +44,11 @@ from ranvier_py.core.tokenize.tokenize_service import TokenizeService
 from ranvier_py.io.tokenizer import ChatTokenizer
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a service manager sends them to all of its processes
-SWITCH_INTERVAL_S = 0.0005  # the longest that learning keeps the interpreter from a prompt that waits to be placed
+SWITCH_INTERVAL_S = 0.0005  # the longest that one prompt keeps the interpreter from another that waits to be placed
 MEMORY_GROWTH_BYTES = 1 << 30
 """Three batches of `TOKENS_MAX` at 200 bytes a token, and their bodies as objects."""
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 OOM_SCORE = "500"  # of 1000: before any process of the usual 0 that is not half of the machine's memory larger
 
 
@@ -71,12 +74,10 @@ class TokenizerChild:
         self._hasher = KeyHasher(setup.key, setup.block_tokens, notify=self._note, lengths=(), short=setup.short)
         self._service = TokenizeService(tokenizer, self._hasher, hoists_system=self.facts.hoists_system)
 
-    def serve(self, sock: socket.socket, *, idly: bool = False) -> None:
-        """Answer batch after batch; `idly`: where nobody else wants the processor. Does not return."""
+    def serve(self, sock: socket.socket) -> None:
+        """Answer batch after batch. Does not return."""
         code = 1
         try:
-            if idly:
-                run_when_idle()
             while True:
                 payload = receive_frame(sock)
                 if not payload:
@@ -102,11 +103,15 @@ class TokenizerChild:
 
 
 def run_when_idle() -> None:
-    """Have this thread run only where no other wants the processor. A merely nicer one keeps a request that has come
-    waiting until its time slice ends, milliseconds (sched(7), SCHED_IDLE)."""
+    """Have this process run only where no other wants the processor, and no longer than the one that forked it.
+
+    A merely nicer one keeps a request that has come waiting until its time slice ends, milliseconds (sched(7),
+    SCHED_IDLE).
+    """
     if sys.platform == "linux":
         with suppress(OSError):
-            os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def receive_frame(sock: socket.socket) -> bytes:
@@ -154,11 +159,18 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     gc.freeze()  # libraries and vocabulary stay
     bound_memory()
+    learning, silent = others.pop(), os.open(os.devnull, os.O_WRONLY)
+    if os.fork() == 0:
+        os.dup2(silent, 2)
+        for sock in (first, *others):
+            sock.close()
+        run_when_idle()
+        child.serve(learning)
+    learning.close()
     first.sendall(encode_facts(child.facts, warnings.lines))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    os.dup2(silent, 2)
     for sock in others:
-        idly = sock is others[-1]  # the one for learning
-        threading.Thread(target=child.serve, args=(sock,), kwargs={"idly": idly}, daemon=True).start()
+        threading.Thread(target=child.serve, args=(sock,), daemon=True).start()
     child.serve(first)
     return 0
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -238,11 +238,30 @@ async def test_what_is_wrong_at_the_start_is_the_configurations_problem(monkeypa
 def test_who_learns_runs_only_where_nobody_else_wants_the_processor(shared: Shared) -> None:
     """In a node that is nice itself, too. Who tokenizes a prompt that waits to be placed does not give way."""
     assert len(shared.ask([job("hello there")], first=False).results) == 1
-    threads = [int(place.name) for place in Path(f"/proc/{shared.process.pid}/task").iterdir()]
-    policies = [os.sched_getscheduler(thread) for thread in threads]
-    assert policies.count(os.SCHED_IDLE) == 1
-    assert policies.count(os.SCHED_OTHER) == len(threads) - 1 >= 2
+    threads = list(Path(f"/proc/{shared.process.pid}/task").iterdir())
+    assert len(threads) >= 2
+    assert {os.sched_getscheduler(int(thread.name)) for thread in threads} == {os.SCHED_OTHER}
+    [learner] = forks_of(shared.process.pid)
+    assert os.sched_getscheduler(learner) == os.SCHED_IDLE, "a process of its own: no lock of its keeps others waiting"
     assert shared.process.counters.restarts == 0
+
+
+@pytest.mark.parametrize("lost", ["who tokenizes", "who learns"])
+async def test_who_learns_and_who_tokenizes_end_together_and_are_replaced(lost: str) -> None:
+    async with running() as process:
+        [learner], tokenizer = forks_of(process.pid), process.pid or 0
+        os.kill(learner if lost == "who learns" else tokenizer, signal.SIGKILL)
+        with suppress(TokenizerLost):  # unless the next one is there already
+            await process.ask([job("hello there")], first=False)
+        await until(lambda: process.counters.restarts == 1 and process.counters.up)
+        await until(lambda: is_gone(learner) and is_gone(tokenizer))
+        assert len((await process.ask([job("hello there")], first=False)).results) == 1
+
+
+def forks_of(pid: int | None) -> list[int]:
+    return [
+        int(each) for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
+    ]
 
 
 async def test_a_process_that_ends_at_its_start_is_an_error_with_its_code(tmp_path: Path) -> None:
