@@ -104,6 +104,7 @@ class EventSource:
         self._started = started
         self._rng = rng
         self._log_quota = Quota(LOG_LINES_MAX, LOG_LINE_S)
+        self._context: ssl.SSLContext | None = None
         self.rekey(api_key)
 
     def rekey(self, api_key: str) -> None:
@@ -164,8 +165,9 @@ class EventSource:
     async def _server_sent(self) -> None:
         timeout = httpx.Timeout(CONNECT_S, read=self.options.idle_s)
         headers = {**self._headers, "accept": "text/event-stream", "accept-encoding": "identity"}
+        tls = await self._tls() if self.url.startswith("https") else False
         async with (
-            httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False) as client,
+            httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False, verify=tls) as client,
             client.stream("GET", self.url, headers=headers) as response,
         ):
             if response.status_code != 200:
@@ -218,6 +220,12 @@ class EventSource:
             with trio.move_on_after(CLOSE_S, shield=True):
                 await stream.aclose()
 
+    async def _tls(self) -> ssl.SSLContext:
+        """With the machine's certificates. To read them takes longer than requests may wait: once, and in a thread."""
+        if self._context is None:
+            self._context = await trio.to_thread.run_sync(ssl.create_default_context)
+        return self._context
+
     async def _dial(self) -> trio.abc.Stream:
         place = urlsplit(self.url)
         secure = place.scheme == "wss"
@@ -225,8 +233,12 @@ class EventSource:
         stream = await trio.open_tcp_stream(host, place.port or (443 if secure else 80))
         if not secure:
             return stream
-        wrapped = trio.SSLStream(stream, ssl.create_default_context(), server_hostname=host, https_compatible=True)
-        await wrapped.do_handshake()
+        try:
+            wrapped = trio.SSLStream(stream, await self._tls(), server_hostname=host, https_compatible=True)
+            await wrapped.do_handshake()
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
         return wrapped
 
 

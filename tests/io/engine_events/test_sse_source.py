@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -116,6 +118,27 @@ async def test_a_stream_that_ends_is_connected_again_and_reports_that_it_begins_
         await until(lambda: received.begun >= 3)
         assert received.source.state.reconnects >= 2
         assert len(received.events) >= 2
+
+
+@pytest.mark.parametrize(("scheme", "reads"), [("http", 0), ("ws", 0), ("wss", 1)])
+async def test_certificates_are_read_once_beside_the_event_loop_and_only_where_they_are_needed(
+    scheme: str, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, readers, made = threading.get_ident(), [], ssl.create_default_context
+
+    def read(*arguments: object, **options: object) -> ssl.SSLContext:
+        readers.append(threading.get_ident())
+        return made(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ssl, "create_default_context", read)
+
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        """Ends each connection."""
+
+    async with listening(serve, scheme) as received:
+        await until(lambda: received.source.state.reconnects >= 3)
+    assert len(readers) == reads
+    assert loop not in readers
 
 
 @pytest.mark.parametrize(
