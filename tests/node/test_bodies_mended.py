@@ -201,13 +201,17 @@ source = "nobody"
 """
 
 
+def useless_rule(folder: Path) -> dict[str, Any]:
+    """Options that turn it on, and leave enough sessions alone to judge it soon."""
+    file = folder / "rules.toml"
+    file.write_text(USELESS)
+    return {"client_rules": ["politeness=rewrite"], "client_rules_file": file, "client_rule_control_share": 0.4}
+
+
 async def test_a_rule_that_helps_nothing_is_turned_off_with_a_warning_and_bodies_are_let_be(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "rules.toml"
-    file.write_text(USELESS)
-    rules = {"client_rules": ["politeness=rewrite"], "client_rules_file": file, "client_rule_control_share": 0.4}
-    async with node_lab(engines=1, client_rule_sessions=20, **rules, **SECRET) as node:
+    async with node_lab(engines=1, client_rule_sessions=20, **useless_rule(tmp_path), **SECRET) as node:
         for number in range(30):
             await ask(node, body(7), f"session {number}")
         view = await node.until("/admin/clients", lambda view: trial_of(view).get("state") == "off")
@@ -227,11 +231,8 @@ async def test_a_rule_that_helps_nothing_is_turned_off_with_a_warning_and_bodies
 async def test_a_rule_that_one_node_turned_off_is_off_on_its_peers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "rules.toml"
-    file.write_text(USELESS)
-    rules = {"client_rules": ["politeness=rewrite"], "client_rules_file": file, "client_rule_control_share": 0.4}
     async with cluster_lab(tmp_path, engines=1) as place:
-        nodes = await place.cluster(2, client_rule_sessions=20, **rules)
+        nodes = await place.cluster(2, client_rule_sessions=20, **useless_rule(tmp_path))
         for number in range(30):
             await ask(nodes[0], body(7), f"session {number}")
         view = await nodes[1].until("/admin/clients", lambda view: trial_of(view).get("state") == "off")
