@@ -36,6 +36,7 @@ from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerSettings
 from ranvier_py.core.gossip.peer_answers.peer_answers import ANSWER_MESSAGES, AnswerSecrets, PeerAnswers
+from ranvier_py.core.gossip.prefills import PrefillGossip
 from ranvier_py.core.gossip.readers.shared_streams import STREAM_MESSAGES, SharedStreams
 from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
@@ -44,7 +45,17 @@ from ranvier_py.core.gossip.rule_verdicts import VerdictGossip
 from ranvier_py.core.gossip.wire.codec import Kind, decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing
-from ranvier_py.core.gossip.wire.messages import Command, Commands, Facts, Loads, Message, Record, RuleVerdicts, State
+from ranvier_py.core.gossip.wire.messages import (
+    Command,
+    Commands,
+    Facts,
+    Loads,
+    Message,
+    Prefills,
+    Record,
+    RuleVerdicts,
+    State,
+)
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.seal import Sealer, Subkeys
 from ranvier_py.core.ids import BackendId
@@ -77,7 +88,7 @@ KINDS_BY_TOPIC = {
     "membership": (Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS),
     "routes": (Kind.ROUTE_UPDATES, Kind.DIGEST, Kind.VECTOR, Kind.RESET),
     "rows": (Kind.TOTAL_SUM, Kind.PART_SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY),
-    "backends": (Kind.LOADS, Kind.FACTS, Kind.COMMANDS),
+    "backends": (Kind.LOADS, Kind.PREFILLS, Kind.FACTS, Kind.COMMANDS),
     "streams": (Kind.READER_CLAIMS, Kind.SNAPSHOT_WANTED, Kind.SNAPSHOT_CHUNK, Kind.SNAPSHOT_REFUSED),
     "answers": (
         *(Kind.ANSWER_KEYS, Kind.ANSWER_DIGEST, Kind.ANSWER_WANTED, Kind.ANSWER_PART, Kind.ANSWER_REFUSED),
@@ -87,7 +98,7 @@ KINDS_BY_TOPIC = {
 }
 """What a message is about, for the counters of traffic."""
 
-BESIDE_MEMBERSHIP = (Loads, Facts, Commands, RuleVerdicts, *STREAM_MESSAGES, *ANSWER_MESSAGES)
+BESIDE_MEMBERSHIP = (Loads, Prefills, Facts, Commands, RuleVerdicts, *STREAM_MESSAGES, *ANSWER_MESSAGES)
 
 TOPIC_OF: dict[int, str] = {kind: topic for topic, kinds in KINDS_BY_TOPIC.items() for kind in kinds}
 
@@ -187,8 +198,13 @@ class RouterPeer:
             room=self.routes.room,
         )
         self.verdicts = VerdictGossip(settings.name, outbox, rng, now)
+        self.prefills = PrefillGossip(router.speculation, self.backends, outbox, now)
         self.live_members = LiveMembers(
-            self.members, self.routes, self.facts, self.signed_commands, self.streams, self.answers, self.verdicts
+            *(self.members, self.routes, self.facts, self.signed_commands),
+            streams=self.streams,
+            answers=self.answers,
+            verdicts=self.verdicts,
+            prefills=self.prefills,
         )
         self.woken: Callable[[], object] = lambda: None
         self.wrong_key_source: Address | None = None
@@ -203,6 +219,7 @@ class RouterPeer:
         router.owners.collect(self._hurry)
         router.checkpoints.collect(router.routes.names(), self._hurry)
         router.registry.busied = self._hurry
+        router.speculation.collect(self._hurry)
         self.members.remember(remembered, now)
         self._settle(now)
 
@@ -213,6 +230,7 @@ class RouterPeer:
         """When `tick` is wanted next. Any call may bring it nearer."""
         machines = min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.signed_commands.wake_at)
         machines = min(machines, self.streams.wake_at, self.answers.wake_at, self.verdicts.wake_at)
+        machines = min(machines, self.prefills.wake_at)
         return min(self._flush_at, self.live_members.wake_at, machines)
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
@@ -254,6 +272,7 @@ class RouterPeer:
         self.streams.tick(now)
         self.answers.tick(now)
         self.verdicts.tick(now)
+        self.prefills.tick(now)
         self._settle(now)
         self._follow(now)
 
@@ -376,6 +395,9 @@ class RouterPeer:
             self.members.received_from(peer.session, now)
         if isinstance(message, Loads | Facts):
             self.facts.receive(peer, message, now)
+        elif isinstance(message, Prefills):
+            if self.live_members.admits(peer.session, now):
+                self.prefills.receive(peer, message, now)
         elif isinstance(message, Commands):
             self.signed_commands.receive(message, now)
         elif isinstance(message, RuleVerdicts):
@@ -418,6 +440,7 @@ class RouterPeer:
                 self.routes.forget(session, now)
                 self.facts.forget(session)
                 self.streams.forget(session)
+                self.prefills.forget(session)
                 self.answers.forget(session, now)
             members.gone.clear()
         if members.changes:

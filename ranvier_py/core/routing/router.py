@@ -338,7 +338,8 @@ class Router:
         target = self.registry.dispatched(decision.backend, now, work_tokens, seen=prompt.stream)
         claimed: Sequence[int] = ()
         if self.policy.depths_wanted and prompt.kind != "opaque" and matched_tokens < prompt_tokens:
-            claimed = self.speculation.add(self._unmatched(prompt, decision, found), decision.backend)
+            unmatched = self._unmatched(prompt, decision, found)
+            claimed = self.speculation.add(unmatched, decision.backend, target.generation, computed_tokens)
         self.recent.append((now, request_id, decision))
         counters = self.counters
         increment(counters.decisions, decision.reason)
@@ -446,9 +447,7 @@ class Router:
         policy = copy(self.policy)
         found = self.find(prompt, now, touch=False)
         match = self._match(prompt, found)
-        rng = Random()  # noqa: S311  # placement draws no secrets
-        rng.setstate(self._rng.getstate())
-        decision = self._decision(prompt, found, policy.choose(match, found.pool.backends, rng))
+        decision = self._decision(prompt, found, policy.choose(match, found.pool.backends, copy(self._rng)))
         _, everyone = self._holders(prompt, found.pool, now, len(found.pool.ids), [], touch=False)
         depth = {holder.backend: holder for holder in everyone}
         credit = self.checkpoints.credited(prompt, everyone, found.learned_tokens, found.pool.generations, now)[1]

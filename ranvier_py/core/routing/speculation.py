@@ -6,13 +6,15 @@ goes when the request is learned for real, and when it fails.
 
 Rules: a fingerprint may be claimed by several attempts, of one backend or of several; it stays until the last of them
 is removed. Beyond `capacity` fingerprints (counted per attempt) no claim of an attempt is made, which is counted.
+Peers learn of prompts that take long to compute (`gossip.prefills`), and their claims are made here as our own are.
 Invariant: when no attempt is left, nothing is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, gauge
@@ -20,15 +22,31 @@ from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import Trust
 
+SHARED_TOKENS_MIN = 1024
+"""Prompts of which an engine has less to compute are done before a peer could follow: a tenth of a second."""
+
+ENDED_MAX = 4096
+
+
+class Prefill(NamedTuple):
+    """A long prompt that an engine computes. Fingerprints: the deepest first."""
+
+    backend: BackendId
+    generation: int
+    fingerprints: Sequence[int]
+
 
 @dataclass(slots=True)
 class SpeculationCounters:
     """What is claimed now, and what was since the start."""
 
-    attempts: int = gauge("Attempts in flight whose prefixes are claimed.")
+    attempts: int = gauge("Attempts in flight whose prefixes are claimed, with those of peers.")
     fingerprints: int = gauge("Fingerprints that they claim, counted for each attempt.")
     added: int = counter("Attempts whose prefixes were claimed.")
     dropped: int = counter("Attempts that found no room for claims.")
+    shared: int = counter("Attempts of which peers were sent the prefixes.")
+    received: int = counter("Attempts of peers whose prefixes were claimed here.")
+    void: int = counter("Attempts of peers that were not taken: an unknown process of an engine, or too many.")
 
 
 class Speculation:
@@ -42,14 +60,23 @@ class Speculation:
         self._capacity = capacity
         self._attempts: dict[int, dict[BackendId, int]] = {}  # fingerprint -> backend -> number of attempts
         self.counters = SpeculationCounters()
+        self.begun: dict[int, Prefill] = {}  # by number; for whoever sends them, who empties this and the next
+        self.ended: list[int] = []
+        self._came: Callable[[], object] | None = None
+        self._numbers: dict[int, int] = {}  # of claims that are shared, by their identity
+        self._number = 0
+
+    def collect(self, came: Callable[[], object]) -> None:
+        """From now on note what peers should learn of. `came` is called with each."""
+        self._came = came
 
     def __len__(self) -> int:
         """Different fingerprints claimed now."""
         return len(self._attempts)
 
-    def add(self, fps: Sequence[int], backend: BackendId) -> Sequence[int]:
+    def add(self, fps: Sequence[int], backend: BackendId, generation: int = 0, tokens: int = 0) -> Sequence[int]:
         """Claim fingerprints (0 is none) for a request that is sent. Returns those claimed, for `remove`: none where
-        there is no room for all."""
+        there is no room for all. `tokens`: what that process of the backend has to compute; 0 for a peer's request."""
         known = [fingerprint for fingerprint in fps if fingerprint]
         if self.counters.fingerprints + len(known) > self._capacity:
             self.counters.dropped += 1
@@ -64,6 +91,10 @@ class Speculation:
         self.counters.fingerprints += len(known)
         self.counters.attempts += bool(known)
         self.counters.added += bool(known)
+        if tokens >= SHARED_TOKENS_MIN and known and self._came is not None:
+            self._number = self._numbers[id(known)] = self._number + 1
+            self.begun[self._number] = Prefill(backend, generation, known)
+            self._came()
         return known
 
     def remove(self, claimed: Sequence[int], backend: BackendId) -> None:
@@ -80,6 +111,10 @@ class Speculation:
                 del attempts[fingerprint]
         self.counters.fingerprints -= len(claimed)
         self.counters.attempts -= bool(claimed)
+        number = self._numbers.pop(id(claimed), 0) if self._numbers else 0
+        if number and self.begun.pop(number, None) is None and len(self.ended) < ENDED_MAX and self._came is not None:
+            self.ended.append(number)
+            self._came()
 
     def match(
         self, chain: Iterable[PrefixKey], eligible_generations: Sequence[int], wanted: int = 1, *, deeper_than: int = 0

@@ -8,14 +8,16 @@ more answers were cold than warm.
 
 Rules: old outcomes fade, each to a half after HALF_LIFE further ones; what has faded limits nothing, so a limit that is
 too low is lifted by warm answers beyond it or by time. Without cold answers there is no limit. An engine that has shown
-little borrows from all the others. A capacity that the engine itself reports is never exceeded; one that reports none
-is taken to be no larger than the largest that does, unless answers show otherwise.
+little borrows from all the others. A capacity that the engine itself reports is never exceeded, and less is believed
+only for cold answers within it: those beyond are as they should be. One that reports none is taken to be no larger than
+the largest that does, unless answers show otherwise.
 Bounds: SECONDS_MAX entries of the clock, BUCKETS distances.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from math import inf, log2
 
 SECONDS_MAX = 4096
@@ -175,23 +177,26 @@ class CapacityEstimate:
     @property
     def limit(self) -> float:
         """The distance beyond which routes are not to be believed."""
-        reported = self.reported
-        if reported is None and self._fleet is not None and self._fleet.reported is not None:
-            reported = None if self._is_warm_beyond(self._fleet.reported) else self._fleet.reported
-        return min(self.learned, inf if reported is None else reported)
+        return min(self.learned, self._reported())
+
+    def _reported(self) -> float:
+        """What it holds at most by its own page or by the others'; inf where neither says so."""
+        if self.reported is not None:
+            return self.reported
+        largest = self._fleet.reported if self._fleet is not None else None
+        return inf if largest is None or self._is_warm_beyond(largest) else largest
 
     def _is_warm_beyond(self, distance: float) -> bool:
         """Whether answers show that it holds more than that."""
         return sum(self._net[bucket_of(distance) + 1 :]) >= COLD_MIN * self._unit
 
     def _find(self) -> float:
-        """Where warm minus cold answers up to there are the most; the farthest such place."""
-        best, best_place, total = 0.0, -1, 0.0
-        for place, net in enumerate(self._with_borrowed()):
-            total += net
-            if total >= best:
-                best, best_place = total, place
-        return inf if best - total < COLD_MIN else edge_of(best_place)
+        """Within what is reported, if cold answers there show it; else beyond."""
+        nets, reported = self._with_borrowed(), self._reported()
+        if reported == inf:
+            return limit_of(nets)
+        within = limit_of(nets[: bucket_of(reported)])
+        return within if within < inf else max(reported, limit_of(nets))
 
     def _with_borrowed(self) -> list[float]:
         """Warm minus cold answers by distance, with what is borrowed."""
@@ -201,6 +206,16 @@ class CapacityEstimate:
             return own
         share = min(1.0 / fleet._unit, missing / fleet._count)
         return [net + share * theirs for net, theirs in zip(own, fleet._net, strict=True)]
+
+
+def limit_of(nets: Sequence[float]) -> float:
+    """Where warm minus cold answers up to there are the most; the farthest such place. inf: too few are cold beyond."""
+    best, best_place, total = 0.0, -1, 0.0
+    for place, net in enumerate(nets):
+        total += net
+        if total >= best:
+            best, best_place = total, place
+    return inf if best - total < COLD_MIN else edge_of(best_place)
 
 
 def bucket_of(distance: float) -> int:

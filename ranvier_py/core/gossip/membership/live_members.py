@@ -19,6 +19,7 @@ from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.peer_answers.peer_answers import PeerAnswers
+from ranvier_py.core.gossip.prefills import PrefillGossip
 from ranvier_py.core.gossip.readers.shared_streams import SharedStreams
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 from ranvier_py.core.gossip.rule_verdicts import VerdictGossip
@@ -33,15 +34,17 @@ GUESTS_MAX = 32
 class LiveMembers:
     """Hands the planes who is there. `wake_at`: when `update` is wanted. `sharing`: sessions that routes know."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each plane, named
         self,
         members: Membership,
         routes: RouteGossip,
         facts: BackendFacts,
         orders: SignedCommands,
+        *,
         streams: SharedStreams,
         answers: PeerAnswers,
         verdicts: VerdictGossip,
+        prefills: PrefillGossip,
     ) -> None:
         self.wake_at = inf
         self.sharing: dict[int, None] = {}
@@ -52,6 +55,7 @@ class LiveMembers:
         self._streams = streams
         self._answers = answers
         self._verdicts = verdicts
+        self._prefills = prefills
         self._guests: BoundedDict[int, None] = BoundedDict(GUESTS_MAX)
         self._alive: Sequence[Member] | None = None
         self._everybody: Sequence[int] = ()
@@ -97,6 +101,7 @@ class LiveMembers:
         self._streams.peers(sharing, met, self._able)
         self._answers.peers(peers, sharing, now)
         self._verdicts.peers(peers)
+        self._prefills.peers(sharing)
 
     def _list(self, alive: Sequence[Member]) -> None:
         """All members, and those of our schema, if any has changed since the last time."""

@@ -63,6 +63,7 @@ class Kind(IntEnum):
     FACTS = 49
     COMMANDS = 50
     READER_CLAIMS = 51
+    PREFILLS = 52
     SNAPSHOT_WANTED = 64
     SNAPSHOT_CHUNK = 65
     SNAPSHOT_REFUSED = 66
@@ -95,6 +96,7 @@ GROUPS, GROUP_SUMS = Field(None, columns.unpack_groups), Field(None, columns.unp
 SNAPSHOT_HEAD = Field(None, columns.unpack_snapshot_head)
 ANSWER_KEYS, ANSWER_NAME = Field(None, columns.unpack_answer_keys), Field(None, columns.unpack_answer_name)
 VOIDED = Field(columns.pack_voided, columns.unpack_voided)
+PREFILLS, ENDED = Field(columns.pack_prefills, columns.unpack_prefills), Field(None, columns.unpack_ended)
 VERDICTS = Field(columns.pack_verdicts, columns.unpack_verdicts)
 
 LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
@@ -120,6 +122,7 @@ LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
     (Kind.FACTS, m.Facts, (IDENTITY, U32, FACTS)),
     (Kind.COMMANDS, m.Commands, (COMMANDS,)),
     (Kind.READER_CLAIMS, m.ReaderClaims, (READER_CLAIMS,)),
+    (Kind.PREFILLS, m.Prefills, (PREFILLS, ENDED)),
     (Kind.SNAPSHOT_WANTED, m.SnapshotWanted, (U32, U64, U16, U32)),
     (Kind.SNAPSHOT_CHUNK, m.SnapshotChunk, (U32, U32, FLAG, SNAPSHOT_HEAD, *(COLUMN,) * 7)),
     (Kind.SNAPSHOT_REFUSED, m.SnapshotRefused, (U32, FLAG)),

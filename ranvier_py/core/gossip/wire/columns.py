@@ -25,6 +25,7 @@ from ranvier_py.core.gossip.wire.messages import (
     Fact,
     PartSums,
     ReaderClaim,
+    SharedPrefill,
     TableRows,
     VoidedAnswers,
 )
@@ -44,6 +45,9 @@ VERDICT_MAX = 3
 READER_STATE_MAX = 5
 READER_CLAIMS_MAX = 8192  # of one message: every engine's reader, and those that can't
 SNAPSHOT_HEAD_BYTES = 24
+PREFILLS_MAX = 128  # in a message: 130 KiB at most
+PREFILL_FINGERPRINTS_MAX = 128
+PREFILL = Struct("<IQBH")
 VERB_BYTES_MAX, URL_BYTES_MAX, COMMAND_NAME_BYTES_MAX, SIGNATURE_BYTES = 16, 512, 64, 32
 
 ANSWER_KEYS_MAX = 16_384  # of one node, in one message: 160 KiB
@@ -232,6 +236,34 @@ def unpack_verdicts(field: object) -> tuple[TrialResult, ...]:
         rule, client, model, why, node = map(text, parts, VERDICT_BYTES_MAX)
         found.append(TrialResult(rule, client, model, DECIDED[state], why, node))
     return tuple(found)
+
+
+def pack_prefills(prefills: tuple[SharedPrefill, ...]) -> bytes:
+    """Each: 4 number | 8 backend | 1 generation | 2 length of fingerprints | these."""
+    if len(prefills) > PREFILLS_MAX:
+        raise ValueError("too many prefills for a message")
+    return b"".join(map(_pack_prefill, prefills))
+
+
+def _pack_prefill(prefill: SharedPrefill) -> bytes:
+    *head, fingerprints = prefill
+    if not 0 < len(fingerprints) <= 8 * PREFILL_FINGERPRINTS_MAX or len(fingerprints) % 8:
+        raise ValueError(f"a prefill has 1 … {PREFILL_FINGERPRINTS_MAX} fingerprints")
+    return PREFILL.pack(*head, len(fingerprints)) + fingerprints
+
+
+def unpack_prefills(field: object) -> tuple[SharedPrefill, ...]:
+    found = []
+    for (*head, _), (names,) in rows_with_parts(field, PREFILL, slice(3, 4), PREFILLS_MAX, "prefill"):
+        number, backend, generation = head
+        found.append(SharedPrefill(number, backend, generation, column(names, 8, PREFILL_FINGERPRINTS_MAX)))
+        if not names:
+            bad("a prefill without a prefix")
+    return tuple(found)
+
+
+def unpack_ended(field: object) -> bytes:
+    return column(field, 4, ENTRIES_MAX)
 
 
 def unpack_answer_keys(field: object) -> bytes:

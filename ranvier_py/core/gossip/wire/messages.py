@@ -4,7 +4,7 @@
     membership  Ping, Ack, PingRequest, Nack, Push, Members   SWIM with Lifeguard, and push-pull of the whole list
     routes      RouteUpdates, Digest, Vector, Reset           eager updates, and repair by version vectors
                 TotalSum, PartSums, RowsWanted, Rows, Busy    repair of whole tables by buckets, and the first sync
-    backends    Loads, Facts, Commands                        in-flight counts, generations, verdicts, signed commands
+    backends    Loads, Prefills, Facts, Commands              what is in flight, generations, verdicts, signed commands
     streams     ReaderClaims, SnapshotWanted,           who reads which engine's events, and snapshots of what an
                 SnapshotChunk, SnapshotRefused          engine holds
     answers     AnswerKeys, AnswerDigest, Voided        stored answers that the sender has, and those that are void
@@ -213,6 +213,22 @@ class Loads(NamedTuple):
     """Of each of `loads`, in their order."""
 
 
+class SharedPrefill(NamedTuple):
+    """A long prompt that an engine computes for the sender."""
+
+    number: int  # u32: the sender's own
+    backend: int  # key, u64
+    generation: int  # u8: low bits
+    fingerprints: bytes  # u64 each, little-endian
+
+
+class Prefills(NamedTuple):
+    """What of these began and ended since the sender's last message."""
+
+    begun: tuple[SharedPrefill, ...]
+    ended: bytes  # u32 each: numbers
+
+
 class Fact(NamedTuple):
     """What one observer knows of one backend."""
 
@@ -362,7 +378,7 @@ Message = (
     Hello | Echo | Challenge
     | Ping | Ack | PingRequest | Nack | Push | Members
     | RouteUpdates | Digest | Vector | Reset | TotalSum | PartSums | RowsWanted | TableRows | Busy
-    | Loads | Facts | Commands
+    | Loads | Prefills | Facts | Commands
     | ReaderClaims | SnapshotWanted | SnapshotChunk | SnapshotRefused
     | AnswerKeys | AnswerDigest | AnswerWanted | AnswerPart | AnswerRefused | Voided
     | RuleVerdicts

@@ -30,6 +30,8 @@ from ranvier_py.core.gossip.wire.columns import (
     ENTRIES_MAX,
     GROUP_BYTES,
     GROUPS,
+    PREFILL_FINGERPRINTS_MAX,
+    PREFILLS_MAX,
     READER_CLAIMS_MAX,
     VECTOR_ENTRIES_MAX,
     VERDICTS_MAX,
@@ -288,6 +290,9 @@ BEYOND: list[tuple[m.Message, str]] = [
     (m.Loads(1, ((1, 65536),), ()), "a great load"),
     (m.Loads(1, (), ((65536, 1),)), "many waiting"),
     (m.Loads(1, ((1, 1),) * (BACKENDS_MAX + 1), ()), "many loads"),
+    (m.Prefills((m.SharedPrefill(1, 1, 1, bytes(8)),) * (PREFILLS_MAX + 1), b""), "many prefills"),
+    (m.Prefills((m.SharedPrefill(1, 1, 1, bytes(8 * PREFILL_FINGERPRINTS_MAX + 8)),), b""), "a prefill of many parts"),
+    (m.Prefills((m.SharedPrefill(1, 1, 1, b""),), b""), "a prefill of nothing"),
     (m.Facts(1, 1, (m.Fact(1, 1, 1.0, 1, True, 1),) * (BACKENDS_MAX + 1)), "many facts"),
     (m.ReaderClaims((m.ReaderClaim(1, 1, 1, 5),) * (READER_CLAIMS_MAX + 1)), "many reader claims"),
     (m.ReaderClaims((m.ReaderClaim(1, 1, 2**32, 5),)), "a clock of 33 bits"),
@@ -393,6 +398,12 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "invalidation without a number": changed(m.Voided(()), 0, bytes(16)),
     "many invalidations": changed(m.Voided(()), 0, (b"\x01" + bytes(15)) * 129),
     "invalidations that are no bytes": changed(m.Voided(()), 0, "x"),
+    "prefill cut off": changed(m.Prefills((), b""), 0, bytes(14)),
+    "prefill of nothing": changed(m.Prefills((), b""), 0, bytes(15)),
+    "prefill of half a fingerprint": changed(m.Prefills((), b""), 0, bytes(13) + b"\x04\x00four"),
+    "prefill without its fingerprint": changed(m.Prefills((), b""), 0, bytes(13) + b"\x08\x00four"),
+    "many prefills": changed(m.Prefills((), b""), 0, (bytes(13) + b"\x08\x00" + bytes(8)) * (PREFILLS_MAX + 1)),
+    "ends that are no numbers": changed(m.Prefills((), b""), 1, bytes(7)),
     "verdict of no state": changed(m.RuleVerdicts(1, ()), 1, b"\x02" + bytes(6)),
     "verdict without its rule": changed(m.RuleVerdicts(1, ()), 1, b"\x01\x05" + bytes(5) + b"four"),
     "verdict cut off": changed(m.RuleVerdicts(1, ()), 1, b"\x01" + bytes(5)),
@@ -429,6 +440,9 @@ def test_the_largest_of_everything_fits_in_its_frame() -> None:
         m.RouteUpdates(1, 2, (m.Entry(0, bytes(50)),) * ENTRIES_MAX),
         m.Members((LONGEST,) * 1000, True),
         rows_of(6000, backends=BACKENDS_MAX),
+        m.Prefills(
+            (m.SharedPrefill(1, 1, 1, bytes(8 * PREFILL_FINGERPRINTS_MAX)),) * PREFILLS_MAX, bytes(4 * ENTRIES_MAX)
+        ),
         m.RuleVerdicts(1, (TrialResult("r" * 60, "c" * 32, "m" * 1024, "off", "w" * 255, "n" * 64),) * VERDICTS_MAX),
     )
     for message in largest:

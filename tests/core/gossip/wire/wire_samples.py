@@ -53,6 +53,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Facts(SESSION, 5, (m.Fact(11, 2, 1.5, 1, False, 0), m.Fact(12, 0, 0.0, 3, True, 2**32 - 1))),
     m.Commands((m.Command(3, 1_795_000_000_000, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),)),
     m.ReaderClaims((m.ReaderClaim(11, SESSION, 7, 5), m.ReaderClaim(12, 1, 2**32 - 1, 0))),
+    m.Prefills((m.SharedPrefill(1, 11, 2, bytes(range(16))), m.SharedPrefill(2**32 - 1, 1, 255, bytes(8))), bytes(8)),
     m.SnapshotWanted(6, 11, 1, 32),
     m.SnapshotChunk(6, 3, False, bytes(range(24)), b"\0abcdefgh", b"\1", b"\0" * 4, b"\x10\0", b"totals!!", b"\1", b""),
     m.SnapshotRefused(6, True),
@@ -130,6 +131,8 @@ digests = st.lists(u64, max_size=5).map(lambda numbers: b"".join(number.to_bytes
 voided = st.builds(
     m.VoidedAnswers, identities, u32, texts(1024), st.sampled_from((b"", bytes(16))), st.sampled_from((b"", bytes(32)))
 )
+numbers = st.lists(u32, max_size=5).map(lambda several: b"".join(number.to_bytes(4, "little") for number in several))
+prefills = st.builds(m.SharedPrefill, u32, u64, st.integers(0, 255), digests.filter(bool))
 verdicts = st.builds(
     TrialResult, texts(60), texts(32), texts(1024), st.sampled_from((PROVED, OFF)), texts(255), texts(64)
 )
@@ -157,6 +160,7 @@ STRATEGIES: dict[type, st.SearchStrategy[m.Message]] = {
     m.TotalSum: st.builds(m.TotalSum, u64, st.sampled_from((b"", bytes(8 * GROUPS))), st.booleans(), u32),
     m.PartSums: st.builds(part_sums, st.frozensets(st.integers(0, GROUPS - 1), max_size=9), st.booleans(), u32),
     m.Loads: st.builds(m.Loads, u32, many(st.tuples(u64, u16)), many(st.tuples(u16, u32))),
+    m.Prefills: st.builds(m.Prefills, many(prefills, 3), numbers),
     m.Facts: st.builds(m.Facts, identities, u32, many(facts)),
     m.Commands: st.builds(m.Commands, many(commands, 3)),
     m.ReaderClaims: st.builds(m.ReaderClaims, many(standings)),

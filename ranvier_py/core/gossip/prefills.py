@@ -1,0 +1,123 @@
+"""Which long prompts engines compute for one node, so that its peers do not have another engine compute them, too.
+
+Routes are learned when a prefill is proved. Until then a node knows of its own requests in flight (`speculation`), and
+by this of its peers': who begins a prefill of SHARED_TOKENS_MIN tokens or more sends the prefixes that it will leave,
+and later that it has ended. A peer makes the same claims as for a request of its own.
+
+Rules: what ends stays KEPT_S longer, since the routes that take its place travel by themselves. What is not ended in
+LIFE_S is dropped. Nothing is sent twice: what is lost costs a prefill. In a large cluster neighbours alone are sent it.
+Bounds: FROM_ONE_MAX claims of one peer, PREFILL_FINGERPRINTS_MAX prefixes of one prompt, evenly spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import inf
+
+import numpy as np
+
+from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.wire.columns import PREFILL_FINGERPRINTS_MAX, PREFILLS_MAX
+from ranvier_py.core.gossip.wire.messages import Prefills, SharedPrefill
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.speculation import Prefill, Speculation
+
+INTERVAL_S = 0.05
+"""As often as loads: what begins and ends within it is not sent at all."""
+
+LIFE_S = 30.0
+KEPT_S = 0.25  # some ticks of routes
+FROM_ONE_MAX = 256
+
+
+@dataclass(slots=True)
+class ReceivedPrefill:
+    """A peer's, claimed here `until` then."""
+
+    backend: BackendId
+    claimed: Sequence[int]
+    until: float
+
+
+class PrefillGossip:
+    """The prefills of one node on their way out, and those of its peers."""
+
+    def __init__(self, speculation: Speculation, backends: RegistrySync, outbox: list[Outgoing], now: float) -> None:
+        self._speculation = speculation
+        self._backends = backends
+        self._outbox = outbox
+        self._peers: Sequence[Peer] = ()
+        self._received: dict[int, dict[int, ReceivedPrefill]] = {}  # by session and number
+        self._expire_at = inf
+        self._sent_at = now
+
+    @property
+    def wake_at(self) -> float:
+        waits = self._peers and (self._speculation.begun or self._speculation.ended)
+        return min(self._expire_at, self._sent_at + INTERVAL_S) if waits else self._expire_at
+
+    def peers(self, live: Sequence[Peer]) -> None:
+        """Who is there now: those whose fingerprints are made as ours. Who is gone takes its claims with it."""
+        self._peers = live
+        there = {peer.session for peer in live}
+        for session in [session for session in self._received if session not in there]:
+            self.forget(session)
+
+    def forget(self, session: int) -> None:
+        for received in self._received.pop(session, {}).values():
+            self._speculation.remove(received.claimed, received.backend)
+
+    def tick(self, now: float) -> None:
+        own = self._speculation
+        if (own.begun or own.ended) and now >= self._sent_at + INTERVAL_S:
+            self._send(now)
+        if now >= self._expire_at:
+            self._expire(now)
+
+    def receive(self, peer: Peer, message: Prefills, now: float) -> None:
+        known, counters = self._received.setdefault(peer.session, {}), self._speculation.counters
+        for number, key, generation, fingerprints in message.begun:
+            holder = self._backends.holder(key, generation, now)
+            if holder is None or number in known or len(known) >= FROM_ONE_MAX:
+                counters.void += 1
+                continue
+            claimed = self._speculation.add(np.frombuffer(fingerprints, "<u8").tolist(), holder[0])
+            if claimed:
+                known[number] = ReceivedPrefill(holder[0], claimed, now + LIFE_S)
+                counters.received += 1
+        for number in np.frombuffer(message.ended, "<u4").tolist():
+            if number in known:
+                known[number].until = min(known[number].until, now + KEPT_S)
+        self._expire_at = min([self._expire_at, *[received.until for received in known.values()]])
+
+    def _send(self, now: float) -> None:
+        own, self._sent_at = self._speculation, now
+        begun: list[SharedPrefill] = []
+        for number, prefill in islice(own.begun.items(), PREFILLS_MAX):
+            name = self._backends.name_of(prefill.backend, prefill.generation)
+            if name is not None:
+                begun.append(SharedPrefill(number & 0xFFFFFFFF, *name, spread(prefill)))
+        message = Prefills(tuple(begun), np.array(own.ended, "<u4").tobytes())
+        own.begun.clear()
+        own.ended.clear()
+        own.counters.shared += len(begun) if self._peers else 0
+        for peer in self._peers:
+            self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+
+    def _expire(self, now: float) -> None:
+        least = inf
+        for known in self._received.values():
+            for number in [number for number, received in known.items() if received.until <= now]:
+                received = known.pop(number)
+                self._speculation.remove(received.claimed, received.backend)
+            least = min([least, *[received.until for received in known.values()]])
+        self._expire_at = least
+
+
+def spread(prefill: Prefill) -> bytes:
+    """Its fingerprints, u64 each: the deepest, and of many others as many as there is room for."""
+    step = -(-len(prefill.fingerprints) // PREFILL_FINGERPRINTS_MAX)
+    return np.array(prefill.fingerprints[::step], "<u8").tobytes()
