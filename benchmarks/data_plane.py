@@ -62,6 +62,10 @@ CASES = (
     Case("one_connection", 1, 3_000),
 )
 
+API_PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
+API_BYTES = (3_000, 60_000)
+API_ROUNDS = 2  # of each round: differences of some µs are looked for
+
 
 def run_of(target: Target, case: Case, seconds: float) -> dict[str, float]:
     return load(target, case.connections, seconds, case.history_bytes, "stream" if case.manner else "")
@@ -97,6 +101,26 @@ def summed(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         "failed": sum(run["failed"] for run in runs),
         "per_s_rounds": [round(run["per_s"], 1) for run in runs],
     }
+
+
+def measure_apis(target: Target, rounds: int, seconds: float) -> dict[str, Any]:
+    """What a request costs this node by each API, in µs of processor time: medians, and their ratios to a chat's."""
+    found: dict[str, Any] = {}
+    for size in API_BYTES:
+        spent: dict[str, list[float]] = {path: [] for path in API_PATHS}
+        for number in range(-1, API_ROUNDS * rounds):
+            for path in API_PATHS:
+                manner = path.rpartition("/")[2]
+                run = load(target, 16, WARM_UP_S if number < 0 else seconds, size, manner, path)
+                assert not run["failed"], "nothing fails where nothing is amiss"
+                if number >= 0:
+                    spent[path].append(run["processor_us"])
+        medians = {path: statistics.median(each) for path, each in spent.items()}
+        for path, median in medians.items():
+            times = {"processor_us": round(median, 1), "times_chat": round(median / medians[API_PATHS[0]], 3)}
+            found[f"{path}, {size // 1000} kB"] = times
+            show_row({"api": path, "bytes": size, **times})
+    return found
 
 
 def compared(cases: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         urls = stack.enter_context(stub_engines(2))
         targets, left_out = start_targets(stack, urls, arguments)
         cases = measure(targets, urls, arguments.rounds, arguments.seconds)
-    result = {"cases": cases, "compared": compared(cases), "left_out": left_out}
+        apis = measure_apis(targets[NODE], arguments.rounds, arguments.seconds) if NODE in targets else {}
+    result = {"cases": cases, "apis": apis, "compared": compared(cases), "left_out": left_out}
     for case, by_name in cases.items():
         for name, each in by_name.items():
             show(f"{case:18} {name:22}" + "".join(f"{each[figure]:9.0f} {figure}" for figure in FIGURES))

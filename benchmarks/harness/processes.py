@@ -104,11 +104,13 @@ def processor_parts_s(pid: int | None) -> tuple[float, float]:
     return own_s, sum(processor_s(int(child)) for child in children)
 
 
-def load(target: Target, connections: int, seconds: float, body_bytes: int, manner: str) -> dict[str, float]:
+def load(
+    target: Target, connections: int, seconds: float, body_bytes: int, manner: str, path: str = "/v1/chat/completions"
+) -> dict[str, float]:
     """One run of wrk with chats of so many bytes: requests/s, p50 and p99 in µs, failures, and the target's processor
     time in µs a request, of which `children_us` is its child processes'. `manner` is one of `chat_fresh.lua`."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "-s", str(CHATS)]
-    command += [f"{target.url}/v1/chat/completions", "--", str(body_bytes), manner]
+    command += [f"{target.url}{path}", "--", str(body_bytes), manner]
     before_s = processor_parts_s(target.pid)
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     own_s, children_s = (after - before for after, before in zip(processor_parts_s(target.pid), before_s, strict=True))

@@ -251,6 +251,9 @@ def data_plane(result: Result) -> Iterator[Row]:
         added = {name: compared["added_latency_us"][name][key] for name in (NODE, SMG, SGLANG)}
         met = added[NODE] < min(added[SMG], added[SGLANG])
         yield Row(f"one connection: added latency, {key.removesuffix('_us')}", beside(added), "below both", met)
+    for name, each in result["apis"].items():
+        figure = f"{each['processor_us']:.0f} µs, {each['times_chat']:.2f} x a chat's"
+        yield Row(f"{name}: processor time of a request", figure, "1.1 x", each["times_chat"] <= 1.1)
 
 
 def response_cache(result: Result) -> Iterator[Row]:

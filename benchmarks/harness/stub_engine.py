@@ -1,11 +1,12 @@
 """An engine that only answers, as fast as Python can: `python -m benchmarks.harness.stub_engine PORT`.
 
 One epoll loop without parsing beyond a length, so that in a benchmark of routers the engine is not what is measured: it
-answers several times as many requests as any of them forwards. A POST gets a chat completion, or with "stream": true a
-hundred server-sent events. GET /manner/… says how from now on: `at_once` in one write; `writes` each event in a write
-of its own, back to back, as engines write their tokens; `steps` in pieces of ten, interleaved over all running streams.
-(Routers that write the body anew move `stream` to its end, and drop fields that they do not know.) Any other GET gets
-what routers ask engines when they register them. It trusts its clients and is for benchmarks alone.
+answers several times as many requests as any of them forwards. A POST gets a chat completion, or what stands for it by
+/v1/messages and /v1/responses; with "stream": true a hundred server-sent events. GET /manner/… says how from now on:
+`at_once` in one write; `writes` each event in a write of its own, back to back, as engines write their tokens; `steps`
+in pieces of ten, interleaved over all running streams. (Routers that write the body anew move `stream` to its end, and
+drop fields that they do not know.) Any other GET gets what routers ask engines when they register them. It trusts its
+clients and is for benchmarks alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,15 @@ CHUNKS_PER_WRITE = 10
 COMPLETION = (
     b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant",'
     b'"content":"hello"},"finish_reason":"stop"}],"usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15}}'
+)
+MESSAGE = (
+    b'{"id":"c","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"hello"}],'
+    b'"stop_reason":"end_turn","usage":{"input_tokens":10,"output_tokens":5}}'
+)
+RESPONSE = (
+    b'{"id":"resp_c","object":"response","created_at":1,"status":"completed","model":"m","output":[{"type":"message",'
+    b'"id":"msg_c","role":"assistant","status":"completed","content":[{"type":"output_text","text":"hello"}]}],'
+    b'"usage":{"input_tokens":10,"output_tokens":5,"total_tokens":15}}'
 )
 EVENT = (
     b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
@@ -63,6 +73,7 @@ CHUNK = chunk(EVENT)
 PIECE = CHUNK * CHUNKS_PER_WRITE
 STREAM_END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 STREAM = STREAM_HEAD + CHUNK * CHUNKS + STREAM_END
+ANSWERS = {b"/v1/messages": plain(MESSAGE), b"/v1/responses": plain(RESPONSE)}
 ANSWER, INFORMATION = plain(COMPLETION), plain(ABOUT)
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 STREAMED = re.compile(rb'"stream": ?true')
@@ -75,7 +86,7 @@ class Connection:
     sock: socket.socket
     missing: int = 0  # bytes of the body that are still to come
     streams: bool = False
-    reads_only: bool = False
+    answer: bytes = b""  # where it does not stream
     pieces: int = 0  # left of the stream that runs
 
 
@@ -120,10 +131,11 @@ class Stub:
             end = data.find(b"\r\n\r\n") + 4
             length = LENGTH.search(data, 0, end)
             connection.missing = int(length[1]) - (len(data) - end) if length else 0
-            connection.reads_only = data.startswith(b"GET")
+            method, path = data.split(b" ", 2)[:2]
+            connection.answer = INFORMATION if method == b"GET" else ANSWERS.get(path, ANSWER)
             connection.streams = False
-            if data.startswith(b"GET /manner/"):
-                self.manner = data.split(b" ", 2)[1].rpartition(b"/")[2].decode()
+            if path.startswith(b"/manner/"):
+                self.manner = path.rpartition(b"/")[2].decode()
         for first, last in ((end, end + FIRST_BYTES), (max(end, len(data) - LAST_BYTES), len(data))):
             connection.streams = connection.streams or STREAMED.search(data, first, last) is not None
         if connection.missing <= 0:
@@ -133,7 +145,7 @@ class Stub:
     def answer(self, fd: int, connection: Connection) -> None:
         with suppress(OSError):
             if not connection.streams:
-                connection.sock.send(INFORMATION if connection.reads_only else ANSWER)
+                connection.sock.send(connection.answer)
             elif self.manner == "steps":
                 connection.sock.send(STREAM_HEAD)
                 connection.pieces = CHUNKS // CHUNKS_PER_WRITE

@@ -1,9 +1,20 @@
 -- Chats that go on: every request repeats one of 64 histories and adds a message nobody has seen.
--- wrk … -s chat_fresh.lua URL -- HISTORY_BYTES [stream | greedy | repeated]
--- greedy: at temperature 0. repeated: the same, with the question of that history each time.
-local HISTORIES, TURN_BYTES, NEW_BYTES = 64, 300, 200
+-- wrk … -s chat_fresh.lua URL -- HISTORY_BYTES [stream | greedy | repeated | completions | messages | responses]
+-- greedy: at temperature 0. repeated: the same, with the question of that history each time. The last three: chats
+-- that grow by TURNS answers and questions and begin anew, by these APIs, as their clients spell them: the mark of a cache
+-- on the last message, ids of items.
+local HISTORIES, TURN_BYTES, NEW_BYTES, TURNS = 64, 300, 200, 8
 local WORDS = { "water", "ledger", "copper", "winter", "signal", "garden", "orbit", "timber", "violin", "harbour" }
-local prefixes, sent, repeated = {}, 0, false
+local APIS = {
+  completions = { member = "messages", item = '{"role":"%s","content":"%s"}' },
+  messages = { member = "messages", item = '{"role":"%s","content":"%s"}' },
+  responses = {
+    member = "input",
+    item = '{"type":"message","id":"msg_%d","role":"%s","content":[{"type":"input_text","text":"%s"}]}',
+  },
+}
+local MARKED = '{"role":"user","content":[{"type":"text","text":"%s","cache_control":{"type":"ephemeral"}}]}'
+local prefixes, grown, sent, repeated, api, turns, items = {}, {}, 0, false, "completions", false, 0
 
 local function prose(bytes)
   local words, length = {}, 0
@@ -15,11 +26,15 @@ local function prose(bytes)
   return table.concat(words, " ")
 end
 
-local function message(role, text) return '{"role":"' .. role .. '","content":"' .. text .. '"}' end
+local function message(role, text)
+  items = items + 1
+  if api == "responses" then return string.format(APIS[api].item, items, role, text) end
+  return string.format(APIS[api].item, role, text)
+end
 
 local function history(number, bytes)
   local messages, length, user = { message("system", "You are assistant " .. number .. ". " .. prose(TURN_BYTES)) }, TURN_BYTES, true
-  while length < bytes or not user do
+  while length < bytes or user == turns do
     messages[#messages + 1] = message(user and "user" or "assistant", prose(TURN_BYTES))
     length, user = length + TURN_BYTES, not user
   end
@@ -31,9 +46,11 @@ function init(arguments)
   local kinds = { stream = '"stream":true,', greedy = '"temperature":0,', repeated = '"temperature":0,' }
   local kind = kinds[arguments[2]] or ""
   repeated = arguments[2] == "repeated"
+  turns = APIS[arguments[2]] ~= nil
+  api = turns and arguments[2] or api
   math.randomseed(20)
   for number = 1, HISTORIES do
-    prefixes[number] = '{"model":"m",' .. kind .. '"messages":[' .. history(number, bytes)
+    prefixes[number] = '{"model":"m",' .. kind .. '"' .. APIS[api].member .. '":[' .. history(number, bytes)
   end
   math.randomseed(os.time())
   wrk.method = "POST"
@@ -43,8 +60,18 @@ end
 function request()
   sent = sent + 1
   local question = repeated and string.rep("the same words ", NEW_BYTES / 15) or prose(NEW_BYTES)
-  local new = message("user", "Question " .. (repeated and sent % HISTORIES or sent) .. ": " .. question)
-  return wrk.format(nil, nil, nil, prefixes[sent % HISTORIES + 1] .. "," .. new .. "]}")
+  local asked = "Question " .. (repeated and sent % HISTORIES or sent) .. ": " .. question
+  local new = api == "messages" and string.format(MARKED, asked) or message("user", asked)
+  local chat = sent % HISTORIES + 1
+  if not turns then return wrk.format(nil, nil, nil, prefixes[chat] .. "," .. new .. "]}") end
+  local round = math.floor(sent / HISTORIES) % TURNS
+  if round == 0 or not grown[chat] then
+    grown[chat] = prefixes[chat]
+    return wrk.format(nil, nil, nil, grown[chat] .. "]}")
+  end
+  local before = grown[chat] .. "," .. message("assistant", "Answer " .. sent .. ": " .. prose(NEW_BYTES)) .. ","
+  grown[chat] = before .. message("user", asked)
+  return wrk.format(nil, nil, nil, before .. new .. "]}")
 end
 
 function done(summary, latency)

@@ -11,9 +11,7 @@ from itertools import islice
 from typing import Any
 
 from ranvier_py.core.prompts.body_json import object_of
-from ranvier_py.core.prompts.body_members import are_objects
-from ranvier_py.core.prompts.boundaries import Message
-from ranvier_py.core.prompts.request_apis import MESSAGES, Api
+from ranvier_py.core.prompts.request_apis import Api
 
 CUTS_MAX = 8
 """Proposed cuts that are tried: a turn rarely brings more messages (one answer, its tool results, one question)."""
@@ -25,9 +23,6 @@ ARRAY_END = re.compile(rb"}[ \t\r\n]*]")
 GAP_BYTES_MAX = 256  # between two messages: a comma and, where somebody reads it, a line end and blanks
 NEAR_BYTES = 1 << 20
 OBJECT_END = b"},"
-MARK = re.compile(rb',[ ]*"cache_control"[ ]*:[ ]*\{[^{}]*\}')
-STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'  # without a choice at each character, which takes ten times as long
-ONLY_TEXT = re.compile(rb'\[[ ]*\{[ ]*"type"[ ]*:[ ]*"text"[ ]*,[ ]*"text"[ ]*:[ ]*(%b)[ ]*\}[ ]*\]' % STRING)
 CACHE_MARK = b'"cache_control"'
 
 
@@ -61,28 +56,6 @@ def unmarked(body: bytes, cuts: Sequence[int], room: int) -> int:
     mark = body.find(CACHE_MARK, start) if start else -1
     found = next((cut for cut in cuts if start <= cut < mark), 0)
     return found if found != cuts[0] else 0
-
-
-def unmarked_items(items: bytes) -> Iterator[bytes]:
-    """How the last items of /v1/messages may be spelled when marks have moved on: without them, and as text alone.
-
-    `items` have the comma before them. Nothing where there is no mark, or they stand for other messages without it.
-    """
-    plain, marks = MARK.subn(b"", items)
-    messages = messages_of_items(items) if marks else None
-    if messages is None or messages_of_items(plain) != messages:
-        return
-    yield plain
-    bare = ONLY_TEXT.sub(rb"\1", plain)
-    if bare != plain and messages_of_items(bare) == messages:
-        yield bare
-
-
-def messages_of_items(items: bytes) -> list[Message] | None:
-    """What the bytes of some items, with the comma before them, stand for; None where they are none."""
-    found = object_of(b'{"":[null%b]}' % items)
-    several = found[""][1:] if found is not None else None
-    return MESSAGES.chat(several) if several and are_objects(several) else None
 
 
 def last_end(body: bytes, start: int, room: int, after: Sequence[str], api: Api) -> int:

@@ -265,6 +265,19 @@ class PromptMemory:
             self._boundaries.move_to_end(text)
         return found
 
+    def deepest_known(self, base: Boundary, end: Boundary) -> Boundary:
+        """Of the boundaries from `base` to `end` the last one before the first that is new: where clients move marks
+        with each turn, the last messages of the turn before come in other bytes and are read again."""
+        read: list[Boundary] = []
+        while end is not base and end.parent is not None:
+            read.append(end)
+            end = end.parent
+        for each in reversed(read):
+            if self.boundary(each.text) is not each:
+                break
+            base = each
+        return base
+
     def keep(self, boundary: Boundary) -> None:
         """Remember it by its text fingerprint."""
         counters, boundaries = self.counters, self._boundaries

@@ -56,7 +56,6 @@ from ranvier_py.core.prompts.message_ends import (
     load_rest,
     message_cuts,
     unmarked,
-    unmarked_items,
 )
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
 from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, Note, Prompt, PromptMemory
@@ -80,8 +79,6 @@ over: the next turn is then read from its end, or as if it were the first."""
 KNOWN_BYTES_MAX = 16 * 1024 * 1024
 # A chat with a known history may be longer than one that is parsed, for images that came turn by turn. To search it
 # for message ends and to digest it takes 1 ms for each MiB, of texts that are made to be searched slowly.
-
-UNMARKED_BYTES_MAX = 64 * 1024  # longer last items are read again with the next turn
 
 TAIL_BYTES_MAX = 8 * 1024
 """A longer tail is not kept as objects, which may take 27 times its size; who needs them parses the body again."""
@@ -267,10 +264,12 @@ class PromptReader:
             messages, ends, end = self._extend(known.end, items, api)
         except (TypeError, UnicodeError):
             return None
+        base = self.memory.deepest_known(known.end, end) if api is MESSAGES else known.end
+        self._keep(ends)
         if len(messages) > len(items) and not are_few(known.end.messages + len(messages), len(body)):
             return None
-        tail = messages if len(body) - cut <= TAIL_BYTES_MAX else ()
-        prompt = self._prompt("chat", fields, body, tenant, end, known.end, tail)
+        tail = messages[base.messages - known.end.messages :] if len(body) - cut <= TAIL_BYTES_MAX else ()
+        prompt = self._prompt("chat", fields, body, tenant, end, base, tail)
         prompt.api = api.name
         known = new(KnownPrefix, (end, known.namespace, known.fields, alone))
         prompt.note = new(Note, (api, cut, cuts, ends, known, list(members), tenant))
@@ -287,6 +286,7 @@ class PromptReader:
         messages, ends, end = extend(self._extend(root, lead, CHAT)[2], items, api)
         if len(messages) > len(items) and not are_few(len(messages), len(body)):
             return self._opaque(fields, body, tenant, "messages")
+        self._keep(ends)
         place = names.index(api.history)
         after = names[place + 1 :]
         head = self._kept({name: fields[name] for name in (*names[:place], LEAD) if name in fields})
@@ -342,11 +342,7 @@ class PromptReader:
                     boundary = self.extend(boundary, message)
                     messages.append(message)
                 ends.append(boundary)
-        ends = ends[: -CUTS_MAX - 2 : -1]
-        for end in ends[:2]:
-            if end is not None:
-                self.memory.keep(end)
-        return messages, ends, boundary
+        return messages, ends[: -CUTS_MAX - 2 : -1], boundary
 
     def _extend_hoisted(
         self, boundary: Boundary, items: Sequence[Message], api: Api
@@ -358,6 +354,12 @@ class PromptReader:
         messages, _, middle = self._extend(boundary, hoisted(api.chat(items[: last + 1])), CHAT)
         rest, ends, end = self._extend(middle, items[last + 1 :], api)
         return [*messages, *rest], [*ends, middle, *[None] * last][: CUTS_MAX + 1], end
+
+    def _keep(self, ends: Sequence[Boundary | None]) -> None:
+        """Of the last items, the last one first."""
+        for end in ends[:2]:
+            if end is not None:
+                self.memory.keep(end)
 
     def extend(self, boundary: Boundary, message: Message) -> Boundary:
         """The boundary at the end of `message`, which follows `boundary`. Raises TypeError for values beyond JSON."""
@@ -393,20 +395,13 @@ class PromptReader:
         cut = last_end(body, max(last, note.cut), room, note.after, api) if note.ends and note.ends[0] else 0
         if cut:
             self.memory.remember(self._digest(body, cut, note.tenant, api), note.known)
-            if api is MESSAGES and note.cuts and cut - (start := start or note.cuts[0]) <= UNMARKED_BYTES_MAX:
-                for items in unmarked_items(body[start:cut]):
-                    self.memory.remember(self._digest(body, start, note.tenant, api, items), note.known)
 
-    def _digest(self, body: bytes, cut: int, tenant: bytes, api: Api, behind: bytes = b"") -> int:
-        """Of the bytes up to a cut, and of others behind it."""
+    def _digest(self, body: bytes, cut: int, tenant: bytes, api: Api) -> int:
+        """Of the bytes up to a cut."""
         seed = self._seed ^ api.number
         if tenant:
             seed ^= int.from_bytes(tenant[:8], "little")
-        if not behind:
-            return xxhash.xxh3_128_intdigest(memoryview(body)[:cut], seed)
-        digest = xxhash.xxh3_128(memoryview(body)[:cut], seed)
-        digest.update(behind)
-        return digest.intdigest()
+        return xxhash.xxh3_128_intdigest(memoryview(body)[:cut], seed)
 
     def _root(self, fields: Mapping[str, Any], tenant: bytes) -> Boundary:
         """The empty prefix of a namespace of texts, and of its tokens. Raises TypeError for values beyond JSON."""

@@ -261,9 +261,9 @@ class Router:
         wanted, is_guess = min(SEVERAL_HOLDERS, len(found.pool.ids)), holders[0].tokens > found.learned_tokens
         if found.credit or (len(holders) >= wanted and not is_guess):
             return holders
-        top = prompt.end.first.own_chain[-1]
-        if not is_guess and (self.texts_match or top[1]):  # whoever holds more holds the top
-            everyone = self.routes.peek((top,), generations, found.at, wanted, [])
+        first = prompt.end.first.own_chain
+        if not is_guess and (self.texts_match or first[-1][1]):  # whoever holds more holds the top, by text or token
+            everyone = self.routes.peek((first[0], first[-1]), generations, found.at, wanted, [])
             if len(everyone) == len(holders):
                 return holders
         rest = islice(self.chain(prompt.end), len(found.unheld), None)

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
-from ranvier_py.core.prompts.message_ends import unmarked_items
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, MESSAGES, RESPONSES, Api, hoisted
 from ranvier_py.core.prompts.request_body import PIECES_MAX, Prompt, PromptReader
@@ -363,7 +362,7 @@ def test_each_turn_of_an_agent_continues_the_whole_one_before(api: Api, turns: l
 def test_a_history_is_found_whole_where_marks_have_moved_on(
     marks: int, is_list: bool, separators: tuple[str, str]
 ) -> None:
-    """Of its last items nothing is read again: their bytes are known as they are without a mark."""
+    """Its last items come in other bytes, and are read again: that they are known shows then."""
     words = 'rules, and a "quote", [a list] and {"type":"text"}'
     growing, history, before = reader(), [user(words), {"role": "assistant", "content": "Yes."}] * 2, 0
     for number in range(5):
@@ -377,27 +376,6 @@ def test_a_history_is_found_whole_where_marks_have_moved_on(
         before = prompt.end.messages
         growing.remember(prompt)
         history += [{"role": "assistant", "content": f"answer {number}"}]
-
-
-UNLIKE: dict[str, tuple[bytes, list[bytes]]] = {
-    "no mark": (b',{"role":"user","content":"hi"}', []),
-    "a mark in a text": (b',{"role":"user","content":"say ,\\"cache_control\\":{} please"}', []),
-    "a mark that is an argument": (
-        b',{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"f","input":{"x":1,"cache_control":{}}}]}',
-        [],
-    ),
-    "no items": (b',{"role":"user","content":"hi","cache_control":{}}]', []),
-    "a block beside it": (
-        b',{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b","cache_control":{}}]}',
-        [b',{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}'],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", UNLIKE)
-def test_only_marks_are_taken_off_items_and_nothing_that_is_rendered(case: str) -> None:
-    items, expected = UNLIKE[case]
-    assert list(unmarked_items(items)) == expected
 
 
 # --- never a false match ---------------------------------------------------------------------------------------------

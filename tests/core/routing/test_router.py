@@ -1,8 +1,9 @@
 """The Router learns what was proved, for who proved it, and forgets what failed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from ranvier_py.core.errors import NoBackend
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import values
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
-from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
+from ranvier_py.core.prompts.prompt import Boundary, PrefixKey, PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
-from ranvier_py.core.routing.placement import Candidate, Choice, Match
+from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match
 from ranvier_py.core.routing.placement.affinity import Affinity
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.route_table import RouteTable, Trust
@@ -118,6 +119,32 @@ def test_who_else_holds_some_of_a_prompt_is_what_a_walk_of_all_of_it_finds(seed:
         if found.holders:
             assert asking.asked == router.routes.peek(prompt.end.chain(), found.pool.generations, 0.0, 3, [])
         router.routes.learn(prompt.end.chain(), BackendId(rng.randrange(3)), 1, Trust.LOCAL, 0.0)
+
+
+def test_a_history_that_is_known_by_its_texts_alone_is_not_walked_again_for_more_holders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tokens came, and the table has not learned them yet: nobody is found by the first of them."""
+    router = make_router(3)
+    router.policy = asking = Asking()
+    attempt = serve(router, chat("one", "two", "three"))
+    prompt = router.read(CHAT_PATH, chat("one", "two", "three", "four", "five"))
+    root = prompt.end.root()
+    assert root.state is not None
+    ends = [200 * number for number in range(1, prompt.end.messages + 1)]
+    router.absorb(prompt, root, router.hasher.extend(root.state, np.arange(ends[-1], dtype=np.uint32), ends))
+    read: list[PrefixKey] = []
+    peek = RouteTable.peek
+
+    def counted(table: RouteTable, chain: Iterable[PrefixKey], *values: Any) -> list[Holder]:
+        keys = list(chain)
+        read.extend(keys)
+        return peek(table, keys, *values)
+
+    monkeypatch.setattr(RouteTable, "peek", counted)
+    router.place(prompt, router.find(prompt, 0.0))
+    assert [holder.backend for holder in asking.asked] == [attempt.backend]
+    assert len(read) == 2
 
 
 def test_a_prompt_is_placed_by_a_guess_also_where_that_has_failed_meanwhile() -> None:
