@@ -103,18 +103,23 @@ def summed(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     }
 
 
-def measure_apis(target: Target, rounds: int, seconds: float) -> dict[str, Any]:
-    """What a request costs this node by each API, in µs of processor time: medians, and their ratios to a chat's."""
+def measure_apis(urls: list[str], tokenizer: str | Path, rounds: int, seconds: float) -> dict[str, Any]:
+    """What a request costs a node by each API, in µs of processor time: medians, and their ratios to a chat's.
+
+    Each API has a node of its own: what one of them learns off the path would be counted for the next.
+    """
     found: dict[str, Any] = {}
     for size in API_BYTES:
         spent: dict[str, list[float]] = {path: [] for path in API_PATHS}
-        for number in range(-1, API_ROUNDS * rounds):
-            for path in API_PATHS:
-                manner = path.rpartition("/")[2]
-                run = load(target, 16, WARM_UP_S if number < 0 else seconds, size, manner, path)
-                assert not run["failed"], "nothing fails where nothing is amiss"
-                if number >= 0:
-                    spent[path].append(run["processor_us"])
+        with ExitStack() as stack:
+            targets = {path: stack.enter_context(node(urls, tokenizer)) for path in API_PATHS}
+            for number in range(-1, API_ROUNDS * rounds):
+                for path, target in targets.items():
+                    manner = path.rpartition("/")[2]
+                    run = load(target, 16, WARM_UP_S if number < 0 else seconds, size, manner, path)
+                    assert not run["failed"], "nothing fails where nothing is amiss"
+                    if number >= 0:
+                        spent[path].append(run["processor_us"])
         medians = {path: statistics.median(each) for path, each in spent.items()}
         for path, median in medians.items():
             times = {"processor_us": round(median, 1), "times_chat": round(median / medians[API_PATHS[0]], 3)}
@@ -175,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         urls = stack.enter_context(stub_engines(2))
         targets, left_out = start_targets(stack, urls, arguments)
         cases = measure(targets, urls, arguments.rounds, arguments.seconds)
-        apis = measure_apis(targets[NODE], arguments.rounds, arguments.seconds) if NODE in targets else {}
+        apis = measure_apis(urls, arguments.tokenizer, arguments.rounds, arguments.seconds) if NODE in targets else {}
     result = {"cases": cases, "apis": apis, "compared": compared(cases), "left_out": left_out}
     for case, by_name in cases.items():
         for name, each in by_name.items():

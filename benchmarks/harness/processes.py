@@ -140,7 +140,7 @@ def stub_engines(count: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def node(engine_urls: Sequence[str], tokenizer: Path, *more: str) -> Iterator[Target]:
+def node(engine_urls: Sequence[str], tokenizer: str | Path, *more: str) -> Iterator[Target]:
     """A node before these engines; `more` flags of `ranvier serve`."""
     port, control = free_port(), free_port(2)
     as_the_others = ("--policy", "affinity", "--log-level", "info")
