@@ -131,8 +131,8 @@ class Stub:
             end = data.find(b"\r\n\r\n") + 4
             length = LENGTH.search(data, 0, end)
             connection.missing = int(length[1]) - (len(data) - end) if length else 0
-            method, path = data.split(b" ", 2)[:2]
-            connection.answer = INFORMATION if method == b"GET" else ANSWERS.get(path, ANSWER)
+            path = data[:FIRST_BYTES].partition(b" ")[2].partition(b" ")[0]
+            connection.answer = INFORMATION if data.startswith(b"GET") else ANSWERS.get(path, ANSWER)
             connection.streams = False
             if path.startswith(b"/manner/"):
                 self.manner = path.rpartition(b"/")[2].decode()
