@@ -146,11 +146,12 @@ class PromptSketch:
         if self._room > 0 and kind != "tool":  # of tools it is enough that one is another
             self._room -= len(text)
             lines = text.split("\n", LINES_MAX)
+            key, has_digit = self._key, DIGIT.search
             for place, line in enumerate(lines):
-                marked = line_of(line[:LINE_CHARACTERS_MAX], self._key)
-                if marked is not None:
-                    self.marked[number, place] = marked
-            self.lines[number] = [digest_of(line, self._key) for line in lines]
+                if has_digit(line, 0, LINE_CHARACTERS_MAX):  # what is volatile has one, and few lines have
+                    self.marked[number, place] = line_of(line[:LINE_CHARACTERS_MAX], key)
+            whole = text.encode("utf-8", "surrogatepass").split(b"\n", LINES_MAX)
+            self.lines[number] = [xxhash.xxh3_64_intdigest(line, key) for line in whole]
         self.sections.append(Section(path, kind, role, digest_of(f"{kind}\0{role}\0{text}", self._key), len(text)))
         self.size += len(text)
 
@@ -171,8 +172,8 @@ def sketch_of(fields: Mapping[str, Any], api: Api, key: int) -> PromptSketch:
     return sketch
 
 
-def line_of(line: str, key: int) -> Line | None:
-    """What is volatile in a line; None where nothing is."""
+def line_of(line: str, key: int) -> Line:
+    """What is volatile in a line that has a digit."""
     volatile: list[tuple[str, int]] = []
     rest: list[str] = []
     at = 0
@@ -180,8 +181,6 @@ def line_of(line: str, key: int) -> Line | None:
         volatile.append((match.lastgroup or "", digest_of(match.group(), key)))
         rest.append(line[at : match.start()])
         at = match.end()
-    if not volatile:
-        return None
     return Line(digest_of("\0".join([*rest, line[at:]]), key), volatile)
 
 
