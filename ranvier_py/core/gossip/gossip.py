@@ -25,6 +25,7 @@ from struct import Struct
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
+from ranvier_py.core.gossip.backend_state.prefills import PrefillGossip
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.contact.sessions import Sessions
@@ -36,7 +37,6 @@ from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerSettings
 from ranvier_py.core.gossip.peer_answers.peer_answers import ANSWER_MESSAGES, AnswerSecrets, PeerAnswers
-from ranvier_py.core.gossip.prefills import PrefillGossip
 from ranvier_py.core.gossip.readers.shared_streams import STREAM_MESSAGES, SharedStreams
 from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings

@@ -6,7 +6,7 @@ goes when the request is learned for real, and when it fails.
 
 Rules: a fingerprint may be claimed by several attempts, of one backend or of several; it stays until the last of them
 is removed. Beyond `capacity` fingerprints (counted per attempt) no claim of an attempt is made, which is counted.
-Peers learn of prompts that take long to compute (`gossip.prefills`), and their claims are made here as our own are.
+Peers learn of prompts that take long to compute (`gossip.backend_state.prefills`), and claim what those will leave.
 Invariant: when no attempt is left, nothing is left.
 """
 
@@ -57,7 +57,7 @@ class Speculation:
     """
 
     def __init__(self, capacity: int = 100_000) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._attempts: dict[int, dict[BackendId, int]] = {}  # fingerprint -> backend -> number of attempts
         self.counters = SpeculationCounters()
         self.begun: dict[int, Prefill] = {}  # by number; for whoever sends them, who empties this and the next
@@ -78,7 +78,7 @@ class Speculation:
         """Claim fingerprints (0 is none) for a request that is sent. Returns those claimed, for `remove`: none where
         there is no room for all. `tokens`: what that process of the backend has to compute; 0 for a peer's request."""
         known = [fingerprint for fingerprint in fps if fingerprint]
-        if self.counters.fingerprints + len(known) > self._capacity:
+        if self.counters.fingerprints + len(known) > self.capacity:
             self.counters.dropped += 1
             return ()
         attempts = self._attempts

@@ -14,12 +14,12 @@ from math import inf
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
+from ranvier_py.core.gossip.backend_state.prefills import PrefillGossip
 from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.peer_answers.peer_answers import PeerAnswers
-from ranvier_py.core.gossip.prefills import PrefillGossip
 from ranvier_py.core.gossip.readers.shared_streams import SharedStreams
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 from ranvier_py.core.gossip.rule_verdicts import VerdictGossip

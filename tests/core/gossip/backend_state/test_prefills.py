@@ -10,8 +10,8 @@ import pytest
 from cluster.scenario import Cluster, Load, Scenario, Step
 from cluster.simulation.sim_node import SimNode, SimNodes
 from cluster.simulation.sim_run import Run
+from ranvier_py.core.gossip.backend_state.prefills import FROM_ONE_MAX, INTERVAL_S, KEPT_S, LIFE_S, PrefillGossip
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
-from ranvier_py.core.gossip.prefills import FROM_ONE_MAX, INTERVAL_S, KEPT_S, LIFE_S, PrefillGossip
 from ranvier_py.core.gossip.wire.columns import PREFILL_FINGERPRINTS_MAX
 from ranvier_py.core.gossip.wire.messages import Prefills, SharedPrefill
 from ranvier_py.core.prompts.request_body import Prompt
@@ -142,6 +142,18 @@ def test_what_names_no_process_of_an_engine_or_is_too_much_is_counted_and_claims
     assert router.speculation.counters.received == FROM_ONE_MAX
     peer.prefills.forget(sender.session)
     assert len(router.speculation) == 0
+
+
+def test_however_much_peers_compute_half_of_the_room_is_left_to_requests_of_ones_own() -> None:
+    lab = Lab()
+    speculation, backends = Speculation(capacity=20), lab.node(0).peer.backends
+    gossip = PrefillGossip(speculation, backends, [], 0.0)
+    backend = next(iter(lab.node(0).router.registry))
+    key, generation = backends.name_of(backend.id, backend.generation) or (0, 0)
+    begun = tuple(SharedPrefill(number, key, generation, bytes(range(16))) for number in range(20))
+    gossip.receive(Peer(9, ("10.9.9.9", 1)), Prefills(begun, b""), lab.now)
+    assert (speculation.counters.fingerprints, speculation.counters.void) == (10, 15)
+    assert speculation.add([1, 2, 3], backend.id)
 
 
 @pytest.mark.parametrize("count", [1, 128, 129, 5000])

@@ -6,7 +6,8 @@ and later that it has ended. A peer makes the same claims as for a request of it
 
 Rules: what ends stays KEPT_S longer, since the routes that take its place travel by themselves. What is not ended in
 LIFE_S is dropped. Nothing is sent twice: what is lost costs a prefill. In a large cluster neighbours alone are sent it.
-Bounds: FROM_ONE_MAX claims of one peer, PREFILL_FINGERPRINTS_MAX prefixes of one prompt, evenly spread.
+Bounds: FROM_ONE_MAX claims of one peer, PREFILL_FINGERPRINTS_MAX prefixes of one prompt, evenly spread. Half of the
+room for claims is left to requests of our own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ INTERVAL_S = 0.05
 
 LIFE_S = 30.0
 KEPT_S = 0.25  # some ticks of routes
-FROM_ONE_MAX = 256
+FROM_ONE_MAX = 128
 
 
 @dataclass(slots=True)
@@ -79,9 +80,10 @@ class PrefillGossip:
 
     def receive(self, peer: Peer, message: Prefills, now: float) -> None:
         known, counters = self._received.setdefault(peer.session, {}), self._speculation.counters
+        room = self._speculation.capacity // 2
         for number, key, generation, fingerprints in message.begun:
             holder = self._backends.holder(key, generation, now)
-            if holder is None or number in known or len(known) >= FROM_ONE_MAX:
+            if holder is None or number in known or len(known) >= FROM_ONE_MAX or counters.fingerprints >= room:
                 counters.void += 1
                 continue
             claimed = self._speculation.add(np.frombuffer(fingerprints, "<u8").tolist(), holder[0])
