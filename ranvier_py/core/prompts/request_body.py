@@ -261,7 +261,7 @@ class PromptReader:
                 return None
             if self._hoists_system and any(item.get("role") == "system" for item in items):
                 return None  # it goes before what is known
-            messages, ends, end = self._extend(known.end, items, api)
+            messages, ends, end = self._extend(known.end, items, api, keeps=False)
         except (TypeError, UnicodeError):
             return None
         base = self.memory.deepest_known(known.end, end) if api is MESSAGES else known.end
@@ -286,7 +286,6 @@ class PromptReader:
         messages, ends, end = extend(self._extend(root, lead, CHAT)[2], items, api)
         if len(messages) > len(items) and not are_few(len(messages), len(body)):
             return self._opaque(fields, body, tenant, "messages")
-        self._keep(ends)
         place = names.index(api.history)
         after = names[place + 1 :]
         head = self._kept({name: fields[name] for name in (*names[:place], LEAD) if name in fields})
@@ -319,11 +318,11 @@ class PromptReader:
         return kept
 
     def _extend(
-        self, boundary: Boundary, items: Sequence[Message], api: Api
+        self, boundary: Boundary, items: Sequence[Message], api: Api, *, keeps: bool = True
     ) -> tuple[Sequence[Message], Sequence[Boundary | None], Boundary]:
         """The messages that these items stand for, the ends of the last few items, the last one first, and of all.
 
-        An item that another one may join has no end.
+        An item that another one may join has no end. `keeps`: the last ends are remembered.
         """
         messages: list[Message] = []
         ends: list[Boundary | None] = []
@@ -342,7 +341,10 @@ class PromptReader:
                     boundary = self.extend(boundary, message)
                     messages.append(message)
                 ends.append(boundary)
-        return messages, ends[: -CUTS_MAX - 2 : -1], boundary
+        ends = ends[: -CUTS_MAX - 2 : -1]
+        if keeps:
+            self._keep(ends)
+        return messages, ends, boundary
 
     def _extend_hoisted(
         self, boundary: Boundary, items: Sequence[Message], api: Api

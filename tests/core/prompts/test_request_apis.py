@@ -378,6 +378,15 @@ def test_a_history_is_found_whole_where_marks_have_moved_on(
         history += [{"role": "assistant", "content": f"answer {number}"}]
 
 
+def test_a_system_prompt_that_chats_share_is_remembered_for_all_of_them_with_its_tokens() -> None:
+    growing = reader()
+    one, other = (
+        growing.chat(body_of(MESSAGES, [user(words)], system="You are brief."), api=MESSAGES) for words in ("hi", "ho")
+    )
+    assert one.end.first is other.end.first
+    assert one.end is not other.end
+
+
 # --- never a false match ---------------------------------------------------------------------------------------------
 
 
