@@ -60,7 +60,7 @@ class Speculation:
         self.capacity = capacity
         self._attempts: dict[int, dict[BackendId, int]] = {}  # fingerprint -> backend -> number of attempts
         self.counters = SpeculationCounters()
-        self.begun: dict[int, Prefill] = {}  # by number; for whoever sends them, who empties this and the next
+        self.begun: dict[int, Prefill] = {}  # by number, u32; for whoever sends them, who empties this and the next
         self.ended: list[int] = []
         self._came: Callable[[], object] | None = None
         self._numbers: dict[int, int] = {}  # of claims that are shared, by their identity
@@ -92,7 +92,7 @@ class Speculation:
         self.counters.attempts += bool(known)
         self.counters.added += bool(known)
         if tokens >= SHARED_TOKENS_MIN and known and self._came is not None:
-            self._number = self._numbers[id(known)] = self._number + 1
+            self._number = self._numbers[id(known)] = (self._number + 1) & 0xFFFFFFFF or 1
             self.begun[self._number] = Prefill(backend, generation, known)
             self._came()
         return known

@@ -101,7 +101,7 @@ class PrefillGossip:
         for number, prefill in islice(own.begun.items(), PREFILLS_MAX):
             name = self._backends.name_of(prefill.backend, prefill.generation)
             if name is not None:
-                begun.append(SharedPrefill(number & 0xFFFFFFFF, *name, spread(prefill)))
+                begun.append(SharedPrefill(number, *name, spread(prefill)))
         message = Prefills(tuple(begun), np.array(own.ended, "<u4").tobytes())
         own.begun.clear()
         own.ended.clear()
