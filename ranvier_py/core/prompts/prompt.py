@@ -12,7 +12,7 @@ Bounds: entries, and the chain lengths they keep alive; the least recently used 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
@@ -66,6 +66,28 @@ class Boundary:
         self.state = segment.state
         anchors = [(tokens, fingerprint, 0) for tokens, fingerprint in reversed(segment.anchors)]
         self.own_chain = ((self.tokens, self.token, self.text), *anchors)
+
+    def correct(self, unknown: int, depth_of: Callable[[Fingerprint], int]) -> bool:
+        """Count depths from the message before the last `unknown` ones, where others have found out how deep that is:
+        estimates know nothing of tools. `depth_of` gives what they found, or 0. Returns whether that changed any.
+        """
+        known: Boundary = self
+        for _ in range(unknown):
+            if known.state is not None or known.parent is None:
+                return False
+            known = known.parent
+        depth = depth_of(known.text) if known.state is None else 0
+        if not depth or depth == known.tokens:
+            return False
+        boundary, more = self, depth - known.tokens
+        while boundary.parent is not None and boundary.state is None:
+            if boundary.messages <= known.messages:
+                more = (depth_of(boundary.text) or boundary.tokens) - boundary.tokens
+            boundary.length += more
+            boundary.tokens += more
+            boundary.own_chain = ((boundary.tokens, 0, boundary.text),)
+            boundary = boundary.parent
+        return True
 
     def copied(self, parent: Boundary | None) -> Boundary:
         """The same message after a copy of what is before it."""

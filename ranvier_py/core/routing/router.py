@@ -154,7 +154,6 @@ class Router:
         """Who may serve this prompt, and who holds how much of it. `tried` backends are out of the question.
 
         `touch` False: a dry run, which changes nothing; nobody was tried then.
-
         Raises NotFound for a model nobody serves and NoBackend when nobody who does can be asked now, ResponseLost for
         a stored response whose engine is not there any more.
         """
@@ -309,6 +308,8 @@ class Router:
         else:
             found = self.routes.peek(chain, generations, now, wanted, unheld)
         learned = found[0].tokens if found else 0
+        if found and prompt.end.state is None and prompt.end.correct(len(unheld), self.routes.exact_depth):
+            unheld[:] = islice(self.chain(prompt.end), len(unheld))
         guessed = self.speculation.match(unheld, pool.generations, wanted, deeper_than=learned)
         return learned, merged(found, guessed, wanted) if guessed else found
 

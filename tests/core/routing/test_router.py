@@ -338,6 +338,59 @@ def test_the_documents_own_chat_is_learned_at_its_block_aligned_boundaries() -> 
     assert branched.decision.matched_tokens == 256
 
 
+def learn_from_peer(router: Router, attempt: Attempt) -> None:
+    """Learn from a peer what an attempt of its own proved."""
+    router.routes.learn(attempt.prompt.end.chain(), attempt.backend, 1, Trust.REMOTE, 0.0)
+
+
+@pytest.mark.parametrize("lengths", [(9_008, 52), (64, 24)])
+def test_depths_are_counted_from_the_last_message_that_somebody_has_tokenized(lengths: tuple[int, int]) -> None:
+    """Tools are no message, so estimates leave them out: most of what an agent sends first."""
+    peer, router = make_router(seed=1), make_router(seed=2)
+    first = serve(peer, chat("one"))
+    estimated = first.prompt.tokens
+    fill_tokens(peer, first, lengths)
+    learn_from_peer(router, first)
+    found = router.read(CHAT_PATH, chat("one", "answer", "two"))
+    alone = make_router().read(CHAT_PATH, chat("one", "answer", "two"))
+    new_tokens = alone.tokens - estimated
+    assert new_tokens > 0
+    decision = router.place(found, router.find(found, 0.0))
+    assert decision.backend == first.backend
+    assert (decision.matched_tokens, decision.prompt_tokens) == (
+        sum(lengths) // 16 * 16,
+        sum(lengths) // 16 * 16 + new_tokens,
+    )
+    depths = [tokens for tokens, _, _ in found.end.chain()]
+    assert depths == sorted(set(depths), reverse=True), "each deeper than the one before"
+    again = router.read(CHAT_PATH, chat("one", "answer", "two"))
+    assert router.place(again, router.find(again, 0.0)).prompt_tokens == decision.prompt_tokens
+
+
+def test_a_guess_behind_what_others_have_tokenized_is_found_however_little_was_estimated() -> None:
+    peer, router = make_router(seed=1), make_router(seed=2)
+    first = serve(peer, chat("one"))
+    fill_tokens(peer, first, (9_008, 52))
+    learn_from_peer(router, first)
+    running = start_attempt(router, chat("one", "answer", "two"))
+    longer = start_attempt(router, chat("one", "answer", "two", "more", "three"))
+    assert longer.decision.matched_tokens == running.prompt.tokens > 9_056
+
+
+def test_an_explanation_corrects_no_estimate_but_its_own() -> None:
+    peer, router = make_router(seed=1), make_router(seed=2)
+    first = serve(peer, chat("one"))
+    fill_tokens(peer, first, (9_008, 52))
+    router.read(CHAT_PATH, chat("one"))
+    known = serve(router, chat("one"))
+    before = known.prompt.tokens
+    learn_from_peer(router, first)
+    dry = router.read(CHAT_PATH, chat("one", "answer"), dry=True)
+    report = router.explain(dry, 0.0)
+    assert report["prompt_tokens"] > 9_000
+    assert known.prompt.tokens == before
+
+
 def test_with_a_template_that_moves_earlier_turns_text_alone_matches_nothing() -> None:
     router = make_router(texts_match=False)
     attempt = serve(router, chat("one"))

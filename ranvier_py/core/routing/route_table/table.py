@@ -327,6 +327,11 @@ class RouteTable:
         row = self.rows.index.get(fingerprint)
         return None if row is None else self.rows.key(row)
 
+    def exact_depth(self, fingerprint: int) -> int:
+        """Tokens of a known prefix that somebody has tokenized; 0 for others."""
+        row = self.rows.index.get(fingerprint)
+        return 0 if row is None or not self.rows.token[row] else self.rows.tokens[row]
+
     def sums(self, names: BackendNames, margin_s: float) -> SumsScan:
         """To read the bucket sums of all claims with more than so much life left, step by step."""
         return SumsScan(ClaimReader(self.rows, self.claims, names, margin_s))
