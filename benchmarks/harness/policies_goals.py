@@ -12,12 +12,14 @@ from math import exp, fsum, log
 from typing import Any, NamedTuple
 
 OURS = "ttft"
+DEFAULT = "affinity"  # predicts as `ttft` does, so it is no other policy: its goals are its own
 ORACLES = ("oracle_greedy", "oracle_ttft")
 
 WORSE_MAX = 1.02  # against the best other policy
 BETTER_SHARE = 2 / 3  # of cells in which ttft shall be better than each other policy
 ORACLE_MAX = 1.10
 HIT_POINTS_MAX = 0.02
+DEFAULT_MAX, DEFAULT_HIT_POINTS_MAX = 1.05, 0.01  # of the default, against `ttft`
 CONTROL_MAX = 1.01
 DIGITS = 4
 
@@ -82,6 +84,7 @@ def goals(rows: Sequence[Row], *, ample: str, controls: Sequence[str]) -> dict[s
         "ttft_never_worse": never_worse(cells),
         "ttft_better_than_each": better_than_each(cells),
         "ttft_near_oracle": near_oracle(cells),
+        "affinity_near_ttft": affinity_near_ttft(cells),
         "affinity_hits": affinity_hits(cells, ample),
         "negative_control": negative_control(cells, controls),
     }
@@ -91,7 +94,7 @@ def never_worse(cells: Cells) -> dict[str, Any]:
     """`ttft` against the best other policy of each cell."""
     ratios = {}
     for name, cell in cells.items():
-        others = {policy: row for policy, row in cell.items() if policy not in (OURS, *ORACLES)}
+        others = {policy: row for policy, row in cell.items() if policy not in (OURS, DEFAULT, *ORACLES)}
         if OURS in cell and others:
             best = min(others.values(), key=lambda row: row.ttft_p90_s)
             ratios[name] = compared(name, cell[OURS], best)
@@ -109,7 +112,8 @@ def near_oracle(cells: Cells) -> dict[str, Any]:
 
 def better_than_each(cells: Cells) -> dict[str, Any]:
     """By policy: in which share of the cells `ttft` is better, and by how much in the middle."""
-    policies = dict.fromkeys(policy for cell in cells.values() for policy in cell if policy not in (OURS, *ORACLES))
+    ours = (OURS, DEFAULT, *ORACLES)
+    policies = dict.fromkeys(policy for cell in cells.values() for policy in cell if policy not in ours)
     found = {}
     for policy in policies:
         pairs = [
@@ -125,6 +129,16 @@ def better_than_each(cells: Cells) -> dict[str, Any]:
     return {"goal": round(BETTER_SHARE, DIGITS), "reached": not missed, "missed": missed, "by_policy": found}
 
 
+def affinity_near_ttft(cells: Cells) -> dict[str, Any]:
+    """`affinity` against `ttft`: its times, and by how many points its hits are below."""
+    both = {name: (cell[DEFAULT], cell[OURS]) for name, cell in cells.items() if DEFAULT in cell and OURS in cell}
+    found = verdict([compared(name, *pair) for name, pair in both.items()], DEFAULT_MAX)
+    below = {str(name): round(ours.hit_rate - default.hit_rate, DIGITS) for name, (default, ours) in both.items()}
+    missed = {name: points for name, points in below.items() if points > DEFAULT_HIT_POINTS_MAX}
+    points = {"points_most": points_of(below.values()), "hits_missed": missed}
+    return {**found, **points, "reached": found["reached"] and not missed}
+
+
 def affinity_hits(cells: Cells, ample: str) -> dict[str, Any]:
     """Points of hit rate by which `affinity` is below `oracle_greedy` where nothing is evicted."""
     below: list[dict[str, Any]] = [
@@ -138,7 +152,8 @@ def affinity_hits(cells: Cells, ample: str) -> dict[str, Any]:
         if name.cache == ample and "affinity" in cell and "oracle_greedy" in cell
     ]
     missed = sorted((each for each in below if each["below"] > HIT_POINTS_MAX), key=lambda each: -each["below"])
-    return {"goal": HIT_POINTS_MAX, "cells": len(below), "reached": not missed, "missed": missed}
+    points = {"over": len(missed), "points_most": points_of([each["below"] for each in below])}
+    return {"goal": HIT_POINTS_MAX, "cells": len(below), "reached": not missed, **points, "missed": missed}
 
 
 def negative_control(cells: Cells, controls: Sequence[str]) -> dict[str, Any]:
@@ -178,8 +193,14 @@ def verdict(compared_cells: Iterable[dict[str, Any]], most: float) -> dict[str, 
         "cells": len(every),
         "ratio": round(middle, DIGITS),
         "reached": bool(every) and not missed,
+        "over": len(missed),
         "missed": missed,
     }
+
+
+def points_of(below: Iterable[float]) -> float:
+    """The most that hits are below, in points."""
+    return round(100 * max(below, default=0.0), 2)
 
 
 def ratio(ours: float, other: float) -> float:

@@ -14,6 +14,7 @@ from benchmarks.harness.policies_goals import (
     Cells,
     Row,
     affinity_hits,
+    affinity_near_ttft,
     better_than_each,
     cells_of,
     goals,
@@ -60,22 +61,22 @@ def test_an_oracle_stands_beside_every_number_of_nodes_of_its_load() -> None:
 
 
 def test_ttft_may_be_two_percent_behind_the_best_other_policy_and_no_more() -> None:
-    within = never_worse(cells(row("ttft", 1.02), row("affinity", 1.0), row("random", 5.0), row("oracle_ttft", 0.1)))
+    within = never_worse(cells(row("ttft", 1.02), row("chwbl", 1.0), row("random", 5.0), row("oracle_ttft", 0.1)))
     assert within["reached"]
-    beyond = never_worse(cells(row("ttft", 1.03), row("affinity", 1.0), row("random", 5.0)))
+    beyond = never_worse(cells(row("ttft", 1.03), row("chwbl", 1.0), row("random", 5.0)))
     assert not beyond["reached"]
-    assert [(miss["other"], miss["ratio"]) for miss in beyond["missed"]] == [("affinity", 1.03)]
+    assert [(miss["other"], miss["ratio"]) for miss in beyond["missed"]] == [("chwbl", 1.03)]
 
 
 def test_misses_are_listed_with_the_worst_first() -> None:
     found = never_worse(
         cells(
             row("ttft", 1.1),
-            row("affinity", 1.0),
+            row("chwbl", 1.0),
             row("ttft", 3.0, load=0.9),
-            row("affinity", 1.0, load=0.9),
+            row("chwbl", 1.0, load=0.9),
             row("ttft", 0.5, load=0.7),
-            row("affinity", 1.0, load=0.7),
+            row("chwbl", 1.0, load=0.7),
         )
     )
     assert [miss["ratio"] for miss in found["missed"]] == [3.0, 1.1]
@@ -89,11 +90,27 @@ def test_nothing_to_compare_is_no_goal_reached() -> None:
 
 def test_two_thirds_of_the_cells_are_counted_for_each_other_policy() -> None:
     rows = [row("ttft", 1.0, load=load) for load in (0.1, 0.2, 0.3)]
-    rows += [row("affinity", p90_s, load=load) for p90_s, load in ((2.0, 0.1), (2.0, 0.2), (0.9, 0.3))]
+    rows += [row("chwbl", p90_s, load=load) for p90_s, load in ((2.0, 0.1), (2.0, 0.2), (0.9, 0.3))]
     rows += [row("random", p90_s, load=load) for p90_s, load in ((1.0, 0.1), (2.0, 0.2), (0.9, 0.3))]
     found = better_than_each(cells(*rows))
-    assert found["by_policy"]["affinity"]["share"] == pytest.approx(2 / 3, abs=1e-3)
+    assert found["by_policy"]["chwbl"]["share"] == pytest.approx(2 / 3, abs=1e-3)
     assert found["missed"] == ["random"]  # a draw is not better
+
+
+@pytest.mark.parametrize(
+    ("p90_s", "hits", "reached"), [(1.05, 0.71, True), (1.06, 0.75, False), (0.5, 0.70, False), (0.5, 0.9, True)]
+)
+def test_affinity_may_be_five_percent_and_one_point_behind_ttft(p90_s: float, hits: float, reached: bool) -> None:
+    rows = (row("affinity", p90_s, hits=hits), row("ttft", 1.0, hits=0.72), row("affinity", 9.0, load=0.9))
+    found = affinity_near_ttft(cells(*rows))
+    assert (found["cells"], found["reached"]) == (1, reached)
+    assert found["points_most"] == pytest.approx(72 - 100 * hits)
+
+
+def test_affinity_is_no_other_policy_that_ttft_is_to_beat() -> None:
+    alone = cells(row("ttft", 2.0), row("affinity", 1.0))
+    assert not never_worse(alone)["cells"]
+    assert not better_than_each(alone)["by_policy"]
 
 
 def test_hits_are_compared_where_caches_suffice_alone() -> None:
