@@ -51,6 +51,18 @@ def test_the_clock_counts_each_token_in_the_second_of_its_last_use(
     assert all(deep == distance - after(at) for at, deep in left.items())
 
 
+def test_what_comes_late_counts_in_its_own_second_and_is_found_there() -> None:
+    """A peer's use is known some time after ours, and used again in the second that it names."""
+    clock = StackClock()
+    clock.add(100, 10)
+    clock.add(100, 14)
+    for late in (10, 12):  # nothing was used in 12: with what came next
+        clock.add(50, late)
+    assert (clock.distance(9), clock.distance(10), clock.distance(13)) == (300, 150, 150)
+    assert (clock.take(200, 10), clock.take(50, 12)) == (150, 50)
+    assert clock.total == 100
+
+
 def test_a_clock_that_runs_for_long_forgets_single_seconds_only() -> None:
     clock = StackClock()
     for second in range(3 * SECONDS_MAX):

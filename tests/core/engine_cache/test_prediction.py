@@ -218,6 +218,35 @@ def test_what_a_running_request_holds_does_not_fade() -> None:
     assert world.depth(names, now) == 0
 
 
+DOCUMENT = tuple(range(1, 41))
+
+
+def ask_at_once(world: World, count: int) -> None:
+    """So many questions on one document, all sent before the first is answered."""
+    asked = [world.start_attempt([*DOCUMENT, 1000 + number], 10.0) for number in range(count)]
+    for number, attempt in enumerate(asked):
+        world.answer(attempt, 0 if number == 0 else 640, 11.0 + number)
+
+
+@pytest.mark.parametrize("count", [2, 30, 3 * SAMPLES_PER_S_MAX])
+def test_what_several_requests_use_at_once_counts_once(count: int) -> None:
+    """Beside the questions and answers themselves: 16 and 8 tokens. Many in a second are followed roughly."""
+    world = World()
+    ask_at_once(world, count)
+    used = world.view.clock.total
+    assert used == 640 + count * (16 + 8)
+
+
+def test_a_document_that_many_ask_about_at_once_pushes_nothing_out() -> None:
+    world = World()
+    world.calibration.report(A, "http://a:1", 1, EngineMetrics(capacity_tokens=4000, block_tokens=16))
+    other = [500 + block for block in range(40)]
+    world.served(other, 0, 5.0)
+    ask_at_once(world, 30)
+    world.calibration.tick(60.0)
+    assert world.depth(other, 60.0) == 640
+
+
 def test_prompts_of_peers_push_out_too() -> None:
     world = World()
     now = press(world, 10_000, 200)

@@ -8,12 +8,13 @@ It corrects engines at level ESTIMATED. A prefix that answered cold is withdrawn
 (at any level if no event could name it). Routes that are older than the cache is large are hidden: `capacity` learns
 after how many used tokens prefixes answer cold; each tick turns that distance into one second per engine, up to which
 the route table takes evidence for too old, and a depth for each of the next seconds. So a match pays one or two looks
-into a dict, and when the limit moves, hidden routes come back by themselves. What a request uses is young again, and
-stays so while it runs. What requests of peers used counts when it is received.
+into a dict, and when the limit moves, hidden routes come back by themselves. What a request uses, here or at a peer, is
+young again as soon as it is learned, once for all that use it, and stays so while it runs: peers learn that, too.
 
 Rules: hidden routes are looked up too when their engine was chosen anyway, so what they would have been is still
 learned. Distances are those at sending: what a queue pushes out before a request's turn comes counts against them. At
-most SAMPLES_PER_S_MAX attempts a second are looked up. An engine that gave cached tokens once means 0 where it leaves
+most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX the uses of a prompt are taken for as old as
+its deepest part. An engine that gave cached tokens once means 0 where it leaves
 them out (vLLM does). One that never reported a hit reports nothing: there are engines whose count is always 0, so its
 0 withdraws nothing and limits nothing, until the first hit.
 Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
@@ -21,7 +22,7 @@ Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from ranvier_py.core.answers.answer_stream import Answer
@@ -47,6 +48,10 @@ from ranvier_py.core.routing.route_table.table import NO_DEPTHS
 
 SAMPLES_PER_S_MAX = 32
 """Look-ups of routes, so that they stay below a thousandth of a core."""
+
+WALKS_MAX = 2 * SAMPLES_PER_S_MAX
+"""Between two ticks, prompts whose uses are followed through all ages of their parts; of further ones the age of the
+deepest part is enough."""
 
 ATTEMPTS_MAX = 4096
 """Samples kept until their answer comes; beyond, the oldest is forgotten: its answer was lost."""
@@ -102,8 +107,9 @@ class Calibration:
         self.samples: dict[int, AttemptSample] = {}  # by identity of the attempt, which may come twice
         self._second = -1
         self._sampled = 0  # in this second
+        self._walked = 0  # since the last tick
         self._changes: list[BiasChange] = []
-        routes.remote_use = self._received
+        routes.on_use = self._used
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 
@@ -127,16 +133,9 @@ class Calibration:
             del self.samples[next(iter(self.samples))]
 
     def started(self, attempt: Attempt, now: float) -> None:
-        if attempt.prompt.kind == "opaque":
-            return
-        clock, sample = self._known(attempt).clock, self._sample(attempt)
-        if sample is None:
-            clock.add(attempt.computed_tokens, now)
-            return
-        sample.used_at, sample.running = int(now), attempt
-        for tokens, above, second, _ in spans(sample.parts):
-            clock.take(tokens - above, second)
-        clock.add(attempt.prompt.tokens, now)  # all of it is in use, whatever was known of it
+        sample = self._sample(attempt)
+        if sample is not None:
+            sample.used_at, sample.running = int(now), attempt
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:  # noqa: ARG002  # as an Observer has it
         sample = self._sample(attempt)
@@ -160,7 +159,8 @@ class Calibration:
         own = attempt.prompt.end
         if own.state is not None and attempt.prompt.kind == "chat":
             known.evidence.measured(answer.prompt_tokens - own.length)
-        self._note_used(known, attempt, sample, answer, cached or 0, now)
+        if end is attempt.prompt.end:  # else it was learned
+            known.clock.add(answer.completion_tokens or 0, now)
         if cached is None:
             known.answers_silent += 1
             return
@@ -210,6 +210,7 @@ class Calibration:
 
     def tick(self, now: float) -> list[BiasChange]:
         """Hide too old routes, and name biases. Once a second. Returns what appeared or went since the last one."""
+        self._walked = 0
         for sample in self.samples.values():
             if sample.running is not None:
                 self._renew(sample, sample.running, now)
@@ -260,35 +261,21 @@ class Calibration:
         sample = self.samples.get(id(attempt))
         return sample if sample is not None and sample.sent_at == attempt.sent_at else None
 
-    def _received(
-        self, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int
-    ) -> None:
-        """Peers' requests used these prompts; their routes are about to be raised."""
+    def _used(self, prompts: Sequence[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int) -> None:
+        """Requests used these prompts, of this node or of peers; their routes are about to be raised."""
         if not self._estimated(backend):
             return
         known = self._at(backend, NO_URL, generation)
         if known.generation != generation:
             return
-        new_tokens, before = self._routes.uses.used_before(prompts, backend, generation, second)
+        uses, place = self._routes.uses, (backend, generation, second)
+        self._walked += 1
+        if len(prompts) == 1 and self._walked > WALKS_MAX:
+            new_tokens, before = uses.roughly_used_before(prompts[0], *place)
+        else:
+            new_tokens, before = uses.used_before(prompts, *place)
         again = sum([known.clock.take(tokens, earlier) for earlier, tokens in before.items()])
         known.clock.add(new_tokens + again, second)
-
-    def _note_used(
-        self,
-        known: BackendPredictions,
-        attempt: Attempt,
-        sample: AttemptSample | None,
-        answer: Answer,
-        cached: int,
-        now: float,
-    ) -> None:
-        """It ended: prompt and answer were in use until now."""
-        clock = known.clock
-        if sample is not None and sample.used_at >= 0:
-            again = clock.take(attempt.prompt.tokens, sample.used_at)
-        else:
-            again = max(0, (answer.prompt_tokens or 0) - cached - attempt.computed_tokens)
-        clock.add(again + (answer.completion_tokens or 0), now)
 
     def _renew(self, sample: AttemptSample, attempt: Attempt, now: float) -> None:
         known = self._known(attempt)
@@ -299,9 +286,11 @@ class Calibration:
             or known.clock.distance(sample.used_at) < RENEW_SHARE * limit
         ):
             return
-        self._routes.uses.renew(attempt.prompt.end.chain(), attempt.backend, attempt.generation, int(now))
-        known.clock.add(known.clock.take(attempt.prompt.tokens, sample.used_at), now)
-        sample.used_at = int(now)
+        sample.used_at, uses = int(now), self._routes.uses
+        key = uses.deepest_held(attempt.prompt.end.chain(), attempt.backend, attempt.generation)
+        if key is not None:
+            self._used(((key,),), attempt.backend, attempt.generation, sample.used_at)
+            uses.renew(key, attempt.backend, attempt.generation, sample.used_at)
 
     def _compare(self, known: BackendPredictions, attempt: Attempt, prompt_tokens: int, cached: int) -> None:
         predicted = known.usable(attempt.decision.matched_tokens, prompt_tokens)

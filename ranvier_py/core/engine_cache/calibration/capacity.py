@@ -61,14 +61,15 @@ class StackClock:
         self.total = 0.0
 
     def add(self, tokens: float, now: float) -> None:
-        """So many are used that were not there, at least 0. What comes late counts for the last second."""
-        second = int(now)
-        if not self._seconds or self._seconds[-1] < second:
-            if len(self._seconds) == SECONDS_MAX:
+        """So many are used that were not there, at least 0. What comes late counts where `take` looks for it."""
+        place = bisect_left(self._seconds, int(now))
+        if place == len(self._seconds):
+            if place == SECONDS_MAX:
                 self._thin()
-            self._seconds.append(second)
+                place = len(self._seconds)
+            self._seconds.append(int(now))
             self._tokens.append(0.0)
-        self._put(len(self._seconds) - 1, tokens)
+        self._put(place, tokens)
 
     def take(self, tokens: float, second: int) -> float:
         """So many, last used in that second, are used again: they are to be added anew. Returns how many were known."""

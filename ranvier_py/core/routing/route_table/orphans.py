@@ -141,8 +141,8 @@ class Orphans:
         return list(lost)
 
     def _note_uses(self, columns: Sequence[Sequence[int]], generations: Mapping[BackendId, int]) -> None:
-        remote_use = self._table.remote_use
-        if remote_use is None:
+        on_use = self._table.on_use
+        if on_use is None:
             return
         backends, parents, tokens, token, text, seconds = columns
         alike = defaultdict[tuple[int, int], list[Sequence[PrefixKey]]](list)  # what is used in one second is used once
@@ -151,7 +151,7 @@ class Orphans:
             alike[place].append((key, (0, 0, parent)))
         for (backend, second), prompts in alike.items():
             if self._table.is_alive(second):
-                remote_use(prompts, BackendId(backend), generations[BackendId(backend)], second)
+                on_use(prompts, BackendId(backend), generations[BackendId(backend)], second)
 
     def _wait(self, parent: int, orphan: Orphan) -> None:
         self._waiting.setdefault(parent, []).append(orphan)

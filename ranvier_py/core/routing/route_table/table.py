@@ -43,7 +43,7 @@ from ranvier_py.core.routing.route_table.route_values import (
 from ranvier_py.core.routing.route_table.rows import SHARED, WHOLE, Rows
 from ranvier_py.core.routing.route_table.scan import ClaimReader, RowsScan, SumsScan
 from ranvier_py.core.routing.route_table.tree import Tree
-from ranvier_py.core.routing.route_table.uses import RemoteUse, RouteUses
+from ranvier_py.core.routing.route_table.uses import PrefixUse, RouteUses
 from ranvier_py.core.routing.route_table.utility_queue import make_queue
 
 WITHDRAW_CLAIMS_MAX = 2000
@@ -72,7 +72,7 @@ class RouteTable:
         ttl_s: life of a claim after its last evidence; to the second, and never longer.
 
     `now` is monotonic seconds, not negative, given by the caller. Generations of one backend only grow.
-    `outgoing` has what peers have to know, `uses` what claims say of uses. `remote_use` may be set. `rows`, `leaves`,
+    `outgoing` has what peers have to know, `uses` what claims say of uses. `on_use` may be set. `rows`, `leaves`,
     `claims` and `tree` are this package's own.
     """
 
@@ -90,8 +90,8 @@ class RouteTable:
         self._withdrawing: list[tuple[int, int, float]] = []  # row, backend, when its engine said so or NOT_BY_ENGINE
         self.capacity = capacity  # the most rows
         self.outgoing = OutgoingRoutes(self.rows, self.claims, self._counters, ttl_s)
-        self.uses = RouteUses(self.rows, self.claims)
-        self.remote_use: RemoteUse | None = None
+        self.uses = RouteUses(self.rows, self.claims, self.outgoing)
+        self.on_use: PrefixUse | None = None
 
     @property
     def ttl_s(self) -> float:
@@ -195,8 +195,8 @@ class RouteTable:
         claim = Claim(generation, int(trust), second)
         if self.outgoing.collecting and trust >= Trust.LOCAL:
             self.outgoing.learned(unread, known, backend, claim, now)
-        if trust == Trust.REMOTE and self.remote_use is not None:
-            self.remote_use((unread,), backend, generation, second)
+        if self.on_use is not None:
+            self.on_use((unread,), backend, generation, second)
         whole = trust == Trust.LOCAL
         if not known or not tree.extend(known, unread[:-1], backend, claim, whole=whole):
             tree.add(unread, backend, claim, whole=whole)

@@ -1,9 +1,9 @@
 """Uses of what a backend holds, as its claims show them.
 
-A claim's evidence is the second in which its prefix was last used. So what peers' requests used is known when their
-updates come, before the claims are raised (`RouteTable.remote_use`). A running request uses its prefix until it ends,
-which its evidence does not show: `renew`. What a newcomer takes over of a peer's whole table is no use: it says what is
-held, not what is used now.
+A claim's evidence is the second in which its prefix was last used. So what a request used is known when it is learned,
+here or from a peer, before the claims are raised (`RouteTable.on_use`). A running request uses its prefix until it
+ends, which its evidence does not show: `renew` says so, to peers, too. What a newcomer takes over of a peer's whole
+table is no use: it says what is held, not what is used now.
 
 Rule: none of this is a use of the rows themselves.
 """
@@ -16,18 +16,21 @@ from math import floor
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.claims import Claims
+from ranvier_py.core.routing.route_table.outgoing import OutgoingRoutes
+from ranvier_py.core.routing.route_table.route_values import Claim
 from ranvier_py.core.routing.route_table.rows import Rows
 
-RemoteUse = Callable[[Iterable[Sequence[PrefixKey]], BackendId, int, int], object]
-"""Called with what peers' requests used, before it is learned: prompts, of which process, in which second."""
+PrefixUse = Callable[[Sequence[Sequence[PrefixKey]], BackendId, int, int], object]
+"""Called with what requests used, before it is learned: prompts, of which process, in which second."""
 
 
 class RouteUses:
     """Of one table."""
 
-    def __init__(self, rows: Rows, claims: Claims) -> None:
+    def __init__(self, rows: Rows, claims: Claims, outgoing: OutgoingRoutes) -> None:
         self._rows = rows
         self._claims = claims
+        self._outgoing = outgoing
 
     def evidence_of(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int) -> list[tuple[int, int]]:
         """(depth, second of the last evidence) of the claims one backend has on a prompt, also of hidden ones.
@@ -98,6 +101,17 @@ class RouteUses:
         found.pop(second, None)  # nothing
         return new_tokens, found
 
+    def roughly_used_before(
+        self, chain: Sequence[PrefixKey], backend: BackendId, generation: int, second: int
+    ) -> tuple[int, dict[int, int]]:
+        """The same of one prompt, in a few looks: all that the backend has of it counts as used when its deepest part
+        was."""
+        row, claim = self._deepest(chain, backend, generation)
+        if claim is None:
+            return chain[0][0], {}
+        held = self._rows.tokens[row]
+        return max(0, chain[0][0] - held), {claim.evidence: held} if claim.evidence < second else {}
+
     def _goes_on_from(
         self,
         chain: Sequence[PrefixKey],
@@ -127,15 +141,29 @@ class RouteUses:
         counted.update(lacking)
         return (row, above) if above else (0, 0)
 
-    def renew(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int, second: int) -> None:
-        """A running request holds the deepest of these prefixes that its backend has a claim for, and all before it."""
-        rows, claims = self._rows, self._claims
+    def deepest_held(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int) -> PrefixKey | None:
+        """The deepest of these prefixes that the backend has a claim for."""
+        row, claim = self._deepest(chain, backend, generation)
+        return None if claim is None else self._rows.key(row)
+
+    def renew(self, key: PrefixKey, backend: BackendId, generation: int, second: int) -> None:
+        """A running request holds this prefix, for which its backend has a claim, and all before it. Peers learn it."""
+        row, claim = self._deepest((key,), backend, generation)
+        if claim is not None and claim.evidence < second:
+            renewed = claim._replace(evidence=second)
+            if self._outgoing.collecting:
+                self._outgoing.learned((key,), row, backend, renewed, second)
+            self._claims.raise_from(row, backend, renewed)
+
+    def _deepest(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int) -> tuple[int, Claim | None]:
+        """The row of the first key that the backend has a claim for, and the claim."""
+        index, claims = self._rows.index, self._claims
         for _, token, text in chain:
-            row = rows.index.get(token) or rows.index.get(text) or 0
+            row = index.get(token) or index.get(text) or 0
             claim = claims.get(row, backend) if row else None
             if claim is not None and claim.generation == generation:
-                claims.raise_from(row, backend, claim._replace(evidence=max(second, claim.evidence)))
-                return
+                return row, claim
+        return 0, None
 
 
 def note_depth(depths: dict[int, int], token: int, text: int, tokens: int) -> None:

@@ -298,7 +298,7 @@ def test_uses_are_counted_of_many_rows_as_of_one_by_one(seed: int, monkeypatch: 
             used[backend] += new_tokens
             used.update({(backend, earlier): tokens for earlier, tokens in before.items()})
 
-        second.table.remote_use = note
+        second.table.on_use = note
         go_on(first, chats, 200, 11.0, seed)
         first.send(second, now=11.0 + LEFT_S)
         counted.append(used)

@@ -63,29 +63,57 @@ def test_what_another_engine_holds_deeper_is_new_to_this_one_from_where_its_own_
     assert table.uses.used_before([[(80, 5, 0), (64, 4, 0)], [(80, 6, 0), (64, 4, 0)]], A, 1, 30) == (64, {10: 32})
 
 
-def test_a_route_update_of_a_peer_is_received_before_its_claims_are_raised() -> None:
+def test_a_use_is_received_before_its_claims_are_raised() -> None:
     table = RouteTable()
     table.learn(chain(1, 2), A, 1, Trust.LOCAL, 10.0)
     received: list[tuple[int, dict[int, int]]] = []
-    table.remote_use = lambda prompts, backend, generation, second: received.append(
+    table.on_use = lambda prompts, backend, generation, second: received.append(
         table.uses.used_before(prompts, backend, generation, second)
     )
     table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 20.0)
-    assert received == []
     table.learn(chain(1, 2, 3, 4), A, 1, Trust.REMOTE, 30.0)
-    assert received == [(16, {20: 48})]
+    assert received == [(16, {10: 32}), (16, {20: 48})]
+
+
+def test_a_rough_look_takes_all_that_is_held_for_as_old_as_its_deepest_part() -> None:
+    table = RouteTable()
+    table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 10.0)
+    table.learn(chain(1, 5), A, 1, Trust.LOCAL, 12.0)
+    rough = table.uses.roughly_used_before
+    assert rough(chain(1, 2, 3, 4), A, 1, 30) == (16, {10: 48})
+    assert rough(chain(1, 2, 3, 4), A, 1, 10) == (16, {}), "it was used in this second already"
+    assert rough(chain(1, 2, 3, 4), A, 2, 30) == (64, {}), "an earlier process held it"
+    assert rough(chain(8, 9), A, 1, 30) == (32, {})
+
+
+def test_peers_learn_what_a_running_request_still_uses() -> None:
+    table, peer = RouteTable(), RouteTable()
+    for each in (table, peer):
+        each.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 10.0)
+    table.outgoing.collect()
+    for _ in range(2):  # once for each second
+        table.uses.renew((48, 3, 0), A, 1, 20)
+    [renewed] = table.outgoing.new
+    assert (renewed.backend, renewed.chain, renewed.at) == (A, ((48, 3, 0),), 20)
+    peer.learn(renewed.chain, A, 1, Trust.REMOTE, renewed.at)
+    for each in (table, peer):
+        each.hide(A, 15)
+        assert depth(each, chain(1, 2, 3)) == 48
 
 
 def test_what_a_running_request_uses_stays_young() -> None:
     table = RouteTable()
     table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 10.0)
     table.learn(chain(1, 5), A, 1, Trust.LOCAL, 10.0)
-    table.uses.renew(chain(1, 2, 3, 4), A, 1, 20)
+    key = table.uses.deepest_held(chain(1, 2, 3, 4), A, 1)
+    assert key == (48, 3, 0)
+    table.uses.renew(key, A, 1, 20)
     table.hide(A, 15)
     assert depth(table, chain(1, 2, 3)) == 48
     assert depth(table, chain(1, 5)) == 16
-    table.uses.renew(chain(1, 5), A, 2, 30)  # it ran at an earlier process
-    table.uses.renew(chain(8), B, 1, 30)
+    assert table.uses.deepest_held(chain(1, 5), A, 2) is None, "it ran at an earlier process"
+    assert table.uses.deepest_held(chain(8), B, 1) is None
+    table.uses.renew((32, 5, 0), A, 2, 30)
     assert depth(table, chain(1, 5)) == 16
 
 
