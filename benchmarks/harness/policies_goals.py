@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 OURS = "ttft"
 DEFAULT = "affinity"  # predicts as `ttft` does, so it is no other policy: its goals are its own
 ORACLES = ("oracle_greedy", "oracle_ttft")
+NO_OTHERS = (OURS, DEFAULT, *ORACLES)  # all else are other policies
 
 WORSE_MAX = 1.02  # against the best other policy
 BETTER_SHARE = 2 / 3  # of cells in which ttft shall be better than each other policy
@@ -94,7 +95,7 @@ def never_worse(cells: Cells) -> dict[str, Any]:
     """`ttft` against the best other policy of each cell."""
     ratios = {}
     for name, cell in cells.items():
-        others = {policy: row for policy, row in cell.items() if policy not in (OURS, DEFAULT, *ORACLES)}
+        others = {policy: row for policy, row in cell.items() if policy not in NO_OTHERS}
         if OURS in cell and others:
             best = min(others.values(), key=lambda row: row.ttft_p90_s)
             ratios[name] = compared(name, cell[OURS], best)
@@ -112,8 +113,7 @@ def near_oracle(cells: Cells) -> dict[str, Any]:
 
 def better_than_each(cells: Cells) -> dict[str, Any]:
     """By policy: in which share of the cells `ttft` is better, and by how much in the middle."""
-    ours = (OURS, DEFAULT, *ORACLES)
-    policies = dict.fromkeys(policy for cell in cells.values() for policy in cell if policy not in ours)
+    policies = dict.fromkeys(policy for cell in cells.values() for policy in cell if policy not in NO_OTHERS)
     found = {}
     for policy in policies:
         pairs = [
