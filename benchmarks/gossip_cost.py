@@ -5,7 +5,8 @@
 One node alone and one with an idle peer, both before the same two stub engines, take turns under `wrk`; each pair of
 runs is compared by itself, and the medians over the pairs are the result: single runs of a shared machine differ by a
 third. `processor` is the node's own processor time for a request, which is what a peer on another machine would leave
-of the cost; `per_s` and `p99` also pay for the peer; `peer_us` is its processor time for each turn that it receives.
+of the cost; `per_s` and `p99` also pay for the peer; `peer_us` is its processor time for each turn that it receives,
+without what it spends in as long a run in which it receives none.
 """
 
 from __future__ import annotations
@@ -27,19 +28,18 @@ from benchmarks.harness.processes import Target, node, peers, processor_s, stub_
 def pair(alone: Target, peered: Target, peer: Target, case: Case, seconds: float, *, swapped: bool) -> dict[str, float]:
     """One run of each: the second by the first, and what the peer needed for a turn."""
     runs: dict[Target, dict[str, float]] = {}
+    peer_s: dict[Target, float] = {}
     for target in (peered, alone) if swapped else (alone, peered):
         before_s = processor_s(peer.pid)
         runs[target] = run_of(target, case, seconds)
-        spent_s = processor_s(peer.pid) - before_s
-        if target is peered:
-            runs[target]["peer_us"] = spent_s / max(1, runs[target]["requests"]) * 1e6
+        peer_s[target] = processor_s(peer.pid) - before_s
     one, other = runs[alone], runs[peered]
     return {
         "per_s": other["per_s"] / one["per_s"],
         "p99": other["p99_us"] / one["p99_us"],
         "processor": other["processor_us"] / one["processor_us"],
         "processor_us": one["processor_us"],
-        "peer_us": other["peer_us"],
+        "peer_us": (peer_s[peered] - peer_s[alone]) / max(1, other["requests"]) * 1e6,
         "failed": one["failed"] + other["failed"],
     }
 

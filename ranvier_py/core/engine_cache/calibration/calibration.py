@@ -261,21 +261,29 @@ class Calibration:
         sample = self.samples.get(id(attempt))
         return sample if sample is not None and sample.sent_at == attempt.sent_at else None
 
-    def _used(self, prompts: Sequence[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int) -> None:
-        """Requests used these prompts, of this node or of peers; their routes are about to be raised."""
+    def _used(
+        self,
+        prompts: Sequence[Sequence[PrefixKey]],
+        backend: BackendId,
+        generation: int,
+        second: int,
+        tokens_below: int = 0,
+    ) -> None:
+        """Requests used these prompts, of this node or of peers, and so many tokens below; their routes are about to
+        be raised."""
         if not self._estimated(backend):
             return
         known = self._at(backend, NO_URL, generation)
         if known.generation != generation:
             return
         uses, place = self._routes.uses, (backend, generation, second)
-        self._walked += 1
+        self._walked += len(prompts)
         if len(prompts) == 1 and self._walked > WALKS_MAX:
             new_tokens, before = uses.roughly_used_before(prompts[0], *place)
         else:
             new_tokens, before = uses.used_before(prompts, *place)
         again = sum([known.clock.take(tokens, earlier) for earlier, tokens in before.items()])
-        known.clock.add(new_tokens + again, second)
+        known.clock.add(tokens_below + new_tokens + again, second)
 
     def _renew(self, sample: AttemptSample, attempt: Attempt, now: float) -> None:
         known = self._known(attempt)

@@ -18,22 +18,28 @@ from itertools import repeat
 import numpy as np
 import numpy.typing as npt
 
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.route_values import U64, Claim, Numbers, RouteColumns, Trust
 from ranvier_py.core.routing.route_table.rows import FORKED, Rows
 from ranvier_py.core.routing.route_table.tree import Tree
+from ranvier_py.core.routing.route_table.uses import PrefixUse
 
 ONE = np.array([True])
 
 
 class Merge:
-    """One call. `generations` is by backend id: of which process they speak; -1 = leave that backend's out."""
+    """One call. `generations` is by backend id: of which process they speak; -1 = leave that backend's out. `on_use`
+    is called with what requests used, if that is what these claims say."""
 
-    def __init__(self, tree: Tree, generations: npt.NDArray[np.int32], now: float) -> None:
+    def __init__(
+        self, tree: Tree, generations: npt.NDArray[np.int32], now: float, on_use: PrefixUse | None = None
+    ) -> None:
         self._rows, self._leaves, self._claims = tree.rows, tree.leaves, tree.claims
         self._tree = tree
         self._generations = generations
         self._now = now
+        self._on_use = on_use
 
     def run(self, columns: RouteColumns) -> None:
         columns = self._sound(columns)
@@ -152,15 +158,35 @@ class Merge:
             | (np.frombuffer(rows.generation, np.int32)[parents] != generations)
             | (np.frombuffer(rows.evidence, np.int32)[parents] < columns.evidence)
         )
+        if self._on_use is not None:
+            self._note_uses(self._on_use, columns, parents, lacking)
         (of,) = lacking.nonzero()
         if len(of):
             self._claims.raise_many(parents[of], columns.backend[of], generations[of], columns.evidence[of])
+
+    def _note_uses(
+        self, on_use: PrefixUse, columns: RouteColumns, parents: Numbers, lacking: npt.NDArray[np.bool_]
+    ) -> None:
+        """Nobody had the tokens of new rows. What is above was used, too: where a parent lacks the claim, this says so
+        first."""
+        rows = self._rows
+        below = columns.tokens.astype(np.int64) - np.frombuffer(rows.tokens, np.uint32)[parents]
+        places = (columns.backend.astype(np.int64) << 32) + columns.evidence  # what one second used is used once
+        for place in np.unique(places).tolist():
+            of = places == place
+            backend, second = BackendId(place >> 32), place & 0xFFFF_FFFF
+            above = [(rows.key(row),) for row in np.unique(parents[of & lacking]).tolist()]
+            tokens = int(below[of].clip(0).sum())
+            on_use(above, backend, int(self._generations[backend]), second, tokens)
 
     def _merge_one(self, above: int, tokens: int, token: int, text: int, backend: int, evidence: int) -> None:
         """A claim of a row that is known, at least by one name."""
         rows, index = self._rows, self._rows.index
         claim = Claim(int(self._generations[backend]), Trust.REMOTE, evidence)
         row, by_text, upper = index.get(token or text, 0), index.get(text, 0), index.get(above, 0)
+        if self._on_use is not None:
+            prompt = ((tokens, token, text), (0, 0, above))
+            self._on_use((prompt,), BackendId(backend), claim.generation, evidence, 0)
         if not row and by_text and not rows.token[by_text] and upper in (0, rows.parent[by_text]):
             row = by_text  # a new chat is sent by its texts at once: these are its tokens
             self._tree.attach(row, tokens, token)

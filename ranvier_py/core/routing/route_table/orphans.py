@@ -10,7 +10,6 @@ for rows that came otherwise. Bound: ORPHANS_MAX pieces; beyond, the one that ha
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, compress, repeat
 from typing import NamedTuple
@@ -108,11 +107,10 @@ class Orphans:
             for at in lost:
                 here[at] = False
             columns = [list(compress(column, here)) for column in columns]
-        self._note_uses(columns, generations)
         by_id = np.full(max(generations) + 1, -1, np.int32)
         for number, generation in generations.items():
             by_id[number] = generation
-        created = self._table.merge(columns_of(*columns), by_id, now)
+        created = self._table.merge(columns_of(*columns), by_id, now, used=True)
         if self._waiting:
             for name in filter(self._waiting.__contains__, chain(*columns[3:5])):
                 self._adopt(name)
@@ -139,19 +137,6 @@ class Orphans:
             if above >= at or above in lost:
                 lost[at] = None
         return list(lost)
-
-    def _note_uses(self, columns: Sequence[Sequence[int]], generations: Mapping[BackendId, int]) -> None:
-        on_use = self._table.on_use
-        if on_use is None:
-            return
-        backends, parents, tokens, token, text, seconds = columns
-        alike = defaultdict[tuple[int, int], list[Sequence[PrefixKey]]](list)  # what is used in one second is used once
-        keys = zip(tokens, token, text, strict=True)
-        for place, key, parent in zip(zip(backends, seconds, strict=True), keys, parents, strict=True):
-            alike[place].append((key, (0, 0, parent)))
-        for (backend, second), prompts in alike.items():
-            if self._table.is_alive(second):
-                on_use(prompts, BackendId(backend), generations[BackendId(backend)], second)
 
     def _wait(self, parent: int, orphan: Orphan) -> None:
         self._waiting.setdefault(parent, []).append(orphan)

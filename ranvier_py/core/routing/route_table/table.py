@@ -182,9 +182,8 @@ class RouteTable:
         Raises ValueError for ids, generations, depths or fingerprints out of range; nothing is changed then.
         """
         if not (0 <= backend < BACKENDS_MAX and 0 <= generation <= GENERATION_MAX):
-            raise ValueError(
-                f"a backend id is 0 … {BACKENDS_MAX - 1}, a generation 0 … {GENERATION_MAX}: {backend}, {generation}"
-            )
+            limits = f"a backend id is 0 … {BACKENDS_MAX - 1}, a generation 0 … {GENERATION_MAX}"
+            raise ValueError(f"{limits}: {backend}, {generation}")
         claims, tree = self.claims, self.tree
         claims.now = max(claims.now, now)
         second = int(now)
@@ -196,17 +195,19 @@ class RouteTable:
         if self.outgoing.collecting and trust >= Trust.LOCAL:
             self.outgoing.learned(unread, known, backend, claim, now)
         if self.on_use is not None:
-            self.on_use((unread,), backend, generation, second)
+            self.on_use((unread,), backend, generation, second, 0)
         whole = trust == Trust.LOCAL
         if not known or not tree.extend(known, unread[:-1], backend, claim, whole=whole):
             tree.add(unread, backend, claim, whole=whole)
         return counters.created - before
 
-    def merge(self, columns: RouteColumns, generations: npt.NDArray[np.int32], now: float) -> int:
-        """Learn many claims of peers at once, see `Merge`. Returns the number of new rows."""
+    def merge(
+        self, columns: RouteColumns, generations: npt.NDArray[np.int32], now: float, *, used: bool = False
+    ) -> int:
+        """Learn many claims of peers at once, see `Merge`; `used`: by requests just then. Returns how many came."""
         claims, before = self.claims, self._counters.created
         claims.now = max(claims.now, now)
-        Merge(self.tree, generations, now).run(columns)
+        Merge(self.tree, generations, now, self.on_use if used else None).run(columns)
         return self._counters.created - before
 
     def withdraw(self, fingerprint: int, backend: BackendId, at: float = NOT_BY_ENGINE) -> bool:

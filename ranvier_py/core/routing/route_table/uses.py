@@ -20,8 +20,9 @@ from ranvier_py.core.routing.route_table.outgoing import OutgoingRoutes
 from ranvier_py.core.routing.route_table.route_values import Claim
 from ranvier_py.core.routing.route_table.rows import Rows
 
-PrefixUse = Callable[[Sequence[Sequence[PrefixKey]], BackendId, int, int], object]
-"""Called with what requests used, before it is learned: prompts, of which process, in which second."""
+PrefixUse = Callable[[Sequence[Sequence[PrefixKey]], BackendId, int, int, int], object]
+"""Called with what requests used, before its claims are raised: prompts, of which process, in which second, and how
+many tokens below them that nobody had."""
 
 
 class RouteUses:
@@ -60,29 +61,14 @@ class RouteUses:
         self, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int
     ) -> tuple[int, dict[int, int]]:
         """Of prompts with these keys (deepest first), used in that second: how many tokens the backend had no claim
-        for, and how many it last used in which earlier second. What several have in common is used once.
-
-        A prompt may go on from one before it; of the prefix it goes on from, any name is enough.
-        """
+        for, and how many it last used in which earlier second. What rows have in common is used once."""
         rows, claims = self._rows, self._claims
-        get, parents, depths = rows.index.get, rows.parent, rows.tokens
-        backends, generations, evidences = rows.backend, rows.generation, rows.evidence
+        parents, depths, backends, evidences = rows.parent, rows.tokens, rows.backend, rows.evidence
         new_tokens, found = 0, dict[int, int]()
         counted: dict[int, None] = {}  # rows
-        unknown: dict[int, int] = {}  # names without a row that are counted: their depth
-        index = rows.index
         for chain in prompts:
-            (deepest, token, text), name = chain[0], chain[-1][1] or chain[-1][2]
-            if len(chain) == 2 and not (token in index or text in index or token in unknown or text in unknown):
-                row, above = get(name, 0), unknown.get(name, 0)
-                if row and backends[row] == backend and generations[row] == generation and evidences[row] >= second:
-                    above = depths[row]  # as nearly all are where many come at once
-                if above:
-                    new_tokens += max(0, deepest - above)
-                    note_depth(unknown, token, text, deepest)
-                    continue
-            row, above = self._goes_on_from(chain, backend, generation, counted, unknown)
-            new_tokens += max(0, deepest - above)
+            row = self._goes_on_from(chain, backend, generation, counted)
+            new_tokens += max(0, chain[0][0] - depths[row])
             depth, last = depths[row], second  # where those of one earlier second begin
             while row and row not in counted:
                 if backends[row] == backend:
@@ -113,19 +99,14 @@ class RouteUses:
         return max(0, chain[0][0] - held), {claim.evidence: held} if claim.evidence < second else {}
 
     def _goes_on_from(
-        self,
-        chain: Sequence[PrefixKey],
-        backend: BackendId,
-        generation: int,
-        counted: dict[int, None],
-        unknown: dict[int, int],
-    ) -> tuple[int, int]:
-        """The deepest row of this prompt, or 0, and the depth, that the backend has a claim for or that is counted.
-        What is below is counted with this prompt."""
+        self, chain: Sequence[PrefixKey], backend: BackendId, generation: int, counted: dict[int, None]
+    ) -> int:
+        """The deepest row of this prompt, or 0, that the backend has a claim for or that is counted. What is below is
+        counted with this prompt."""
         rows, claims = self._rows, self._claims
         lacking: dict[int, None] = {}
-        above = 0
-        for tokens, token, text in chain:
+        found = 0
+        for _, token, text in chain:
             row = rows.index.get(token) or rows.index.get(text) or 0
             while row > 0 and row not in counted and row not in lacking:
                 claim = claims.get(row, backend)
@@ -133,13 +114,11 @@ class RouteUses:
                     break
                 lacking[row] = None
                 row = rows.parent[row]
-            row = 0 if row in lacking else max(0, row)
-            above = rows.tokens[row] if row else unknown.get(token) or unknown.get(text, 0)
-            if above:
+            if row > 0 and row not in lacking:
+                found = row
                 break
-            note_depth(unknown, token, text, tokens)
         counted.update(lacking)
-        return (row, above) if above else (0, 0)
+        return found
 
     def deepest_held(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int) -> PrefixKey | None:
         """The deepest of these prefixes that the backend has a claim for."""
@@ -164,11 +143,3 @@ class RouteUses:
             if claim is not None and claim.generation == generation:
                 return row, claim
         return 0, None
-
-
-def note_depth(depths: dict[int, int], token: int, text: int, tokens: int) -> None:
-    """Of a prefix without a row, by each of its names: what goes on from it may know but one."""
-    if token:
-        depths[token] = tokens
-    if text:
-        depths[text] = tokens

@@ -291,11 +291,12 @@ def test_uses_are_counted_of_many_rows_as_of_one_by_one(seed: int, monkeypatch: 
             backend: BackendId,
             generation: int,
             at: int,
+            tokens_below: int,
             second: RouteNode = second,
             used: Counter[object] = used,
         ) -> None:
             new_tokens, before = second.table.uses.used_before(prompts, backend, generation, at)
-            used[backend] += new_tokens
+            used[backend] += new_tokens + tokens_below
             used.update({(backend, earlier): tokens for earlier, tokens in before.items()})
 
         second.table.on_use = note

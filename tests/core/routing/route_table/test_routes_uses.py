@@ -44,15 +44,12 @@ def test_what_several_prompts_have_in_common_is_used_once() -> None:
         32,
         {10: 16, 20: 48},
     )
-    assert table.uses.used_before([chain(7, 8), chain(7, 8, 6)], A, 1, 30) == (48, {})
 
 
-def test_a_prompt_that_goes_on_from_another_is_new_from_there() -> None:
-    """An update batch says of its rows no more than the name of what is above them."""
+def test_of_the_prefix_a_prompt_goes_on_from_its_name_is_enough() -> None:
     table = RouteTable()
     table.learn(chain(1, 2), A, 1, Trust.LOCAL, 10.0)
-    pieces = [[(48, 3, 0), (0, 0, 2)], [(64, 4, 0), (0, 0, 3)], [(64, 5, 0), (0, 0, 3)]]
-    assert table.uses.used_before(pieces, A, 1, 30) == (48, {10: 32})
+    assert table.uses.used_before([[(48, 3, 0), (0, 0, 2)]], A, 1, 30) == (16, {10: 32})
 
 
 def test_what_another_engine_holds_deeper_is_new_to_this_one_from_where_its_own_ends() -> None:
@@ -67,7 +64,7 @@ def test_a_use_is_received_before_its_claims_are_raised() -> None:
     table = RouteTable()
     table.learn(chain(1, 2), A, 1, Trust.LOCAL, 10.0)
     received: list[tuple[int, dict[int, int]]] = []
-    table.on_use = lambda prompts, backend, generation, second: received.append(
+    table.on_use = lambda prompts, backend, generation, second, _: received.append(
         table.uses.used_before(prompts, backend, generation, second)
     )
     table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 20.0)
