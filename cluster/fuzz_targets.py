@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ranvier_py.core.gossip.gossip import read_state
 from ranvier_py.core.gossip.gossip_values import Plane
 from ranvier_py.core.gossip.replication import route_updates
-from ranvier_py.core.gossip.replication.route_updates import BadRouteUpdate, Removal, UpdateRow
+from ranvier_py.core.gossip.replication.route_updates import REMOVED, BadRouteUpdate, ProcessUpdate, UpdateRow
 from ranvier_py.core.gossip.wire import codec as wire
 from ranvier_py.core.gossip.wire.codec import Kind
 from ranvier_py.core.gossip.wire.frame import BadFrame
@@ -48,8 +48,8 @@ def read_message(kind: int, data: bytes) -> None:
 
 
 def read_update(data: bytes) -> None:
-    if route_updates.is_removal(data):
-        assert route_updates.encode_removal(route_updates.decode_removal(data)) == data
+    if route_updates.kind_of(data) is not None:
+        assert route_updates.encode_process(route_updates.decode_process(data)) == data
     else:  # several spellings of one update are read, and one is written
         rows = route_updates.decode_rows(data)
         assert route_updates.decode_rows(route_updates.encode_rows(rows)) == rows
@@ -106,7 +106,7 @@ def beginnings() -> Sequence[bytes]:
     )
     written = [wire.encode(message) for message in messages]
     found = [bytes((KINDS.index(Kind(kind)),)) + body for kind, body in written]
-    removal = route_updates.encode_removal(Removal((7, 1), (1, 2)))
+    removal = route_updates.encode_process(ProcessUpdate(REMOVED, (7, 1), [(1, 2)]))
     found += [bytes((ROUTE_UPDATE,)) + each for each in (route_update, removal)]
     packet = SEALER.seal(Plane.DATAGRAM, 0, *written[0])
     return [*found, bytes((PACKET,)) + packet, bytes((STATE,)) + b"RGS1" + bytes(8) + written[1][1]]

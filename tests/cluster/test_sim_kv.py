@@ -15,7 +15,7 @@ from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip import gossip
 from ranvier_py.core.gossip.readers import ownership
-from ranvier_py.core.gossip.replication.route_updates import is_removal
+from ranvier_py.core.gossip.replication.route_updates import REMOVED, kind_of
 from ranvier_py.core.gossip.wire.messages import Message, RouteUpdates, SnapshotChunk
 from ranvier_py.replay.engine.block_cache import TokenIds
 
@@ -137,8 +137,8 @@ def test_no_token_id_is_in_any_message_between_nodes(reported: tuple[list[tuple[
     route_updates = [
         entry.route_update for message, _ in messages if isinstance(message, RouteUpdates) for entry in message.entries
     ]
-    assert sum(map(is_removal, route_updates)) > 10
-    assert len(route_updates) > sum(map(is_removal, route_updates)) + 100
+    assert sum(kind_of(update) == REMOVED for update in route_updates) > 10
+    assert len(route_updates) > sum(kind_of(update) == REMOVED for update in route_updates) + 100
     for message, body in messages:
         found = [mark for mark in marks if mark in body]
         assert not found, (type(message), found)
@@ -152,5 +152,5 @@ def test_removals_are_a_small_part_of_what_is_reported(
     route_updates = [
         entry.route_update for message, _ in messages if isinstance(message, RouteUpdates) for entry in message.entries
     ]
-    removed = sum(len(route_update) for route_update in route_updates if is_removal(route_update))
+    removed = sum(len(route_update) for route_update in route_updates if kind_of(route_update) == REMOVED)
     assert removed < 0.35 * sum(map(len, route_updates))

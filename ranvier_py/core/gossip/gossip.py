@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from random import Random
 from struct import Struct
 
@@ -77,9 +76,6 @@ STRANGERS_MAX = 8
 """Of MESH_MEMBERS_MAX addresses or more that are named at one time so many are greeted: one that answers is enough, and
 DNS names them all, again and again."""
 
-RENEWERS = 2
-RENEW_AFTER_S = 2.0  # a newcomer copies a table first, and takes for known what was sent meanwhile
-
 TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
 SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)  # of a packet in our form: another key, or another cluster's label
 
@@ -87,7 +83,10 @@ KINDS_BY_TOPIC = {
     "contact": (Kind.HELLO, Kind.ECHO, Kind.CHALLENGE),
     "membership": (Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS),
     "routes": (Kind.ROUTE_UPDATES, Kind.DIGEST, Kind.VECTOR, Kind.RESET),
-    "rows": (Kind.TOTAL_SUM, Kind.PART_SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY),
+    "rows": (
+        *(Kind.TOTAL_SUM, Kind.PART_SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY),
+        *(Kind.SIDE_STATE_WANTED, Kind.SIDE_STATE),
+    ),
     "backends": (Kind.LOADS, Kind.PREFILLS, Kind.FACTS, Kind.COMMANDS),
     "streams": (Kind.READER_CLAIMS, Kind.SNAPSHOT_WANTED, Kind.SNAPSHOT_CHUNK, Kind.SNAPSHOT_REFUSED),
     "answers": (
@@ -213,7 +212,6 @@ class RouterPeer:
         self._tried: BoundedDict[Address, bool] = BoundedDict(TRIED_MAX)
         self._changes: list[MemberChange] = []
         self._now = self._flushed_at = self._flush_at = now
-        self._renew_at = inf
         self.route_sync.copy.asked = self._send_everything
         router.routes.outgoing.collect(self._hurry)
         router.owners.collect(self._hurry)
@@ -278,8 +276,6 @@ class RouterPeer:
 
     def flush(self, now: float) -> None:
         """Hand down what the router learned and saw since the last time."""
-        if now >= self._renew_at:
-            self._renew_owners()
         busy = self.backends.look(now)
         self._flushed_at = now
         self._flush_at = now + (FLUSH_INTERVAL_S if busy else IDLE_INTERVAL_S)
@@ -445,21 +441,11 @@ class RouterPeer:
             members.gone.clear()
         if members.changes:
             self._changes += members.changes
-            if any(change.what in ("joined", "returned") for change in members.changes):
-                self._renew_at = now + RENEW_AFTER_S
             members.changes.clear()
             self.live_members.changed(now)
         self.sessions.me = members.me
         if self._sends:
             self._seal(now)
-
-    def _renew_owners(self) -> None:
-        """Who came knows nothing of what engines keep. The first two of us send it: one may have come itself."""
-        self._renew_at = inf
-        mine = self.me.session
-        if sum(member.record.session < mine for member in self.members.alive()) < RENEWERS:
-            self.router.owners.renew()
-            self.router.checkpoints.renew()
 
     def _seal(self, now: float) -> None:
         """Messages -> effects. One message to many is written once."""

@@ -28,7 +28,7 @@ ENTRIES_MAX = 65_536
 RESPONSE_TTL_S = 86_400.0  # engines keep them until they end; who goes on after a day gets a 404
 SESSION_TTL_S = 3600.0  # no longer than routes: what an engine held an hour ago it has evicted
 QUEUE_MAX = 16_384
-RENEWED_MAX = 4096  # of either kind, for a newcomer: 64 kB
+LATEST_MAX = 16_384  # of either kind, for a peer that lacks them: 200 kB
 
 
 class Owner(NamedTuple):
@@ -102,11 +102,11 @@ class Owners:
         self.counters.learned += 1
         self._send(NewOwner(digest, owner))
 
-    def renew(self) -> None:
-        """Somebody new is there: send the latest of what is known once more."""
+    def latest(self) -> Iterator[NewOwner]:
+        """What was learned last, for a peer that lacks it: of either kind LATEST_MAX, newest first."""
         for entries in (self._responses, self._sessions):
-            for digest, owner in islice(reversed(entries.items()), RENEWED_MAX):
-                self._send(NewOwner(digest, owner))
+            for digest, owner in islice(reversed(entries.items()), LATEST_MAX):
+                yield NewOwner(digest, owner)
 
     def take(self, digest: int, backend: BackendId, generation: int, at: float) -> bool:
         """What a peer learned then. Whether it is new here."""

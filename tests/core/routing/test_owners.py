@@ -3,7 +3,7 @@
 from hashlib import blake2b
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.owners import QUEUE_MAX, RENEWED_MAX, RESPONSE_TTL_S, SESSION_TTL_S, Owner, Owners
+from ranvier_py.core.routing.owners import LATEST_MAX, QUEUE_MAX, RESPONSE_TTL_S, SESSION_TTL_S, Owner, Owners
 
 ONE, TWO = BackendId(1), BackendId(2)
 
@@ -63,15 +63,13 @@ def test_peers_get_what_is_new_once_and_a_session_that_stays_again_now_and_then(
     assert came == [1]
 
 
-def test_a_newcomer_gets_the_latest_of_all_and_what_waits_is_bounded() -> None:
+def test_a_peer_that_lacks_them_gets_the_latest_and_what_waits_is_bounded() -> None:
     known = owners(entries_max=QUEUE_MAX * 2)
     known.collect(lambda: None)
     for number in range(QUEUE_MAX + 10):
         known.learn(known.response_key(str(number), b""), ONE, 1, 0.0)
     assert len(known.new) == QUEUE_MAX
     assert known.counters.dropped == 10
-    list(known.outgoing())
-    known.renew()
-    sent = {new.digest for new in known.outgoing()}
-    assert len(sent) == RENEWED_MAX
-    assert known.response_key(str(QUEUE_MAX + 9), b"") in sent
+    latest = [new.digest for new in known.latest()]
+    assert len(latest) == LATEST_MAX
+    assert latest[0] == known.response_key(str(QUEUE_MAX + 9), b"")

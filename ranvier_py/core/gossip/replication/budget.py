@@ -19,6 +19,7 @@ from ranvier_py.core.gossip.wire.messages import (
     PartSums,
     RouteUpdates,
     RowsWanted,
+    SideState,
     TableRows,
     TotalSum,
     Vector,
@@ -65,7 +66,7 @@ class Window:
 def wire_bytes(message: Message) -> int:
     """What a message of routes takes on the wire, at most some 40 bytes too much."""
     size = MESSAGE_BYTES
-    if isinstance(message, RouteUpdates):
+    if isinstance(message, RouteUpdates | SideState):
         return size + sum(len(route_update) + ENTRY_BYTES for _, route_update in message.entries)
     if isinstance(message, Vector):
         return size + VECTOR_ENTRY_BYTES * len(message.entries)

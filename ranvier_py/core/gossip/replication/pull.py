@@ -93,6 +93,7 @@ class Pull:
         now: float,
     ) -> None:
         self.synced = False
+        self.adopted: Callable[[float], object] = lambda _: None  # called when updates count as received by their rows
         self._counters = outbox.counters
         self._logs = logs
         self._outbox = outbox
@@ -332,9 +333,12 @@ class Pull:
         """All rows are here: what the peer had then is here, too."""
         peer = self._peer
         assert peer is not None
-        for origin, number in self._targets.items():
-            if self._logs.open(origin, now):
-                self._logs.adopt(origin, number)
+        adopted = [
+            self._logs.open(origin, now) and self._logs.adopt(origin, number)
+            for origin, number in self._targets.items()
+        ]
+        if any(adopted) or not self.synced:
+            self.adopted(now)
         if self.synced:
             self._counters.repairs += not self._auditing
             self._counters.audits += self._auditing

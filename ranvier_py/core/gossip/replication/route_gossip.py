@@ -4,6 +4,7 @@
     eager_push      what is new goes out within a tick
     repair          digests, vectors, pieces of logs for who missed something
     pull, snapshot_source   whole tables, for who joins or missed too much
+    side_state      what no row of a table has, for the same
     route_outbox    the live peers, and budgets in bytes
 
 Rules: updates of an origin are taken in the order of their numbers, each once; a batch that does not join is dropped,
@@ -28,6 +29,7 @@ from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters, RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX, row_count
+from ranvier_py.core.gossip.replication.side_state import SideStateSync
 from ranvier_py.core.gossip.replication.snapshot_source import SnapshotSource
 from ranvier_py.core.gossip.replication.table_copy import OwnSums
 from ranvier_py.core.gossip.replication.update_log import BATCH_ENTRIES_MAX, LoggedUpdate, UpdateLogs, fits
@@ -40,13 +42,18 @@ from ranvier_py.core.gossip.wire.messages import (
     Reset,
     RouteUpdates,
     RowsWanted,
+    SideState,
+    SideStateWanted,
     TableRows,
     TotalSum,
     Vector,
 )
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 
-ROUTE_MESSAGES = (RouteUpdates, Digest, Vector, Reset, TotalSum, PartSums, RowsWanted, TableRows, Busy)
+ROUTE_MESSAGES = (
+    *(RouteUpdates, Digest, Vector, Reset, TotalSum, PartSums, RowsWanted, TableRows, Busy),
+    *(SideStateWanted, SideState),
+)
 """What `RouteGossip.receive` takes."""
 
 INTAKE_SHARES = 4
@@ -101,7 +108,9 @@ class RouteGossip:
         self._repair = Repair(self._logs, self._outbox, self._eager, settings, rng, now)
         sums = OwnSums(sync.copy)
         comparison = Comparison(self._outbox, sums)
+        self._side = SideStateSync(self._outbox, sync, rng)
         self._pull = Pull(self._logs, self._outbox, sync.copy, comparison, self._repair.missed, rng, now)
+        self._pull.adopted = self._side.want
         self._pull.audit_every(settings.audit_interval_s, settings.soon_interval_s, now)
         self._source = SnapshotSource(self._outbox, sync.copy, sums, self._pull.differs)
         self._members: Sequence[int] = ()
@@ -137,8 +146,9 @@ class RouteGossip:
         self._repair.meet()
         self._source.meet()
         self._pull.meet(len(everybody), now)
+        self._side.meet()
         if everybody.keys() != self._met.keys():
-            self._pull.disturbed(now)  # who comes may be no newcomer, but have been behind a cut, with rows of its own
+            self.compare_soon(now)  # who comes may be no newcomer, but have been behind a cut, with rows of its own
         self._met = everybody
         share = self._settings.intake_per_s // max(1, self._settings.fan_out if self._outbox.relays else len(sessions))
         self._intake = {session: self._intake.get(session) or Window(0) for session in sessions}
@@ -149,6 +159,8 @@ class RouteGossip:
     def compare_soon(self, now: float) -> None:
         """The table may lack what the logs count as here."""
         self._pull.disturbed(now)
+        if self._pull.synced:
+            self._side.want(now + self._settings.soon_interval_s)
 
     def compare_now(self, now: float) -> None:
         """With some peer."""
@@ -170,7 +182,10 @@ class RouteGossip:
     def wake_at(self) -> float:
         """When `tick` is wanted next. Any call may bring it nearer."""
         repair_at = self._repair.wake_at if self._pull.synced else inf  # `tick` leaves it alone until then
-        return min(self._eager.wake_at, repair_at, self._pull.wake_at, self._source.wake_at, self._prune_at)
+        return min(
+            *(self._eager.wake_at, repair_at, self._pull.wake_at, self._source.wake_at),
+            *(self._side.wake_at, self._prune_at),
+        )
 
     def tick(self, now: float) -> None:
         """Do what is due; of long work one step of about 2 ms."""
@@ -179,6 +194,7 @@ class RouteGossip:
             self._repair.tick(now)
         self._pull.tick(now)
         self._source.tick(now)
+        self._side.tick(now)
         if now >= self._prune_at and self._logs.prune(now):
             self._prune_at = now + PRUNE_INTERVAL_S
 
@@ -207,6 +223,8 @@ class RouteGossip:
             self._source.wanted(peer, message, now, serving=self._pull.synced)
         elif isinstance(message, Busy):
             self._pull.busy(peer, message, now)
+        elif isinstance(message, SideState | SideStateWanted):
+            self._side.receive(peer, message, now, serving=self._pull.synced)
 
     def _take(self, peer: Peer, message: RouteUpdates, now: float) -> None:
         """Take what joins and was not known; keep it for those who miss it."""

@@ -12,8 +12,9 @@ dropped; a later one starts in the registry first. A removal withdraws the claim
 unless their evidence is younger: then the engine stored it again, and whoever served that sends it once more. Whoever
 follows a removal does not send it: that is for the reader of the engine's events.
 
-What an engine alone keeps (`routing.owners`) goes the same way, as updates of their own: no row knows of it. So do
-checkpoints of hybrid models' backends, which come and go apart from the keys and values of their rows.
+*Side state* is what no row has: which process keeps a response or a session (`routing.owners`), and the checkpoints of
+hybrid models' backends, which come and go apart from the keys and values of their rows. It travels in updates of its
+own. A node that missed such updates asks a peer for all side state (`side_state`), because tables don't show the loss.
 
 Bound: HELD_MAX rows of each kind wait; of more, the oldest leave at once.
 """
@@ -23,37 +24,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from math import inf
+from math import ceil, inf
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.replication.route_updates import (
-    MARKS_MAX,
-    REMOVED_MAX,
+    CHECKPOINTS,
+    ENTRIES_MAX,
+    OWNED,
+    REMOVED,
     ROWS_MAX,
     BadRouteUpdate,
-    Owned,
-    Removal,
-    StateMarks,
+    ProcessUpdate,
     UpdateColumns,
     UpdateRow,
     decode_columns,
-    decode_marks,
-    decode_owned,
-    decode_removal,
-    encode_marks,
-    encode_owned,
-    encode_removal,
+    decode_process,
+    encode_process,
     encode_rows,
-    is_marks,
-    is_owned,
-    is_removal,
+    kind_of,
 )
 from ranvier_py.core.gossip.replication.table_copy import TableCopy
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints, NewMark
-from ranvier_py.core.routing.owners import Owners
+from ranvier_py.core.routing.owners import NewOwner, Owners
 from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust, WithdrawnRoute
 from ranvier_py.core.routing.route_table.orphans import Orphans, PeerRows
 
@@ -70,10 +66,17 @@ HELD_MAX = 16_384
 MERGED_MIN = 16
 """Rows of one message that are written into the table column by column; fewer are learned one by one."""
 
+KIND_NAMES = MappingProxyType({REMOVED: "removed", OWNED: "owned", CHECKPOINTS: "checkpoints"})
+
 PeerNames = Mapping[tuple[BackendId, int], tuple[int, int] | None]  # what peers call a process; None: it is gone
 
 PATH_MIN = 4
 """A path of so many rows is an update of its own, which names one parent only."""
+
+ALIKE_S = 1.0
+"""Rows of one update are learned with the oldest evidence among them, so they are of times no further apart."""
+
+Process = tuple[BackendId, int]  # a backend and its generation
 
 
 @dataclass(slots=True)
@@ -88,12 +91,14 @@ class RouteSyncCounters:
     outdated: int = counter("Rows and removals not sent: their process or backend was gone.")
     spared: int = counter("Rows not sent for themselves: the same was sent with more in it.")
     gone: int = counter("Rows withdrawn before they were sent.")
-    removals_sent: int = counter("Fingerprints that an engine dropped, sent.")
-    marks_sent: int = counter("Checkpoints of hybrid models that were learned or given up, sent.")
-    marks_received: int = counter("Checkpoints of hybrid models that were learned or given up, received.")
-    removals_received: int = counter("Fingerprints that an engine dropped, received.")
+    entries_sent: dict[str, int] = counter("Entries of updates of one process sent, by kind.", label="kind")
+    entries_received: dict[str, int] = counter("Entries of updates of one process received, by kind.", label="kind")
     removals_withdrawn: int = counter("Claims withdrawn by removals, each with what was below it.")
     removals_younger: int = counter("Claims that a removal left for their younger evidence.")
+
+    def __post_init__(self) -> None:
+        for by_kind in (self.entries_sent, self.entries_received):
+            by_kind.update(dict.fromkeys(KIND_NAMES.values(), 0))
 
 
 class PendingRow(NamedTuple):
@@ -150,8 +155,8 @@ class RouteSync:
         self,
         table: RouteTable,
         registry: RegistrySync,
-        owners: Owners | None = None,
-        checkpoints: Checkpoints | None = None,
+        owners: Owners,
+        checkpoints: Checkpoints,
     ) -> None:
         self.counters = RouteSyncCounters()
         self._owners = owners
@@ -179,8 +184,8 @@ class RouteSync:
     def updates(self, now: float, *, everything: bool = False) -> Iterator[tuple[bytes, float]]:
         """What may be sent now, each with the time of its evidence; it is used up. `everything`: nothing waits on."""
         yield from self._removals()
-        yield from self._owned()
-        yield from self._marks()
+        for update in self._side_updates(self._owners.outgoing(), self._checkpoints.outgoing(), now):
+            yield update, now
         fresh = self._fresh(everything=everything)
         for rows in (self._texts.release(now, everything=everything), fresh):
             yield from self._packed(rows)
@@ -225,7 +230,7 @@ class RouteSync:
                 for start in range(0, len(path), ROWS_MAX):
                     yield self._encoded(path[start : start + ROWS_MAX], names)
                 continue
-            if len(loose) + len(path) > ROWS_MAX:
+            if loose and (len(loose) + len(path) > ROWS_MAX or abs(path[0].at - loose[0].at) > ALIKE_S):
                 yield self._encoded(loose, names)
                 loose = []
             loose += path
@@ -248,52 +253,44 @@ class RouteSync:
 
     def _removals(self) -> Iterator[tuple[bytes, float]]:
         withdrawn = self._table.outgoing.withdrawn
-        waiting: dict[tuple[BackendId, int, int], list[WithdrawnRoute]] = {}
+        waiting: dict[int, list[WithdrawnRoute]] = {}
         while withdrawn:
             gone = withdrawn.popleft()
-            waiting.setdefault((gone.backend, gone.generation, int(gone.at)), []).append(gone)
-        for (backend, generation, _), routes in waiting.items():
-            name = self._registry.name_of(backend, generation)
-            if name is None:
-                self.counters.outdated += len(routes)
-                continue
-            self.counters.removals_sent += len(routes)
-            for start in range(0, len(routes), REMOVED_MAX):
-                sent = routes[start : start + REMOVED_MAX]
-                fingerprints = [route.fingerprint for route in sent]
-                yield encode_removal(Removal(name, fingerprints)), min([route.at for route in sent])
+            waiting.setdefault(int(gone.at), []).append(gone)
+        for routes in waiting.values():
+            entries = [((route.backend, route.generation), (route.fingerprint,)) for route in routes]
+            for update in self._by_process(REMOVED, entries):
+                yield update, min([route.at for route in routes])
 
-    def _owned(self) -> Iterator[tuple[bytes, float]]:
-        """What was learned of who keeps what."""
-        waiting: dict[tuple[BackendId, int], dict[int, float]] = {}
-        for digest, owner in self._owners.outgoing() if self._owners is not None else ():
-            waiting.setdefault((owner.backend, owner.generation), {})[digest] = owner.at
-        for (backend, generation), digests in waiting.items():
-            name = self._registry.name_of(backend, generation)
-            if name is None:
-                self.counters.outdated += len(digests)
-                continue
-            names = list(digests)
-            for start in range(0, len(names), REMOVED_MAX):
-                sent = names[start : start + REMOVED_MAX]
-                self.counters.sent += 1
-                yield encode_owned(Owned(name, sent)), min(map(digests.__getitem__, sent))
+    def side_state(self, now: float) -> Iterator[bytes]:
+        """All side state that a peer may lack, as updates; of much the latest."""
+        yield from self._side_updates(self._owners.latest(), self._checkpoints.latest(), now)
 
-    def _marks(self) -> Iterator[tuple[bytes, float]]:
-        """Checkpoints that were learned, proved or given up, in the order in which that happened."""
-        waiting: dict[tuple[BackendId, int], list[NewMark]] = {}
-        for mark in self._checkpoints.outgoing() if self._checkpoints is not None else ():
-            waiting.setdefault((mark.backend, mark.generation), []).append(mark)
-        for (backend, generation), marks in waiting.items():
-            name = self._registry.name_of(backend, generation)
+    def _side_updates(self, owners: Iterable[NewOwner], marks: Iterable[NewMark], now: float) -> Iterator[bytes]:
+        """Each entry with its own age: a response lives longer than the update that names it."""
+        owned = [((owner.backend, owner.generation), (digest, age(owner.at, now))) for digest, owner in owners]
+        yield from self._by_process(OWNED, owned)
+        states = [
+            ((mark.backend, mark.generation), (mark.name, mark.position, mark.mark, age(mark.at, now)))
+            for mark in marks
+        ]
+        yield from self._by_process(CHECKPOINTS, states)
+
+    def _by_process(self, kind: int, entries: Iterable[tuple[Process, tuple[int, ...]]]) -> Iterator[bytes]:
+        """Updates of these entries, in their order, without those of processes that are gone."""
+        waiting: dict[Process, list[tuple[int, ...]]] = {}
+        for process, entry in entries:
+            waiting.setdefault(process, []).append(entry)
+        sent = self.counters.entries_sent
+        for process, found in waiting.items():
+            name = self._registry.name_of(*process)
             if name is None:
-                self.counters.outdated += len(marks)
+                self.counters.outdated += len(found)
                 continue
-            for start in range(0, len(marks), MARKS_MAX):
-                sent = marks[start : start + MARKS_MAX]
-                self.counters.marks_sent += len(sent)
-                found = [(mark.name, mark.position, mark.mark) for mark in sent]
-                yield encode_marks(StateMarks(name, found)), min([mark.at for mark in sent])
+            sent[KIND_NAMES[kind]] += len(found)
+            for start in range(0, len(found), ENTRIES_MAX[kind]):
+                columns = list(zip(*found[start : start + ENTRIES_MAX[kind]], strict=True))
+                yield encode_process(ProcessUpdate(kind, name, columns))
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -307,24 +304,24 @@ class RouteSync:
         brought = 0
         for age_s, data in updates:
             self.counters.received += 1
+            piece = None
             try:
-                if is_owned(data):
-                    brought += self._take_owned(decode_owned(data), now - age_s, now)
-                    continue
-                if is_marks(data):
-                    brought += self._take_marks(decode_marks(data), now - age_s, now)
-                    continue
-                removal = decode_removal(data) if is_removal(data) else None
-                piece = self._piece(decode_columns(data), now - age_s, now) if removal is None else None
+                if kind_of(data) is None:
+                    piece = self._piece(decode_columns(data), now - age_s, now)
+                else:
+                    update = decode_process(data)
             except BadRouteUpdate:
                 self.counters.bad += 1
+                continue
+            if piece is None and update.kind != REMOVED:
+                brought += self._take_side_state(update, now - age_s, now)
                 continue
             if piece is None or any(generations.get(*each) != each[1] for each in piece.generations.items()):
                 self._learn(pieces, generations, now)  # before a removal, and before what another process holds
                 pieces, generations = [], {}
-            if removal is not None:
-                self._follow(removal, now - age_s, now)
-            elif piece is not None and piece.backend:
+            if piece is None:
+                self._follow(update, now - age_s, now)
+            elif piece.backend:
                 brought += not all(map(self._known.__contains__, piece.names()))
                 pieces.append(piece)
                 generations |= piece.generations
@@ -356,37 +353,56 @@ class RouteSync:
                 backend, parent = piece.backend[top], piece.parent[top]
                 self.counters.rows += self._orphans.learn(path, parent, backend, generations[backend], piece.at)
 
-    def _take_owned(self, owned: Owned, at: float, now: float) -> bool:
-        """Whether any of it is new here."""
-        holder = self._registry.holder(*owned.backend, now)
-        if holder is None or self._owners is None:
-            self.counters.void += 1
-            return False
-        return sum(self._owners.take(digest, *holder, at) for digest in owned.digests) > 0
+    def take_side_state(self, updates: Iterable[bytes], now: float) -> None:
+        """Learn what a peer answered with. Never raises: what is no side state is counted."""
+        for data in updates:
+            try:
+                update = decode_process(data)
+            except BadRouteUpdate:
+                update = None
+            if update is None or update.kind == REMOVED:
+                self.counters.bad += 1
+            else:
+                self._take_side_state(update, now, now)
 
-    def _take_marks(self, received: StateMarks, at: float, now: float) -> bool:
-        """Whether any of it is new here."""
-        holder = self._registry.holder(*received.backend, now)
-        if holder is None or self._checkpoints is None:
-            self.counters.void += 1
+    def _take_side_state(self, update: ProcessUpdate, at: float, now: float) -> bool:
+        """Whether any of it is new here. `at`: when the update was written."""
+        process = self._process(update, now)
+        if process is None:
             return False
-        self.counters.marks_received += len(received.marks)
-        return self._checkpoints.take(*holder, received.marks, at)
+        if update.kind == OWNED:
+            entries = zip(*update.columns, strict=True)
+            return sum([self._owners.take(digest, *process, at - age_s) for digest, age_s in entries]) > 0
+        return self._checkpoints.take(
+            *process, [(*mark, at - age_s) for *mark, age_s in zip(*update.columns, strict=True)]
+        )
 
-    def _follow(self, removal: Removal, at: float, now: float) -> None:
-        holder = self._registry.holder(*removal.backend, now)
-        if holder is None:
-            self.counters.void += 1
+    def _follow(self, removal: ProcessUpdate, at: float, now: float) -> None:
+        process = self._process(removal, now)
+        if process is None:
             return
-        backend, counters = holder[0], self.counters
-        counters.removals_received += len(removal.fingerprints)
-        for fingerprint in removal.fingerprints:
+        backend, counters = process[0], self.counters
+        for fingerprint in removal.columns[0]:
             claim = self._table.claim(fingerprint, backend)
             if claim is not None and claim.evidence > at:
                 counters.removals_younger += 1
                 self._table.outgoing.insist(fingerprint, backend)
             elif claim is not None:
                 counters.removals_withdrawn += self._table.withdraw(fingerprint, backend)
+
+    def _process(self, update: ProcessUpdate, now: float) -> Process | None:
+        """The process that this update names. None: that process is gone, or this node does not have its backend."""
+        process = self._registry.holder(*update.backend, now)
+        if process is None:
+            self.counters.void += 1
+        else:
+            self.counters.entries_received[KIND_NAMES[update.kind]] += len(update.columns[0])
+        return process
+
+
+def age(at: float, now: float) -> int:
+    """Whole seconds, rounded up: nothing gets younger on its way."""
+    return max(0, ceil(now - at))
 
 
 def rows_of(routes: NewRoutes) -> list[PendingRow]:
@@ -408,8 +424,8 @@ def rows_of(routes: NewRoutes) -> list[PendingRow]:
 def paths_of(rows: Sequence[PendingRow]) -> Iterator[Sequence[PendingRow]]:
     """Runs of rows of one holder, each below the one before."""
     start, above, last = 0, 0, None
-    for at, (holder, parent, _, token, text, _) in enumerate(rows):
-        if holder != last or parent != above:
+    for at, (holder, parent, _, token, text, evidence) in enumerate(rows):
+        if holder != last or parent != above or abs(evidence - rows[start].at) > ALIKE_S:
             if at:
                 yield rows[start:at]
             start, last = at, holder

@@ -7,11 +7,16 @@ parent. Fingerprints are keyed, so an update shows nobody what a prompt contains
     columns: parent u64 | tokens u32 | token u64, if TOKENS | text u64, if TEXTS | backend u8, if there are several
 
 With PARENTS each row names its parent. Without it the update is a path: the first row names its parent, and each other
-one hangs below the row before. A parent of 0 is the top, or not known. A *removal* has no kinds, one backend, and one
-column of u64: fingerprints that this engine does not hold any more, nor what is longer. What is *owned* has the kinds
-OWNED, one backend, and one column of u64: digests of what that process alone keeps. *Checkpoints* of hybrid models have
-the kinds CHECKPOINTS, one backend, and three columns: fingerprint u64, position u32 in tokens, mark u8
-(`routing.checkpoints.checkpoint_index`), where a mark without STATE takes a checkpoint back. Numbers are little-endian.
+one hangs below the row before. A parent of 0 is the top, or not known. Numbers are little-endian.
+
+Three more kinds of updates name one process of one backend, and have other columns:
+
+    REMOVED      fingerprint u64: neither this prefix nor a longer one is held any more
+    OWNED        digest u64, age u32: a response or session that this process alone keeps (`routing.owners`)
+    CHECKPOINTS  fingerprint u64, position u32 in tokens, mark u8, age u32: a checkpoint of a hybrid model, or, with a
+                 mark without STATE, that it is gone (`routing.checkpoints.checkpoint_index`)
+
+An age is in seconds when the update was written: entries of one update may be of different times.
 
 Rules: 1 … ROWS_MAX rows. A row has a depth and one fingerprint or two that differ, and is not its own parent. What
 breaks a rule raises BadRouteUpdate.
@@ -19,26 +24,34 @@ breaks a rule raises BadRouteUpdate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import eq
-from struct import Struct, error, pack, unpack
+from struct import Struct, calcsize, error, pack, unpack
+from types import MappingProxyType
 from typing import NamedTuple
 
 ROWS_MAX = 128
 """Rows of one update: more go as several."""
 
 TOKENS, TEXTS, PARENTS = 1, 2, 4
-OWNED = 8
-CHECKPOINTS = 16
+REMOVED, OWNED, CHECKPOINTS = 0, 8, 16
 HEAD, BACKEND = Struct("<BB"), Struct("<QB")
 FINGERPRINT_BYTES, DEPTH_BYTES = 8, 4
 ROUTE_UPDATE_BYTES_MAX = HEAD.size + ROWS_MAX * (BACKEND.size + DEPTH_BYTES + 3 * FINGERPRINT_BYTES + 1)
-REMOVED_MAX = (ROUTE_UPDATE_BYTES_MAX - HEAD.size - BACKEND.size) // FINGERPRINT_BYTES
 
+COLUMNS_OF: Mapping[int, tuple[str, int]] = MappingProxyType(
+    {REMOVED: ("Q", 1), OWNED: ("QI", 1), CHECKPOINTS: ("QIBI", 2)}
+)
+"""The columns of the updates of one process, as codes of `struct`, and how many of them never have a 0."""
 
-MARK_BYTES = FINGERPRINT_BYTES + DEPTH_BYTES + 1
-MARKS_MAX = (ROUTE_UPDATE_BYTES_MAX - HEAD.size - BACKEND.size) // MARK_BYTES
+ENTRIES_MAX: Mapping[int, int] = MappingProxyType(
+    {
+        kind: (ROUTE_UPDATE_BYTES_MAX - HEAD.size - BACKEND.size) // calcsize(f"<{codes}")
+        for kind, (codes, _) in COLUMNS_OF.items()
+    }
+)
+"""The most entries of one update, by its kind."""
 
 WIDTHS = tuple(
     (DEPTH_BYTES + FINGERPRINT_BYTES * kinds.bit_count(), 0 if kinds & PARENTS else FINGERPRINT_BYTES)
@@ -74,25 +87,12 @@ class UpdateColumns(NamedTuple):
     text: Sequence[int]
 
 
-class Removal(NamedTuple):
-    """What an engine does not hold any more, by its own word."""
+class ProcessUpdate(NamedTuple):
+    """What one process of a backend dropped, keeps, or has checkpoints of, column by column (COLUMNS_OF)."""
 
-    backend: tuple[int, int]
-    fingerprints: Sequence[int]
-
-
-class Owned(NamedTuple):
-    """Responses and sessions that one process keeps (`routing.owners`)."""
-
-    backend: tuple[int, int]
-    digests: Sequence[int]
-
-
-class StateMarks(NamedTuple):
-    """Checkpoints that one process keeps or has given up: prefix, position, mark."""
-
-    backend: tuple[int, int]
-    marks: Sequence[tuple[int, int, int]]
+    kind: int
+    backend: tuple[int, int]  # as of UpdateRow
+    columns: Sequence[Sequence[int]]
 
 
 def encode_rows(rows: Sequence[UpdateRow]) -> bytes:
@@ -181,79 +181,39 @@ def layout(kinds: int, backends: int, rows: int) -> str:
     return f"<{rows if kinds & PARENTS else 1}Q{rows}I{names}Q{rows if backends > 1 else 0}B"
 
 
-def is_removal(data: bytes) -> bool:
-    return data[:1] == b"\0"
+def kind_of(data: bytes) -> int | None:
+    """REMOVED, OWNED or CHECKPOINTS; None: these bytes are rows, if anything."""
+    return data[0] if data and data[0] in COLUMNS_OF else None
 
 
-def is_owned(data: bytes) -> bool:
-    return data[:1] == bytes((OWNED,))
-
-
-def encode_removal(removal: Removal) -> bytes:
+def encode_process(update: ProcessUpdate) -> bytes:
     """Raises BadRouteUpdate for what breaks a rule."""
-    return encode_names(0, *removal)
-
-
-def encode_owned(owned: Owned) -> bytes:
-    """The same."""
-    return encode_names(OWNED, *owned)
-
-
-def decode_removal(data: bytes) -> Removal:
-    """Raises BadRouteUpdate for bytes that `encode_removal` does not make."""
-    return Removal(*decode_names(0, data))
-
-
-def decode_owned(data: bytes) -> Owned:
-    """The same."""
-    return Owned(*decode_names(OWNED, data))
-
-
-def is_marks(data: bytes) -> bool:
-    return data[:1] == bytes((CHECKPOINTS,))
-
-
-def encode_marks(sent: StateMarks) -> bytes:
-    """Raises BadRouteUpdate for what breaks a rule."""
-    backend, marks = sent
-    count = len(marks)
-    if not backend[0] or not 0 < count <= MARKS_MAX or not all(name and position for name, position, _ in marks):
-        raise BadRouteUpdate(f"an update of this kind names a backend and 1 … {MARKS_MAX} checkpoints, not {count}")
-    names, positions, bits = zip(*marks, strict=True)
+    kind, backend, columns = update
+    codes, never_zero = COLUMNS_OF[kind]
+    count = len(columns[0])
+    if not backend[0] or not 0 < count <= ENTRIES_MAX[kind] or not all(map(all, columns[:never_zero])):
+        raise BadRouteUpdate(
+            f"an update of kind {kind} names a backend and 1 … {ENTRIES_MAX[kind]} entries, not {count}"
+        )
     try:
-        columns = pack(f"<{count}Q{count}I{count}B", *names, *positions, *bits)
+        body = b"".join([pack(f"<{count}{code}", *column) for code, column in zip(codes, columns, strict=True)])
+        return HEAD.pack(kind, 1) + BACKEND.pack(*backend) + body
     except error as problem:
         raise BadRouteUpdate(str(problem)) from problem
-    return HEAD.pack(CHECKPOINTS, 1) + BACKEND.pack(*backend) + columns
 
 
-def decode_marks(data: bytes) -> StateMarks:
-    """Raises BadRouteUpdate for bytes that `encode_marks` does not make."""
-    start = HEAD.size + BACKEND.size
-    count, left = divmod(len(data) - start, MARK_BYTES)
-    if data[: HEAD.size] != HEAD.pack(CHECKPOINTS, 1) or left or not 0 < count <= MARKS_MAX:
-        raise BadRouteUpdate(f"{len(data)} bytes are no checkpoints")
-    backend, numbers = BACKEND.unpack_from(data, HEAD.size), unpack(f"<{count}Q{count}I{count}B", data[start:])
-    if not backend[0] or not all(numbers[: 2 * count]):
-        raise BadRouteUpdate("a checkpoint of nobody, of no prefix or at no position")
-    columns = (numbers[:count], numbers[count : 2 * count], numbers[2 * count :])
-    return StateMarks((backend[0], backend[1]), list(zip(*columns, strict=True)))
-
-
-def encode_names(kinds: int, backend: tuple[int, int], names: Sequence[int]) -> bytes:
-    """What one process does not hold, or keeps. Raises BadRouteUpdate."""
-    if not backend[0] or not 0 < len(names) <= REMOVED_MAX or not all(names):
-        raise BadRouteUpdate(f"an update of this kind names a backend and 1 … {REMOVED_MAX} numbers, not {len(names)}")
-    return HEAD.pack(kinds, 1) + BACKEND.pack(*backend) + pack(f"<{len(names)}Q", *names)
-
-
-def decode_names(kinds: int, data: bytes) -> tuple[tuple[int, int], Sequence[int]]:
-    """Raises BadRouteUpdate for bytes that `encode_names` does not make."""
-    start = HEAD.size + BACKEND.size
-    count, left = divmod(len(data) - start, FINGERPRINT_BYTES)
-    if data[: HEAD.size] != HEAD.pack(kinds, 1) or left or not 0 < count <= REMOVED_MAX:
-        raise BadRouteUpdate(f"{len(data)} bytes are no update of kind {kinds}")
-    backend, names = BACKEND.unpack_from(data, HEAD.size), unpack(f"<{count}Q", data[start:])
-    if not backend[0] or not all(names):
-        raise BadRouteUpdate("an update of nothing")
-    return (backend[0], backend[1]), names
+def decode_process(data: bytes) -> ProcessUpdate:
+    """Raises BadRouteUpdate for bytes that `encode_process` does not make."""
+    kind, start = kind_of(data), HEAD.size + BACKEND.size
+    if kind is None:
+        raise BadRouteUpdate("no update of one process")
+    codes, never_zero = COLUMNS_OF[kind]
+    count, left = divmod(len(data) - start, calcsize(f"<{codes}"))
+    if data[1:2] != b"\1" or left or not 0 < count <= ENTRIES_MAX[kind]:
+        raise BadRouteUpdate(f"{len(data)} bytes are no update of kind {kind}")
+    backend = BACKEND.unpack_from(data, HEAD.size)
+    numbers = unpack("<" + "".join([f"{count}{code}" for code in codes]), data[start:])
+    columns = [numbers[first : first + count] for first in range(0, len(numbers), count)]
+    if not backend[0] or not all(map(all, columns[:never_zero])):
+        raise BadRouteUpdate("an entry of nobody, without a name or a place")
+    return ProcessUpdate(kind, (backend[0], backend[1]), columns)

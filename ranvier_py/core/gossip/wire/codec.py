@@ -59,6 +59,8 @@ class Kind(IntEnum):
     BUSY = 39
     TOTAL_SUM = 40
     PART_SUMS = 41
+    SIDE_STATE_WANTED = 42
+    SIDE_STATE = 43
     LOADS = 48
     FACTS = 49
     COMMANDS = 50
@@ -118,6 +120,8 @@ LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
     (Kind.BUSY, m.Busy, (U32,)),
     (Kind.TOTAL_SUM, m.TotalSum, (U64, GROUP_SUMS, FLAG, U32)),
     (Kind.PART_SUMS, m.PartSums, (GROUPS, COLUMN, FLAG, U32)),
+    (Kind.SIDE_STATE_WANTED, m.SideStateWanted, (U32,)),
+    (Kind.SIDE_STATE, m.SideState, (U32, FLAG, ENTRIES)),
     (Kind.LOADS, m.Loads, (U32, LOADS, WAITS)),
     (Kind.FACTS, m.Facts, (IDENTITY, U32, FACTS)),
     (Kind.COMMANDS, m.Commands, (COMMANDS,)),

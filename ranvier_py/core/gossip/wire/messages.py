@@ -4,6 +4,7 @@
     membership  Ping, Ack, PingRequest, Nack, Push, Members   SWIM with Lifeguard, and push-pull of the whole list
     routes      RouteUpdates, Digest, Vector, Reset           eager updates, and repair by version vectors
                 TotalSum, PartSums, RowsWanted, Rows, Busy    repair of whole tables by buckets, and the first sync
+                SideStateWanted, SideState                    what no row has, for who missed updates of it
     backends    Loads, Prefills, Facts, Commands              what is in flight, generations, verdicts, signed commands
     streams     ReaderClaims, SnapshotWanted,           who reads which engine's events, and snapshots of what an
                 SnapshotChunk, SnapshotRefused          engine holds
@@ -204,6 +205,20 @@ class Busy(NamedTuple):
     request: int
 
 
+class SideStateWanted(NamedTuple):
+    """Send what no row of a table has: owners of responses and sessions, checkpoints of hybrid models."""
+
+    request: int  # u32, chosen by the asker
+
+
+class SideState(NamedTuple):
+    """A part of it, as route updates that have no number and that nobody passes on."""
+
+    request: int
+    last: bool
+    entries: tuple[Entry, ...]  # of age 0: what they say has ages of its own
+
+
 class Loads(NamedTuple):
     """What the sender has in flight. Backends that are not listed: none. Numbered, so that an older one is ignored."""
 
@@ -378,6 +393,7 @@ Message = (
     Hello | Echo | Challenge
     | Ping | Ack | PingRequest | Nack | Push | Members
     | RouteUpdates | Digest | Vector | Reset | TotalSum | PartSums | RowsWanted | TableRows | Busy
+    | SideStateWanted | SideState
     | Loads | Prefills | Facts | Commands
     | ReaderClaims | SnapshotWanted | SnapshotChunk | SnapshotRefused
     | AnswerKeys | AnswerDigest | AnswerWanted | AnswerPart | AnswerRefused | Voided

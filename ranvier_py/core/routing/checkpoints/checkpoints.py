@@ -76,7 +76,10 @@ PROMISED_MAX = 32_768
 
 QUEUE_MAX = 16_384
 RENEWED_MAX = 4096
-"""Prefixes of each backend whose checkpoints a newcomer gets: half a second of what a node may send."""
+"""Prefixes of each backend that are looked at each second for checkpoints of which peers have to be reminded."""
+
+LATEST_MAX = 16_384
+"""Prefixes whose checkpoints a peer that lacks them gets: 300 kB."""
 
 
 class NewMark(NamedTuple):
@@ -299,20 +302,21 @@ class Checkpoints:
         while self.new:
             yield self.new.popleft()
 
-    def renew(self) -> None:
-        """Somebody new is there: send the latest of what is known once more."""
+    def latest(self) -> Iterator[NewMark]:
+        """What was learned last, for a peer that lacks it: LATEST_MAX names, shared by the backends, newest first."""
+        each = LATEST_MAX // max(1, len(self.known))
         for backend, own in self.known.items():
-            for name, checkpoint in own.index.latest(RENEWED_MAX):
+            for name, checkpoint in own.index.latest(each):
                 if checkpoint.kind is not CheckpointKind.AHEAD:
-                    self._send(NewMark(backend, own.generation, name, *checkpoint))
+                    yield NewMark(backend, own.generation, name, *checkpoint)
 
-    def take(self, backend: BackendId, generation: int, marks: Iterable[tuple[int, int, int]], at: float) -> bool:
-        """What a peer knows since then. Whether any of it is new here."""
+    def take(self, backend: BackendId, generation: int, marks: Iterable[tuple[int, int, int, float]]) -> bool:
+        """What a peer knows: prefix, position, mark, and since when. Whether any of it is new here."""
         own, brought = self.known.get(backend), False
         if own is None or not (generation == own.generation if own.by_events else own.begin(generation)):
             return False
         proved = mark_of(CheckpointKind.ANSWERED)
-        for name, position, mark in marks:
+        for name, position, mark, at in marks:
             if own.by_events:
                 if mark & STATE:
                     own.promised.note(name, Checkpoint(position, min(mark & MARK_BITS, proved), int(at)))

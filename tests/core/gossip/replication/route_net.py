@@ -11,6 +11,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from random import Random
 
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
@@ -26,6 +27,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.backends import Backend, BackendLimits, ProbeResult, Registry
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
+from ranvier_py.core.routing.owners import Owners
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 
 KEY = b"a cluster secret"
@@ -57,7 +59,9 @@ class RouteNode:
         self.table.outgoing.collect()
         self.checkpoints = Checkpoints(Boundary.chain)
         self.checkpoints.collect(self.table.names())
-        self.sync = RouteSync(self.table, self.backends, checkpoints=self.checkpoints)
+        self.owners = Owners(lambda data: sha256(data).digest())
+        self.owners.collect(lambda: None)
+        self.sync = RouteSync(self.table, self.backends, self.owners, self.checkpoints)
         self.up = True
         self.engines = {url: self.registry.add(url) for url in urls}
         self.backends.look(0.0)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from ranvier_py.core.gossip.replication.route_sync import CONFIRMED_WAIT_S
-from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX, Removal, encode_removal
+from ranvier_py.core.gossip.replication.route_updates import (
+    REMOVED,
+    ROUTE_UPDATE_BYTES_MAX,
+    ProcessUpdate,
+    encode_process,
+)
 from ranvier_py.core.gossip.replication.update_log import ENTRY_BYTES
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import Trust
@@ -160,9 +165,9 @@ def test_what_only_the_engine_knows_is_reported_within_a_moment() -> None:
 
 def test_bytes_that_are_no_removal_are_counted() -> None:
     node = RouteNode(1, [ENGINE])
-    good = encode_removal(Removal((node.key(), 1), (1, 2)))
+    good = encode_process(ProcessUpdate(REMOVED, (node.key(), 1), [(1, 2)]))
     node.sync.receive([(0.0, good[:-3])], 10.0)
-    node.sync.receive([(0.0, encode_removal(Removal((77, 1), (1, 2))))], 10.0)
+    node.sync.receive([(0.0, encode_process(ProcessUpdate(REMOVED, (77, 1), [(1, 2)])))], 10.0)
     assert (node.sync.counters.bad, node.sync.counters.void) == (1, 1)
 
 

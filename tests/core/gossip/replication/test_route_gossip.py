@@ -32,6 +32,8 @@ from ranvier_py.core.gossip.wire.messages import (
     Reset,
     RouteUpdates,
     RowsWanted,
+    SideState,
+    SideStateWanted,
     TableRows,
     TotalSum,
     Vector,
@@ -48,7 +50,7 @@ class NotedSync(RouteSync):
 
     def __init__(self) -> None:
         node = RouteNode(ME, capacity=10)
-        super().__init__(node.table, node.backends)
+        super().__init__(node.table, node.backends, node.owners, node.checkpoints)
         self.received: list[tuple[bytes, float]] = []
 
     def receive(self, updates: Iterable[tuple[float, bytes]], now: float) -> int:  # as its parent
@@ -321,6 +323,8 @@ def test_messages_of_strangers_are_counted_and_ignored() -> None:
         RowsWanted(1, 0, b""),
         TableRows(1, 0, True, (), b"", b"", b"", b"", b"", b""),
         Busy(1),
+        SideStateWanted(1),
+        SideState(1, True, ()),
     ]
     assert {type(message) for message in messages} == set(ROUTE_MESSAGES)
     for message in messages:

@@ -12,8 +12,11 @@ import pytest
 from ranvier_py.core.gossip.replication import route_sync
 from ranvier_py.core.gossip.replication.route_sync import GATHER_S, MERGED_MIN, TEXTS_WAIT_S
 from ranvier_py.core.gossip.replication.route_updates import (
+    REMOVED,
+    ProcessUpdate,
     UpdateRow,
     decode_rows,
+    encode_process,
     encode_rows,
     row_count,
 )
@@ -384,7 +387,8 @@ def test_a_checkpoint_is_known_by_peers_and_lost_apart_from_its_route() -> None:
     first.send(second, now=12.0)
     assert position(second) == 0
     assert second.holders(NEXT_TURN) == [(ENGINE, 64, Trust.REMOTE)], "its keys and values are there"
-    assert first.sync.counters.marks_sent == second.sync.counters.marks_received == 4, "each under both its names"
+    sent, received = first.sync.counters.entries_sent, second.sync.counters.entries_received
+    assert sent["checkpoints"] == received["checkpoints"] == 4, "each under both its names"
 
 
 def test_a_peer_believes_a_checkpoint_for_as_long_as_who_learned_it() -> None:
@@ -396,16 +400,43 @@ def test_a_peer_believes_a_checkpoint_for_as_long_as_who_learned_it() -> None:
     assert (position(second, 609.0), position(second, 611.0)) == (64, 0)
 
 
-def test_a_newcomer_gets_the_latest_checkpoints() -> None:
+def test_a_peer_that_asks_gets_the_latest_side_state_each_entry_with_its_age() -> None:
     first, second = two()
     own = checkpoints_of(first)
     own.index.learn(CHAT, [(64, STATE_AT_64), (32, STATE_AT_64)], 10.0)
+    old, new = (first.owners.response_key(name, b"") for name in ("old", "new"))
+    first.owners.learn(old, first.engine().id, first.engine().generation, 10.0)
+    first.owners.learn(new, first.engine().id, first.engine().generation, 3700.0)
     checkpoints_of(second)
-    first.send(second)
-    assert position(second) == 0
-    first.checkpoints.renew()
-    first.send(second)
-    assert position(second) == 64
+    second.sync.take_side_state(first.sync.side_state(3710.0), 3710.0)
+    assert [second.owners.find(key, 3710.0) for key in (old, new)] == [
+        (second.engine().id, second.engine().generation, at) for at in (10.0, 3700.0)
+    ]
+    assert position(second, 609.0) == 64
+    assert position(second, 611.0) == 0
+
+
+def test_an_answer_with_other_updates_than_side_state_is_not_learned() -> None:
+    """What a peer may bring of rows is limited elsewhere."""
+    first, second = two()
+    first.serve(CHAT)
+    removal = encode_process(ProcessUpdate(REMOVED, (first.key(), 1), [(1,)]))
+    rows = [update for update, _ in first.updates()]
+    assert rows
+    second.sync.take_side_state([*rows, removal, b"", b"\x08"], 10.0)
+    assert second.holders(CHAT) == []
+    assert second.sync.counters.bad >= 4
+
+
+def test_rows_of_different_ages_do_not_age_each_other() -> None:
+    first, second = two()
+    first.serve([(48, 300, 400)], 10.0)
+    first.send(second, now=10.0)
+    first.serve(CHAT, 3000.0)
+    first.table.outgoing.insist(300, first.engine().id)
+    first.send(second, now=3001.0)
+    ages = {view.token_fingerprint: view.holders[0].age_s for view in second.table.subtree(0)}
+    assert ages[300] - ages[CHAT[0][1]] == 2990.0
 
 
 def test_checkpoints_of_an_earlier_process_and_of_attention_are_not_taken() -> None:

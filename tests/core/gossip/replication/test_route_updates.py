@@ -10,27 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.replication.route_updates import (
-    MARK_BYTES,
-    MARKS_MAX,
-    REMOVED_MAX,
+    CHECKPOINTS,
+    COLUMNS_OF,
+    ENTRIES_MAX,
+    OWNED,
+    REMOVED,
     ROUTE_UPDATE_BYTES_MAX,
     ROWS_MAX,
     BadRouteUpdate,
-    Owned,
-    Removal,
-    StateMarks,
+    ProcessUpdate,
     UpdateRow,
-    decode_marks,
-    decode_owned,
-    decode_removal,
+    decode_process,
     decode_rows,
-    encode_marks,
-    encode_owned,
-    encode_removal,
+    encode_process,
     encode_rows,
-    is_marks,
-    is_owned,
-    is_removal,
+    kind_of,
     row_count,
 )
 from tests.examples import examples
@@ -50,7 +44,18 @@ ROW = st.builds(
     NAMES,
 ).filter(lambda row: not row.parent or row.parent not in row[3:])
 ROWS = st.lists(ROW, min_size=1, max_size=ROWS_MAX)
-REMOVALS = st.builds(Removal, BACKENDS, st.lists(FINGERPRINTS, min_size=1, max_size=REMOVED_MAX).map(tuple))
+BITS = {"Q": 64, "I": 32, "B": 8}
+
+
+@st.composite
+def process_updates(draw: st.DrawFn) -> ProcessUpdate:
+    kind = draw(st.sampled_from(sorted(COLUMNS_OF)))
+    codes, never_zero = COLUMNS_OF[kind]
+    numbers = [st.integers(at < never_zero, 2 ** BITS[code] - 1) for at, code in enumerate(codes)]
+    entries = draw(st.lists(st.tuples(*numbers), min_size=1, max_size=ENTRIES_MAX[kind]))
+    return ProcessUpdate(kind, draw(BACKENDS), list(zip(*entries, strict=True)))
+
+
 ENGINE = (7, 1)
 TURN = [UpdateRow(ENGINE, 5, 288, 13, 14), UpdateRow(ENGINE, 13, 320, 11, 12)]
 
@@ -68,7 +73,6 @@ def test_rows_of_several_chats_and_backends_name_their_own() -> None:
     rows = [TURN[0], UpdateRow((8, 2), 6, 64, 0, 9)]
     head = pack("<BBQBQB", 7, 2, 7, 1, 8, 2)
     assert encode_rows(rows) == head + pack("<2Q2I4Q2B", 5, 6, 288, 64, 13, 0, 14, 9, 0, 1)
-    assert encode_removal(Removal(ENGINE, (3, 4))) == pack("<BBQB2Q", 0, 1, 7, 1, 3, 4)
 
 
 @settings(max_examples=examples(100))
@@ -78,18 +82,18 @@ def test_rows_come_back_from_their_bytes(rows: Sequence[UpdateRow]) -> None:
     assert decode_rows(data) == rows
     assert row_count(data) == len(rows)
     assert len(data) <= ROUTE_UPDATE_BYTES_MAX
-    assert not is_removal(data)
+    assert kind_of(data) is None
     with pytest.raises(BadRouteUpdate):
-        decode_removal(data)
+        decode_process(data)
 
 
-@settings(max_examples=examples(60))
-@given(REMOVALS)
-def test_a_removal_comes_back_from_its_bytes(removal: Removal) -> None:
-    data = encode_removal(removal)
-    assert decode_removal(data) == removal
-    assert is_removal(data)
-    assert row_count(data) == len(removal.fingerprints)
+@settings(max_examples=examples(100))
+@given(process_updates())
+def test_an_update_of_one_process_comes_back_from_its_bytes(update: ProcessUpdate) -> None:
+    data = encode_process(update)
+    assert decode_process(data) == update
+    assert kind_of(data) == update.kind
+    assert row_count(data) >= len(update.columns[0]), "what a peer may bring is limited by it"
     assert len(data) <= ROUTE_UPDATE_BYTES_MAX
     with pytest.raises(BadRouteUpdate):
         decode_rows(data)
@@ -99,16 +103,18 @@ def test_a_removal_comes_back_from_its_bytes(removal: Removal) -> None:
 @given(
     st.one_of(
         st.binary(max_size=120),
-        st.tuples(st.integers(0, 8), st.integers(0, 3), st.binary(max_size=120)).map(lambda x: bytes(x[:2]) + x[2]),
-        st.tuples(st.one_of(ROWS.map(encode_rows), REMOVALS.map(encode_removal)), st.binary(max_size=8)).map(b"".join),
+        st.tuples(st.integers(0, 17), st.integers(0, 3), st.binary(max_size=120)).map(lambda x: bytes(x[:2]) + x[2]),
+        st.tuples(st.one_of(ROWS.map(encode_rows), process_updates().map(encode_process)), st.binary(max_size=8)).map(
+            b"".join
+        ),
     )
 )
-def test_arbitrary_bytes_are_sound_rows_or_a_removal_or_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_sound_or_refused(data: bytes) -> None:
     """Anything but BadRouteUpdate would end a receiver."""
     assert row_count(data) >= 1
     try:
-        if is_removal(data):
-            assert encode_removal(decode_removal(data)) == data
+        if kind_of(data) is not None:
+            assert encode_process(decode_process(data)) == data
         else:
             rows = decode_rows(data)
             assert decode_rows(encode_rows(rows)) == rows
@@ -161,65 +167,36 @@ def test_what_breaks_one_rule_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "removal",
-    [Removal((0, 1), (1,)), Removal(ENGINE, ()), Removal(ENGINE, (1, 0)), Removal(ENGINE, (1,) * (REMOVED_MAX + 1))],
+    ("update", "data"),
+    [
+        (ProcessUpdate(REMOVED, ENGINE, [(3, 4)]), pack("<BBQB2Q", 0, 1, 7, 1, 3, 4)),
+        (ProcessUpdate(OWNED, ENGINE, [(3, 4), (0, 3600)]), pack("<BBQB2Q2I", 8, 1, 7, 1, 3, 4, 0, 3600)),
+        (
+            ProcessUpdate(CHECKPOINTS, ENGINE, [(3, 4), (528, 1056), (0b100111, 1), (5, 0)]),
+            pack("<BBQB2Q2I2B2I", 16, 1, 7, 1, 3, 4, 528, 1056, 0b100111, 1, 5, 0),
+        ),
+    ],
 )
-def test_what_has_no_place_in_a_removal_is_not_written(removal: Removal) -> None:
-    with pytest.raises(BadRouteUpdate):
-        encode_removal(removal)
-
-
-def test_what_an_engine_keeps_comes_back_from_its_bytes_and_is_taken_for_nothing_else() -> None:
-    owned = Owned((7, 1), (3, 4))
-    data = encode_owned(owned)
-    assert data == pack("<BBQB2Q", 8, 1, 7, 1, 3, 4)
-    assert decode_owned(data) == owned
-    assert row_count(data) == 2
-    assert (is_owned(data), is_removal(data)) == (True, False)
-    for decode in (decode_removal, decode_rows):
+def test_each_kind_has_its_spelling(update: ProcessUpdate, data: bytes) -> None:
+    """The protocol: what other nodes read and write."""
+    assert encode_process(update) == data
+    for wrong in (data[:-1], data + b"x", data[:11], data[:1], bytes([data[0], 2]) + data[2:], data[:2] + bytes(9)):
         with pytest.raises(BadRouteUpdate):
-            decode(data)
-    for wrong in (data[:-1], data + b"x", data[:11], encode_removal(Removal(*owned)), b"\x08"):
-        with pytest.raises(BadRouteUpdate):
-            decode_owned(wrong)
-
-
-def test_a_checkpoint_is_a_prefix_a_position_and_one_byte() -> None:
-    """R10. Rows of routes have no such thing: what attention's backends hold travels as ever."""
-    sent = StateMarks((7, 1), [(3, 528, 0b100111), (4, 1056, 1)])
-    data = encode_marks(sent)
-    assert data == pack("<BBQB2Q2I2B", 16, 1, 7, 1, 3, 4, 528, 1056, 0b100111, 1)
-    assert len(data) == 11 + 2 * MARK_BYTES
-    assert decode_marks(data) == sent
-    assert (is_marks(data), is_owned(data), is_removal(data)) == (True, False, False)
-    for decode in (decode_removal, decode_rows, decode_owned):
-        with pytest.raises(BadRouteUpdate):
-            decode(data)
-    for wrong in (data[:-1], data + b"x", data[:11], b"\x10", encode_owned(Owned((7, 1), (3, 4)))):
-        with pytest.raises(BadRouteUpdate):
-            decode_marks(wrong)
+            decode_process(wrong)
 
 
 @pytest.mark.parametrize(
-    "marks",
+    "update",
     [
-        StateMarks((0, 1), [(3, 1, 1)]),
-        StateMarks((7, 1), []),
-        StateMarks((7, 1), [(0, 1, 1)]),
-        StateMarks((7, 1), [(3, 0, 1)]),
-        StateMarks((7, 1), [(3, 1, 256)]),
-        StateMarks((7, 1), [(3, 1, 1)] * (MARKS_MAX + 1)),
+        ProcessUpdate(REMOVED, (0, 1), [(1,)]),
+        ProcessUpdate(REMOVED, ENGINE, [()]),
+        ProcessUpdate(REMOVED, ENGINE, [(1, 0)]),
+        ProcessUpdate(REMOVED, ENGINE, [(1,) * (ENTRIES_MAX[REMOVED] + 1)]),
+        ProcessUpdate(OWNED, ENGINE, [(1,), (2**32,)]),
+        ProcessUpdate(CHECKPOINTS, ENGINE, [(3,), (0,), (1,), (0,)]),
+        ProcessUpdate(CHECKPOINTS, ENGINE, [(3,), (1,), (256,), (0,)]),
     ],
 )
-def test_what_has_no_place_among_checkpoints_is_not_written(marks: StateMarks) -> None:
+def test_what_has_no_place_in_an_update_of_one_process_is_not_written(update: ProcessUpdate) -> None:
     with pytest.raises(BadRouteUpdate):
-        encode_marks(marks)
-
-
-@given(st.binary(max_size=80))
-def test_no_bytes_of_checkpoints_raise_anything_else(data: bytes) -> None:
-    try:
-        found = decode_marks(b"\x10\x01" + data)
-    except BadRouteUpdate:
-        return
-    assert encode_marks(found) == b"\x10\x01" + data
+        encode_process(update)

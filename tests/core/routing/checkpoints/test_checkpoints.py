@@ -157,12 +157,12 @@ def test_what_another_node_tokenized_and_served_is_credited_to_a_prompt_of_which
         router.checkpoints.states_changed(backend.id, backend.generation, [(anchor[1], 1056, True, True)], 0.0)
     served.checkpoints.collect(served.routes.names)
     serve(served, turns[:2], turns[2], cached=0)
-    marks = [mark[2:5] for mark in served.checkpoints.outgoing()]
+    marks = [mark[2:] for mark in served.checkpoints.outgoing()]
     prompt = prompt_of(*turns, NEXT, tokenized=False)
     assert here.find(prompt, 0.0).credit == {}, "nobody told of it"
     here.routes.learn(chain(*turns).chain(), backend.id, backend.generation, Trust.REMOTE, 0.0)
     assert here.find(prompt, 0.0).credit[backend.id].tokens == 0, "it is known of whom, but not what he left"
-    here.checkpoints.take(backend.id, backend.generation, marks, 0.0)
+    here.checkpoints.take(backend.id, backend.generation, marks)
     assert here.find(prompt, 0.0).credit[backend.id].tokens == 1056
 
 
