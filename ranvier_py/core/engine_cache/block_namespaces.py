@@ -1,16 +1,16 @@
-"""Under which names an engine's blocks are asked for.
+"""Maps the model names in requests to the namespaces in which an engine's blocks are hashed.
 
-Events name adapters and salts, never the base model: an engine has one. Requests name a model, and an engine may serve
-its base model under several names (vLLM's `--served-model-name a b`), all of one cache. So blocks are hashed once,
-under the first of them, and every change is reported under all: a fingerprint is carried over by arithmetic
-(`TokenHasher.renamed`), so that other names cost neither memory nor a second hash. No name is preferred over another
-between nodes or engines, hence nothing has to be agreed upon, and nothing moves when an engine with other names joins.
+Events name adapters and salts, never the base model, because an engine has one. Requests name a model, and an engine
+may serve its base model under several names (vLLM's `--served-model-name a b`) with one cache. So blocks are hashed
+once, under the first name, and every change is reported under all names: a fingerprint is converted by arithmetic
+(`TokenHasher.renamed`), so further names need neither memory nor a second hash. Nodes and engines need not agree on a
+preferred name, and nothing changes when an engine with other names joins.
 
-Rules: base names are the cards of /v1/models without a parent. Two of them with different roots are two models, whose
-blocks no event distinguishes. Where each stream's topic names the one it is of (llm-d's `kv@HOST:PORT@MODEL`), each
-is read under its own names; else none is read, for what is not reported would be taken for not held. An adapter has one
-name, and what of its blocks is reported under another base name matches nothing.
-Bound: NAMES_MAX names; requests by others match what traffic taught.
+Rules: base names are the cards of /v1/models without a parent. Cards with different roots are different models, whose
+blocks events do not distinguish. If each stream's topic names its model (llm-d's `kv@HOST:PORT@MODEL`), each stream is
+read under its model's names; otherwise no stream is read, since whatever is not reported would be taken for not held.
+An adapter has one name; its blocks, reported under another base name, match nothing.
+Bound: NAMES_MAX names; requests by other names match what traffic taught.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 NAMES_MAX = 8
-TOPIC_PARTS = 2  # before the model, in a topic of llm-d's
+TOPIC_PARTS = 2  # parts of an llm-d topic before the model
 
 
 def base_models(cards: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], ...]:
-    """The names of each base model of an engine, as it lists them."""
+    """Return the names of each base model of an engine, in the order in which the engine lists them."""
     by_root: dict[str, dict[str, None]] = {}
     for card in cards:
         if isinstance(card.get("id"), str) and not card.get("parent"):
@@ -40,15 +40,15 @@ def base_models(cards: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], ..
 
 
 def base_names(cards: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Names of the one base model of an engine. None where it lists none, or several models."""
+    """Return the names of the engine's only base model; empty if it lists none, or several models."""
     models = base_models(cards)
     return models[0] if len(models) == 1 else ()
 
 
 def names_by_topic(models: Sequence[tuple[str, ...]], topics: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Under which names each stream of an engine is read, by its topic; none where not all of it can be known.
+    """Return the names under which each stream of an engine is read, by its topic; empty if not all can be known.
 
-    An engine with one model needs no topics. Of several each must have a stream, and each stream must say whose it is.
+    An engine with one model needs no topics. With several, each must have a stream, and each topic must name one.
     """
     if len(models) == 1:
         return tuple(models) * len(topics)
@@ -57,17 +57,17 @@ def names_by_topic(models: Sequence[tuple[str, ...]], topics: Sequence[str]) -> 
 
 
 def model_in(topic: str) -> str:
-    """ "kv@10.0.0.1:8000@model" -> "model"; any other topic is a name itself, or nothing."""
+    """ "kv@10.0.0.1:8000@model" -> "model"; any other topic is itself a name, or empty."""
     kind, *place = topic.split("@", TOPIC_PARTS)
     return place[-1] if kind == "kv" and len(place) == TOPIC_PARTS else topic
 
 
 class Names:
-    """The names of one engine.
+    """The names of one engine's base model.
 
     Args:
-        namespace_of: of (model, adapter, salt): `PromptReader.namespace_of`.
-        base: as `base_names` found them.
+        namespace_of: called with (model, adapter, salt): `PromptReader.namespace_of`.
+        base: the names that `base_names` found.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Names:
         self._steps = [namespace_of(name, "", "") - first for name in base[1:]]
 
     def namespace(self, scope: Scope) -> Fingerprint | None:
-        """For Residency: under what the blocks of this scope are hashed. None: no request of ours can mean them."""
+        """Return the fingerprint under which a scope's blocks are hashed; None: no request of ours can mean them."""
         if scope.lora_name is None and (scope.lora_id is not None or not self.base):
-            return None  # older engines name adapters by numbers of their own
+            return None  # older engines name adapters by their own numbers
         return self._namespace_of(self.base[0] if self.base else "", scope.lora_name or "", scope.salt or "")
 
     def reported(self, changes: Changes) -> Changes:
-        """The same under all names."""
+        """Return the changes under all names."""
         if not self._steps:
             return changes
         more = [self._under(change, step) for step in self._steps for change in changes.changes]
@@ -94,7 +94,7 @@ class Names:
         return changes._replace(changes=(*changes.changes, *more), states=states)
 
     def held(self, held: Held) -> Held:
-        """What is held, asked for under any name."""
+        """Wrap what is held, so that it can be asked for under any name."""
         return UnderNames(held, self._steps, self._renamed) if self._steps else held
 
     def _under(self, change: Change, step: int) -> Change:
@@ -106,14 +106,14 @@ class Names:
 def under_names(
     states: Iterable[StateMoved], steps: Sequence[int], renamed: Callable[[Fingerprint, int], Fingerprint]
 ) -> Iterator[StateMoved]:
-    """The same under each name."""
+    """Yield each state under all names."""
     for change in states:
         yield change
         yield from (change._replace(fingerprint=renamed(change.fingerprint, step)) for step in steps)
 
 
 class UnderNames:
-    """A Held that knows a prefix by its fingerprint under each name."""
+    """A Held that finds a prefix by its fingerprint under any of the names."""
 
     def __init__(self, held: Held, steps: Sequence[int], renamed: Callable[[Fingerprint, int], Fingerprint]) -> None:
         self._held = held
@@ -129,6 +129,6 @@ class UnderNames:
         return tier
 
     def states(self) -> Iterator[StateMoved]:
-        """Where recurrent states are."""
+        """Where recurrent states are, under all names."""
         held = self._held.states() if isinstance(self._held, HeldStates) else ()
         return under_names(held, self._steps, self._renamed)

@@ -1,10 +1,10 @@
-"""Blocks of one engine by the engine's own names, each below the block that it continues.
+"""Blocks of one engine under the engine's own names, as a tree: each block below the one that it continues.
 
-A block that is named as a parent before it was stored has a place here too, so that children find it when it comes. A
-root stands above the first blocks of one namespace; it is never in the index.
+A block that is named as a parent before it was stored is in the index too, so that its children find it when it comes.
+A root stands above the first blocks of one namespace; roots are never in the index.
 
-Rules: a block whose parent is not READY is never READY itself, so what is resolved is a tree that hangs from roots.
-What is not may be anything an engine sends, even a ring; whoever walks it marks where he was.
+Rules: a block below one that is not READY is not READY itself, so resolved blocks form a tree that hangs from roots.
+Unresolved blocks may form whatever an engine sends, even a ring; a walk over them has to mark what it visited.
 Bounds: the owner's; `weight` is what a block counts against them. Every call is O(1), `drop` O(what it drops).
 """
 
@@ -18,18 +18,18 @@ from ranvier_py.core.engine_cache.sources.event_values import HELD_TIERS, Engine
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenState
 
-new_object = object.__new__  # without what `Block()` would set, to be set again
+new_object = object.__new__  # skips `Block.__init__`, whose values would be set again
 
 COPIES_BITS = 16
 COPIES_MASK = (1 << COPIES_BITS) - 1
 
 
 class KnownBlock(Enum):
-    """What is known of a block."""
+    """How much is known of a block's prefix."""
 
-    NAME = 0  # no tokens
-    TOKENS = 1  # its own, but not all of those before it
-    READY = 2  # the whole prefix
+    NAME = 0  # its name, but no tokens
+    TOKENS = 1  # its own tokens, but not those of all blocks before it
+    READY = 2  # the tokens of its whole prefix
     OPAQUE = 3  # more than tokens went into it or into one before it: its prefix has no fingerprint of ours
 
 
@@ -41,7 +41,7 @@ class Print(NamedTuple):
 
 
 class Block:
-    """One block. `copies` packs a count for each tier; `reach` is the farthest tier of it and those before it."""
+    """One block. `copies` packs a count per tier; `reach` is the farthest tier of it and the blocks before it."""
 
     __slots__ = (
         "after",
@@ -95,7 +95,7 @@ class Block:
         self.parent = self.before = self.after = None
 
     def children(self) -> Iterator[Block]:
-        """None of them may come or go meanwhile."""
+        """Yield the children, none of which may come or go meanwhile."""
         child = self.child
         while child is not None:
             yield child
@@ -105,7 +105,7 @@ class Block:
         return self.copies >> COPIES_BITS * tier & COPIES_MASK
 
     def more(self, tier: Tier) -> bool:
-        """One more copy; False when they can't be counted any more."""
+        """Count one more copy at this tier. False: the count is at its limit."""
         shift = COPIES_BITS * tier
         if self.copies >> shift & COPIES_MASK == COPIES_MASK:
             return False
@@ -114,14 +114,14 @@ class Block:
 
     @property
     def nearest(self) -> Tier:
-        """The nearest tier with a copy of this block."""
+        """The nearest tier that has a copy of this block."""
         if not self.copies:
             return Tier.ABSENT
         return next(tier for tier in HELD_TIERS if self.count(tier))
 
 
 def root(state: TokenState | None) -> Block:
-    """What stands above the first blocks of one namespace; without a state, of all that we cannot name."""
+    """Return a block to stand above the first blocks of a namespace; without a state, above the nameless ones."""
     block = Block(0)
     block.known = KnownBlock.OPAQUE if state is None else KnownBlock.READY
     block.state = state
@@ -130,7 +130,7 @@ def root(state: TokenState | None) -> Block:
 
 
 class BlockIndex:
-    """Blocks by name. `weight` is the sum over all of them, `orphaned_weight` over those that are not resolved."""
+    """Blocks by name. `weight` is the sum of all blocks' weights, `orphaned_weight` that of the unresolved ones."""
 
     def __init__(self) -> None:
         self.blocks: dict[EngineHash, Block] = {}
@@ -145,7 +145,7 @@ class BlockIndex:
         return block
 
     def born(self, key: EngineHash, parent: Block, token_bytes: bytes, weight: int, tier: Tier) -> Block:
-        """`add`, and all that is known of a new block that was stored, in one call for speed."""
+        """Add a new stored block with all that is known of it, in one call for speed."""
         block = self.blocks[key] = self.orphaned[key] = new_object(Block)
         block.key, block.known, block.parent, block.child, block.before = key, KnownBlock.TOKENS, parent, None, None
         below = block.after = parent.child
@@ -160,19 +160,19 @@ class BlockIndex:
         return block
 
     def weigh(self, block: Block, weight: int) -> None:
-        """Let a orphaned block count for more, or less."""
+        """Change the weight of an orphaned block."""
         self.weight += weight - block.weight
         self.orphaned_weight += weight - block.weight
         block.weight = weight
 
     def settled(self, block: Block, known: KnownBlock) -> None:
-        """A orphaned block is READY or OPAQUE now."""
+        """Mark an orphaned block as READY or OPAQUE."""
         block.known = known
         if self.orphaned.pop(block.key, None) is not None:
             self.orphaned_weight -= block.weight
 
     def resolved(self, chain: Sequence[Block]) -> None:
-        """These are READY now, and will be looked at."""
+        """Mark these blocks as READY and as queued for `settle`."""
         orphaned, weight = self.orphaned, 0
         for block in chain:
             block.known = KnownBlock.READY
@@ -182,18 +182,18 @@ class BlockIndex:
         self.orphaned_weight -= weight
 
     def release(self, block: Block | None) -> None:
-        """Forget a block that nobody holds or continues, and those above it that were kept for its sake alone."""
+        """Forget a block without copies and children, then those above it that were kept only for it."""
         blocks, orphaned = self.blocks, self.orphaned
         while block is not None and not block.copies and block.child is None and not block.queued:
             key, above = block.key, block.parent
             if blocks.get(key) is not block:
-                return  # a root
+                return  # `block` is a root
             del blocks[key]
             self.weight -= block.weight
             if key in orphaned:
                 del orphaned[key]
                 self.orphaned_weight -= block.weight
-            before, after = block.before, block.after  # `detach`, without a call
+            before, after = block.before, block.after  # `detach`, inlined
             if before is not None:
                 before.after = after
             elif above is not None:
@@ -204,7 +204,7 @@ class BlockIndex:
             block = above
 
     def drop(self, block: Block) -> int:
-        """Forget a orphaned block and all below it, held or not. Returns how many."""
+        """Forget an orphaned block and all below it, held or not. Returns how many were forgotten."""
         above = block.parent
         block.detach()
         below, dropped = [block], 0

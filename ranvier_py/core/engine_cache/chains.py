@@ -1,7 +1,7 @@
-"""From the tokens of blocks to fingerprints: runs of blocks, one after the other, hashed together.
+"""Hashes the tokens of blocks into fingerprints, many runs of consecutive blocks together.
 
-Blocks of an engine that end where ours do, which is what engines have, are hashed in a few vectorised calls, whatever
-they hang from. Others are hashed chain by chain, at our ends and at theirs.
+Blocks that begin and end where ours do, as those of most engines, are hashed in a few vectorised calls, whatever they
+hang from. Others are hashed chain by chain, at the ends of our blocks and of theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ranvier_py.core.prompts.fingerprint import (
 )
 
 TOKEN_BYTES = 4
-make = tuple.__new__  # of named tuples: half the time of their own
+make = tuple.__new__  # makes named tuples in half the time of their own `__new__`
 TOKENS, READY = KnownBlock.TOKENS, KnownBlock.READY
 
 Chain = Sequence[Block]
@@ -36,7 +36,7 @@ def is_next(block: Block) -> bool:
 
 
 def chain_of(first: Block, branches: list[Block]) -> list[Block]:
-    """`first` and what follows it, one block after the other, while tokens are known. Other ways go to `branches`."""
+    """Return `first` and what continues it while tokens are known; further children go to `branches`."""
     chain = []
     below: Block | None = first
     while below is not None and below.known is TOKENS:
@@ -49,7 +49,7 @@ def chain_of(first: Block, branches: list[Block]) -> list[Block]:
 
 
 def hash_chains(hasher: TokenHasher, chains: Sequence[Chain]) -> None:
-    """Give each block its state, prints and anchor, and take its tokens. What stands above a chain is READY."""
+    """Give each block its state, prints and anchor, and drop its tokens. The block above each chain has to be READY."""
     whole: list[Chain] = []
     others: list[Chain] = []
     row = hasher.block_tokens * TOKEN_BYTES
@@ -62,7 +62,7 @@ def hash_chains(hasher: TokenHasher, chains: Sequence[Chain]) -> None:
 
 
 def is_whole(chain: Chain, row: int) -> bool:
-    """Whether all its blocks begin and end where ours do. `row`: bytes of one of ours."""
+    """Whether all blocks of the chain begin and end where ours do. `row` is the size of one of ours in bytes."""
     for block in chain:
         if len(block.token_bytes) % row:
             return False
@@ -77,7 +77,7 @@ def state_above(chain: Chain) -> TokenState:
 
 
 def hash_whole(hasher: TokenHasher, chains: Sequence[Chain]) -> None:
-    """Chains of blocks that begin and end at ends of ours."""
+    """Hash chains whose blocks begin and end where ours do."""
     pieces = [[block.token_bytes for block in chain] for chain in chains]
     size = hasher.block_tokens
     row = size * TOKEN_BYTES
@@ -117,7 +117,7 @@ def hash_others(hasher: TokenHasher, chains: Sequence[Chain]) -> None:
 
 
 def take_segments(block: Block, segments: Iterator[Segment], tokens: int, size: int) -> None:
-    """Those up to the end of this block, which is at `tokens`."""
+    """Give a block the segments up to its end, at the depth `tokens`."""
     prints = []
     assert block.parent is not None
     block.anchor = block.parent.anchor

@@ -1,19 +1,20 @@
-"""Where all that engines report of their caches ends: routes of trust CONFIRMED in the route table, and withdrawals.
+"""Turns what engines report about their caches into routes of trust CONFIRMED, and into withdrawals.
 
-Channels (KV events, pushes, indices) open a source for each engine or rank, set how well it is known (`set_level`) and
-hand in what became of its prefixes (`changed`). There is no second map that placement asks: a change becomes a route
-where the table is asked at all, at anchors and at rows that traffic made; a removal withdraws the route and what is
-below it. `sweep` walks the rows a little at a time and puts right what events could not: rows that came after their
-event, routes whose evidence ages, peers' routes that are wrong.
+Each channel (KV events, pushes, indices) opens a source for each engine or rank, sets its level (`set_level`) and hands
+in the changes of its prefixes (`changed`). Placement asks no second map: a change becomes a route at the depths where
+the route table is asked, at anchors and at rows that traffic made; a removal withdraws the route and those below it.
+`sweep` walks the rows of the table in small portions and corrects what events could not: rows that came after their
+event, routes whose evidence ages, and peers' routes that are wrong.
 
-Rules: a backend is known as well as its best channel, a channel as its worst part. Only at EXACT is a route withdrawn
-for not being held, and only if its evidence is older than a grace, since events come a moment after the first token.
-Of a hybrid engine, whatever channel reports it, what is stored is no proof that it will be reused: it confirms nothing,
-the level is ESTIMATED, and a sweep withdraws what was confirmed before that was known. Where events bring its states,
-too, those become its checkpoints (`routing.checkpoints`), the only ones as long as the level is EXACT.
-Invariant: at EXACT and after a whole sweep the routes of a backend at token depths are what it holds there.
-Bounds: those of the table, of which one engine's events fill ROWS_SHARE at most; beyond that, only rows that are known
-are confirmed, and the others counted.
+Rules: a backend has the level of its best channel, a channel that of its worst source. Only at EXACT is a route
+withdrawn because the engine does not hold the prefix, and only if its evidence is older than GRACE_S, because events
+arrive shortly after the first token. What a hybrid engine stores is no proof that it will reuse it: whatever channel
+reports a hybrid, nothing is confirmed, the level is ESTIMATED, and a sweep withdraws routes that were confirmed before
+the engine was known to be a hybrid. If the events also report recurrent states, these become the backend's checkpoints
+(`routing.checkpoints`), and its only ones as long as the level is EXACT.
+Invariant: at EXACT, after a complete sweep, the backend's routes at token depths are what the engine holds there.
+Bounds: those of the table, of which one engine's events fill at most ROWS_SHARE; beyond that, only changes at existing
+rows are confirmed, and the others are counted.
 """
 
 from __future__ import annotations
@@ -37,42 +38,42 @@ from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.reconcile import Exact, Reconciler
 
 GRACE_S = 5.0
-"""What was learned so lately is not withdrawn for not being held: an engine publishes a step at its end, and a batch of
-events may wait for the next."""
+"""Younger routes are not withdrawn for not being held: an engine publishes a step's events at the step's end, and a
+batch of events may wait for the next."""
 
 RUN_MAX = 256
-"""Stops of one run that are learned with one call: 64k tokens."""
+"""Anchors of one run that are learned with one call: 64k tokens."""
 
 ROWS_SHARE = 0.25
-"""An engine of 4 M tokens has some 20,000 anchors, a fiftieth of a table of a million rows."""
+"""Share of the table for one engine. One of 4 M tokens has some 20,000 anchors, a fiftieth of a million rows."""
 
 LEVELS = (Level.EXACT, Level.DEGRADED, Level.REPAIRING, Level.ESTIMATED)
-"""Best first. While a gap is repaired less is certain than after it was given up: more may be undone."""
+"""Best first. REPAIRING ranks below DEGRADED: during a repair more may be undone than after it was given up."""
 RANK = {level: rank for rank, level in enumerate(LEVELS)}
 
 
 class Held(Protocol):
-    """What a channel keeps for one engine, or for one data-parallel rank of it. A Residency is one."""
+    """What a source keeps for one engine, or for one data-parallel rank of it. A Residency is one."""
 
     def tier(self, fingerprint: Fingerprint) -> Tier:
-        """Where this prefix is, as of the last Changes that were handed in. ABSENT: it is not held."""
+        """The nearest tier that holds this prefix, as of the last Changes handed in; ABSENT: it is not held."""
         ...
 
 
 @runtime_checkable
 class HeldMany(Protocol):
-    """A Held that answers for many prefixes at once, which a sweep asks for: ten times as fast."""
+    """A Held that answers for many prefixes in one call, which makes a sweep ten times as fast."""
 
     def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
-        """Those of these that are held, and where."""
+        """Return those of the prefixes that are held, each with its tier."""
         ...
 
 
 class Source(NamedTuple):
-    """Who reports of a backend: a channel, or a part of one.
+    """Names who reports about a backend: a channel, or a part of one.
 
-    Names are `channel` or `channel/part`: "push", "zmq/0" (rank 0). The parts of a channel make up one engine together,
-    several channels each report the whole of it.
+    The name is `channel` or `channel/part`: "push", "zmq/0" (rank 0). The parts of one channel report one engine
+    together; several channels report the whole of it each.
     """
 
     backend: BackendId
@@ -85,23 +86,23 @@ class Source(NamedTuple):
 
 @runtime_checkable
 class HeldStates(Protocol):
-    """A Held that knows where recurrent states are."""
+    """A Held that also knows where recurrent states are."""
 
     def states(self) -> Iterable[StateMoved]: ...
 
 
 @dataclass(slots=True, eq=False)
 class SourceState:
-    """What is known of one source. Times of the given clock, None where never."""
+    """What is known of one source. Times are of the caller's clock, None where there is none."""
 
     source: Source
     held: Held
-    generation: int  # of the registry, when it last reported
+    generation: int  # the registry's number when this source last reported
     since: float  # of the level
     level: Level = Level.ESTIMATED
     reason: str = "nothing received yet"
     mixed: bool = False  # its events show that the engine is a hybrid
-    states: bool = False  # and have its states
+    states: bool = False  # its events report recurrent states
     settled: bool = True  # its Changes were complete
     changed_at: float | None = None
     changes: int = 0  # prefixes that came, moved or went, since it was opened
@@ -121,19 +122,19 @@ class EngineCacheCounters:
 
 
 class _Engine:
-    """One backend: its sources, and which of them can be believed."""
+    """The sources of one backend, and which of them count."""
 
     __slots__ = ("mixed_at", "mixed_round", "parts", "rows", "void_before")
 
     def __init__(self) -> None:
         self.parts: dict[str, SourceState] = {}
-        self.rows = 0  # confirmed ones, as the sweep last counted, and what came and went since
+        self.rows = 0  # CONFIRMED: as the last sweep counted, plus and minus changes since
         self.void_before = float("-inf")  # evidence before this has no grace
-        self.mixed_at: float | None = None  # since when it is known as a hybrid
-        self.mixed_round = 0  # of sweeps, then
+        self.mixed_at: float | None = None  # when it became known as a hybrid
+        self.mixed_round = 0  # number of the sweep's round at that time
 
     def best(self) -> tuple[Level, list[SourceState]]:
-        """The level, and the parts of all channels at this level."""
+        """Return the backend's level, and all sources of the channels at this level."""
         channels: dict[str, list[SourceState]] = {}
         for part in self.parts.values():
             channels.setdefault(part.source.channel, []).append(part)
@@ -143,15 +144,15 @@ class _Engine:
 
 
 class EngineCaches:
-    """The one sink of all channels.
+    """Receives the reports of all channels.
 
     Args:
         generation_of: the current generation of a backend; -1 when there is no such backend.
-        is_hybrid: whether its metrics page says that a backend has caches beside those of attention.
-        restarted: a source reported that its engine holds nothing of what it held. Returns the generation that begins
-            with it; the same as before leaves it to the sweeps to withdraw routes.
-        block_tokens: of our blocks.
-        checkpoints: get what events bring of recurrent states.
+        is_hybrid: whether a backend's metrics page shows caches beside those of attention.
+        restarted: called when a source reports that its engine lost all that it held. Returns the generation that
+            begins with that; if that is the current one, the routes are left to the sweeps.
+        block_tokens: tokens of one of our blocks.
+        checkpoints: receives the recurrent states that events report.
     """
 
     def __init__(
@@ -182,24 +183,24 @@ class EngineCaches:
     # What channels report
 
     def open(self, source: Source, held: Held, now: float) -> None:
-        """There is a channel to this engine. Its level is ESTIMATED until it is set. Opening again begins anew."""
+        """Register a source, or begin it anew. It is at ESTIMATED until `set_level` is called."""
         engine = self._engines.setdefault(source.backend, _Engine())
         engine.parts[source.name] = SourceState(source, held, self._generation_of(source.backend), now)
 
     def close(self, source: Source, now: float) -> None:  # noqa: ARG002  # given with the time, as everything is
-        """The channel is gone. What it confirmed stays until it expires or somebody knows better."""
+        """Forget a source. The routes that it confirmed stay until they expire or another source corrects them."""
         engine = self._engines.get(source.backend)
         if engine is not None and engine.parts.pop(source.name, None) is not None and not engine.parts:
             del self._engines[source.backend]
 
     def set_level(self, source: Source, level: Level, reason: str, now: float, *, mixed: bool = False) -> None:
-        """`mixed`: its events show that the engine is a hybrid."""
+        """Set the level of a source. `mixed`: its events show that the engine is a hybrid."""
         part = self._part(source)
         if part is not None:
             part.level, part.reason, part.since, part.mixed = level, reason, now, mixed
 
     def changed(self, source: Source, changes: Changes, now: float) -> None:
-        """What became of the engine's prefixes: a Residency's `settle`, or the like."""
+        """Apply changes of the engine's prefixes, such as those that `Residency.settle` returns."""
         part, generation = self._part(source), self._generation_of(source.backend)
         if part is None or generation < 0:
             self.counters.unknown += 1
@@ -219,7 +220,7 @@ class EngineCaches:
             self._checkpoints.states_changed(source.backend, generation, changes.states, now)
 
     def ranks(self, source: Source) -> int:
-        """How many sources its channel has: the ranks of that engine, one of which can be gone while others stay."""
+        """Return how many sources this source's channel has: the ranks of the engine, which may go one by one."""
         engine = self._engines.get(source.backend)
         parts = engine.parts.values() if engine is not None else ()
         return sum([part.source.channel == source.channel for part in parts])
@@ -227,18 +228,18 @@ class EngineCaches:
     # What is known
 
     def level(self, backend: BackendId) -> Level:
-        """Of its best channel; ESTIMATED without any."""
+        """The level of the backend's best channel; ESTIMATED without any, and for a hybrid of unknown states."""
         return self._best(backend)[0]
 
     def reason(self, backend: BackendId) -> str:
-        """Of the level: that of the worst part of the best channel; empty without any."""
+        """The reason for the level, as the worst source of the best channel gave it; empty without any source."""
         level, parts = self._best(backend)
         if parts and self._is_mixed(backend):
             return Lack.MIXED.value
         return next((part.reason for part in parts if part.level is level), "")
 
     def sweep(self, now: float, rows_max: int) -> int:
-        """Put right the next rows of the table by what engines at EXACT hold. Returns how many routes changed."""
+        """Correct the next rows of the table by what engines at EXACT hold. Returns how many routes changed."""
         exact = [each for backend, engine in self._engines.items() if (each := self._exact(backend, engine, now))]
         affirmed, retracted = self._reconciler.walk(rows_max, exact, now)
         if self._rounds != self._reconciler.rounds:
@@ -251,7 +252,7 @@ class EngineCaches:
         return affirmed + retracted
 
     def sources(self) -> list[SourceState]:
-        """All, by backend."""
+        """All sources, by backend."""
         return [part for _, engine in sorted(self._engines.items()) for part in engine.parts.values()]
 
     # Inside
@@ -262,14 +263,15 @@ class EngineCaches:
         return Level.ESTIMATED if self._is_mixed(backend) else level, parts
 
     def _is_mixed(self, backend: BackendId, reporting: SourceState | None = None) -> bool:
-        """Who reports now has sorted out by itself what its events show: its level may come a moment later."""
+        """Whether nothing is certain because the backend is a hybrid. The `reporting` source's own mark is ignored: it
+        filters its changes itself, and its level may follow a moment later."""
         engine = self._engines.get(backend)
         parts = engine.parts.values() if engine is not None else ()
         is_blind = self._is_hybrid(backend) and not any(part.states for part in parts)
         return is_blind or any(part.mixed and part is not reporting for part in parts)
 
     def _follow_states(self, now: float) -> None:
-        """Which hybrids' checkpoints are those of their events, and no others."""
+        """Give `checkpoints` the states of the hybrids whose events report them all; the others' are unknown."""
         if self._checkpoints is None:
             return
         for backend in list(self._checkpoints.known):
@@ -285,7 +287,7 @@ class EngineCaches:
         return engine.parts.get(source.name) if engine is not None else None
 
     def _void(self, part: SourceState, generation: int, now: float) -> int:
-        """This source reports that all before is void. Returns the generation that counts from now on."""
+        """Handle a report that all before is void. Returns the generation that counts from now on."""
         engine, backend = self._engines[part.source.backend], part.source.backend
         part.cleared += 1
         self.counters.voided += 1
@@ -308,12 +310,12 @@ class EngineCaches:
         return Exact(backend, generation, partial(held_among, parts), max(now - GRACE_S, engine.void_before))
 
     def _doubted(self, backend: BackendId, generation: int, engine: _Engine, now: float) -> Exact | None:
-        """A hybrid holds nothing for certain: what was confirmed before that was known goes, within a whole round."""
+        """For one whole round, an Exact that holds nothing: sweeps withdraw what a hybrid's events had confirmed."""
         if engine.mixed_at is None:
             engine.mixed_at, engine.mixed_round = now, self._reconciler.rounds
         if generation < 0 or self._reconciler.rounds > engine.mixed_round + 1:
             return None
-        return Exact(backend, generation, lambda _: {}, engine.mixed_at + 1, Trust.CONFIRMED)  # of whole seconds
+        return Exact(backend, generation, lambda _: {}, engine.mixed_at + 1, Trust.CONFIRMED)  # evidence: whole seconds
 
     def _apply(self, backend: BackendId, generation: int, changes: Iterable[Change], now: float) -> None:
         routes, counters, known = self._routes, self.counters, self._known
@@ -343,12 +345,12 @@ class EngineCaches:
         counters.passed += passed
 
     def _is_held(self, backend: BackendId, fingerprint: Fingerprint) -> bool:
-        """By another source: a rank, or a channel that knows better."""
+        """Whether another source of the backend holds the prefix: another rank, or a better channel."""
         engine = self._engines[backend]
         return len(engine.parts) > 1 and nearest(engine.best()[1], fingerprint) is not Tier.ABSENT
 
     def _confirm(self, backend: BackendId, generation: int, run: list[Change], now: float) -> None:
-        """Learn prefixes of one prompt, each an anchor below the next."""
+        """Learn one run of anchors of one prompt, shortest first, as CONFIRMED routes."""
         if not run:
             return
         chain: list[PrefixKey] = [(change.tokens, change.fingerprint, 0) for change in reversed(run)]
@@ -362,7 +364,7 @@ class EngineCaches:
 
 
 def states_of(parts: Sequence[SourceState]) -> Callable[[], Iterable[StateMoved]] | None:
-    """What lists an engine's recurrent states, if one source knows them all."""
+    """Return what lists the engine's recurrent states, if a single source knows them all; else None."""
     if len(parts) == 1 and parts[0].states and parts[0].settled:
         held = parts[0].held
         return held.states if isinstance(held, HeldStates) else None
@@ -374,7 +376,7 @@ def nearest(parts: Iterable[SourceState], fingerprint: Fingerprint) -> Tier:
 
 
 def held_among(parts: Sequence[SourceState], fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
-    """Those of these that one of the parts holds, each where it is nearest."""
+    """Return those of the prefixes that any of the sources holds, each at its nearest tier."""
     found: dict[Fingerprint, Tier] = {}
     for part in parts:
         held = part.held

@@ -1,15 +1,15 @@
-"""One event stream of an engine, from raw payloads to the route table: decoder, gap machine and residency of one rank.
+"""Carries one rank's event stream from raw payloads to the route table: decoder, gap machine and residency.
 
-A shell keeps the connection and calls; every method returns what it has to do: ask the replay socket, ask peers for a
-snapshot, write a change of level into the log. What became of the engine's prefixes goes to EngineCaches from here,
-while the stream is `open`: a standby's is not, and is known as well all the same.
+A shell keeps the connection and calls the methods. Each returns what the shell has to do: ask the replay socket, ask
+peers for a snapshot, log a change of level. While the stream is `open`, changes of the engine's prefixes go from here
+to EngineCaches; a standby keeps its stream closed, and knows as much all the same.
 
-Rules: changes are settled SETTLE_S after a message, so that what comes in a burst is hashed together, and at once when
-an engine cleared its cache. A stream is EXACT for others only when all that was applied is settled, and when
-nothing of what its events name is beyond us (`Lack`): of that there may be more than we know of. Of a hybrid engine
-(attention beside recurrent layers or sliding windows) whose events are not of its states it is the reverse: what is
-stored is no proof that it will be reused, so it confirms nothing and the level is ESTIMATED; what is dropped is surely
-gone. Where they are, both are known exactly: what is held, and from where it is of use. No snapshot has that.
+Rules: changes are settled SETTLE_S after a message, so that a burst is hashed together, and at once when the engine
+cleared its cache. The level reported to others is EXACT only when all that was applied is settled, and when everything
+that the events name could be used (`Lack`); otherwise the engine may hold more than is known. The opposite holds for a
+hybrid engine (attention beside recurrent layers or sliding windows) whose events do not report its states: what it
+stores is no proof of reuse, so nothing is confirmed and the level is ESTIMATED, but what it drops is surely gone. Where
+events report the states, it is known exactly what is held and from where it can be reused. No snapshot contains states.
 Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most; the rest follows with the next ticks.
 """
 
@@ -43,17 +43,17 @@ from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 SETTLE_S = 0.01
-"""A route this late is no later than the message itself, which an engine sends after its step."""
+"""A route may come this late: the engine itself sends the message only after its step."""
 
 SETTLE_STEPS = 1000
-FROZEN_S = 0.1  # between two looks while a snapshot is written, and nothing changes
+FROZEN_S = 0.1  # between two settles while a snapshot is written
 
 StreamEffect = AskReplay | AskPeer | LevelChanged
-"""What is left to do outside."""
+"""What the shell has to do."""
 
 
 class EventStream:
-    """The stream of one source. It goes on, whether `open` or not, as long as its shell calls."""
+    """The stream of one source. It is followed while its shell calls, whether it is `open` or not."""
 
     def __init__(
         self,
@@ -73,17 +73,17 @@ class EventStream:
         self._engine_caches = engine_caches
         self._hasher = hasher
         self._settle_at: float | None = None
-        self._level: LevelChanged | None = None  # waits until all is settled
+        self._level: LevelChanged | None = None  # to be reported; EXACT waits until all is settled
         self._reason = ""  # of the machine's last change
         self._now_at = LevelChanged(self.machine.level, "")
-        self._stores = False  # something that was stored could be read, since the engine began
-        self._skipped_before = 0  # tags, before it began
-        self._snapshot: tuple[int, Snapshot] | None = None  # that was offered, and to which question
+        self._stores = False  # a stored event was readable, since the engine's restart
+        self._skipped_before = 0  # unknown tags skipped before that restart
+        self._snapshot: tuple[int, Snapshot] | None = None  # (ask, what was offered for it)
         self.is_open = False
         self._is_hybrid = False  # by its metrics page
 
     def open(self, now: float) -> None:
-        """From now on EngineCaches is notified of it. What is held already is found by the next sweeps."""
+        """Begin to report to EngineCaches. The next sweeps find what is held already."""
         if not self.is_open:
             self.is_open = True
             self._engine_caches.open(self.source, self.names.held(self.residency), now)
@@ -91,7 +91,7 @@ class EventStream:
             self._report_level(now)
 
     def close(self, now: float) -> None:
-        """EngineCaches is not notified of it any more, whatever its shell still calls."""
+        """Report to EngineCaches no more, even if the shell goes on calling."""
         if self.is_open:
             self.is_open = False
             self._engine_caches.close(self.source, now)
@@ -105,7 +105,7 @@ class EventStream:
         return self._carry(self.machine.disconnected(now), now)
 
     def live(self, seq: int, payload: bytes, now: float) -> list[StreamEffect]:
-        """A message of the stream."""
+        """Take a live message of the stream."""
         return self._carry(self.machine.live(seq, payload, now), now)
 
     def replayed(self, ask: int, seq: int, payload: bytes, now: float) -> list[StreamEffect]:
@@ -118,23 +118,23 @@ class EventStream:
         return self._carry(self.machine.replay_failed(ask, now), now)
 
     def contradicted(self, now: float) -> list[StreamEffect]:
-        """The engine's answers do not fit what it is known to hold."""
+        """The engine's answers do not fit what its events report: check that it is still the same process."""
         return self._carry(self.machine.contradicted(now), now)
 
     def measured(self, now: float, *, is_hybrid: bool) -> list[StreamEffect]:
-        """What the engine's metrics page says of its caches."""
+        """Take from the engine's metrics page whether it is a hybrid."""
         self._is_hybrid = is_hybrid
         return self._carry((), now)
 
     def snapshot_offered(self, ask: int, snapshot: Snapshot | None, now: float) -> list[StreamEffect]:
-        """A peer's, in answer to AskPeer, used up by this; None: there is none."""
+        """Take a peer's snapshot in answer to AskPeer, which uses it up; None: there is none."""
         if snapshot is None:
             return self._carry(self.machine.snapshot_failed(ask, now), now)
         self._snapshot = (ask, snapshot)
         return self._carry(self.machine.snapshot_offered(ask, snapshot.seq, snapshot.digest, now), now)
 
     def tick(self, now: float) -> list[StreamEffect]:
-        """To be called at `wake_at`."""
+        """Do what is due. To be called at `wake_at`."""
         effects = self._carry(self.machine.tick(now), now)
         if self._settle_at is not None and now >= self._settle_at:
             self._settle(now)
@@ -149,7 +149,7 @@ class EventStream:
 
     @property
     def level(self) -> Level:
-        """Of all messages, and of what could be made of them."""
+        """The level of the gap machine, lowered by what the residency lacks."""
         level = self.machine.level
         lack = self._lack()
         if lack is not Lack.NOTHING:
@@ -158,7 +158,7 @@ class EventStream:
         return level
 
     def snapshot(self) -> SnapshotWriter | None:
-        """Begins one for a peer; None: it is not known exactly here, or one is being written."""
+        """Begin a snapshot for a peer; None if this stream is not EXACT, has states, or is already writing one."""
         if self.level is not Level.EXACT or self.residency.has_states:
             return None
         self.residency.catch_up()
@@ -177,7 +177,7 @@ class EventStream:
         return {**decoder, **machine, **held, **{f"states_{name}": count for name, count in states.items()}}
 
     def view(self) -> dict[str, Any]:
-        """What it knows, as JSON has it."""
+        """What the stream knows, as JSON."""
         return {
             "level": self.level.value,
             "lacks": self._lack().value,
@@ -190,7 +190,7 @@ class EventStream:
     # Inside
 
     def _carry(self, effects: Iterable[Effect], now: float) -> list[StreamEffect]:
-        """Do here what can be done here."""
+        """Carry out the effects that concern this stream, and return the others."""
         waiting = deque(effects)
         outside: list[StreamEffect] = []
         cleared = False
@@ -224,7 +224,7 @@ class EventStream:
         return self._reason if self.level is self.machine.level else self._lack().value
 
     def _lack(self) -> Lack:
-        """Where something lacks, what is held is more than what is known, and nothing may be taken for not held."""
+        """What lacks. If anything does, the engine holds more than is known, and nothing may be taken for not held."""
         if not self._stores and self.decoder.counters.tags_skipped > self._skipped_before:
             return Lack.SCHEMA
         residency = self.residency
@@ -234,7 +234,7 @@ class EventStream:
         return self.residency.lack
 
     def _apply(self, message: Apply, waiting: deque[Effect], now: float) -> bool:
-        """Whether it reported that the engine holds nothing. What the machine makes of it waits."""
+        """Apply a message; what the machine makes of it goes to `waiting`. Returns whether the cache was cleared."""
         try:
             batch = self.decoder.decode(message.payload)
         except BadBatch:
@@ -257,7 +257,7 @@ class EventStream:
         return cleared
 
     def _clear(self) -> None:
-        """This rank holds nothing. Of an engine with one that begins a generation; of others their own is withdrawn."""
+        """This rank holds nothing. A single rank begins a generation; of several, its own prefixes are withdrawn."""
         self.residency.clear(singly=self._engine_caches.ranks(self.source) > 1)
 
     def _install(self, ask: int, now: float) -> None:
@@ -284,7 +284,7 @@ class EventStream:
         self._report_level(now)
 
     def _report_level(self, now: float) -> None:
-        """EXACT is true once all that was applied is settled; less than that at once."""
+        """Report EXACT only once all that was applied is settled, and any lower level at once."""
         if self._level is not None and (self._level.level is not Level.EXACT or self._settle_at is None):
             if self.is_open:
                 mixed = self._lack() is Lack.MIXED

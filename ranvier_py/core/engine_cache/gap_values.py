@@ -1,4 +1,4 @@
-"""Words of a gap machine: levels, effects, options, counters; and what it remembers, within bounds."""
+"""Values of a gap machine: levels, effects, settings, counters, and the messages that it holds back, within bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import xxhash
 from ranvier_py.core.metrics import counter
 
 DIGESTS_MAX = 1024
-"""Messages whose digest is remembered."""
+"""Last messages whose digests are remembered."""
 
 
 class Level(Enum):
@@ -22,26 +22,26 @@ class Level(Enum):
 
 
 class EventLoss(Enum):
-    """What is missing for good."""
+    """How much is lost for good."""
 
     NOTHING = 0
     PART = 1
-    ALL = 2  # of a gap, or of the time before we came
+    ALL = 2  # no message of a gap came back, or nothing from before we connected is known
 
 
 class Apply(NamedTuple):
-    """Apply this message now. Call `cleared` or `unreadable` if it was so."""
+    """Apply this message now. Call `cleared` or `unreadable` if that is what it was."""
 
     seq: int
     payload: bytes
 
 
 class StreamReset(NamedTuple):
-    """The engine was restarted: it holds nothing that was applied so far."""
+    """The engine was restarted: nothing that was applied so far holds any more."""
 
 
 class AskReplay(NamedTuple):
-    """Ask the replay socket from `first` on; hand in what comes under the same `ask`."""
+    """Ask the replay socket for messages from `first` on; hand in its answers under the same `ask`."""
 
     ask: int
     first: int
@@ -54,7 +54,7 @@ class AskPeer(NamedTuple):
 
 
 class Install(NamedTuple):
-    """Take the snapshot that was just offered in place of all that was applied."""
+    """Replace all that was applied with the snapshot that was just offered."""
 
     ask: int
 
@@ -71,14 +71,14 @@ Effect = Apply | StreamReset | AskReplay | AskPeer | Install | LevelChanged
 class GapSettings:
     replay: bool = True  # the engine has a replay socket
     peers: bool = True
-    replay_timeout_s: float = 5.0  # without an answer: engines answer within milliseconds, a busy one within seconds
-    replay_pause_s: float = 1.0  # within an answer, which comes in one go: then its end was lost
-    replay_attempts_max: int = 3  # while each brings something new
+    replay_timeout_s: float = 5.0  # until the first answer: engines need milliseconds, busy ones seconds
+    replay_pause_s: float = 1.0  # between two answers, which come in one go: beyond that the end was lost
+    replay_attempts_max: int = 3  # as long as each brings something new
     peer_timeout_s: float = 30.0  # a snapshot of 200,000 blocks is 5 MB, and is read in steps
-    peer_interval_s: float = 30.0  # between two questions while something is missing
-    verify_interval_s: float = 10.0  # an engine whose answers contradict is asked that often
-    estimated_after_s: float = 30.0  # cut off for that long, what was known is a guess
-    recover_messages: int = 64  # in a row, after which ESTIMATED is DEGRADED
+    peer_interval_s: float = 30.0  # between two requests while something is missing
+    verify_interval_s: float = 10.0  # least time between two checks of an engine whose answers contradict
+    estimated_after_s: float = 30.0  # after this time cut off, what was known is a guess
+    recover_messages: int = 64  # in a row that turn ESTIMATED into DEGRADED
     held_messages_max: int = 20_000  # twice vLLM's replay buffer
     held_bytes_max: int = 64 << 20
 
@@ -100,31 +100,31 @@ class GapCounters:
 
 @dataclass(slots=True)
 class Replay:
-    """A question to the replay socket."""
+    """An open question to the replay socket."""
 
     ask: int
     first: int
     next_then: int
     deadline: float
     attempt: int
-    checked: bool  # that the engine is the one we knew
+    checked: bool  # the engine proved to be the process that we knew
     came: bool = False
 
 
 @dataclass(slots=True)
 class SnapshotAsked:
-    """A question for a peer's snapshot."""
+    """An open question for a peer's snapshot."""
 
     ask: int
     deadline: float
-    offer: tuple[int, int] | None = None  # number and digest of its last message, which is still to come
+    offer: tuple[int, int] | None = None  # number and digest of its last message, which has not come here yet
 
 
 class Messages:
-    """Some that wait, by number: behind a hole, or, since a snapshot was asked for, because it will lack the last."""
+    """Messages that wait, by number: behind a gap, or to be applied after a snapshot that was asked for."""
 
     def __init__(self, settings: GapSettings) -> None:
-        self.by_seq: dict[int, bytes] = {}  # in the order in which they came
+        self.by_seq: dict[int, bytes] = {}  # in order of arrival
         self._settings = settings
         self._bytes = 0
 
@@ -146,11 +146,11 @@ class Messages:
         return payload
 
     def clear(self) -> dict[int, bytes]:
-        """What it had."""
+        """Remove and return all messages."""
         messages, self.by_seq, self._bytes = self.by_seq, {}, 0
         return messages
 
 
 def digest_of(payload: bytes) -> int:
-    """By which a repetition is distinguished from a restart."""
+    """Return a digest that distinguishes a repeated message from another one with its number, after a restart."""
     return xxhash.xxh3_64_intdigest(payload)

@@ -1,18 +1,19 @@
-"""How well one event stream is known: sequence numbers in, effects out. One machine for each publisher.
+"""Tracks how well one event stream is known: sequence numbers in, effects out. One machine for each publisher.
 
-A message that does not follow the last one opens a gap. Messages from there on are held back, the engine's replay
-socket is asked from one number before the gap, and whoever decides on routes goes on with what is known. The one before
-the gap is known here: if the engine has another message under its number, it was restarted. What replay can't bring
-back is jumped over, and a peer is asked for a snapshot of the whole.
+A message that does not follow the last one opens a gap. The machine holds back the messages after the gap and asks the
+engine's replay socket from the number just before it, while routing goes on with what is known. The message before the
+gap is known here: if the engine has another one under its number, the engine was restarted. Messages that replay cannot
+bring back are skipped, and a peer is asked for a snapshot of the whole.
 
-EXACT: every message since the engine started, or since it cleared its cache, or a peer's snapshot and all after it.
+EXACT: every message since the engine started or cleared its cache was applied, or a peer's snapshot and all after it.
 REPAIRING: a gap is being filled. DEGRADED: some messages are lost, those after them are known; or the stream is cut
 off. ESTIMATED: nothing is known, or no message of a gap came back.
-Rules: messages are applied in order, each once; a restart is a Reset, then all from number 0. A snapshot is taken once
-its last message is known here to be the same. Nothing waits for ever: each question has a deadline.
-Invariant: while EXACT, what was applied since the last Reset or Install has no hole.
-Bounds: what is held or kept for a snapshot, in bytes and messages; beyond, the gap is jumped over, or the snapshot not
-waited for, and counted.
+Rules: messages are applied in order, each once. A restart is a StreamReset, followed by all messages from number 0. A
+snapshot is taken only once its last message proved equal to the message with that number here. Nothing waits for ever:
+each question has a deadline.
+Invariant: while EXACT, what was applied since the last StreamReset or Install has no hole.
+Bounds: bytes and number of messages held back or kept for a snapshot; beyond, the gap is skipped or the snapshot given
+up, and counted.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ NOTHING_MISSED = "nothing missed"
 
 
 class GapMachine:
-    """Every method returns what is to be done, in order. `tick` wants to be called at `wake_at`."""
+    """Every method returns the effects to carry out, in order. Call `tick` at `wake_at`."""
 
     def __init__(self, settings: GapSettings | None = None) -> None:
         self._settings = settings or GapSettings()
         self._outbox: list[Effect] = []
         self._next = 0
-        self._held = Messages(self._settings)  # behind a hole
-        self._kept = Messages(self._settings)  # applied since a snapshot was asked for
-        self._digests: BoundedDict[int, int] = BoundedDict(DIGESTS_MAX)  # of the last messages that were applied
+        self._held = Messages(self._settings)  # behind a gap
+        self._kept = Messages(self._settings)  # applied since a snapshot was asked for, to be applied on top of it
+        self._digests: BoundedDict[int, int] = BoundedDict(DIGESTS_MAX)  # of the messages applied last
         self._live_last = -1
         self._loss = EventLoss.ALL
-        self._loss_end = 0  # first number after what was lost
-        self._run = 0  # messages in a row since then
+        self._loss_end = 0  # the first number after the lost messages
+        self._run = 0  # messages applied in a row since that loss
         self._asks = 0
         self._replay: Replay | None = None
         self._snapshot: SnapshotAsked | None = None
@@ -73,20 +74,20 @@ class GapMachine:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Messages that are held behind a gap, and that are kept for a snapshot."""
+        """How many messages are held back behind a gap, and how many are kept for a snapshot."""
         return len(self._held), len(self._kept)
 
     @property
     def snapshot_ask(self) -> int | None:
-        """The question for a snapshot that is open."""
+        """The number of the open question for a snapshot."""
         return self._snapshot.ask if self._snapshot is not None else None
 
     def digest_of(self, seq: int) -> int | None:
-        """Of message `seq`, with which a snapshot that stands after it is offered. None: not known any more."""
+        """The digest of message `seq`, which goes with a snapshot taken just after it; None if it is not remembered."""
         return self._digests.get(seq)
 
     def wake_at(self) -> float | None:
-        """When `tick` has something to do, in seconds."""
+        """The time in seconds at which `tick` has something to do."""
         times = [question.deadline for question in (self._replay, self._snapshot) if question is not None]
         if self._snapshot_at is not None and self._snapshot is None and self._loss is not EventLoss.NOTHING:
             times.append(self._snapshot_at)
@@ -97,20 +98,20 @@ class GapMachine:
     # The stream
 
     def connected(self, now: float) -> list[Effect]:
-        """The stream stands, for the first time or again. What came meanwhile is asked for."""
+        """The stream is connected, for the first time or again: ask for what was published meanwhile."""
         self._connect(now)
         return self._done()
 
     def disconnected(self, now: float) -> list[Effect]:
         self._cut_at = now
         self._replay = None
-        self._live_last = self._next - 1  # what came from beyond a gap is asked for with the rest
-        self._held.clear()  # who knows whether what comes next is of the same run; replay brings these again
+        self._live_last = self._next - 1  # messages behind a gap are asked for with the rest
+        self._held.clear()  # the next messages may be of another run; replay brings these again
         self._why = "cut off"
         return self._done()
 
     def live(self, seq: int, payload: bytes, now: float) -> list[Effect]:
-        """A message of the stream."""
+        """Take a live message of the stream."""
         if self._cut_at is not None:
             self._connect(now)
         if self._contradicts(seq, payload) or (
@@ -122,18 +123,18 @@ class GapMachine:
         return self._done()
 
     def cleared(self, seq: int) -> list[Effect]:
-        """Message `seq` reported that the engine holds nothing: what was lost before it does not matter any more."""
+        """Message `seq` reported that the engine holds nothing, so what was lost before it no longer matters."""
         if seq >= self._loss_end:
             self._loss = EventLoss.NOTHING
         return self._done()
 
     def unreadable(self, seq: int, now: float) -> list[Effect]:
-        """Message `seq`, or some of it, could not be read."""
+        """Message `seq` could not be read, at least in part."""
         self._lose(EventLoss.PART, seq + 1, now, "unreadable")
         return self._done()
 
     def contradicted(self, now: float) -> list[Effect]:
-        """The engine's answers do not fit what it is known to hold: is it still the same?"""
+        """The engine's answers do not fit what its events report: ask replay whether it is the same process."""
         last = self._verified_at
         if self._replay is None and (last is None or now >= last + self._settings.verify_interval_s):
             self._verified_at = now
@@ -143,7 +144,7 @@ class GapMachine:
     # Replay
 
     def replayed(self, ask: int, seq: int, payload: bytes, now: float) -> list[Effect]:
-        """One answer of the replay socket. They may come in any order, and twice."""
+        """Take one message from the replay socket. They may come in any order, and twice."""
         replay = self._replay
         if replay is None or replay.ask != ask:
             self.counters.late += 1
@@ -159,7 +160,7 @@ class GapMachine:
         return self._done()
 
     def replay_ended(self, ask: int, now: float) -> list[Effect]:
-        """The engine has replayed all that it can."""
+        """The engine has replayed all that it has."""
         if self._replay is not None and self._replay.ask == ask:
             self._end_replay(now, in_time=True)
         else:
@@ -167,7 +168,7 @@ class GapMachine:
         return self._done()
 
     def replay_failed(self, ask: int, now: float) -> list[Effect]:
-        """The replay socket does not answer, or nonsense."""
+        """The replay socket does not answer, or answers nonsense."""
         if self._replay is not None and self._replay.ask == ask:
             self._give_up(now, "no replay")
         else:
@@ -177,7 +178,7 @@ class GapMachine:
     # A peer's snapshot
 
     def snapshot_offered(self, ask: int, seq: int, digest: int, now: float) -> list[Effect]:
-        """A peer's exact one, that stands after message `seq` with this `digest`. Install: it is to be taken."""
+        """A peer offers an exact snapshot, taken after message `seq` with this `digest`. An Install means: take it."""
         asked = self._snapshot
         if asked is None or asked.ask != ask:
             self.counters.late += 1
@@ -213,7 +214,7 @@ class GapMachine:
             self._ask_replay(now, "connected")
 
     def _contradicts(self, seq: int, payload: bytes) -> bool:
-        """Whether another message is known under this number."""
+        """Whether a different message is known under this number."""
         known = self._digests.get(seq)
         return (known is not None and known != digest_of(payload)) or self._held.by_seq.get(seq, payload) != payload
 
@@ -233,10 +234,10 @@ class GapMachine:
             replay = self._replay
             self._jump(EventLoss.PART, now, "too much held", is_checked=replay is None or replay.checked)
             if replay is not None:
-                replay.checked = True  # what it replays from here on follows what is lost anyway
+                replay.checked = True  # what it replays from here on comes after a loss anyway
 
     def _drain(self, now: float) -> None:
-        """Apply what follows."""
+        """Apply the held messages that follow the last one, unless replay must first verify the engine."""
         replay = self._replay
         if replay is not None and not replay.checked:
             return
@@ -253,14 +254,14 @@ class GapMachine:
         self.counters.applied += 1
         self._run += 1
         if seq == 0:
-            self._loss = EventLoss.NOTHING  # all that the engine ever published
+            self._loss = EventLoss.NOTHING  # with message 0 all that the engine ever published is here
         elif self._loss is EventLoss.ALL and self._run >= self._settings.recover_messages:
             self._loss = EventLoss.PART
         if self._snapshot is not None:
             self._keep(self._snapshot, seq, payload, now)
 
     def _keep(self, asked: SnapshotAsked, seq: int, payload: bytes, now: float) -> None:
-        """For the snapshot that was asked for: it will lack this."""
+        """Keep a message that the snapshot under way may lack; judge an offer whose last message has now come."""
         self._kept.add(seq, payload)
         if asked.offer is not None and seq >= asked.offer[0]:
             self._judge(asked, *asked.offer, now)
@@ -279,12 +280,12 @@ class GapMachine:
             self._give_up(now, "no replay")
 
     def _end_replay(self, now: float, *, in_time: bool) -> None:
-        """Nothing more comes. Complete, worth another question, or to be lived with."""
+        """End a replay that brings no more: all is there, or it is worth another question, or it is given up."""
         replay = self._replay
         assert replay is not None
         if not self._held and in_time:
             if not replay.came and replay.next_then > 0 and self._next == replay.next_then:
-                self._restart("replay is empty")  # it has less than it published
+                self._restart("replay is empty")  # it lacks a message that it published before
                 self._ask_replay(now, "restarted")  # it may have published something since
                 return
             if self._next == 0:
@@ -298,7 +299,7 @@ class GapMachine:
             self._give_up(now, "replay says too little")
 
     def _give_up(self, now: float, why: str) -> None:
-        """Live with what came: a suffix is worth more than nothing."""
+        """Go on with the messages that came: a suffix is worth more than nothing."""
         replay = self._replay
         assert replay is not None
         loss = EventLoss.PART if replay.came or (replay.next_then and not self._held) else EventLoss.ALL
@@ -309,7 +310,7 @@ class GapMachine:
             self._lose(loss, self._next, now, why)
 
     def _jump(self, loss: EventLoss, now: float, why: str, *, is_checked: bool) -> None:
-        """Apply all that is held, in order, and note that something is missing."""
+        """Apply all held messages in order, and note what is missing between them."""
         for seq, payload in sorted(self._held.clear().items()):
             if seq != self._next or not is_checked:
                 self.counters.jumped += 1
@@ -355,10 +356,8 @@ class GapMachine:
         self._kept.clear()
 
     def _judge(self, asked: SnapshotAsked, seq: int, digest: int, now: float) -> None:
-        """Take a snapshot whose last message was applied here too, after what was lost, with all that followed it.
-
-        Before that it might be of a run that is over.
-        """
+        """Take an offered snapshot if message `seq` was applied here, with the same digest and after all that was lost,
+        and all messages since are kept. Refuse any other: it might be of a run of the engine that is over."""
         again = [Apply(*message) for message in self._kept.by_seq.items() if message[0] > seq]
         is_whole = seq >= self._loss_end and len(again) == self._next - seq - 1
         if self._digests.get(seq) == digest and is_whole:

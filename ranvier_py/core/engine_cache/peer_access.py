@@ -1,7 +1,7 @@
-"""What whoever receives event streams must know of the other nodes: which are its own, and where snapshots come from.
+"""Answers what receivers of event streams ask about other nodes: which streams are theirs, who has snapshots.
 
-A node asks `subscribes` and `reads` now and then and acts by it, reports how well it knows what it receives, and
-carries the two effects of a gap machine that need others: AskPeer -> `ask`, and what comes of it from `snapshots`.
+A node asks `subscribes` and `reads` regularly and acts on the answers. It reports how well it knows its streams, and
+carries out the effects of a gap machine that need peers: AskPeer leads to `ask`, and `snapshots` returns the answers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ranvier_py.core.engine_cache.snapshot import Snapshot, SnapshotWriter
 from ranvier_py.core.ids import BackendId
 
 SnapshotGiver = Callable[[BackendId, int], SnapshotWriter | None]
-"""Begins a snapshot of what a backend's rank holds; None when it is not known exactly here: `EventStream.snapshot`."""
+"""Begins a snapshot of what a backend's rank holds (`EventStream.snapshot`); None if not known exactly here."""
 
 
 class SnapshotAnswer(NamedTuple):
-    """The answer to a question. `snapshot` None: there is none to be had."""
+    """The answer to one question; a `snapshot` of None means that there is none."""
 
     backend: BackendId
     rank: int
@@ -27,10 +27,7 @@ class SnapshotAnswer(NamedTuple):
 
 
 class StreamSharing:
-    """Of a node that is alone: all streams are its own, and nobody has a snapshot.
-
-    Among peers it is core/gossip/readers/shared_streams.py. Ranks of a data-parallel engine are read together.
-    """
+    """Stream sharing for a node without peers: it reads all streams, and nobody has a snapshot."""
 
     def __init__(self) -> None:
         self.give: SnapshotGiver = lambda _backend, _rank: None
@@ -38,34 +35,34 @@ class StreamSharing:
         self._answers: list[SnapshotAnswer] = []
 
     def streams(self, backends: Mapping[BackendId, Sequence[int]], now: float) -> None:  # noqa: ARG002
-        """These backends have event streams, of these ranks; may be called as often as you like."""
+        """Set which backends have event streams, and of which ranks. It may be called at any time."""
         self._levels = {backend: level for backend, level in self._levels.items() if backend in backends}
 
     def subscribes(self, backend: BackendId) -> bool:  # noqa: ARG002
-        """Whether this node is to receive the stream of a backend now, as its reader or as its standby."""
+        """Whether this node receives the backend's stream now, as its reader or as its standby."""
         return True
 
     def reads(self, backend: BackendId) -> bool:  # noqa: ARG002
-        """Whether it is the reader, which applies the stream for all."""
+        """Whether this node is the reader, which applies the stream for all."""
         return True
 
     def report(self, backend: BackendId, level: Level, now: float) -> None:  # noqa: ARG002
-        """How well this node knows the stream that it receives: the worst of its ranks."""
+        """Report how well this node knows a stream that it receives: the level of its worst rank."""
         self._levels[backend] = level
 
     def unable(self, backend: BackendId, is_unable: bool, now: float) -> None:  # noqa: ARG002
-        """This node can't receive that stream, or could again. Others take it."""
+        """Report that this node cannot receive that stream, or can again. Others take it over."""
         self._levels.pop(backend, None)
 
     def ask(self, backend: BackendId, rank: int, ask: int, now: float) -> None:  # noqa: ARG002
-        """Get an exact snapshot from a peer."""
+        """Ask peers for an exact snapshot."""
         self._answers.append(SnapshotAnswer(backend, rank, ask, None))
 
     def snapshots(self) -> list[SnapshotAnswer]:
-        """What has come of questions since the last call."""
+        """Return the answers that came since the last call."""
         answers, self._answers = self._answers, []
         return answers
 
     def level(self, backend: BackendId) -> Level | None:
-        """How well the stream is known by whoever reads it; None: nobody does."""
+        """The level at which its reader knows the stream; None if nobody reads it."""
         return self._levels.get(backend)

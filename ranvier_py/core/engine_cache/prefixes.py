@@ -1,7 +1,7 @@
-"""Which prefixes one engine holds, each at the nearest tier, and what changed since this was last asked.
+"""Tracks which prefixes one engine holds, each at the nearest tier, and what changed since the last call of `drain`.
 
-Two blocks of an engine may share a prefix of ours: blocks of 32 tokens that part after 16. So each fingerprint counts
-its holders by tier.
+Two blocks of an engine may share a prefix of ours: blocks of 32 tokens that differ only after the first 16. So each
+fingerprint counts its holders by tier.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import NamedTuple
 from ranvier_py.core.engine_cache.sources.event_values import HELD_TIERS, Tier
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
 
-HOLDERS_BITS = 24  # more than blocks there can be
+HOLDERS_BITS = 24  # there can be no more blocks than that
 HOLDERS_MASK = (1 << HOLDERS_BITS) - 1
-ONE_HOLDER = (*(1 << HOLDERS_BITS * tier for tier in HELD_TIERS), 0)  # none is one more at ABSENT
+ONE_HOLDER = (*(1 << HOLDERS_BITS * tier for tier in HELD_TIERS), 0)  # at ABSENT there are no holders to count
 GPU, ABSENT = Tier.GPU, Tier.ABSENT
-make = tuple.__new__  # of named tuples: half the time of their own
+make = tuple.__new__  # makes named tuples in half the time of their own `__new__`
 
 
 class Change(NamedTuple):
-    """A prefix is at `tier` now; ABSENT: it went. `parent` is the next shorter prefix at an anchor, 0 for none."""
+    """A prefix is at `tier` now; ABSENT: it is gone. `parent`: the next shorter prefix at an anchor; 0: none."""
 
     fingerprint: Fingerprint
     tokens: int
@@ -30,11 +30,11 @@ class Change(NamedTuple):
 
 
 class HeldPrefixes:
-    """Holders of each prefix, by tier."""
+    """The number of blocks that hold each prefix, by tier."""
 
     def __init__(self) -> None:
         self._holders: dict[Fingerprint, int] = {}
-        self._before: dict[Fingerprint, tuple[int, Fingerprint, int]] = {}  # tokens, parent, holders at the last call
+        self._before: dict[Fingerprint, tuple[int, Fingerprint, int]] = {}  # tokens, parent, holders at last `drain`
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -43,16 +43,16 @@ class HeldPrefixes:
         return nearest(self._holders.get(fingerprint, 0))
 
     def held_among(self, fingerprints: Sequence[Fingerprint]) -> dict[Fingerprint, Tier]:
-        """Those of these that are held."""
+        """Return those of these prefixes that are held, with their tiers."""
         found = zip(fingerprints, map(self._holders.get, fingerprints), strict=True)
         return {fingerprint: nearest(holders) for fingerprint, holders in found if holders}
 
     def tiers(self) -> Mapping[Fingerprint, Tier]:
-        """All that are held. O(all)."""
+        """All prefixes that are held, with their tiers. O(all)."""
         return {fingerprint: nearest(holders) for fingerprint, holders in self._holders.items()}
 
     def move(self, fingerprint: Fingerprint, tokens: int, parent: Fingerprint, old: Tier, new: Tier) -> None:
-        """One holder of this prefix went from one tier to another."""
+        """Move one holder of this prefix from one tier to another."""
         holders = self._holders
         then = holders.get(fingerprint, 0)
         now = then - ONE_HOLDER[old] + ONE_HOLDER[new]
@@ -66,7 +66,7 @@ class HeldPrefixes:
             self._before[fingerprint] = (tokens, parent, then)
 
     def drain(self, most: int) -> tuple[Change, ...]:
-        """What is otherwise than it was at the last call, of `most` prefixes."""
+        """Return what differs from the last call, for at most `most` prefixes."""
         changes: list[Change] = []
         chosen = self._before if len(self._before) <= most else dict(islice(self._before.items(), most))
         holders, append = self._holders.get, changes.append
@@ -84,11 +84,11 @@ class HeldPrefixes:
 
     @property
     def undrained(self) -> int:
-        """Prefixes that `drain` has not looked at yet."""
+        """Changed prefixes that `drain` has not looked at yet."""
         return len(self._before)
 
     def replaces(self, other: HeldPrefixes) -> None:
-        """From now on `drain` reports what is otherwise than the other has reported. O(all)."""
+        """Let `drain` report from now on how this differs from what the other has reported. O(all)."""
         reported = dict(other.tiers())
         reported.update({fingerprint: nearest(then) for fingerprint, (_, _, then) in other._before.items()})
         for fingerprint, tier in reported.items():

@@ -1,10 +1,10 @@
-"""How often something may be done that others can provoke: some at once, then one in a while."""
+"""Limits how often something is done that others can provoke: a burst at once, then one at regular intervals."""
 
 from __future__ import annotations
 
 
 class Quota:
-    """`most` at once, and one more for each `each_s` seconds that went by."""
+    """Allows `most` at once, and one more for each `each_s` seconds that passed."""
 
     __slots__ = ("_at", "_each_s", "_left", "_most")
 
@@ -15,7 +15,7 @@ class Quota:
         self._at = float("-inf")
 
     def allows(self, now: float) -> bool:
-        """Whether it may be done now; then it counts as done."""
+        """Whether it may be done now. If so, it counts as done."""
         self._left = min(float(self._most), self._left + (now - self._at) / self._each_s)
         self._at = now
         if self._left < 1.0:

@@ -1,19 +1,19 @@
-"""What one engine (one data-parallel rank of it) holds, by its own events: its block names -> our fingerprints.
+"""Keeps what one engine (or one data-parallel rank) holds by its own events: its block names -> our fingerprints.
 
-The tokens in the events are hashed as those of prompts are, at every whole block of ours, whatever the engine's block
-size. A prefix is held where every block of the engine that it reaches into is held: at the tier of the farthest of
-them. The engine itself reuses whole blocks of its own only, so a match is worth its depth rounded down to
-`block_tokens`. Names of blocks are never computed, only compared.
+The token ids in the events are hashed as those of prompts are, at the end of each of our blocks, whatever the engine's
+block size. A prefix is held if every engine block that it reaches into is held; its tier is the farthest of theirs. The
+engine itself reuses only whole blocks of its own, so a match is worth its depth rounded down to `block_tokens`. Names
+of blocks are compared, never computed.
 
-Rules: one name may be stored several times, and is gone when it was removed as often; what is named again because it
-was reused is no new copy. A block whose parent is unknown is orphaned until the parent comes. Blocks that hash more
-than tokens (images, embeddings), and all that continue them, are counted but have no fingerprint. Of several cache
-groups the first dense one counts: others keep no whole prefix. A prefix is reused only where they have what they need,
-too: where recurrent states are is known by their own events (`states`); an engine with any other group (windows) is
-`mixed`, so that what is held here may be of no use.
-Invariant: what is reported, summed up, equals what a walk over all blocks would find, once `settle` has nothing left.
-Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): new blocks are refused and counted;
-`orphaned_max` of them unresolved: the oldest are dropped with all that continues them, and counted.
+Rules: an engine may store one name several times; the block is gone once it was removed as often. A block that is named
+again because a request reused it is no new copy. A block whose parent is unknown is orphaned until the parent comes.
+Blocks that hash more than tokens (images, embeddings), and all that continue them, are counted but have no fingerprint.
+Of several cache groups the first dense one counts, since others keep no whole prefix. A prefix is reusable only where
+the other groups hold what they need, too: `states` tracks recurrent states by their own events; an engine with any
+other kind of group (sliding windows) is `mixed`, and what is held here may be of no use.
+Invariant: the reported changes, summed up, equal what a walk over all blocks finds, once `settle` has nothing left.
+Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): beyond it new blocks are refused and
+counted. `orphaned_max` of them unresolved: beyond it the oldest are dropped with all that continues them, and counted.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ DENSE_KINDS = frozenset(("full_attention", "mla_attention", "sink_full_attention
 """Kinds of cache group that keep every token of a prefix (vLLM's names)."""
 
 SETTLE_STEPS_MAX = 20_000
-"""Blocks looked at by one `settle`."""
+"""Blocks that one call of `settle` looks at."""
 
 FRESH_MAX = 4096
-"""Stored blocks that are hashed together: one call for a few blocks costs as much as for hundreds."""
+"""Stored blocks that are hashed together: one call for a few blocks costs as much as one for hundreds."""
 
 NAME, READY, OPAQUE = KnownBlock.NAME, KnownBlock.READY, KnownBlock.OPAQUE
 ABSENT = Tier.ABSENT
 
 WAITING_MAX, WAITING_BYTES_MAX = 50_000, 32 << 20
-"""Events, and their bytes, that wait for a snapshot to be written: some seconds of a busy engine."""
+"""Events, and bytes of them, that may wait while a snapshot is written: some seconds of a busy engine."""
 
 
 class Residency:
-    """Feed it `apply` for each event and then `settle`."""
+    """The blocks of one engine. Call `apply` for each event, then `settle` for what changed."""
 
     def __init__(
         self,
@@ -74,22 +74,21 @@ class Residency:
         orphaned_max: int = 100_000,
         repeats: bool = False,
     ) -> None:
-        """`namespace_of` gives the fingerprint of the empty prefix, or None where no prompt of ours can be meant.
-        `repeats`: the engine may name blocks that a request reuses as if it stored them, see `is_repeated`.
-        """
+        """`namespace_of` returns the fingerprint of the empty prefix, or None where no prompt of ours can be meant.
+        `repeats`: the engine may name blocks that a request reuses as if it stored them, see `is_repeated`."""
         self._hasher = hasher
         self._namespace_of = namespace_of
         self._entries_max = entries_max
         self._orphaned_max = orphaned_max
         self._repeats = repeats
         self._cleared = False
-        self.frozen = 0  # number of the freeze that holds; 0 = none
+        self.frozen = 0  # number of the current freeze; 0 = none
         self._freezes = 0
         self._waiting: deque[BlocksStored | BlocksRemoved] = deque()
         self._waiting_bytes = 0  # since the last freeze
-        self.block_tokens = 0  # the engine's, as its last event said; 0 = none came yet
-        self.mixed = False  # it has caches of groups that are not known; a cleared cache changes nothing
-        self.has_states = False  # some of its groups keep recurrent states; the same
+        self.block_tokens = 0  # of the engine's block in its last event; 0 = none came yet
+        self.mixed = False  # it has cache groups that are not tracked; clearing the cache does not reset this
+        self.has_states = False  # some of its groups keep recurrent states; not reset either
         self.counters = ResidencyCounters()
         self.state_counters = StateCounters()
         self._start()
@@ -98,10 +97,10 @@ class Residency:
         self._adopt(BlockIndex())
         self._held = HeldPrefixes()
         self._roots = Roots(self._hasher, self._namespace_of)
-        self._group: int | None = None  # of caches, that counts
-        self._reports = False  # it names blocks that it reuses
+        self._group: int | None = None  # the cache group that counts
+        self._reports = False  # its events name reused blocks
         self.lack = Lack.NOTHING
-        self._fresh: list[Block] = []  # stored, not looked at yet
+        self._fresh: list[Block] = []  # stored, not hashed yet
         self._unsettled: deque[Block] = deque()
 
     def _adopt(self, index: BlockIndex) -> None:
@@ -109,10 +108,10 @@ class Residency:
         self._states = StateGroups(index.blocks.get, self.state_counters, self._hasher.block_tokens)
 
     def clear(self, *, singly: bool = False) -> None:
-        """The engine holds nothing: it was restarted, or said so.
+        """Drop everything: the engine was restarted, or reported that it holds nothing.
 
         Args:
-            singly: other ranks hold some of the same: each prefix is reported gone by itself, and no more.
+            singly: other ranks hold some of the same prefixes: report each as gone by itself, instead of `cleared`.
         """
         self.thaw()
         self._waiting.clear()
@@ -142,7 +141,7 @@ class Residency:
             self._remove(event)
 
     def settle(self, steps_max: int = SETTLE_STEPS_MAX) -> Changes:
-        """What changed since the last call, as far as `steps_max` blocks show. Nothing changes while it is frozen."""
+        """Return what changed since the last call, as far as `steps_max` blocks show. A frozen one does not change."""
         if not self.frozen:
             self._go_on(steps_max)
         cleared, self._cleared = self._cleared, False
@@ -154,9 +153,9 @@ class Residency:
     # A snapshot for a peer, or from one
 
     def freeze(self) -> int:
-        """Stay as it is now, until `thaw`; what is applied meanwhile waits. Returns the number of this freeze.
+        """Keep this state until `thaw`, and let applied events wait meanwhile. Returns the number of this freeze.
 
-        Too much waiting, or a cache that was cleared, ends the freeze: `frozen` is another number then.
+        When too much waits, or the cache is cleared, the freeze ends early; `frozen` then has another number.
         """
         self._resolve()
         self._freezes += 1
@@ -165,20 +164,20 @@ class Residency:
         return self.frozen
 
     def thaw(self) -> None:
-        """What waited is applied with the next calls of `settle`."""
+        """End the freeze. The next calls of `settle` apply the events that waited."""
         self.frozen = 0
 
     def parts(self) -> tuple[Block, Sequence[Block], int | None]:
-        """For `snapshot`: the root of the blocks that we cannot name, the other roots, the group that counts."""
+        """Return, for `snapshot`, the root of blocks without a fingerprint, the other roots, the group that counts."""
         return self._roots.nameless, self._roots.all(), self._group
 
     def catch_up(self) -> None:
-        """What waits since the last freeze is applied now: then it stands where its stream does."""
+        """Apply the events that still wait since the last freeze, so that this state is as recent as its stream."""
         while self._waiting and not self.frozen:
             self._apply(self._waiting.popleft())
 
     def install(self, snapshot: SnapshotState) -> None:
-        """Hold what a snapshot has instead, which is used up. What that changes comes with the next `settle`."""
+        """Replace all that is held with a snapshot, which is used up. The next `settle` reports the differences."""
         self.thaw()
         self._waiting.clear()
         before = self._held
@@ -215,11 +214,11 @@ class Residency:
         return bool(len(self._held))
 
     def tier(self, fingerprint: Fingerprint) -> Tier:
-        """Where this prefix is, as of the last `settle`."""
+        """The tier at which this prefix is held, as of the last `settle`."""
         return self._held.tier(fingerprint)
 
     def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
-        """Those of these prefixes that are held, as of the last `settle`."""
+        """Return those of these prefixes that are held, as of the last `settle`."""
         return self._held.held_among(fingerprints)
 
     def states(self) -> Iterator[StateMoved]:
@@ -227,11 +226,11 @@ class Residency:
         return self._states.all()
 
     def tiers(self) -> Mapping[Fingerprint, Tier]:
-        """All prefixes that are held, as of the last `settle`. O(all)."""
+        """All prefixes that are held, with their tiers, as of the last `settle`. O(all)."""
         return self._held.tiers()
 
     def copies(self, tier: Tier) -> dict[EngineHash, int]:
-        """How often the engine holds each block at one tier: its block table as we know it. O(blocks)."""
+        """How many copies of each block the engine holds at one tier: its block table as we know it. O(blocks)."""
         return {key: block.count(tier) for key, block in self._index.blocks.items() if block.count(tier)}
 
     def view(self) -> ResidencyView:
@@ -288,7 +287,7 @@ class Residency:
     def _store_again(
         self, key: EngineHash, parent: Block | None, tier: Tier, own: bytes, weight: int, *, repeated: bool
     ) -> Block | None:
-        """A block that is known, or cannot have a fingerprint yet. None: there is no room for it."""
+        """Store a block that is known or cannot have a fingerprint yet. None: there is no room for it."""
         block = None if parent is None else self._place(key, parent)
         if block is None:
             return None
@@ -302,7 +301,7 @@ class Residency:
         elif block.known is NAME and self._report(block, own, weight):
             self._fresh.append(block)
         elif block.known is NAME and not own and tier is Tier.GPU:
-            self.lack = Lack.TOKENS  # copies elsewhere are of blocks that were stored with theirs
+            self.lack = Lack.TOKENS  # at other tiers a block was stored with tokens before
         return block
 
     def _is_counted_group(self, event: BlocksStored) -> bool:
@@ -328,9 +327,9 @@ class Residency:
         return event.group == self._group
 
     def is_repeated(self, event: BlocksStored) -> bool:
-        """Whether a run from the start of a prompt is no new copy: vLLM names what a request reuses, in the same
-        form, if the request wants that (`kv_cache_report_mode`). It looks its cache up before it computes, so it never
-        stores a second block when it has the first; the only one of a short prompt it may.
+        """Whether this event names blocks that a request reused: no new copies. vLLM reports a reused run, from the
+        start of a prompt, as if it stored it (if the request wants that: `kv_cache_report_mode`). It looks its cache up
+        first, so it never stores a second copy of a run's first block, except of the only block of a short prompt.
         """
         if event.parent is not None:
             return False
@@ -341,7 +340,7 @@ class Residency:
         return self._reports
 
     def _parent_of(self, event: BlocksStored, salt: str | None) -> Block | None:
-        """The block that this run continues. None: there is no room for it."""
+        """Return the block that this run continues; None if there is no room for it."""
         if event.parent is not None:
             return self._index.blocks.get(event.parent) or self._add(event.parent)
         found = self._roots.find(Scope(event.lora_name, event.lora_id, salt))
@@ -364,11 +363,11 @@ class Residency:
         return self._index.add(key) if self._index.weight < self._entries_max else None
 
     def _weight_of(self, tokens: int) -> int:
-        """What a block of so many tokens counts for: itself, and the fingerprints in it."""
+        """The entries that a block of so many tokens counts for: itself, and the fingerprints in it."""
         return 1 - tokens // -self._hasher.block_tokens
 
     def _report(self, block: Block, data: bytes, weight: int) -> bool:
-        """A block that had a name only has tokens now; or it continues one that has no fingerprint."""
+        """Give tokens to a block known by name only. False: its parent is OPAQUE, or tokens or room are lacking."""
         if block.parent is not None and block.parent.known is OPAQUE:
             self._darken(block)
             return False
@@ -405,8 +404,7 @@ class Residency:
     # From tokens to fingerprints
 
     def _resolve(self) -> None:
-        """Find the fingerprints of the fresh blocks, and of those below that waited for them, if those above have
-        them."""
+        """Hash the fresh blocks whose parents are READY, and the orphaned blocks that waited below them."""
         fresh, self._fresh = self._fresh, []
         starts, resolved = fresh, 0
         while starts:
@@ -423,7 +421,7 @@ class Residency:
         self.counters.resolved_late += resolved - sum([block.known is READY for block in fresh])
 
     def _darken(self, block: Block) -> None:
-        """This block, and all that waited for it, has no fingerprint."""
+        """Make a block OPAQUE, with all blocks that waited below it: none of them will have a fingerprint."""
         below = [block]
         while below:
             each = below.pop()
@@ -437,7 +435,7 @@ class Residency:
     # From blocks to prefixes
 
     def _look(self, block: Block) -> None:
-        """Look at this READY block when settling: it, or those before it, may be held otherwise than before."""
+        """Queue a READY block for `settle`: it, or a block before it, may now be held otherwise."""
         if not block.queued:
             block.queued = True
             self._unsettled.append(block)
@@ -448,7 +446,7 @@ class Residency:
         assert parent is not None
         copies, above, before = block.copies, parent.reach, block.reach
         nearest = block.nearest if copies and not copies & COPIES_MASK else None
-        reach = (above if copies else ABSENT) if nearest is None else max(nearest, above)  # nothing is nearer than GPU
+        reach = (above if copies else ABSENT) if nearest is None else max(nearest, above)  # max(GPU, above) is above
         if reach is not before:
             prints = block.prints
             if len(prints) == 1:
@@ -466,7 +464,7 @@ class Residency:
             self._index.release(block)
 
     def _move(self, prints: Sequence[Print], anchor: Fingerprint, before: Tier, reach: Tier) -> None:
-        """All prefixes in a block that is larger than ours."""
+        """Move all prefixes that end in a block that is larger than ours."""
         size = self._hasher.block_tokens
         for fingerprint, tokens in prints:
             self._held.move(fingerprint, tokens, anchor, before, reach)

@@ -1,4 +1,4 @@
-"""What a residency takes and gives: scopes, roots, changes, snapshots, counters, gauges."""
+"""Values that a residency takes and returns: scopes, roots, changes, snapshots, counters, gauges."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 ROOTS_MAX = 4096
-"""Adapters and salts of which something is held at a time; each costs some 500 bytes."""
+"""Adapters and salts under which something is held at a time; each takes some 500 bytes."""
 
 
 class Scope(NamedTuple):
-    """What an engine says of the namespace of a prompt, beside its model."""
+    """The namespace of a prompt beside its model, as an engine names it."""
 
     lora_name: str | None
     lora_id: int | None
@@ -28,10 +28,11 @@ class Scope(NamedTuple):
 
 
 def salt_and_media(event: BlocksStored) -> tuple[str | None, int]:
-    """The salt of a prompt, if this event has its start, and the first place whose hash took in more than that.
+    """Return the prompt's salt, if this event has the prompt's start, and the first place that hashes more than that.
 
-    vLLM's extra keys of a block are: adapter, media, salt (first block of a prompt only), embeddings. A text alone
-    behind the adapter is the salt there; older versions wrote media as a bare text, so that is a salt no prompt has.
+    vLLM's extra keys of a block are: adapter, media, salt (first block of a prompt only), embeddings. A single string
+    after the adapter is the salt; older versions wrote media as a bare string, too, which becomes a salt that no prompt
+    has.
     """
     salt, opaque_from = event.salt, 0 if event.media else len(event.hashes)
     for place, keys in enumerate(event.extra_keys[:opaque_from]):
@@ -46,12 +47,12 @@ def salt_and_media(event: BlocksStored) -> tuple[str | None, int]:
 
 
 class Roots:
-    """Where the prompts of one engine begin: for each adapter and salt a block without tokens, from which hashing
-    starts. `nameless` is the root of all that has no fingerprint.
+    """The blocks without tokens from which the hashing of one engine's prompts starts, one for each adapter and salt.
+    `nameless` is the root of all blocks that have no fingerprint.
 
-    A snapshot brings roots by their sum alone, for no salt travels; whose they are shows when something is stored
-    there. Bound: ROOTS_MAX; those under which nothing hangs make room, and what finds none has no fingerprint, and is
-    counted by who asks.
+    A snapshot brings roots by their sum alone, because no salt travels; a root's scope shows when an event stores
+    there. Bound: ROOTS_MAX; roots without blocks make room. If none do, the new blocks have no fingerprint, and the
+    caller counts them.
     """
 
     def __init__(self, hasher: TokenHasher, namespace_of: Callable[[Scope], Fingerprint | None]) -> None:
@@ -59,18 +60,18 @@ class Roots:
         self._hasher = hasher
         self._namespace_of = namespace_of
         self._named: dict[Scope, Block] = {}
-        self._unclaimed: dict[int, Block] = {}  # of a snapshot, by their state's total
+        self._unclaimed: dict[int, Block] = {}  # roots of a snapshot, by the total of their state
 
     def adopt(self, nameless: Block, unclaimed: dict[int, Block]) -> None:
-        """Those of a snapshot."""
+        """Take the roots of a snapshot."""
         self.nameless, self._unclaimed = nameless, unclaimed
 
     def all(self) -> list[Block]:
-        """All but the nameless one."""
+        """All roots but the nameless one."""
         return [*self._named.values(), *self._unclaimed.values()]
 
     def find(self, scope: Scope) -> Block | None:
-        """Where prompts of this scope begin; None: there is no room for one more."""
+        """Return this scope's root: `nameless` if no request of ours can mean it; None if there is no room for it."""
         found = self._named.get(scope)
         if found is not None:
             return found
@@ -88,21 +89,21 @@ class Roots:
 
 @dataclass(slots=True)
 class SnapshotState:
-    """What a peer's snapshot says that the engine holds, built beside what is held until it is taken."""
+    """What the engine holds by a peer's snapshot, built beside the current state until it is installed."""
 
     index: BlockIndex
     held: HeldPrefixes
     nameless: Block
-    roots: dict[int, Block]  # by their state's total: whose scope that is shows when something is stored there
+    roots: dict[int, Block]  # by the total of their state; see `Roots`
     group: int | None = None
     block_tokens: int = 0
 
 
 class Lack(Enum):
-    """Why less is known of what an engine holds than it reported, until all of that is gone."""
+    """Why less is known than the engine reported; as a rule until its cache is cleared or a snapshot replaces it."""
 
     NOTHING = ""
-    SCHEMA = "its events have names that we do not know"  # `streams`, which reads them, sees this one
+    SCHEMA = "its events have names that we do not know"  # set by `EventStream`, not here
     GROUP = "none of its groups of caches keeps whole prefixes"
     MIXED = "a hybrid: its attention's blocks are of use only where its other caches have theirs"
     TOKENS = "it reports blocks without their tokens, or with others"
@@ -111,10 +112,10 @@ class Lack(Enum):
 
 
 class Changes(NamedTuple):
-    """What became of the prefixes. `cleared`: everything said before is void, then these follow.
+    """What became of the prefixes. `cleared`: everything reported before is void, and `changes` come after that.
 
-    `complete`: there is nothing left to look at; else `settle` wants to be called again. `states`: what became of
-    recurrent states; None where no event is of them.
+    `complete`: nothing is left to look at; otherwise call `settle` again. `states`: changes of recurrent states; None
+    if no event is about them.
     """
 
     cleared: bool

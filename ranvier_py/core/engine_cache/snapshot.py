@@ -1,14 +1,14 @@
-"""What one engine holds, as columns of bytes for a peer, and read again there: no token id, and no salt, is in them.
+"""Writes what one engine holds as columns of bytes for a peer, and reads them there, without token ids or salts.
 
-A `SnapshotWriter` freezes a residency, walks it in steps, parents before children, and lets it go on. A
-`SnapshotReader` builds the same beside what its node holds; `Residency.install` takes it. For each block travel the
-engine's name of it, its parent, its copies by tier, and the keyed sum from which hashing goes on. Where an engine's
-block ends inside one of ours, the sum of the tokens that are over travels under a pad (`TokenHasher.veiled`, `pad`). A
-root is known by its sum: the node that takes the snapshot finds it again when an event names that adapter and salt.
+A `SnapshotWriter` freezes a residency, walks it in steps, parents before children, and then lets it go on. A
+`SnapshotReader` builds the same state beside what its node holds; `Residency.install` takes it. Each block travels as
+the engine's name of it, its parent, its copies by tier, and the keyed sum from which hashing continues. Where an
+engine's block ends inside one of ours, the sum of the remaining tokens travels under a pad (`TokenHasher.veiled`,
+`pad`). A root travels as its sum: the receiving node recognises it when an event names that adapter and salt.
 
-Rules: blocks that hang from no root are left out and counted: at EXACT there are none that matter. What breaks a rule
-of the form raises BadSnapshot; nothing of such a snapshot is taken. Bounds: those of the residency that is read,
-`entries_max` of the reader.
+Rules: blocks that hang from no root are left out and counted; at EXACT none of those matter. Columns that break the
+format raise BadSnapshot, and nothing of that snapshot is taken. Bounds: those of the residency, and the reader's
+`entries_max`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState, is_anch
 Item = TypeVar("Item")
 
 CHUNK_BLOCKS = 256
-"""Blocks of one chunk: 6 kB."""
+"""Blocks in one chunk: 6 kB."""
 
 ROOT, READY, OPAQUE = range(3)
 WIDE = 255
-"""In the column of copies: the number is among the extras. Other values count copies in the GPU."""
+"""Value in the column of copies: the number is among the extras. Smaller values count copies at the GPU tier."""
 
 NUMBER_BYTES = 8  # of a name that is a number
 WIDTHS_END = 1 << 16
@@ -44,19 +44,19 @@ COPIES_END = 1 << (COPIES_BITS * len(HELD_TIERS))
 
 
 class BadSnapshot(RanvierError):
-    """These columns are no copy of what an engine holds."""
+    """These columns are no valid copy of what an engine holds."""
 
     code = "bad_snapshot"
 
 
 class BlockRows(NamedTuple):
-    """One chunk. All columns but `names` and `extras` have one element for each block or root."""
+    """One chunk. Each column but `names` and `extras` has one element for each block or root."""
 
-    group: int  # of caches, that counts, + 1; 0 = none yet
+    group: int  # number of the cache group that counts, + 1; 0 = none yet
     block_tokens: int
     names: bytes  # length and bytes of each engine name; length 0: a number of 8 bytes
     kinds: bytes  # u8
-    above: bytes  # u32: place of what it hangs under, over all chunks; 0 is what has no fingerprint of ours
+    above: bytes  # u32: place of its parent, over all chunks; 0 is the root of blocks without a fingerprint
     widths: bytes  # u16, tokens; 0 for a root or an opaque block
     totals: bytes  # u64
     copies: bytes  # u8
@@ -64,7 +64,7 @@ class BlockRows(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A whole one, and the message of the engine's stream after which it stands: its number, and a digest of it."""
+    """A whole snapshot, with number and digest of the message of the engine's stream after which it was taken."""
 
     seq: int
     digest: int
@@ -72,8 +72,8 @@ class Snapshot(NamedTuple):
 
 
 class SnapshotWriter:
-    """A residency, frozen meanwhile, becomes chunks: `step` until `done`, or until it is `broken`: none is to be had
-    this time. It stands after message `seq`."""
+    """Writes a residency, which stays frozen meanwhile, as chunks, as of message `seq`. Call `step` until it is `done`,
+    or `broken`: then there is no snapshot this time."""
 
     def __init__(self, residency: Residency, hasher: TokenHasher, seq: int, digest: int) -> None:
         self.seq = seq
@@ -91,7 +91,7 @@ class SnapshotWriter:
         self._places = 1
 
     def step(self) -> None:
-        """One chunk."""
+        """Write one chunk."""
         if self.done or self.broken:
             return
         if self._residency.frozen != self._freeze:
@@ -110,14 +110,14 @@ class SnapshotWriter:
             self._residency.thaw()
 
     def stop(self) -> None:
-        """It is not wanted any more."""
+        """Give up the snapshot, because it is no longer wanted."""
         if self._residency.frozen == self._freeze:
             self._residency.thaw()
         self.broken = not self.done
         self._todo.clear()
 
     def _write(self, block: Block, above: int, rows: RowsMade) -> bool:
-        """False: it hangs from no root, nor does what hangs under it."""
+        """Write a block. False: it hangs from no root, nor do the blocks below it."""
         if block.parent is None:
             rows.add(ROOT, 0, 0, block.state.total if block.state is not None else 0, 0)
             return True
@@ -127,7 +127,7 @@ class SnapshotWriter:
 
 
 class RowsMade:
-    """The columns of one chunk while it grows."""
+    """The columns of one chunk while it is written."""
 
     def __init__(self) -> None:
         self.names = bytearray()
@@ -148,7 +148,7 @@ class RowsMade:
             self.extras.append(copies)
 
     def write(self, hasher: TokenHasher, block: Block, above: int) -> bool:
-        """A block under the place of its parent. False: it hangs from no root."""
+        """Write a block below the place of its parent. False: it hangs from no root."""
         state, parent = block.state, block.parent
         if block.known is KnownBlock.READY and state is not None and parent is not None and parent.state is not None:
             width = state.tokens - parent.state.tokens
@@ -180,7 +180,7 @@ class RowsMade:
 
 
 class SnapshotReader:
-    """Builds what chunks say, in their order. After `BadSnapshot` it is to be thrown away."""
+    """Builds the state that chunks describe, in their order. It must not be used after BadSnapshot."""
 
     def __init__(self, hasher: TokenHasher, *, entries_max: int = 2_000_000) -> None:
         nameless = root(None)
@@ -192,7 +192,7 @@ class SnapshotReader:
         self._extras: Iterator[int] = iter(())
 
     def add(self, rows: BlockRows) -> None:
-        """One chunk; about 2 ms. Raises BadSnapshot."""
+        """Add one chunk. Raises BadSnapshot."""
         each, self._extras = read_columns(rows)
         self._state.group = rows.group - 1 if rows.group else None
         self._state.block_tokens = rows.block_tokens
@@ -203,7 +203,7 @@ class SnapshotReader:
             raise BadSnapshot("something is left over")
 
     def finish(self) -> SnapshotState:
-        """All chunks were added. Blocks that nobody holds or continues are forgotten, as ever."""
+        """Return the state once all chunks were added, without the blocks that nobody holds or continues."""
         for block in reversed(self._places):
             if not block.copies and block.child is None:
                 self._state.index.release(block)
@@ -262,7 +262,7 @@ class SnapshotReader:
 
 
 def read_columns(rows: BlockRows) -> tuple[Iterator[tuple[int, int, int, int, int]], Iterator[int]]:
-    """(kind, above, width, total, copies) of each block or root, and the extras. Raises BadSnapshot."""
+    """Return (kind, above, width, total, copies) of each block or root, and the extras. Raises BadSnapshot."""
     count = len(rows.kinds)
     widths = ((rows.above, 4), (rows.widths, 2), (rows.totals, 8), (rows.copies, 1))
     if any(len(column) != width * count for column, width in widths) or len(rows.extras) % 8:
@@ -277,14 +277,14 @@ def read_columns(rows: BlockRows) -> tuple[Iterator[tuple[int, int, int, int, in
 
 
 def next_of(column: Iterator[Item]) -> Item:
-    """Raises BadSnapshot at its end."""
+    """Return the next element. Raises BadSnapshot at the end of the column."""
     for found in column:
         return found
     raise BadSnapshot("it ends too early")
 
 
 def names_in(data: bytes) -> Iterator[EngineHash]:
-    """Engine names out of their column. Raises BadSnapshot for one that is too long."""
+    """Yield the engine's block names from their column. Raises BadSnapshot if one is too long."""
     at = 0
     while at < len(data):
         length = data[at]
@@ -303,5 +303,5 @@ def number_name(key: int) -> bytes:
 
 
 def pad_name(key: EngineHash, total: int) -> bytes:
-    """What no two veils have in common."""
+    """Return a name that no two veils share."""
     return total.to_bytes(8, "little") + (key if isinstance(key, bytes) else number_name(key))

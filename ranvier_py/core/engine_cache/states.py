@@ -1,15 +1,16 @@
-"""Where one engine keeps recurrent states, by the events of their groups: positions under our fingerprints.
+"""Tracks where one engine keeps recurrent states, by the events of their groups: positions under our fingerprints.
 
-An engine names a state as the block of attention at whose end it lies, so it is found in the tree of those: its parent
-chain has the depth, whatever tokens the event spans (vLLM #44451 lists blocks that were kept and tokens of those that
-were not, too). A model has several groups of states; one is there where all of them have it.
+An engine names a state by the attention block at whose end the state lies, so the state's depth is that of this block's
+parent chain, whatever tokens the event spans (vLLM #44451 lists only the blocks that were kept, with the tokens of the
+others, too). A model may have several groups of states; a position counts only if all groups have a state there.
 
-A prompt asks at anchors and at ends of its messages. So a state is known at its own end and under every prefix behind
-it, in every branch, up to an anchor; and where prompts part before that, also back to the anchor before it, for the
-next one that parts there: the end of a single prompt is no place that others pass. At an anchor in its own block it is
-known as one `ahead`, too: whoever holds that anchor holds the block, and behind it events tell no more of its prompt.
-Rules: a state whose block is not known, or has no fingerprint, waits for it. What a removed block leaves goes with its
-own removal. Bounds: STATES_MAX names of blocks; beyond, a state is not noted, and counted.
+Prompts ask at anchors and at the ends of their messages. So a state is listed at its own end and at the longer prefixes
+of every branch, up to an anchor. Where prompts branch before that anchor, it is also listed back to the anchor before
+it, for the next prompt that branches there; the end of a single prompt is no place that others pass. At an anchor
+inside its own block it is listed as `ahead`: whoever holds that anchor holds the block, and beyond the block events say
+no more of the prompt.
+Rules: a state whose block is unknown, or has no fingerprint yet, waits for it. A state goes only by its own removal
+event, not with its block. Bounds: STATES_MAX names of blocks; beyond that a state is not noted, and counted.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.fingerprint import is_anchor
 
 STATE_KINDS = frozenset(("mamba",))
-"""Kinds of cache group that keep recurrent states (vLLM's names: Mamba, short convolutions and linear attention)."""
+"""Kinds of cache group that keep recurrent states (vLLM's name for Mamba, short convolutions, linear attention)."""
 
 STATES_MAX = 1 << 17
-"""More than fit beside any model: a state weighs megabytes."""
+"""More than fit beside any model: one state has megabytes."""
 
 NAMES_MAX = 4096
-"""Of one state: some hundred branches. Those that come later ask at its own end."""
+"""Prefixes under which one state is listed: some hundred branches. Later branches find it at its own end only."""
 
 READY = KnownBlock.READY
 
 
 class StateMoved(NamedTuple):
-    """A prompt that goes on from this prefix can, or can no more, begin at `position`."""
+    """A prompt that continues this prefix can, or can no longer, start from a state at `position`."""
 
     fingerprint: Fingerprint
     position: int
     present: bool
-    ahead: bool = False  # if it goes on from here as that state's own prompt does, which is not known here
+    ahead: bool = False  # if the prompt goes on as that state's own prompt does, which is not known here
 
 
 Place = tuple[Fingerprint, bool]
@@ -57,17 +58,17 @@ class StateCounters:
 
 
 class StateGroups:
-    """States by the names of their blocks."""
+    """Recurrent states by the names of their blocks."""
 
     def __init__(self, block_of: Callable[[EngineHash], Block | None], counters: StateCounters, size: int) -> None:
         self._block_of = block_of
         self._counters = counters
-        self._size = size  # tokens of a block of ours
+        self._size = size  # tokens of one of our blocks
         self._groups: dict[int, int] = {}  # group -> its bit
-        self._kept: dict[EngineHash, int] = {}  # which groups have it
-        self._placed: dict[EngineHash, tuple[int, dict[Place, None]]] = {}  # position, and where it is known
-        self._known: dict[tuple[Place, int], int] = {}  # states in several branches may lie equally deep
-        self._waiting: dict[EngineHash, None] = {}  # to be looked at
+        self._kept: dict[EngineHash, int] = {}  # bits of the groups that have a state there
+        self._placed: dict[EngineHash, tuple[int, dict[Place, None]]] = {}  # position, and the places that list it
+        self._known: dict[tuple[Place, int], int] = {}  # states per entry: branches may have equally deep ones
+        self._waiting: dict[EngineHash, None] = {}  # for `drain` to look at
         self._changes: list[StateMoved] = []
 
     def store(self, event: BlocksStored) -> None:
@@ -83,7 +84,7 @@ class StateGroups:
             self._waiting[key] = None
 
     def remove(self, event: BlocksRemoved) -> bool:
-        """False: these are no states."""
+        """Note that states are gone. False: this event is about no group of states."""
         bit = self._groups.get(event.group)
         if bit is None:
             return False
@@ -97,7 +98,7 @@ class StateGroups:
         return True
 
     def resolved(self, chain: Iterable[Block]) -> None:
-        """These blocks have fingerprints now. They may go on from a state."""
+        """Note blocks that have fingerprints now: they may be a state's own, or continue from states above them."""
         for block in chain:
             self._waiting.update({block.key: None} if block.key in self._kept else {})
             for above, part in self._states_above(block):
@@ -107,7 +108,7 @@ class StateGroups:
                     self._note(position, names, self._behind(above))
 
     def drain(self) -> tuple[StateMoved, ...]:
-        """What changed since the last call."""
+        """Return what changed since the last call."""
         waiting, self._waiting = self._waiting, {}
         everywhere = (1 << len(self._groups)) - 1
         for key in waiting:
@@ -123,7 +124,7 @@ class StateGroups:
         return changes
 
     def all(self) -> Iterator[StateMoved]:
-        """All that are there, as of the last `drain`."""
+        """All states that are there, as of the last `drain`."""
         return (StateMoved(name, at, present=True, ahead=ahead) for (name, ahead), at in self._known)
 
     def _place(self, key: EngineHash) -> None:
@@ -176,7 +177,7 @@ class StateGroups:
             self._changes.append(StateMoved(place[0], position, present=False, ahead=place[1]))
 
     def _behind(self, block: Block) -> list[tuple[Fingerprint, int]]:
-        """Prefixes up to the end of this block, the deepest first, down to one at an anchor."""
+        """Return the prefixes from the end of this block back to the first at an anchor, the deepest first."""
         found: list[tuple[Fingerprint, int]] = []
         at: Block | None = block
         while at is not None and at.prints is not None:
@@ -188,7 +189,7 @@ class StateGroups:
         return found
 
     def _ahead(self, block: Block, position: int) -> list[tuple[Fingerprint, int]]:
-        """Prefixes that end in this block, behind `position`, up to one at an anchor."""
+        """Return the prefixes that end in this block at or after `position`, up to the first at an anchor."""
         found: list[tuple[Fingerprint, int]] = []
         for name, tokens in block.prints:
             if tokens >= position:
@@ -198,7 +199,7 @@ class StateGroups:
         return found
 
     def _states_above(self, block: Block) -> Iterator[tuple[Block, bool]]:
-        """Blocks before this one, with a state, from which nobody asks at an anchor first; and whether prompts part
+        """Yield each block with a state before this one, up to the nearest with an anchor, and whether prompts branch
         between them and this one."""
         above, part = block.parent, False
         while above is not None and above.state is not None:
@@ -211,5 +212,5 @@ class StateGroups:
 
 
 def has_several(block: Block) -> bool:
-    """Whether prompts go on from it differently."""
+    """Whether prompts continue this block in several branches."""
     return block.child is not None and block.child.after is not None

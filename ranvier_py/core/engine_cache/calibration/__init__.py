@@ -1,1 +1,1 @@
-"""Predictions against what answers say: the router's own error, and how much an engine keeps."""
+"""Compares predicted with reported cache hits: how far predictions are off, and how much an engine keeps."""

@@ -1,22 +1,23 @@
-"""The router's own error, engine by engine: what was predicted to be cached against what the answer reports.
+"""Compares predicted with reported cached tokens, engine by engine, and corrects the routes of estimated engines.
 
-An Observer of attempts. Each answer with counts is compared with its prediction, in tokens that the engine could have
-used: whole blocks of its own, and never the block with the last prompt token, which is always computed again. From
-these come precision, recall, a histogram of the error, and the evidence of `biases`.
+Calibration is an Observer of attempts. Predicted and reported counts are compared in usable tokens: whole blocks of the
+engine, without the block of the last prompt token, which is always computed again. The comparison yields precision,
+recall, a histogram of the error, and the evidence of `biases`.
 
-It corrects engines at level ESTIMATED. A prefix that answered cold is withdrawn with what hangs below it, and no other
-(at any level if no event could name it). Routes that are older than the cache is large are hidden: `capacity` learns
-after how many used tokens prefixes answer cold; each tick turns that distance into one second per engine, up to which
-the route table takes evidence for too old, and a depth for each of the next seconds. So a match pays one or two looks
-into a dict, and when the limit moves, hidden routes come back by themselves. What a request uses, here or at a peer, is
-young again as soon as it is learned, once for all that use it, and stays so while it runs: peers learn that, too.
+Two corrections apply to engines at level ESTIMATED. First, when an answer is colder than predicted, the routes below
+the shortest prefix that was missing are withdrawn if they are older than the request; every other prefix stays. (Where
+no event could name the prefix, this applies at any level.) Second, routes that the engine has probably evicted are
+hidden. `capacity` learns after how many further used tokens prefixes answer cold. Each tick converts that distance into
+one second per engine, at or before which the route table ignores evidence, and into a maximum depth for each of the
+next seconds, so a match pays one or two dict look-ups. When the limit moves, hidden routes return by themselves. Tokens
+that a request uses, here or at a peer, count as just used once the request is learned, and stay so while it runs; if
+several requests share tokens, they count once. Peers learn the renewed evidence of running requests, too.
 
-Rules: hidden routes are looked up too when their engine was chosen anyway, so what they would have been is still
-learned. Distances are those at sending: what a queue pushes out before a request's turn comes counts against them. At
-most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX the uses of a prompt are taken for as old as
-its deepest part. An engine that gave cached tokens once means 0 where it leaves
-them out (vLLM does). One that never reported a hit reports nothing: there are engines whose count is always 0, so its
-0 withdraws nothing and limits nothing, until the first hit.
+Rules: routes are looked up even when hidden, so that the limit is still tested if placement chose that engine anyway.
+Distances are taken at sending, so whatever the engine evicts before a queued request's turn counts against them. At
+most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX a prompt's earlier uses are all dated by its
+deepest part. Once an engine has reported a count, a missing count means 0 (vLLM omits zeros). Some engines always
+report 0, so until an engine's first hit its zeros withdraw nothing and limit nothing.
 Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
 """
 
@@ -47,44 +48,43 @@ from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.route_table.table import NO_DEPTHS
 
 SAMPLES_PER_S_MAX = 32
-"""Look-ups of routes, so that they stay below a thousandth of a core."""
+"""Attempts per second whose routes are looked up: the look-ups stay below a thousandth of a core."""
 
 WALKS_MAX = 2 * SAMPLES_PER_S_MAX
-"""Between two ticks, prompts whose uses are followed through all ages of their parts; of further ones the age of the
-deepest part is enough."""
+"""Prompts between two ticks whose uses are dated part by part; further ones are dated by their deepest part."""
 
 ATTEMPTS_MAX = 4096
-"""Samples kept until their answer comes; beyond, the oldest is forgotten: its answer was lost."""
+"""Samples that wait for their answer. Beyond that the oldest is dropped, as if its answer were lost."""
 
 FRESH_SHARE = 0.1
-"""A prompt was there «moments ago» if no more than this share of the capacity was used since."""
+"""A prompt was used "moments ago" if the engine has since used no more than this share of its capacity."""
 
 FRESH_TOKENS = 20_000
-"""... or so many tokens, while no capacity is known: a tenth of the cache of a small engine."""
+"""The same limit in tokens while the capacity is unknown: a tenth of the cache of a small engine."""
 
 CHANGES_MAX = 256
 
 EVENTS_TOKENS_MIN = 64
-"""Fewer are no evidence against an engine's events: stops are that far apart."""
+"""Smaller counts are no evidence against an engine's events: the prefix keys of a prompt can be that far apart."""
 
 SMALL_SHARE = 0.7
-"""A learned capacity below this share of the reported one is smaller than thought: our model is no more exact."""
+"""Below this share of the reported capacity a learned one counts as small: our model is no more exact."""
 
 NO_URL = ""
-"""Of a backend that only peers have used so far; and of any, where it does not matter."""
+"""Stands for the URL of a backend that only peers have used so far, or wherever the URL does not matter."""
 
 RENEW_SHARE = 0.25
-"""Of the capacity: when so much was used since a running request's last evidence, it is renewed."""
+"""Share of the capacity that an engine uses before the evidence of a running request is renewed."""
 
 
 class Calibration:
-    """Compares and corrects.
+    """Compares predictions with answers, and corrects the route table.
 
     Args:
-        estimated: whether what this backend holds is our own guess; False where its events are read.
-        contradicted: called when such a one answers cold to what it holds by its events.
-        checkpoints: of the backends that it knows, answers are compared here, and say nothing of the keys and values
-            that they hold.
+        estimated: whether our routes of a backend are guesses; False where the backend's events are read.
+        contradicted: called with a backend whose events are read when it answers cold to a prefix that they report.
+        checkpoints: answers of the backends that it knows are compared with their checkpoint credit alone, and say
+            nothing of the keys and values that those backends hold.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Calibration:
         self._hybrids = checkpoints.known if checkpoints is not None else {}
         self._backends: dict[BackendId, BackendPredictions] = {}
         self._fleet = CapacityEstimate()
-        self.samples: dict[int, AttemptSample] = {}  # by identity of the attempt, which may come twice
+        self.samples: dict[int, AttemptSample] = {}  # by id() of the attempt, which may be reused
         self._second = -1
-        self._sampled = 0  # in this second
-        self._walked = 0  # since the last tick
+        self._sampled = 0  # attempts, in this second
+        self._walked = 0  # prompts, since the last tick
         self._changes: list[BiasChange] = []
         routes.on_use = self._used
 
@@ -178,7 +178,7 @@ class Calibration:
         cached: int,
         parts: Sequence[Part],
     ) -> None:
-        """An answer's count, against what was predicted: withdraw what proved wrong, learn how much is kept."""
+        """Compare an answer's count with the prediction, withdraw what proved wrong, learn the capacity."""
         reports_hits = attempt.target.reports_hits
         held = known.usable(attempt.decision.matched_tokens, prompt_tokens)
         if held and not reports_hits:
@@ -202,14 +202,14 @@ class Calibration:
     # --- beside them ------------------------------------------------------------------------------------------------
 
     def report(self, backend: BackendId, url: str, generation: int, reported: EngineMetrics) -> None:
-        """What an engine's page says."""
+        """Take the capacity and block size that an engine's metrics page reports."""
         known = self._at(backend, url, generation)
         known.reported = reported
         known.estimate.reported = 0 if reported.caches is False else reported.capacity_tokens
         self._know_largest()
 
     def tick(self, now: float) -> list[BiasChange]:
-        """Hide too old routes, and name biases. Once a second. Returns what appeared or went since the last one."""
+        """Hide too old routes and judge biases, once a second. Returns the biases that appeared or went since."""
         self._walked = 0
         for sample in self.samples.values():
             if sample.running is not None:
@@ -223,17 +223,17 @@ class Calibration:
         return changes
 
     def forget(self, backend: BackendId) -> None:
-        """The backend was removed."""
+        """Drop everything about a backend that was removed."""
         self._backends.pop(backend, None)
         self._know_largest()
         self._routes.hide(backend, -1)
 
     def backends(self) -> dict[BackendId, BackendPredictions]:
-        """How well each is predicted, by id."""
+        """How well each backend is predicted, by id."""
         return dict(sorted(self._backends.items()))
 
     def lifetime_s(self, backend: BackendId, now: float) -> float | None:
-        """Age beyond which routes are not believed just now; None: there is none."""
+        """Age in seconds beyond which the backend's routes are hidden now; None while there is no limit."""
         hidden = self._hidden_to(backend, self._backends[backend])
         return None if hidden < 0 else now - hidden
 
@@ -243,7 +243,7 @@ class Calibration:
         return self._at(attempt.backend, attempt.url, attempt.generation)
 
     def _at(self, backend: BackendId, url: str, generation: int) -> BackendPredictions:
-        """What is known of it at this URL, or wherever it is; of this process, or a later one."""
+        """Return what is known of a backend: begun anew at another URL, `begin` called for a later generation."""
         known = self._backends.get(backend)
         if known is None or (url != known.url and NO_URL not in (url, known.url)):
             estimate = CapacityEstimate(self._fleet)
@@ -269,8 +269,8 @@ class Calibration:
         second: int,
         tokens_below: int = 0,
     ) -> None:
-        """Requests used these prompts, of this node or of peers, and so many tokens below; their routes are about to
-        be raised."""
+        """Count the tokens of prompts that requests used, ours or peers', and `tokens_below` new ones below them.
+        Called just before the prompts' routes are raised."""
         if not self._estimated(backend):
             return
         known = self._at(backend, NO_URL, generation)
@@ -310,7 +310,7 @@ class Calibration:
     def _learn(
         self, known: BackendPredictions, sample: Sequence[Part], prompt_tokens: int, cached: int, *, reports_hits: bool
     ) -> None:
-        """Which parts of the prompt were there, by how much had been used since each was last used."""
+        """Learn which parts of the prompt were still cached, each by the tokens used since that part's last use."""
         parts = [(known.usable(tokens, prompt_tokens), second, since) for tokens, second, since in sample]
         parts = [part for part in parts if part[0]]
         if not parts:
@@ -321,7 +321,7 @@ class Calibration:
         if not reports_hits:
             return
         for tokens, above, _, since in spans(parts):
-            warm = min(max(cached, above), tokens)  # down to here
+            warm = min(max(cached, above), tokens)  # the engine had the prompt down to here
             if warm > above:
                 known.estimate.observe(since + (above + warm) / 2, (warm - above) / deepest)
             if tokens > warm:
@@ -331,7 +331,7 @@ class Calibration:
     def _gone(
         self, known: BackendPredictions, attempt: Attempt, end: Boundary, prompt_tokens: int, cached: int
     ) -> PrefixKey | None:
-        """The shortest prefix that was believed to be there and was not."""
+        """Return the shortest prefix that was predicted but not found; None if all was found."""
         if known.usable(attempt.decision.matched_tokens, prompt_tokens) <= cached:
             return None
         gone = None
@@ -372,7 +372,7 @@ class Calibration:
 
 
 def compare_credit(known: BackendPredictions, attempt: Attempt, prompt_tokens: int, cached: int) -> None:
-    """An answer's count, against the checkpoint that a hybrid model's backend was credited with."""
+    """Compare an answer's count with the checkpoint that a hybrid model's backend was credited with."""
     credited = min(attempt.decision.matched_tokens, max(0, prompt_tokens - 1))
     if credited and not attempt.target.reports_hits:
         known.answers_silent += 1
@@ -381,5 +381,5 @@ def compare_credit(known: BackendPredictions, attempt: Attempt, prompt_tokens: i
 
 
 def is_untold(key: PrefixKey) -> bool:
-    """Whether no events could name this prefix: it is known by its text alone, or has media."""
+    """Whether no event can name this prefix: only its text fingerprint is known, or it has media."""
     return not key[1] or is_of_media(key[1])

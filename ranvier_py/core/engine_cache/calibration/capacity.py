@@ -1,16 +1,16 @@
-"""How much one engine's cache really keeps, learned from how old what it still had was.
+"""Learns how much one engine's cache keeps, from which prefixes were still cached after how much use.
 
-Age is counted in tokens, not seconds: the different tokens that an engine has used since a prefix was last used there
-are what pushes it out (the LRU stack distance, exact for a full cache). `StackClock` keeps them by the second of their
-last use. Of what was used in one second the deepest part goes first, so the distance of a prefix is its depth more than
-that of its second. `CapacityEstimate` puts each outcome, warm or cold, at its distance, and finds the one beyond which
-more answers were cold than warm.
+Age is measured in tokens, not seconds: a prefix is evicted by the distinct tokens that the engine has used since the
+prefix's last use (the LRU stack distance, exact for a full cache). `StackClock` counts tokens by the second of their
+last use. Of the tokens used in one second the engine evicts the deepest first, so the distance of a prefix is that of
+its second plus its own depth. `CapacityEstimate` sums warm and cold outcomes by distance, and finds the distance beyond
+which more answers were cold than warm.
 
-Rules: old outcomes fade, each to a half after HALF_LIFE further ones; what has faded limits nothing, so a limit that is
-too low is lifted by warm answers beyond it or by time. Without cold answers there is no limit. An engine that has shown
-little borrows from all the others. A capacity that the engine itself reports is never exceeded, and less is believed
-only for cold answers within it: those beyond are as they should be. One that reports none is taken to be no larger than
-the largest that does, unless answers show otherwise.
+Rules: an outcome counts half after HALF_LIFE further ones. Faded outcomes limit nothing, so warm answers beyond a limit
+that is too low, or time, lift it. Without cold answers there is no limit. An engine with few outcomes borrows the
+fleet's. The limit never exceeds the capacity that the engine reports, and falls below it only for cold answers within
+that capacity: cold answers beyond it are expected. An engine that reports no capacity is assumed to be no larger than
+the largest that reports one, unless its answers show otherwise.
 Bounds: SECONDS_MAX entries of the clock, BUCKETS distances.
 """
 
@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from math import inf, log2
 
 SECONDS_MAX = 4096
-"""Entries of one clock, a power of two; when it is full, the older half becomes half as many. A TTL of an hour fits."""
+"""Entries of one clock, a power of two. When it is full, its older half is merged two by two. A TTL of an hour fits."""
 
 PARTED_MAX = 64
-"""Seconds of whose prompts a cache may hold a part: each has a whole prompt or more."""
+"""Seconds for which a depth limit is given: the cache may hold part of each one's prompts, a whole prompt or more."""
 
 FIRST_TOKENS = 256
 STEPS_PER_DOUBLING = 8
@@ -37,17 +37,17 @@ HALF_LIFE = 300.0
 GROWTH = 2 ** (1 / HALF_LIFE)
 
 COLD_MIN = 2.0
-"""Net weight of cold answers beyond a limit that makes it one: two whole prompts. One may be chance; three cost a tenth
-of what is recovered where cold answers are rare (caches of half the working set, tests/replay/test_calibration.py)."""
+"""Net weight of cold answers that makes a limit: two prompts. One may be chance; three lose a tenth of what is
+recovered where cold answers are rare (caches of half the working set, tests/replay/test_calibration.py)."""
 
 BORROWED = 40.0
-"""Answers that a limit should rest on: what one engine has not shown of them yet is borrowed from the fleet."""
+"""Answers that a limit should rest on. An engine that has fewer borrows the missing weight from the fleet."""
 
 RESCALE = 1e9
 
 
 class StackClock:
-    """Tokens that one engine has used, each by the second of its last use."""
+    """Counts the tokens that one engine has used, by the second of their last use."""
 
     __slots__ = ("_seconds", "_sums", "_tokens", "total")
 
@@ -57,11 +57,11 @@ class StackClock:
 
     def _begin(self) -> None:
         self._tokens = [0.0] * len(self._seconds)
-        self._sums = [0.0] * (SECONDS_MAX + 1)  # of runs of these: Fenwick's tree
+        self._sums = [0.0] * (SECONDS_MAX + 1)  # of runs of `_tokens`: a Fenwick tree
         self.total = 0.0
 
     def add(self, tokens: float, now: float) -> None:
-        """So many are used that were not there, at least 0. What comes late counts where `take` looks for it."""
+        """Count new tokens (at least 0) as used now. Late ones go to the entry in which `take` will look for them."""
         place = bisect_left(self._seconds, int(now))
         if place == len(self._seconds):
             if place == SECONDS_MAX:
@@ -72,7 +72,7 @@ class StackClock:
         self._put(place, tokens)
 
     def take(self, tokens: float, second: int) -> float:
-        """So many, last used in that second, are used again: they are to be added anew. Returns how many were known."""
+        """Remove tokens last used in that second, to be added anew. Returns how many were known and removed."""
         place = bisect_left(self._seconds, second)
         if place == len(self._seconds):
             return 0.0
@@ -87,7 +87,7 @@ class StackClock:
         return self.total - self._up_to(bisect_right(self._seconds, second))
 
     def second_before(self, distance: float) -> int:
-        """The last second after which more than this was used; -1: there is none."""
+        """The last second after which more than `distance` tokens were used; -1 if there is none."""
         left, place, step = self.total - distance, 0, SECONDS_MAX
         while step:
             if place + step <= len(self._seconds) and self._sums[place + step] < left:
@@ -97,7 +97,7 @@ class StackClock:
         return self._seconds[place - 1] if place else -1
 
     def left_of(self, distance: float) -> dict[int, int]:
-        """For the first seconds after that one: how deep a prefix of that second may be to be within the distance."""
+        """For the first seconds after `second_before(distance)`: down to which depth prefixes are that near."""
         first = bisect_right(self._seconds, self.second_before(distance))
         left, found = distance - self.total + self._up_to(first), {}
         for place in range(first, min(first + PARTED_MAX, len(self._seconds))):
@@ -106,7 +106,7 @@ class StackClock:
         return found
 
     def _up_to(self, place: int) -> float:
-        """Tokens of so many seconds."""
+        """Sum of the tokens of the first `place` entries."""
         found = 0.0
         while place:
             found += self._sums[place]
@@ -122,7 +122,7 @@ class StackClock:
             place += place & -place
 
     def _thin(self) -> None:
-        """Of the older half, two entries become one, at the later second."""
+        """Merge each two entries of the older half into one, at the later second."""
         half, tokens = SECONDS_MAX // 2, self._tokens
         kept = [tokens[place] + tokens[place + 1] for place in range(0, half, 2)] + tokens[half:]
         self._seconds = self._seconds[1:half:2] + self._seconds[half:]
@@ -132,9 +132,9 @@ class StackClock:
 
 
 class CapacityEstimate:
-    """Outcomes by distance. `reported`: what the engine can hold by its own page, in tokens; None: unknown.
+    """Outcomes of one engine by distance. `reported`: the capacity on its metrics page, in tokens; None: unknown.
 
-    With no `fleet` it is that of all engines together, which sees what each of them does; `reported` is the largest's.
+    Without a `fleet` it is the fleet's own estimate: it observes what each engine's does; `reported` is the largest.
     """
 
     def __init__(self, fleet: CapacityEstimate | None = None) -> None:
@@ -142,20 +142,20 @@ class CapacityEstimate:
         self._net = [0.0] * BUCKETS  # warm minus cold answers by distance
         self._count = 0.0  # weight of all answers
         self._unit = 1.0  # weight of the next outcome; grows, so that older ones count less
-        self._limit: float | None = inf  # None: to be found again
-        self._refit_at = 0  # outcomes of the fleet that make our part of them old
+        self._limit: float | None = inf  # None: `_find` has to run again
+        self._refit_at = 0  # `outcomes` of the fleet at which what we borrowed is stale
         self.outcomes = 0
         self.reported: int | None = None
 
     def observe(self, distance: float, share: float) -> None:
-        """A part of a prompt at this distance was found (`share` of the prompt, 0 to 1), or not (0 to -1)."""
+        """Note that a part of a prompt at this distance was cached (share of the prompt, 0 to 1), or not (0 to -1)."""
         self._net[bucket_of(distance)] += share * self._unit
         self._limit = None
         if self._fleet is not None:
             self._fleet.observe(distance, share)
 
     def counted(self) -> None:
-        """One whole answer was observed."""
+        """Note that all parts of one answer were observed, and let older outcomes fade."""
         self.outcomes += 1
         self._count += self._unit
         self._unit *= GROWTH
@@ -168,7 +168,7 @@ class CapacityEstimate:
 
     @property
     def learned(self) -> float:
-        """The distance beyond which answers were cold, in tokens; inf while there is none."""
+        """The distance in tokens beyond which answers were cold; inf while there is no limit."""
         fleet = self._fleet
         if self._limit is None or (fleet is not None and fleet.outcomes >= self._refit_at):
             self._limit = self._find()
@@ -177,22 +177,22 @@ class CapacityEstimate:
 
     @property
     def limit(self) -> float:
-        """The distance beyond which routes are not to be believed."""
+        """The distance in tokens beyond which routes are not believed: the lesser of learned and reported."""
         return min(self.learned, self._reported())
 
     def _reported(self) -> float:
-        """What it holds at most by its own page or by the others'; inf where neither says so."""
+        """The engine's own report; else the fleet's largest, unless answers were warm beyond it; else inf."""
         if self.reported is not None:
             return self.reported
         largest = self._fleet.reported if self._fleet is not None else None
         return inf if largest is None or self._is_warm_beyond(largest) else largest
 
     def _is_warm_beyond(self, distance: float) -> bool:
-        """Whether answers show that it holds more than that."""
+        """Whether answers show that the engine holds more than this."""
         return sum(self._net[bucket_of(distance) + 1 :]) >= COLD_MIN * self._unit
 
     def _find(self) -> float:
-        """Within what is reported, if cold answers there show it; else beyond."""
+        """Find the limit: within the reported capacity if cold answers there show one, else at it or beyond."""
         nets, reported = self._with_borrowed(), self._reported()
         if reported == inf:
             return limit_of(nets)
@@ -200,7 +200,7 @@ class CapacityEstimate:
         return within if within < inf else max(reported, limit_of(nets))
 
     def _with_borrowed(self) -> list[float]:
-        """Warm minus cold answers by distance, with what is borrowed."""
+        """Warm minus cold answers by distance, with what the fleet lends."""
         fleet, missing = self._fleet, BORROWED - self._count / self._unit
         own = [net / self._unit for net in self._net]
         if fleet is None or missing <= 0.0 or not fleet._count:
@@ -210,7 +210,7 @@ class CapacityEstimate:
 
 
 def limit_of(nets: Sequence[float]) -> float:
-    """Where warm minus cold answers up to there are the most; the farthest such place. inf: too few are cold beyond."""
+    """The farthest distance at which summed warm minus cold is greatest; inf if too few beyond it are cold."""
     best, best_place, total = 0.0, -1, 0.0
     for place, net in enumerate(nets):
         total += net
@@ -226,5 +226,5 @@ def bucket_of(distance: float) -> int:
 
 
 def edge_of(place: int) -> float:
-    """The upper end of a bucket, in tokens; 0 before the first."""
+    """The upper end of a bucket, in tokens; 0 for place -1, before the first bucket."""
     return FIRST_TOKENS * 2 ** (place / STEPS_PER_DOUBLING) if place >= 0 else 0.0

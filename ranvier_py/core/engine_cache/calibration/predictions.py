@@ -1,6 +1,6 @@
-"""What calibration knows of one backend, and of one attempt there.
+"""What calibration knows of one backend, and of one attempt at it.
 
-Bound: one BackendPredictions for each backend, of fixed size; a sample has one part for each age of a prompt's routes.
+Bound: one BackendPredictions of fixed size for each backend; a sample has one part for each age of a prompt's routes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ERROR_BUCKETS_TOKENS = (
     *(-65_536, -16_384, -4096, -1024, -256, -64, -1),
     *(0, 64, 256, 1024, 4096, 16_384, 65_536),
 )
-"""Found minus predicted: below 0 the prediction was too good, above 0 the engine knew more. The bucket up to 0 is right
-to the token."""
+"""Cached minus predicted tokens. Negative: the prediction was too high; positive: the engine held more than we knew.
+The bucket up to 0 holds exact predictions."""
 
 Part = tuple[int, int, float]
-"""A depth of a prompt, the second of its route's evidence, and how many tokens its engine had used since then."""
+"""(depth in tokens, second of that route's evidence, tokens that its engine has used since that second)."""
 
 
 class BiasChange(NamedTuple):
-    """A bias appeared or went; for the log."""
+    """A bias that appeared or went, for the log."""
 
     backend: BackendId
     bias: Bias
@@ -49,7 +49,7 @@ class CalibrationCounters:
 
 @dataclass(slots=True)
 class AttemptSample:
-    """What was looked up of one attempt."""
+    """What was looked up when one attempt was sent."""
 
     sent_at: float
     parts: Sequence[Part]  # deepest first
@@ -59,9 +59,9 @@ class AttemptSample:
 
 @dataclass(slots=True)
 class BackendPredictions:
-    """How well one backend is predicted, for as long as it is at one URL.
+    """How well one backend is predicted, for as long as it keeps one URL.
 
-    What is predicted is what was usable of it: whole blocks, without the one of the last prompt token.
+    All counts are of usable tokens: whole blocks of the engine, without the block of the last prompt token.
     """
 
     url: str
@@ -82,12 +82,12 @@ class BackendPredictions:
     reports_cached: bool = False
 
     def begin(self, generation: int) -> None:
-        """It is another process: what it held and how it counts is to be seen anew. How large it is stays learned."""
+        """Forget what the old process held and how it counts; keep the learned capacity."""
         self.generation = generation
         self.clock, self.evidence, self.reports_cached = StackClock(), Evidence(), False
 
     def compare(self, predicted: int, cached: int) -> None:
-        """So many tokens were predicted where that many were cached."""
+        """Count one answer: `predicted` tokens were expected, `cached` tokens were reported."""
         self.answers += 1
         self.predicted_tokens += predicted
         self.cached_tokens += cached
@@ -96,31 +96,31 @@ class BackendPredictions:
 
     @property
     def block_tokens(self) -> int:
-        """Of the engine, as reported or learned."""
+        """Tokens of the engine's block, as reported; else our block size or the learned step, the larger."""
         return self.reported.block_tokens or max(self.our_block_tokens, self.evidence.step_tokens)
 
     @property
     def precision(self) -> float | None:
-        """Of the predicted tokens, the share that was cached; None while nothing is known."""
+        """Share of the predicted tokens that was cached; None while nothing was predicted."""
         return self.right_tokens / self.predicted_tokens if self.predicted_tokens else None
 
     @property
     def recall(self) -> float | None:
-        """Of the cached tokens, the share that was predicted; None while nothing is known."""
+        """Share of the cached tokens that was predicted; None while nothing was cached."""
         return self.right_tokens / self.cached_tokens if self.cached_tokens else None
 
     @property
     def capacity_learned_tokens(self) -> int | None:
-        """None: no limit was met."""
+        """The learned capacity; None while answers have shown no limit."""
         return None if self.estimate.learned == inf else int(self.estimate.learned)
 
     def usable(self, tokens: int, prompt_tokens: int) -> int:
-        """Of that many tokens of a prompt, how many its engine could take from a cache."""
+        """How many of the first `tokens` of a prompt the engine could take from its cache."""
         block = self.block_tokens
         return min(tokens, max(0, prompt_tokens - 1)) // block * block
 
     def detail_of(self, bias: Bias) -> str:
-        """What a reader of the log needs beside the name."""
+        """What the log adds to the name of a bias."""
         if bias in (Bias.HYBRID, Bias.BLOCK_SIZE):
             return f"hits at multiples of {self.evidence.step_tokens} tokens"
         if bias is Bias.SMALL_CACHE:
@@ -136,7 +136,7 @@ class BackendPredictions:
 
 
 def spans(parts: Sequence[Part]) -> Iterator[tuple[int, int, int, float]]:
-    """Each part with the depth above it: (down to, from, second, used since)."""
+    """Yield each part with the depth at which the part above it ends: (to, from, second, used since)."""
     for place, (tokens, second, since) in enumerate(parts):
         above = parts[place + 1][0] if place + 1 < len(parts) else 0
         if tokens > above:

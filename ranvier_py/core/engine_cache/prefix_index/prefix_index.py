@@ -1,14 +1,14 @@
-"""Continuum's tier 4 index: prefix hash -> which backend holds how many tokens of it, and where.
+"""Continuum's tier 4 index: prefix hash -> which backend holds how many tokens of it, and in which tier.
 
-A hash is what an event source calls a prefix: Continuum's own key of the opening (64 hex digits, `placement.chwbl`) or
-one of our token fingerprints (16), which a bridge of ours sends. The index does not care; it is asked by name.
+A hash is whatever an event source calls a prefix: Continuum's own key of the opening (64 hex digits, `placement.chwbl`)
+or one of our token fingerprints (16), which our bridge sends. The index treats both as names.
 
-Rules: created and reloaded are hot, offloaded is warm; evicted is warm where the operator says that evictions are
-offloads and tiers are tracked, else it is a removal; purged is a removal. An event without a token count keeps the
-count that is known, and is worth nothing where none is (the document has no default: resolution CX23). An entry lives
-`ttl_s` after its last event, looked at when asked and in `expire`. At `entries_max` pairs of (prefix, backend) (CX24)
-the oldest tenth goes. No answer is kept, so none is older than the last event (CX28). What other routers have shared
-(`shared_index`) is added to what the index knows itself, which counts more.
+Rules: created and reloaded prefixes are hot, offloaded ones warm. An evicted prefix is warm if the operator says that
+evictions are offloads and that tiers are tracked; otherwise it is removed. A purged one is removed. An event without a
+token count keeps the known count, and counts as 0 tokens if none is known (the document has no default: resolution
+CX23). An entry lives `ttl_s` after its last event, which is checked by look-ups and by `expire`. At `entries_max` pairs
+of (prefix, backend) (CX24) the oldest tenth is dropped. No answer is cached, so none is older than the last event
+(CX28). What other routers share (`shared_index`) is added; the index's own entries take precedence.
 Source: Continuum Router, «KV cache optimization», tier 4 (CR15 to CR19).
 """
 
@@ -29,11 +29,11 @@ from ranvier_py.core.routing.placement.kv_score import IndexedPrefix
 
 ENTRIES_MIN, ENTRIES_MAX = 100, 10_000_000  # what may be configured, as Continuum has it
 TTL_MIN_S, TTL_MAX_S = 1.0, 86_400.0
-EVICTED_SHARE = 10  # one in so many goes when the index is full
+EVICTED_SHARE = 10  # one in so many entries is dropped when the index is full
 EXPIRE_STEPS_MAX = 2_000  # entries that one call of `expire` looks at
 
 PREFIX_CHARACTERS_MAX = 128
-"""A name of SHA-512 in hex; longer ones are refused."""
+"""Length of a SHA-512 in hex; longer names are refused."""
 
 TOKENS_MAX = 2**32 - 1
 
@@ -44,7 +44,7 @@ NOTHING: Mapping[BackendId, IndexedPrefix] = MappingProxyType({})
 
 
 class Verb(Enum):
-    """What an event says became of a prefix."""
+    """What an event reports about a prefix."""
 
     CREATED = "cache_created"
     EVICTED = "cache_evicted"
@@ -68,8 +68,8 @@ class IndexEvent(NamedTuple):
 class IndexSettings(Options):
     """What the index holds, and for how long.
 
-    `eviction_is_offload` is Continuum's `treat_eviction_as_offload`: there true by default, which without an offloader
-    makes each eviction a credit for ten minutes; so here it acts only together with `offloading` (CX22).
+    `eviction_is_offload` is Continuum's `treat_eviction_as_offload`. There it is true by default, which without an
+    offloader credits each eviction for ten minutes; so here it takes effect only together with `offloading` (CX22).
     """
 
     SECTION = "Index"
@@ -96,7 +96,7 @@ class IndexSettings(Options):
 class SourceCounts:
     """Events of one backend that changed the index, since start."""
 
-    created: int = 0  # or warmed, or cooled
+    created: int = 0  # or reloaded, or offloaded
     evicted: int = 0
 
 
@@ -111,18 +111,18 @@ class IndexCounters:
 
 
 class KvIndex:
-    """State: the entries by age of their last event, and the names of each prefix's holders.
+    """Holds the entries, ordered by their last event, and the holders of each prefix.
 
     Args:
-        clock: seconds, for how long questions take; any origin.
+        clock: returns seconds from any origin; measures how long look-ups take.
     """
 
     def __init__(self, settings: IndexSettings | None = None, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.settings = settings or IndexSettings()
         self.counters = IndexCounters(routing_decisions={"kv_aware": 0, "fallback": 0})
         self.shared: Callable[[str, float], Mapping[BackendId, IndexedPrefix]] = lambda *_: NOTHING
-        self.shared_view = self.shared  # the same, with nothing asked
-        self.on_change: Callable[[str, BackendId], object] = lambda *_: None  # for who mirrors it; not of `clear`
+        self.shared_view = self.shared  # the same, but asks nothing
+        self.on_change: Callable[[str, BackendId], object] = lambda *_: None  # for a mirror; not called by `clear`
         self._clock = clock
         self._entries: OrderedDict[tuple[str, BackendId], IndexedPrefix] = OrderedDict()  # oldest event first
         self._holders: dict[str, dict[BackendId, None]] = {}
@@ -139,7 +139,7 @@ class KvIndex:
         return len(self._holders)
 
     def apply(self, backend: BackendId, event: IndexEvent, now: float) -> bool:
-        """What a backend's source published. Returns whether it was worth anything."""
+        """Apply an event of a backend's source. Returns whether it changed anything."""
         if not event.prefix or len(event.prefix) > PREFIX_CHARACTERS_MAX:
             return False
         counts = self.counters.by_backend.setdefault(backend, SourceCounts())
@@ -159,7 +159,7 @@ class KvIndex:
         return True
 
     def holders(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]:
-        """Who holds this prefix. What has expired goes."""
+        """Return who holds this prefix, and drop expired entries."""
         began = self._clock()
         found: dict[BackendId, IndexedPrefix] = {}
         for backend in tuple(self._holders.get(prefix, ())):
@@ -175,13 +175,13 @@ class KvIndex:
         return {**others, **found} if others else found
 
     def view(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]:
-        """What `holders` would return, with nothing counted, dropped or asked."""
+        """Return what `holders` would, without counting, dropping or asking anything."""
         entries = {backend: self._entries[prefix, backend] for backend in self._holders.get(prefix, ())}
         found = {backend: entry for backend, entry in entries.items() if entry.until > now}
         return {**self.shared_view(prefix, now), **found}
 
     def placed(self, overlap: float | None) -> None:
-        """A request was placed: by this share of its prompt; None: by the ring, or with no key by load."""
+        """Count a placement: by this share of overlap; None: by the ring, or by load if there was no key."""
         if overlap is None:
             self.counters.routing_decisions["fallback"] += 1
         else:
@@ -189,11 +189,11 @@ class KvIndex:
             self.counters.overlap_score.observe(overlap)
 
     def peek(self, prefix: str, backend: BackendId) -> IndexedPrefix | None:
-        """What one backend holds of this prefix, expired or not. Counts nothing."""
+        """Return one backend's entry for this prefix, even if it has expired. Counts nothing."""
         return self._entries.get((prefix, backend))
 
     def expire(self, now: float, steps_max: int = EXPIRE_STEPS_MAX) -> int:
-        """Drop what has expired, oldest first. Entries are in the order of their last event, hence of their end."""
+        """Drop expired entries, oldest first: entries are ordered by their last event, hence by their expiry."""
         dropped = 0
         while self._entries and dropped < steps_max:
             (prefix, backend), entry = next(iter(self._entries.items()))
@@ -205,7 +205,7 @@ class KvIndex:
         return dropped
 
     def forget(self, backends: Iterable[BackendId]) -> int:
-        """Drop all that these backends hold: their stream has a gap, or they are gone (CX18). O(all)."""
+        """Drop all entries of these backends: their stream has a gap, or they are gone (CX18). O(all)."""
         gone = frozenset(backends)
         keys = [key for key in self._entries if key[1] in gone]
         for prefix, backend in keys:
@@ -213,7 +213,7 @@ class KvIndex:
         return len(keys)
 
     def pairs(self) -> list[tuple[str, BackendId]]:
-        """All of prefix and backend, the one with the oldest event first."""
+        """Return all pairs of prefix and backend, the one with the oldest event first."""
         return list(self._entries)
 
     def clear(self) -> int:
@@ -224,7 +224,7 @@ class KvIndex:
         return before
 
     def _reload_after(self, kind: Verb) -> bool | None:
-        """Whether the engine has to reload the prefix after such an event; None: it is nowhere."""
+        """Whether the engine must reload the prefix after such an event; None: it no longer has it anywhere."""
         if kind is Verb.CREATED or kind is Verb.RELOADED:
             return False
         is_offload = kind is Verb.EVICTED and self.settings.offloading and self.settings.eviction_is_offload
@@ -240,7 +240,7 @@ class KvIndex:
         self.on_change(prefix, backend)
 
     def _make_room(self) -> None:
-        """The oldest tenth goes: one pause in thousands of events instead of one for each."""
+        """Drop the oldest tenth: one pause in thousands of events, instead of one with each."""
         for _ in range(max(1, self.settings.entries_max // EVICTED_SHARE)):
             prefix, backend = next(iter(self._entries))
             self._drop(prefix, backend)
@@ -258,10 +258,10 @@ class KvIndex:
 
 
 class KvIndexView:
-    """An index for a dry run: what it says is the same, and nothing is noted."""
+    """A view of an index for a dry run: it answers the same, and records nothing."""
 
     def __init__(self, index: KvIndex) -> None:
         self.holders = index.view
 
     def placed(self, overlap: float | None) -> None:
-        """Nothing was."""
+        """Count nothing."""

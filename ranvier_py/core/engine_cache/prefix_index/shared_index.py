@@ -1,26 +1,26 @@
-"""The index that several routers share through Redis, as one router sees it: what to write, what to ask. Pure.
+"""Shares the prefix index of several routers through Redis: decides what one router writes and asks there. Pure.
 
-Each router fills its own index (`KvIndex`) from its own event sources, with or without Redis. While Redis is there, a
-router mirrors its index into hashes of its own, and asks what the others' hashes say of prefixes that requests name.
-While Redis is away every router goes on with its own index, and only what others know is missing. In Redis, P being the
+Each router fills its own index (`KvIndex`) from its own event sources, with or without Redis. While Redis is reachable,
+a router mirrors its index into its own hashes there, and reads the others' hashes for the prefixes that requests name.
+While Redis is away each router goes on with its own index; only what others know is missing. In Redis, P being the
 operator's prefix:
 
     P<generation>:<prefix>   hash: backend -> "<tokens> <h|w>", hot or warm. Expires after the time to live of an entry
-    Prouters                 hash: generation -> a number that its router counts up every TICK_S
-    Pcleared                 text: another one after each clear by an operator
+    Prouters                 hash: generation -> a counter that its router increments every TICK_S
+    Pcleared                 text: replaced by another one with each clear by an operator
 
     away --hello answered--> sharing --error, deadline, too much to write, data lost, clear--> away
 
-A generation is one connection of one router to one Redis. Only generations that count on are believed; how long one has
-not is measured here, so that clocks of two machines never meet. After an outage a router writes all that it holds under
-a new generation, for what it could not write is missing in the old one.
+A generation is one connection of one router to one Redis. Only generations whose counter advances are believed. How
+long a counter has stood still is measured by this router, so no two machines' clocks are ever compared. After an outage
+a router writes all that it holds under a new generation, because the old one lacks the changes of the outage.
 
-Rules: a router writes what is in its index when it writes, so only the last of several changes; what has expired or was
-evicted there is removed here. What this router knows itself counts more than what others wrote, and of what it received
-since it asked an answer says nothing. Of two routers' entries of one backend the greater counts. One job at a time: who
-does the I/O takes `next_job` and comes back with `done` or `failed`.
-Bounds: PENDING_MAX changes wait, more is as if Redis were away; QUESTIONS_MAX questions, PREFIXES_MAX answers (those
-asked for longest ago go), ROUTERS_MAX routers.
+Rules: a router writes the state of its index at the time of writing, so of several changes only the last; entries that
+expired or were evicted are removed. A router's own knowledge takes precedence over what others wrote, and an answer is
+ignored for backends whose entries changed here since the question. If two routers have entries of one backend, the
+greater counts. One job at a time: the caller that does the I/O takes `next_job` and returns with `done` or `failed`.
+Bounds: PENDING_MAX changes wait, more count as if Redis were away; QUESTIONS_MAX questions, PREFIXES_MAX answers (those
+asked for longest ago are dropped), ROUTERS_MAX routers.
 Source: Continuum Router, «KV cache optimization», tier 4 (CR19, CR20).
 """
 
@@ -47,29 +47,29 @@ QUESTIONS_MAX = 1024
 PREFIXES_MAX = 4096
 ROUTERS_MAX = 64
 
-GATHER_S = 0.005  # between two jobs of writes, so that a round trip is worth it
+GATHER_S = 0.005  # between two jobs of writes, so that each round trip carries several
 TICK_S = 1.0
-LIVE_S = 5.0  # a generation that has not counted on for so long is not believed
-FORGET_S = 60.0  # ... and is struck off the list
+LIVE_S = 5.0  # a generation whose counter stood still for so long is not believed
+FORGET_S = 60.0  # ... and is removed from the list
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0  # 30 s is Continuum's interval of health probes (CR13)
 
 ASK_INTERVAL_S = 0.1  # as Continuum's `prepare` (CR19)
 ANSWER_LIFE_S = 1.0
-"""A second of requests to a backend that has just evicted, against none of what others know of any prefix that comes
-less than ten times a second."""
+"""For up to a second requests may go to a backend that has just evicted the prefix. A shorter life would lose what
+others know of every prefix that comes less than ten times a second."""
 
 ENTRY = re.compile(rb"(\d{1,10}) ([hw])\Z")
 TOKEN = re.compile(rb"[0-9a-f]{16}\Z")
 
 
 class BadReply(ValueError):
-    """What came is no reply to what was asked."""
+    """Redis' reply does not fit what was asked."""
 
 
 class RedisJob(NamedTuple):
-    """Commands for Redis, in this order, in one pipeline; their replies go to `done`.
+    """Commands for Redis in one pipeline, in this order; their replies go to `done`.
 
-    First those that write, then one HGETALL for each prefix and generation that is asked, then those of a tick.
+    First come the writes, then one HGETALL for each prefix and generation that is asked, then the commands of a tick.
     """
 
     generation: str
@@ -97,22 +97,22 @@ class SharedCounters:
 
 @dataclass(slots=True)
 class PrefixAnswer:
-    """What others say of one prefix."""
+    """What other routers wrote about one prefix."""
 
     asked_at: float = -inf
     answered_at: float = -inf
     entries: dict[BackendId, IndexedPrefix] = field(default_factory=dict)
-    changed_since: dict[BackendId, None] = field(default_factory=dict)  # by this router, since it asked
+    changed_since: dict[BackendId, None] = field(default_factory=dict)  # here, since this router asked
 
 
 class SharedIndex:
-    """State: away or sharing, what is to be written and asked, and answers.
+    """Holds the state (away or sharing), what is to be written and asked, and the answers.
 
     Args:
-        root: begins every key.
-        names: this router's own sources, by what all routers call their backends.
-        find: the backend that another router's name means here, if any.
-        stands: whether our stream of this backend stands, so that what our index has of it is so.
+        root: the beginning of every key.
+        names: this router's own sources, with the names that all routers use for their backends.
+        find: returns the backend that another router's name means here, if any.
+        stands: whether our stream of this backend is up, so that its entries in our index can be trusted.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class SharedIndex:
         self._rng = rng
         self._job: RedisJob | None = None
         self._pending: dict[tuple[str, BackendId], None] = {}
-        self._anew: list[tuple[str, BackendId]] = []  # of a new generation, newest last
+        self._anew: list[tuple[str, BackendId]] = []  # to be written under a new generation, newest last
         self._answers: OrderedDict[str, PrefixAnswer] = OrderedDict()
         self._questions: dict[str, None] = {}
         self._beat = 0
-        self._beats: dict[str, tuple[bytes, float]] = {}  # of other generations: the last, and when it was new
+        self._beats: dict[str, tuple[bytes, float]] = {}  # other generations' counters, and since when they stand so
         self._cleared: bytes | None = None
         self._clear = ""  # to be written
         self._work_at = self._tick_at = self._retry_at = self._shared_at = -inf
@@ -152,19 +152,19 @@ class SharedIndex:
 
     @property
     def waiting(self) -> int:
-        """Entries that are still to be written."""
+        """Number of entries that are still to be written."""
         return len(self._pending) + len(self._anew)
 
     # --- what this router knows ---------------------------------------------------------------------------------------
 
     def clear(self, now: float) -> None:
-        """An operator wants all forgotten. Our own index was cleared already."""
+        """Forget all, for an operator, here and at the other routers. The caller has cleared our own index already."""
         self._clear = f"{self._rng.getrandbits(64):016x}"
         self._leave(now)
         self.poke()
 
     def _changed(self, prefix: str, backend: BackendId) -> None:
-        """Our own index has something else of this than before."""
+        """Note that our own index changed for this prefix and backend."""
         if not self.sharing or backend not in self._names:
             return
         known = self._answers.get(prefix)
@@ -178,7 +178,7 @@ class SharedIndex:
     # --- what requests ask --------------------------------------------------------------------------------------------
 
     def holders(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]:
-        """What others wrote of this prefix; nothing while Redis is away. Asks anew, off the path, where that is due."""
+        """Return what others wrote about this prefix; nothing while Redis is away. Asks anew if that is due."""
         if not self.sharing or not self._beats:
             return NOTHING
         known = self._answers.get(prefix)
@@ -187,12 +187,12 @@ class SharedIndex:
         return known.entries if now < known.answered_at + ANSWER_LIFE_S else NOTHING
 
     def view(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]:
-        """What `holders` knows now; nothing is asked."""
+        """Return what `holders` knows now, without asking anything."""
         known = self._answers.get(prefix) if self.sharing and self._beats else None
         return known.entries if known is not None and now < known.answered_at + ANSWER_LIFE_S else NOTHING
 
     def prepare(self, prefix: str, now: float) -> bool:
-        """Ask where that is due. Returns whether an answer is worth waiting for."""
+        """Ask if that is due. Returns whether an answer is under way and worth waiting for."""
         self.holders(prefix, now)
         known = self._answers.get(prefix)
         return self.sharing and known is not None and known.answered_at < known.asked_at
@@ -216,7 +216,7 @@ class SharedIndex:
     # --- what is to be done -------------------------------------------------------------------------------------------
 
     def wait_s(self, now: float) -> float:
-        """Seconds until there is a job, as far as one knows now."""
+        """Seconds until there is a job, as far as is known now."""
         if self._job is not None:
             return inf
         if not self.sharing:
@@ -229,7 +229,7 @@ class SharedIndex:
         return max(0.0, at - now)
 
     def next_job(self, now: float) -> RedisJob | None:
-        """What is to be done now; `done` or `failed` has to follow."""
+        """Return the job that is due now; the caller must follow up with `done` or `failed`."""
         if self.sharing and len(self._pending) > PENDING_MAX:
             self._away("too much is to be written", now)
         if self.wait_s(now) > 0:
@@ -242,7 +242,7 @@ class SharedIndex:
         generation = f"{self._rng.getrandbits(64):016x}"
         commands: list[Command] = [("HDEL", routers, self.generation)] if self.generation else []
         if self._clear:
-            commands += [("DEL", routers), ("SET", cleared, self._clear)]  # nothing of before is believed
+            commands += [("DEL", routers), ("SET", cleared, self._clear)]  # nothing written before is believed
         commands += [("HSET", routers, generation, 1), ("HGETALL", routers), ("GET", cleared)]
         return RedisJob(generation, tuple(commands), is_hello=True, clear=self._clear)
 
@@ -265,7 +265,7 @@ class SharedIndex:
         return RedisJob(self.generation, tuple(commands), False, is_tick, prefixes, others)
 
     def _writes(self, now: float) -> list[Command]:
-        """What changed, oldest first, then what is of a new generation and vouched for by a stream."""
+        """Write what changed, oldest first, then entries of a new generation whose stream is up."""
         self._work_at = now
         keys = [key for key, _ in zip(self._pending, range(WRITES_A_JOB), strict=False)]
         for key in keys:
@@ -290,14 +290,14 @@ class SharedIndex:
     # --- what came of it ----------------------------------------------------------------------------------------------
 
     def done(self, job: RedisJob, replies: Sequence[object], now: float) -> bool:
-        """Redis replied. False: no more is to be expected of this connection."""
+        """Take Redis' replies. False: the connection is of no further use."""
         self._job = None
         try:
             if len(replies) != len(job.commands) or any(isinstance(reply, Exception) for reply in replies):
                 raise BadReply("errors, or too few")
             if job.is_hello:
                 self._greet(job, replies, now)
-            elif self.sharing and job.generation == self.generation:  # else it was begun before
+            elif self.sharing and job.generation == self.generation:  # else it belongs to an earlier generation
                 self._read(job, replies, now)
         except BadReply as error:
             self._fail("other", f"a reply that is none: {error}", now)
@@ -305,7 +305,7 @@ class SharedIndex:
         return True
 
     def failed(self, job: RedisJob, kind: str, why: str, now: float) -> None:
-        """`kind` is connection, timeout or other; the connection is gone."""
+        """The job failed with the connection. `kind` is connection, timeout or other."""
         assert job is self._job
         self._job = None
         self._fail(kind, why, now)
@@ -320,7 +320,7 @@ class SharedIndex:
                 self._clear = ""
         elif self._is_cleared(replies[-1]) and not is_new_here:
             self._index.clear()
-        if self._clear:  # cleared meanwhile: once more
+        if self._clear:  # cleared again meanwhile: say hello once more
             self._retry_at = now
             return
         self.sharing, self.trouble, self._shared_at, self._tick_at, self._beat = True, "", now, now, 1
@@ -345,7 +345,7 @@ class SharedIndex:
             self._leave(now)
 
     def _see(self, routers: object, now: float) -> None:
-        """Which generations there are, and which of them count on."""
+        """Note which generations exist, and whose counters have advanced."""
         found: dict[str, tuple[bytes, float]] = {}
         for name, beat in list(pairs_in(routers))[:ROUTERS_MAX]:
             other = name.decode(errors="replace")
@@ -355,7 +355,7 @@ class SharedIndex:
         self._beats = found
 
     def _is_cleared(self, reply: object) -> bool:
-        """Whether an operator of another router has cleared since we last looked."""
+        """Whether an operator of another router has cleared since the last look."""
         if not isinstance(reply, bytes) or TOKEN.match(reply) is None or reply == self._cleared:
             return False
         self._cleared = reply
@@ -385,7 +385,7 @@ class SharedIndex:
         self._away(why, now)
 
     def _away(self, why: str, now: float) -> None:
-        """Redis is as good as gone: go on alone, and try again later."""
+        """Treat Redis as gone: go on alone, and retry later."""
         if self.sharing:
             self.counters.outages += 1
             if now - self._shared_at >= RETRY_MAX_S:
@@ -396,7 +396,7 @@ class SharedIndex:
         self.poke()
 
     def _leave(self, retry_at: float) -> None:
-        """Nothing that is under way counts any more; all that is not written is in our own index."""
+        """Drop all that is under way; whatever was not written is still in our own index."""
         self.sharing, self._retry_at = False, retry_at
         self.counters.dropped += len(self._pending)
         self._pending.clear()
@@ -407,7 +407,7 @@ class SharedIndex:
 
 
 def pairs_in(reply: object) -> Sequence[tuple[bytes, bytes]]:
-    """Fields and values of a hash. Raises BadReply."""
+    """Return the fields and values of a hash. Raises BadReply."""
     if not isinstance(reply, dict):
         raise BadReply("no hash")
     return [(name, value) for name, value in reply.items() if isinstance(name, bytes) and isinstance(value, bytes)]

@@ -1,1 +1,1 @@
-"""What engines and workers report of their caches, one module for each wire format."""
+"""Reads what engines and workers report about their caches, with one module for each wire format."""

@@ -1,13 +1,13 @@
-"""What an engine's metrics page says of its cache and its queue: bytes in, one value out.
+"""Reads what an engine's metrics page says about its cache and its queue: bytes in, one value out.
 
-Names are those of vLLM (0.8 to 0.32; `gpu_cache_usage_perc` is the old name of `kv_cache_usage_perc`), SGLang (up to
-0.5.10 its capacity is in labels of `cache_config_info`, then in gauges), TensorRT-LLM's own server and Triton. Of the
-ranks of one data-parallel engine, requests, tokens and capacity add up, and the highest usage counts. SGLang repeats a
-number for each rank of tensor and pipeline parallelism, and by priority beside the sum of all; its gauges of recurrent
-states and windows are 0 where there are none. vLLM names the size of a state's block, or None.
+The names are those of vLLM (0.8 to 0.32; `gpu_cache_usage_perc` is the old name of `kv_cache_usage_perc`), SGLang (up
+to 0.5.10 its capacity is in labels of `cache_config_info`, later in gauges), TensorRT-LLM's own server and Triton. Over
+the ranks of a data-parallel engine requests, tokens and capacity are summed, and the highest usage counts. SGLang
+repeats a number for each rank of tensor and pipeline parallelism, and by priority beside the total; its gauges of
+recurrent states and windows are 0 where there are none. vLLM labels the size of a state's block, or None.
 
-Rules: everything but the names below is skipped unread; a value that is no number, negative, not finite or absurd is as
-if it were not there; labels are read as Prometheus writes them. Nothing raises.
+Rules: everything but the names below is skipped unread. A value that is no number, negative, infinite or absurd counts
+as missing. Labels are read as Prometheus writes them. Nothing raises.
 Bounds: LINES_MAX, SERIES_MAX, LABEL_BYTES_MAX.
 """
 
@@ -22,13 +22,13 @@ from typing import NamedTuple
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 
 SERIES_MAX = 512
-"""Ours, of one page: some ten for each rank."""
+"""Series with our names that one page may have: some ten for each rank."""
 
 LINES_MAX = 50_000
-"""A page with more is not an engine's, which have some 2,000."""
+"""A longer page is not an engine's: those have some 2,000 lines."""
 
 LABEL_BYTES_MAX = 128 * 1024
-"""Of one page, together."""
+"""Bytes of all labels of one page together."""
 
 LINE_BYTES_MAX = 4096
 """vLLM's cache_config_info has some 1,500 bytes of labels."""
@@ -71,7 +71,7 @@ FIELDS: Mapping[bytes, str] = {
     b"trtllm_kv_cache_tokens_per_block": "block",
     b"trtllm_kv_cache_max_blocks": "blocks",
 }
-"""Name of a series -> what it is."""
+"""Name of a series -> the quantity that it shows."""
 
 TRITON: Mapping[tuple[bytes, str], str] = {
     (b"nv_trt_llm_request_metrics", "scheduled"): "running",
@@ -93,19 +93,19 @@ LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 ENGINES: Mapping[bytes, str] = {b"vllm": "vllm", b"sglang": "sglang"}
 
 OTHERS = frozenset(("states", "windows"))
-"""Caches beside those of attention."""
+"""Quantities of caches beside those of attention."""
 
 MODE_CHARACTERS_MAX = 16
 
 FIRST_RANK = ("tp_rank", "pp_rank", "moe_ep_rank")
-"""Labels of ranks that all show the same number: the first one counts."""
+"""Labels of ranks that all show the same number: only the first rank counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """One look. None: the page does not say. Tokens and requests since the process began, gauges as of now.
+    """What one page said; None: it did not say. Tokens count since the process began; gauges are current.
 
-    `queried_tokens` are prompt tokens that the prefix cache was asked for, `hit_tokens` those that it had.
+    `queried_tokens` are prompt tokens looked up in the prefix cache, `hit_tokens` those that were found.
     """
 
     running: int | None = None
@@ -116,21 +116,21 @@ class EngineMetrics:
     generated_tokens: int | None = None
     capacity_tokens: int | None = None
     block_tokens: int | None = None
-    caches: bool | None = None  # whether prefixes are kept at all
-    hybrid: bool | None = None  # whether other caches than attention's decide, too, what of a prefix is reused
-    states: bool | None = None  # whether these are of recurrent states
-    state_mode: str = ""  # vLLM's `mamba_cache_mode`: at which ends of blocks it makes them
-    retention: str = ""  # vLLM's `prefix_cache_retention_interval`: which of these it keeps
-    engine: str = ""  # vllm or sglang, where a page names its cache
+    caches: bool | None = None  # whether the engine caches prefixes at all
+    hybrid: bool | None = None  # whether caches beside attention's also decide how much of a prefix is reused
+    states: bool | None = None  # whether these hold recurrent states
+    state_mode: str = ""  # vLLM's `mamba_cache_mode`: at which block ends it makes states
+    retention: str = ""  # vLLM's `prefix_cache_retention_interval`: which states it keeps
+    engine: str = ""  # vllm or sglang, if the page has a series named so
 
     @property
     def requests(self) -> int | None:
-        """In the engine, whoever sent them."""
+        """Requests in the engine, whoever sent them."""
         return None if self.running is None else self.running + (self.waiting or 0)
 
     @property
     def known(self) -> bool:
-        """Whether the page was of an engine at all."""
+        """Whether the page was an engine's at all."""
         return self != EngineMetrics()
 
 
@@ -141,7 +141,7 @@ class Series(NamedTuple):
 
 
 def read_metrics(page: bytes) -> EngineMetrics:
-    """What a page says. Never raises."""
+    """Read a page. Never raises."""
     sums: dict[str, float] = {}
     capacity = 0.0
     caches: bool | None = None
@@ -189,7 +189,7 @@ def read_metrics(page: bytes) -> EngineMetrics:
 
 
 def signs_of(metrics: EngineMetrics) -> Signs:
-    """What a page says of the profile of its cache."""
+    """Return what a page shows of the engine's cache profile."""
     return Signs(
         engine=metrics.engine,
         has_states=metrics.states,
@@ -200,7 +200,7 @@ def signs_of(metrics: EngineMetrics) -> Signs:
 
 
 def series_of(page: bytes) -> Iterator[Series]:
-    """Series with our names and a number that makes sense."""
+    """Yield the series with our names and a valid number."""
     if page.count(b"\n") > LINES_MAX:
         return
     label_bytes = 0
@@ -219,7 +219,7 @@ def series_of(page: bytes) -> Iterator[Series]:
 
 
 def counts(series: Series) -> bool:
-    """Whether this is a number of its own, not one shown again."""
+    """Whether this number counts, and does not repeat another series."""
     labels = series.labels
     if any(labels.get(rank, "0") not in ("0", "") for rank in FIRST_RANK):
         return False
@@ -232,7 +232,7 @@ def triton_field(series: Series) -> str | None:
 
 
 def config_of(series: Series) -> tuple[float, float, bool]:
-    """Block size, capacity in tokens (0: not known) and whether prefixes are kept, of a cache_config_info."""
+    """Return block size, capacity in tokens (0: unknown) and whether prefixes are kept, from a cache_config_info."""
     labels = series.labels
     if not counts(series):
         return 0.0, 0.0, True
@@ -243,7 +243,7 @@ def config_of(series: Series) -> tuple[float, float, bool]:
 
 
 def number_of(text: str | None) -> float:
-    """A label's whole number; 0 where it is none («None» while vLLM has not measured its memory)."""
+    """Return a label's whole number; 0 if it is none («None» while vLLM has not measured its memory)."""
     return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 15 else 0.0
 
 

@@ -1,12 +1,13 @@
-"""When an engine is asked for which of its pages, and what health, model list and start time follow from them. Pure.
+"""Decides when an engine is asked for which of its pages, and reads health, model list and start time from them. Pure.
 
-Health: a probe every interval, a short interval while the last answers differ, so that three failures take seconds.
-Model list and start time are asked for now and then, and again with the first good probe after a failure, because the
-engine may be another process. A page that an engine does not have is not asked for again until it has failed once.
-Metrics: an engine renders its page in the process that serves requests, and looking twenty times a second has made
-vLLM unresponsive (llm-d-router#1842). So the interval grows with the time that a page takes, doubles with each failure,
-and is long where there is no page that we can read.
-Publishers: where an engine publishes its KV events, seldom asked where it answers.
+Health: one probe every interval, and a shorter interval while recent probes differ, so that three failures take
+seconds. Model list and start time are asked for at longer intervals, and again with the first good probe after a
+failure, because the engine may be another process. A page that an engine lacks is not asked for again until a probe
+fails.
+Metrics: an engine renders its page in the process that serves requests, and twenty looks a second have made vLLM
+unresponsive (llm-d-router#1842). So the interval grows with the time that a page takes, doubles with each failure, and
+is long where there is no page that we can read.
+Publishers (where an engine publishes its KV events): asked for seldom once an engine answers.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ HEALTH_BYTES_MAX = 64 * 1024  # engines answer with nothing or a line
 MODELS_BYTES_MAX = 2 * 1024 * 1024  # about 10,000 adapters
 METRICS_BYTES_MAX = 2 * 1024 * 1024  # vLLM's page is below 200 kB for one model; each adapter and rank adds some
 MODELS_MAX = 4096  # per backend; more is a broken list
-ALIVE_STATUSES = frozenset((401, 403))  # an engine that asks for a key answers
+ALIVE_STATUSES = frozenset((401, 403))  # an engine that asks for a key is alive
 MISSING_STATUSES = frozenset((404, 405))
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")
-"""TensorRT-LLM has JSON at the first, and what we read at the second."""
+"""TensorRT-LLM answers JSON at the first path, and the format that we read at the second."""
 
 START_TIME = re.compile(rb"^process_start_time_seconds(?:\{[^\n]{0,400}\})?[ \t]+(\S{1,40})[^\n]{0,40}\n", re.MULTILINE)
-"""It has no more than a few labels."""
+"""The series has only a few labels."""
 
 
 class Page(NamedTuple):
-    """An answer to one GET. `body` is cut at its bound; `is_cut` says so. Status 0: none came."""
+    """The answer to one GET. `body` is cut at its bound, and `is_cut` tells whether it was. Status 0: no answer."""
 
     status: int
     body: bytes
@@ -50,7 +51,7 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PollOptions(Options):
-    """When engines are asked, and how long for. Times in seconds."""
+    """When engines are asked, and for how long. Times in seconds."""
 
     SECTION = "Backends"
 
@@ -63,37 +64,37 @@ class PollOptions(Options):
         most=SECONDS_MAX,
         key="engine_metrics_interval_s",
     )
-    jitter: float = option(0.2, most=0.99)  # share of an interval, either way: nodes and engines are out of step
-    probes_per_s_max: float = option(5.0, above=0)  # of healthy backends together: beyond, the interval grows
+    jitter: float = option(0.2, most=0.99)  # share of an interval, added or taken: keeps nodes and engines out of step
+    probes_per_s_max: float = option(5.0, above=0)  # of all healthy backends together; with more the interval grows
     unsettled_interval_s: float = seconds(1.0)  # while the last answers differ; never above probe_interval_s
-    unsettled_probes: int = option(3)  # how many in a row come at that interval
-    probe_gap_s: float = seconds(0.2)  # between two probes of one backend, however often one is wanted soon
+    unsettled_probes: int = option(3)  # probes in a row at that interval
+    probe_gap_s: float = seconds(0.2)  # least time between two probes of one backend
     probes_at_once_max: int = option(64, least=1)  # bounds file descriptors
     models_interval_s: float = seconds(60.0)  # adapters are loaded at run time
     start_time_interval_s: float = seconds(30.0)
     metrics_interval_max_s: float = seconds(60.0)  # after failures, unless metrics_interval_s is longer
     metrics_unknown_interval_s: float = seconds(600.0)  # without a page: the engine may be replaced by one that has it
-    metrics_share_max: float = option(0.02, above=0, most=1.0)  # of an engine's time that may go into its page
+    metrics_share_max: float = option(0.02, above=0, most=1.0)  # share of an engine's time that its page may take
     metrics_timeout_s: float = seconds(3.0)  # an engine in trouble is not to be asked more
     metrics_at_once_max: int = option(8, least=1)
-    publishers_interval_s: float = seconds(60.0)  # it may have been started anew with other ports
+    publishers_interval_s: float = seconds(60.0)  # the engine may have been restarted with other ports
     publishers_unanswered_interval_s: float = seconds(5.0)
     publishers_timeout_s: float = seconds(5.0)  # for one page
-    publishers_gap_s: float = seconds(1.0)  # between two looks at one engine, however often one is wanted soon
+    publishers_gap_s: float = seconds(1.0)  # least time between two looks at one engine
 
     def jittered(self, interval_s: float, rng: Random) -> float:
         return interval_s * (1 + self.jitter * (2 * rng.random() - 1))
 
 
 class HealthSchedule:
-    """The probes of one backend. `ok` is what the last one found; None before the first."""
+    """Schedules the probes of one backend. `ok` is the result of the last one; None before the first."""
 
     __slots__ = ("_models_at", "_start_at", "_unsettled", "has_health", "has_metrics", "ok", "options")
 
     def __init__(self, options: PollOptions) -> None:
         self.options = options
         self._unsettled = 0  # probes still to come at the short interval
-        self._models_at = self._start_at = -inf  # when they were last known
+        self._models_at = self._start_at = -inf  # times when these were last known, or asked for
         self.ok: bool | None = None
         self.has_health = True
         self.has_metrics = True
@@ -105,14 +106,14 @@ class HealthSchedule:
         self._models_at = now
 
     def wants_start_time(self, now: float) -> bool:
-        """Counts as asked for."""
+        """Whether the start time is due. If so, it counts as asked for."""
         if not self.has_metrics or (self.ok and now - self._start_at < self.options.start_time_interval_s):
             return False
         self._start_at = now
         return True
 
     def judged(self, ok: bool) -> None:
-        """The result of a probe. After a failure, what was learned of the engine's pages is forgotten."""
+        """Note the result of a probe. A failure forgets which pages the engine lacks."""
         if self.ok is None and ok:
             self._unsettled = 0
         else:
@@ -122,7 +123,7 @@ class HealthSchedule:
         self.ok = ok
 
     def interval_s(self, backends: int) -> float:
-        """To the next probe. Healthy backends share a budget of probes, so of many each is asked less often."""
+        """Seconds to the next probe. Healthy backends share a budget of probes: of many, each waits longer."""
         options = self.options
         if self._unsettled > 0:
             return min(options.unsettled_interval_s, options.probe_interval_s)
@@ -130,7 +131,7 @@ class HealthSchedule:
 
 
 class MetricsSchedule:
-    """The looks at the metrics page of one engine, and what it says of its queue in its event stream."""
+    """Schedules looks at one engine's metrics page, and adds what the engine's event stream says of its queue."""
 
     __slots__ = ("_failures", "_loads", "_page", "_reported_at", "_took_s", "_unknown", "options", "path")
 
@@ -139,13 +140,13 @@ class MetricsSchedule:
         self._failures = 0  # in a row
         self._took_s = 0.0
         self._unknown = False
-        self._page = EngineMetrics()  # the last one that said anything
-        self._reported_at = -inf  # when metrics were last given on
+        self._page = EngineMetrics()  # the last page that said anything
+        self._reported_at = -inf  # when metrics were last passed on
         self._loads: dict[int, EngineLoad] = {}  # by rank
         self.path = METRICS_PATHS[0]
 
     def looked(self, metrics: EngineMetrics | None, took_s: float, now: float) -> bool:
-        """The result of a look; None: no answer in time. Returns whether it says anything."""
+        """Note the result of a look; None: no answer in time. Returns whether the page says anything."""
         self._took_s = took_s
         self._failures = 0 if metrics is not None else self._failures + 1
         self._unknown = metrics is not None and not metrics.known
@@ -155,7 +156,7 @@ class MetricsSchedule:
         return True
 
     def interval_s(self) -> float:
-        """To the next look."""
+        """Seconds to the next look."""
         options, wanted_s = self.options, self.options.metrics_interval_s
         if self._unknown:
             return max(wanted_s, options.metrics_unknown_interval_s)
@@ -163,9 +164,9 @@ class MetricsSchedule:
         return max(patient_s, self._took_s / options.metrics_share_max)
 
     def load_reported(self, load: EngineLoad, now: float) -> EngineMetrics | None:
-        """An engine's own count of its queue (SGLang's LoadStat): as good as a look, and as often at most.
+        """Take an engine's own count of its queue (SGLang's LoadStat) as a look. None: unusable, or too soon.
 
-        The rest is as the last page said, if there is one: SGLang has none unless it is started so.
+        Other values are those of the last page, if any: SGLang has a page only if it is started so.
         """
         rank = load.rank or 0
         if load.running is None or rank >= RANKS_MAX:
@@ -189,10 +190,10 @@ def is_alive(page: Page) -> bool:
 
 
 def read_models(page: Page) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]]:
-    """Names and entries of a /v1/models page; (None, ()) where it has none.
+    """Return names and entries of a /v1/models page; (None, ()) if it has none.
 
-    Entries without a name are skipped, and of the others what no JSON can say again, for they join those of all engines
-    in one list.
+    Entries without a name are skipped, and members that JSON cannot express again, because the entries of all engines
+    are served in one list.
     """
     if page.status != 200 or page.is_cut:
         return None, ()
@@ -210,12 +211,12 @@ def read_models(page: Page) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, 
 
 
 def number_of(digits: str) -> float:
-    """A whole number, beyond 64 bits as JavaScript has it."""
+    """Return a whole number, as a float beyond 64 bits, as in JavaScript."""
     return int(digits) if len(digits) < 20 else float(digits)
 
 
 def is_json(name: str, value: object) -> bool:
-    """Whether a member can be written again: not with half of a character, or without a bottom."""
+    """Whether a member can be written as JSON again: not with a lone surrogate, or nested too deeply."""
     try:
         orjson.dumps({name: value})
     except (TypeError, RecursionError):  # orjson's own error is the former
@@ -224,7 +225,7 @@ def is_json(name: str, value: object) -> bool:
 
 
 def read_start_time(metrics: bytes) -> float | None:
-    """The value of process_start_time_seconds in a Prometheus page; labels and a time stamp may be there."""
+    """Return the value of process_start_time_seconds in a Prometheus page, with or without labels and time stamp."""
     found = START_TIME.search(metrics)
     try:
         value = float(found[1]) if found is not None else -inf

@@ -1,7 +1,7 @@
-"""Fields of KV events -> values, each checked: what a tag's fields are called, and how they are read.
+"""Reads the fields of KV events as values, each checked: which fields a tag has, and how they are read.
 
-Rules: a field that is not what it has to be raises Unreadable, for a block whose salt is unknown must not pass for one
-without salt. Known fields that nothing depends on are not read. Nothing here knows of messages, or counts.
+Rules: a field of the wrong form raises Unreadable, because a block whose salt is unknown must not pass for one without
+salt. Known fields on which nothing depends are not read. Nothing here knows about messages, or counts.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ranvier_py.core.engine_cache.sources.event_values import (
 
 HASH_BYTES_MAX = 64  # SHA-512; vLLM's own are 32
 TEXT_CHARACTERS_MAX = 1024  # names of adapters, salts, media
-EXTRA_KEYS_MAX = 64  # of one block: media items that reach into it
+EXTRA_KEYS_MAX = 64  # of one block: for media items that reach into it
 BLOCK_TOKENS_MAX = 65_536
 U32_MAX, U64 = 0xFFFFFFFF, 1 << 64
 
 REUSED = "REUSED"
-"""`origin` of what was not stored anew, but reported because a request asked for a full report (vLLM #51699)."""
+"""`origin` of blocks not stored anew, but reported because a request asked for a full report (vLLM #51699)."""
 
 
 class Unreadable(Exception):
-    """A field of a known event is not what it has to be."""
+    """A field of a known event has the wrong form."""
 
 
 def hash_of(value: object) -> EngineHash:
@@ -54,7 +54,7 @@ def hashes_of(value: object) -> tuple[EngineHash, ...]:
 
 
 def tokens_of(value: object) -> bytes:
-    """Token ids, or pairs of one and the next (SGLang's EAGLE), of which the first count."""
+    """Read token ids, or pairs of a token and the next one (SGLang's EAGLE), of which the first counts."""
     if value is None:
         return b""
     if type(value) is not tuple:
@@ -104,7 +104,7 @@ def _number(value: object, highest: int = U32_MAX) -> int | None:
 
 
 def salt_in(metadata: object) -> object:
-    """The salt in SGLang's metadata of an event."""
+    """Return the salt in an event's metadata (SGLang)."""
     if metadata is None:
         return None
     if type(metadata) is not dict:
@@ -159,7 +159,7 @@ ARRAY_FIELDS: dict[str, tuple[str, ...]] = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
-"""Fields of the array encoding, in their order behind the tag."""
+"""Fields of the array encoding, in their order after the tag."""
 
 MAP_FIELDS: dict[str, frozenset[str]] = {
     "BlockStored": frozenset(

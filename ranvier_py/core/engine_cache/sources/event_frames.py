@@ -1,11 +1,11 @@
-"""The frame of one message of an engine's KV events: bytes in, a timestamp, events not read yet, and what is behind.
+"""Reads the frame of one message of KV events: bytes -> a timestamp, unread events, and the fields after them.
 
-A batch is `[timestamp, events, rank]`, whose last field may be missing, or a map of the same by name (vLLM's revision
-0181ea3173); `[LoadStat, …]` is SGLang's report of its load.
+A batch is `[timestamp, events, rank]`, of which the rank may be missing, or a map of the same fields by name (vLLM's
+revision 0181ea3173). `[LoadStat, …]` is SGLang's report of its load.
 
-Rules: what is no batch raises BadBatch, and nothing else is ever raised. A short message is built at once. One that is
-long, or no msgpack throughout, is walked before anything of it is built, so that a length that lies costs nothing, nor
-does nesting; then the places of its events are returned, for whoever reads them to build one at a time.
+Rules: what is no batch raises BadBatch, and nothing else is ever raised. A short message is unpacked at once. A message
+that is long, or not valid msgpack throughout, is walked before anything of it is built, so neither false lengths nor
+nesting cost memory; the caller then gets the places of its events, and builds them one at a time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from msgpack.exceptions import UnpackException  # type: ignore[import-untyped]
 from ranvier_py.core.errors import RanvierError
 
 PAYLOAD_BYTES_MAX = 8 << 20
-"""A step of 100,000 removals is 4 MB."""
+"""Longest message that is read. A step of 100,000 removals is 4 MB."""
 
 AT_ONCE_BYTES_MAX = 128 << 10
-"""A step of 8,192 tokens is 50 kB. At worst each byte is an empty map: 10 MB."""
+"""Longest message unpacked at once. A step of 8,192 tokens is 50 kB. At worst each byte is an empty map: 10 MB."""
 
 FIELDS_MAX = 16  # of a batch, which has three, or of a LoadStat
 EVENTS_MAX = 65_536  # of one batch: a step touches some thousand blocks
@@ -30,23 +30,23 @@ SCALAR_BYTES_MAX = 64
 
 LOAD_STAT = "LoadStat"
 TIMESTAMP, EVENTS, RANK = "ts", "events", "data_parallel_rank"
-"""Fields of a batch that is a map."""
+"""Names of the fields of a batch that is a map."""
 
 MAP_BYTES = (*range(0x80, 0x90), 0xDE, 0xDF)
-"""What a map begins with, in msgpack."""
+"""First bytes of a map in msgpack."""
 
 UNPACK_ERRORS = (ValueError, UnpackException)
-"""All that msgpack raises for bytes; a text that is not UTF-8 is a ValueError."""
+"""All that msgpack raises for invalid bytes; invalid UTF-8 is a ValueError."""
 
 
 class BadBatch(RanvierError):
-    """These bytes are no batch of events. The message has nothing of them."""
+    """These bytes are no batch of events. The error's message quotes nothing of them."""
 
     code = "bad_kv_batch"
 
 
 class Frame(NamedTuple):
-    """`events` are built, or the places (start, end) of events in the message. `tail`: the rank and what is behind."""
+    """`events` are built, or places (start, end) of events in the message. `tail`: the rank and further fields."""
 
     head: object
     events: tuple[Any, ...]
@@ -55,12 +55,12 @@ class Frame(NamedTuple):
 
 
 def frame_of(payload: bytes) -> Frame:
-    """Raises BadBatch."""
+    """Read the frame of a message. Raises BadBatch."""
     return _build(payload) or _walk(payload)
 
 
 def event_in(payload: bytes, place: tuple[int, int]) -> object:
-    """One event of a message that was walked. Raises BadBatch: that event can't be read."""
+    """Build one event of a message that was walked. Raises BadBatch if that event cannot be read."""
     try:
         found: object = msgpack.unpackb(payload[place[0] : place[1]], use_list=False)
     except UNPACK_ERRORS as error:
@@ -69,13 +69,13 @@ def event_in(payload: bytes, place: tuple[int, int]) -> object:
 
 
 def packed_batch(timestamp_s: float, events: Sequence[Mapping[str, Any]]) -> bytes:
-    """A message of these events, in the map encoding."""
+    """Return a message of these events, in the map encoding."""
     packed: bytes = msgpack.packb([timestamp_s, events])
     return packed
 
 
 def _build(payload: bytes) -> Frame | None:
-    """A short message; None: `_walk` shall see."""
+    """Unpack a short message at once; None if it has to be walked."""
     if len(payload) > AT_ONCE_BYTES_MAX:
         return None
     try:
@@ -95,13 +95,13 @@ def _build(payload: bytes) -> Frame | None:
 
 
 def _in_order(fields: dict[str, Any]) -> tuple[Any, ...]:
-    """The fields of a map as an array has them; those that nobody knows come last."""
+    """Return the fields of a map in the order of the array encoding, unknown ones last."""
     known = [fields.pop(name, None) for name in (TIMESTAMP, EVENTS, RANK)]
     return (*known, *fields.values())
 
 
 def _walk(payload: bytes) -> Frame:
-    """Where the events of a message lie. Raises BadBatch."""
+    """Find the places of a message's events. Raises BadBatch."""
     if not payload or len(payload) > PAYLOAD_BYTES_MAX:
         raise BadBatch("empty or too long")
     walker = msgpack.Unpacker(None, max_buffer_size=len(payload), use_list=False)
@@ -158,7 +158,7 @@ def _span(walker: Any) -> tuple[int, int]:
 
 
 def _scalar(payload: bytes, walker: Any) -> object:
-    """The next value if it is a short one; else it stays unbuilt and is an empty tuple, which nothing takes."""
+    """Return the next value if it is short; a longer one is not built and becomes (), which no reader accepts."""
     start, end = _span(walker)
     if end - start > SCALAR_BYTES_MAX:
         return ()

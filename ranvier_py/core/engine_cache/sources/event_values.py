@@ -1,8 +1,8 @@
-"""KV cache events as values, whichever engine and encoding they came in.
+"""KV cache events as values, independent of engine and encoding.
 
-Names are ours: `BlocksStored` is the wire's BlockStored, which reports a run of blocks; `BlocksRemoved` is
-BlockRemoved, `CacheCleared` is AllBlocksCleared. An engine's block hash is kept as a name and nothing else: bytes as
-they came, numbers modulo 2^64, so that a signed and an unsigned spelling are one name.
+The names are ours: `BlocksStored` is BlockStored on the wire, which reports a run of blocks; `BlocksRemoved` is
+BlockRemoved, `CacheCleared` is AllBlocksCleared. An engine's block hash is only a name here: bytes are kept as they
+came, numbers modulo 2^64, so that signed and unsigned forms are one name.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import numpy as np
 from ranvier_py.core.prompts.boundaries import TokenIds
 
 EngineHash = int | bytes
-"""What an engine calls a block. Means nothing to another engine, nor to the same one after a restart."""
+"""An engine's name of a block. It means nothing to another engine, nor to the same one after a restart."""
 
 ExtraKey = str | bytes | int | tuple[object, ...]
 """What an engine hashed beside the tokens of a block: adapter, salt (text), media (identifier, offset), embeddings."""
 
 
 class Tier(IntEnum):
-    """Where a block lies. The lower the nearer to the model; a prefix is as near as the farthest of its blocks."""
+    """Where a block is kept. Lower is nearer to the model; a prefix is as near as the farthest of its blocks."""
 
     GPU = 0
     CPU = 1
     DISK = 2
-    EXTERNAL = 3  # shared with others, or a medium that we do not know
+    EXTERNAL = 3  # shared with other engines, or an unknown medium
     ABSENT = 4
 
 
@@ -50,7 +50,7 @@ MEDIA = {
 
 
 def tier_of(medium: str | None, locality: str | None) -> Tier:
-    """Engines that name no medium have none but the GPU; a REMOTE copy is nobody's own."""
+    """Return the tier: GPU for engines that name no medium, EXTERNAL for a REMOTE copy, which is no engine's own."""
     if locality is not None and locality.upper() == "REMOTE":
         return Tier.EXTERNAL
     if medium is None:
@@ -60,10 +60,10 @@ def tier_of(medium: str | None, locality: str | None) -> Tier:
 
 
 class BlocksStored(NamedTuple):
-    """Consecutive blocks can be found from now on; those of an offloading tier may come without tokens.
+    """Consecutive blocks were stored; those of an offloading tier may come without tokens.
 
-    `token_bytes` are the tokens of all blocks as 32-bit numbers of this machine; `ids` reads them. `extra_keys` has one
-    tuple for each block, or is empty. `parent` is None at the start of a prompt.
+    `token_bytes` are the tokens of all blocks as 32-bit numbers in this machine's byte order; `ids` reads them.
+    `extra_keys` has one tuple for each block, or is empty. `parent` is None at the start of a prompt.
     """
 
     hashes: tuple[EngineHash, ...]
@@ -75,11 +75,11 @@ class BlocksStored(NamedTuple):
     lora_name: str | None = None
     extra_keys: tuple[tuple[ExtraKey, ...], ...] = ()
     group: int = 0
-    kind: str | None = None  # of the group's cache: full_attention, sliding_window, mamba …
+    kind: str | None = None  # kind of the group's cache: full_attention, sliding_window, mamba …
     locality: str | None = None
-    salt: str | None = None  # of the whole prompt, where an engine keeps it apart from the extra keys
-    media: bool = False  # keys of media came in a field of their own
-    reused: bool = False  # not stored anew: reported because a request used them
+    salt: str | None = None  # of the whole prompt, if the engine does not send it among the extra keys
+    media: bool = False  # media keys came in a separate field
+    reused: bool = False  # not stored, only reported because a request used them
 
     @property
     def ids(self) -> TokenIds:
@@ -91,7 +91,7 @@ class BlocksStored(NamedTuple):
 
 
 class BlocksRemoved(NamedTuple):
-    """One copy of each of these is gone."""
+    """One copy of each of these blocks is gone."""
 
     hashes: tuple[EngineHash, ...]
     medium: str | None = None
@@ -105,14 +105,14 @@ class BlocksRemoved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheCleared:
-    """Nothing can be found any more."""
+    """The cache holds nothing any more."""
 
 
 Event = BlocksStored | BlocksRemoved | CacheCleared
 
 
 class EngineLoad(NamedTuple):
-    """SGLang's LoadStat: an engine's count of its own queue. None where nothing can be read."""
+    """SGLang's LoadStat: an engine's count of its own queue. None for numbers that cannot be read."""
 
     running: int | None
     waiting: int | None
@@ -124,10 +124,10 @@ class EngineLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One message of an engine: what changed since the one before it.
+    """One message of an engine: what changed since the previous one.
 
-    `unread` counts events that had to be skipped although they concern the cache: what is held is less well
-    known from there on.
+    `unread` counts events about the cache that had to be skipped: from there on it is less well known what the engine
+    holds.
     """
 
     events: tuple[Event, ...]

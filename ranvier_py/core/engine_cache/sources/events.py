@@ -1,14 +1,14 @@
-"""One message of vLLM's or SGLang's KV event stream (msgpack) -> a Batch of values. Read without trust.
+"""Decodes messages of vLLM's or SGLang's KV event stream (msgpack) into Batches of values, without trusting them.
 
 A batch has a timestamp, events and a rank (`event_frames`). An event is an array `[tag, field, …]`, whose last fields
-may be missing (vLLM up to 0.23, SGLang), or a map with its tag under `type` (vLLM from 0.24); both may be in one batch.
-Shapes are those of vLLM 0.32 and SGLang 0.5.23 and their older releases.
+may be missing (vLLM up to 0.23, SGLang), or a map with its tag under `type` (vLLM from 0.24); one batch may mix both.
+The forms are those of vLLM 0.32 and SGLang 0.5.23 and their older releases.
 
 Rules: unknown tags and fields are skipped one by one and counted. An event of known tag whose fields cannot be read is
-skipped whole and counted as unread: a block whose salt is unknown must not pass for one without salt. What is no batch
-at all raises BadBatch, and nothing else is ever raised.
+skipped whole and counted as unread, because a block whose salt is unknown must not pass for one without salt. What is
+no batch at all raises BadBatch, and nothing else is ever raised.
 Bounds: those of frames; the events of a long message are built one at a time. Memory is a small multiple of the largest
-event, and of what the values keep.
+event, plus what the values keep.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from ranvier_py.core.engine_cache.sources.event_values import Batch, BlocksRemov
 from ranvier_py.core.metrics import counter
 
 EVENT_BYTES_MAX = 2 << 20
-"""A prompt of 128k tokens stored at once is 1 MB; its objects, while they are read, take some ten times that."""
+"""A prompt of 128k tokens stored at once is 1 MB; while it is read, its objects take some ten times that."""
 
-TAGS_KEPT_MAX = 16  # unknown tags that are remembered by name, to be shown
+TAGS_KEPT_MAX = 16  # unknown tags that are remembered by name, for display
 
 OWN_FIELDS = ("block_hashes", "parent_block_hash", "token_ids", "extra_keys")
-"""What is another with each event of an engine. The rest rarely is."""
+"""Fields that differ between an engine's events. The others rarely do."""
 
-make = tuple.__new__  # of named tuples: half the time of their own
+make = tuple.__new__  # makes named tuples in half the time of their own `__new__`
 
 EXTRA_KEYS = BlocksStored._fields.index("extra_keys")
 
@@ -58,22 +58,22 @@ class DecoderCounters:
 
 
 class _Last(NamedTuple):
-    """What the last event of a kind had beside `OWN_FIELDS`, as it came and as a value."""
+    """The last event of a kind without `OWN_FIELDS`: as it came, and as a value."""
 
     rest: Mapping[object, object]
     value: tuple[Any, ...] = ()
 
 
 class EventDecoder:
-    """Decodes the messages of one stream and counts what it skipped. `unknown_tags` has the first few, by count."""
+    """Decodes the messages of one stream and counts what it skips; `unknown_tags` counts the first few by name."""
 
     def __init__(self) -> None:
         self.counters = DecoderCounters()
         self.unknown_tags: Counter[str] = Counter()
-        self._last_stored = self._last_removed = _Last({"": None})  # like no event
+        self._last_stored = self._last_removed = _Last({"": None})  # equals no event
 
     def decode(self, payload: bytes) -> Batch:
-        """Raises BadBatch, and only that."""
+        """Decode one message. Raises only BadBatch."""
         try:
             batch = self._batch(payload)
         except BadBatch:
@@ -92,11 +92,11 @@ class EventDecoder:
         unread_before = self.counters.unread
         read: Callable[[Any], Event | None] = self._event if is_built else partial(self._event_at, payload)
         found = tuple([event for each in events if (event := read(each)) is not None])
-        self.counters.fields_skipped += len(tail[1:])  # behind the rank, which each stream has one of
+        self.counters.fields_skipped += len(tail[1:])  # after the rank, which is not read: each stream has one rank
         return Batch(found, self.counters.unread - unread_before)
 
     def _load(self, numbers: Sequence[object]) -> EngineLoad:
-        """Fields in SGLang's order; those that are no number stay unknown."""
+        """Read the numbers in SGLang's order; fields that are no number stay None."""
         known = [value if type(value) is int and value >= 0 else None for value in numbers[:6]]
         self.counters.fields_skipped += len(numbers[6:])
         return EngineLoad(*known, *[None] * (6 - len(known)))
@@ -121,7 +121,7 @@ class EventDecoder:
             return None
 
     def _alike(self, event: dict[object, Any]) -> Event | None:
-        """An event that differs from the last of its kind in blocks alone, or None. Nearly all do."""
+        """Read an event that differs from the last of its kind only in `OWN_FIELDS`, as nearly all do; else None."""
         take = event.pop
         hashes = take("block_hashes", None)
         if event == self._last_removed.rest:
@@ -154,7 +154,7 @@ class EventDecoder:
         return value
 
     def _named(self, event: object) -> tuple[str, dict[str, Any]]:
-        """Tag and fields by name, from either encoding."""
+        """Return an event's tag, and its fields by name, from either encoding."""
         if type(event) is dict:
             tag = event.pop("type", None)
             values = event

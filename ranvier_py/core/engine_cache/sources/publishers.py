@@ -1,11 +1,11 @@
-"""Where an engine publishes its KV events: what it answers over HTTP -> one Publisher for each data-parallel rank.
+"""Reads where an engine publishes its KV events, from its HTTP answer: one Publisher for each data-parallel rank.
 
-vLLM's GET /kv_event_sources answers a map by rank (0.32), a list, or a list under `sources`, as its versions differ.
-SGLang's /server_info has a block `kv_events` with a base port, before that only the text of its option; rank r is at
-port + r. An endpoint is `tcp://HOST:PORT`; a wildcard is the engine's own, and means the host that we reach it by.
+vLLM's GET /kv_event_sources answers a map by rank (0.32), a list, or a list under `sources`, depending on the version.
+SGLang's /server_info has a block `kv_events` with a base port, and in older releases only the text of its option; rank
+r is at port + r. An endpoint is `tcp://HOST:PORT`; a wildcard means the host by which we reach the engine.
 
-Rules: an engine decides on ports, never on hosts: what is not on one of its own addresses is refused, or an engine
-could make us connect anywhere. What an operator wrote may be anywhere. Nothing is raised for what an engine answers.
+Rules: an engine decides on ports, never on hosts. An endpoint that is not on one of the engine's own addresses is
+refused, or an engine could make us connect anywhere; the operator's may be anywhere. No answer raises anything.
 Bounds: RANKS_MAX publishers, names and topics of limited length.
 """
 
@@ -25,13 +25,13 @@ RANKS_MAX = 64
 TOPIC_CHARACTERS_MAX = 256  # llm-d's are kv@HOST:PORT@MODEL
 
 OWN = ""
-"""The host by which we reach the engine."""
+"""Stands for the host by which we reach the engine."""
 
 WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104  # read, not bound
 
 
 class Endpoint(NamedTuple):
-    """Where to connect to. The host may be OWN until `at_home`."""
+    """Where to connect. The host may be OWN until `at_home` replaces it."""
 
     host: str
     port: int
@@ -41,16 +41,16 @@ class Endpoint(NamedTuple):
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
     def of(self, host: str) -> Endpoint:
-        """With this host in place of a wildcard."""
+        """Return this endpoint with `host` in place of a wildcard."""
         return self if self.host != OWN else self._replace(host=host)
 
     def shifted(self, by: int) -> Endpoint | None:
-        """So many ports further; None where there is none."""
+        """Return the endpoint `by` ports further; None if there is no such port."""
         return self._replace(port=self.port + by) if 0 < self.port + by <= PORT_MAX else None
 
 
 class Publisher(NamedTuple):
-    """One event stream. `load` has SGLang's LoadStat."""
+    """One event stream. SGLang's LoadStat comes from `load`."""
 
     rank: int
     events: Endpoint
@@ -61,7 +61,7 @@ class Publisher(NamedTuple):
 
 
 class FoundPublishers(NamedTuple):
-    """What an engine answered. `refused` has why the rest was not taken, in our words."""
+    """What an engine answered. `refused` says, in our words, why the rest was not taken."""
 
     publishers: tuple[Publisher, ...] = ()
     refused: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ NOTHING = FoundPublishers()
 
 
 def endpoint_of(text: str) -> Endpoint:
-    """ "tcp://*:5557" -> where that is. Raises ValueError that says what is wrong."""
+    """ "tcp://*:5557" -> its Endpoint. Raises ValueError that says what is wrong."""
     host, colon, port = text.removeprefix("tcp://").rpartition(":")
     if not text.startswith("tcp://") or not colon or not PORT.fullmatch(port):
         raise ValueError("must be tcp://HOST:PORT, or tcp://*:PORT on the backend's own host")
@@ -85,7 +85,7 @@ def endpoint_of(text: str) -> Endpoint:
 
 
 def parse_endpoint(text: object) -> Endpoint | None:
-    """The same of what an engine answers; None where it is none."""
+    """Read an endpoint in an engine's answer; None if it is none."""
     try:
         return endpoint_of(text) if isinstance(text, str) else None
     except ValueError:
@@ -99,7 +99,7 @@ def _endpoint(host: object, port: object) -> Endpoint | None:
 
 
 def of_operator(events: str, replay: str, ranks: int, host: str) -> tuple[Publisher, ...]:
-    """The publishers that are written in the configuration. A wildcard is `host`, which is the engine's."""
+    """Return the publishers that the configuration names. `host` is the engine's, and replaces wildcards."""
     first, answers = parse_endpoint(events), parse_endpoint(replay)
     assert first is not None, "checked where it was written"
     found = []
@@ -111,9 +111,9 @@ def of_operator(events: str, replay: str, ranks: int, host: str) -> tuple[Publis
 
 
 def at_home(found: FoundPublishers, host: str, addresses: Collection[str]) -> FoundPublishers:
-    """With the engine's host in place of wildcards, and without all that is elsewhere.
+    """Replace wildcards with the engine's host, and refuse everything that is on another one.
 
-    `host` is how we reach it; `addresses` are those that it stands for now, as texts of IP addresses.
+    `host` is how we reach the engine; `addresses` are the IP addresses that it resolves to now, as texts.
     """
     kept, refused = [], list(found.refused)
     for publisher in found.publishers:
@@ -138,7 +138,7 @@ def _home(where: Endpoint | None, host: str, addresses: Collection[str]) -> Endp
 
 
 def read_event_sources(body: bytes) -> FoundPublishers:
-    """vLLM's GET /kv_event_sources."""
+    """Read vLLM's GET /kv_event_sources."""
     reported = _json(body)
     if isinstance(reported, dict) and isinstance(reported.get("sources"), list):
         reported = reported["sources"]
@@ -150,7 +150,7 @@ def read_event_sources(body: bytes) -> FoundPublishers:
 
 
 def read_server_info(body: bytes) -> FoundPublishers:
-    """SGLang's GET /server_info, or /get_server_info of its older releases."""
+    """Read SGLang's GET /server_info, or /get_server_info of older releases."""
     reported = _json(body)
     if not isinstance(reported, dict):
         return NOTHING
@@ -161,7 +161,7 @@ def read_server_info(body: bytes) -> FoundPublishers:
         first = _endpoint(block.get("endpoint_host"), block.get("endpoint_port_base"))
     elif "kv_events" in reported or option.get("publisher") != "zmq":
         return NOTHING
-    else:  # before the block came
+    else:  # releases without the block
         block = {"topic": option.get("topic", ""), "dp_size": reported.get("dp_size")}
         first = parse_endpoint(option.get("endpoint", "tcp://*:5557"))
     return _checked(list(_of_sglang(block, first, parse_endpoint(option.get("replay_endpoint")))))
@@ -198,7 +198,7 @@ def _of_sglang(block: Mapping[str, Any], first: Endpoint | None, replay: Endpoin
 
 
 def _checked(reported: Sequence[Publisher | str]) -> FoundPublishers:
-    """Each rank once, by rank. Ranks that are reported with one port are at port + rank, as vLLM places them."""
+    """Take each rank once, in order. If all ranks report the same port, each is at port + rank, as vLLM places them."""
     refused = [item for item in reported if isinstance(item, str)]
     by_rank: dict[int, Publisher] = {}
     for item in reported[:RANKS_MAX]:
@@ -231,12 +231,12 @@ def _rank(value: object) -> int | None:
 
 
 def _topic(value: object) -> str:
-    """A topic that can't be right is none: all topics are received then."""
+    """Return a topic; an invalid one becomes empty, which receives all topics."""
     return value if isinstance(value, str) and len(value) <= TOPIC_CHARACTERS_MAX else ""
 
 
 def _json(text: object) -> Any:
-    """None for what is no JSON."""
+    """Parse JSON; None if it is none."""
     if not isinstance(text, str | bytes):
         return None
     try:
@@ -246,17 +246,17 @@ def _json(text: object) -> Any:
 
 
 class Room(NamedTuple):
-    """What may wait in libzmq for us."""
+    """How much may wait for us in libzmq."""
 
     messages_max: int
     bytes_max: int
 
 
 ROOM = Room(64, 128 << 20)
-"""What finds none waits with the engine, which keeps 100,000 messages for each listener."""
+"""More than that waits at the engine, which keeps 100,000 messages for each subscriber."""
 
 REPLAY_ROOM = Room(20_000, 256 << 20)
-"""Twice vLLM's buffer: an engine drops answers that find none."""
+"""Twice vLLM's replay buffer: an engine drops answers for which there is no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class SocketOptions:
     """How an engine's events are received. All times in seconds."""
 
     retry_s: float = 0.2  # first pause before another connection
-    retry_s_max: float = 5.0  # an engine needs longer than that to start
+    retry_s_max: float = 5.0  # starting an engine takes longer than that
     steady_s: float = 5.0
     room: Room = ROOM
     replay_room: Room = REPLAY_ROOM

@@ -1,11 +1,11 @@
-"""What a worker shows to be allowed to report, and to report for itself alone. Pure.
+"""The credential that lets a worker report to the router, and only for itself. Pure.
 
-    ranvier reporter --make-key WORKER      where the control key is; the worker's machine gets what it prints
+    ranvier reporter --make-key WORKER      run where the control key is; the worker's machine gets the output
 
 The credential has the worker's name and a keyed hash of it. It opens `/internal/*` and nothing else of the control
-port, and a report by it for another worker is refused: who took over one worker can't erase what is known of the
-others. The control key itself is a credential for all workers: one reporter may speak for many.
-Mutual TLS or a network of their own, as the report asks for, belong in front of the port; they add to this.
+port. A report that it authenticates for another worker is refused, so whoever took over one worker cannot erase what is
+known of the others. The control key itself is a credential for all workers: one reporter may speak for many. Mutual TLS
+or a separate network, as the Purdue report asks for, belong in front of the port, in addition.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ DIGEST_BYTES = 32
 
 
 def credential(control_key: str, worker: str) -> str:
-    """The bearer key of one worker."""
+    """Return the bearer key of one worker."""
     name = urlsafe_b64encode(worker.encode()).decode().rstrip("=")
     return f"{name}.{_digest(control_key, worker)}"
 
 
 def worker_of(bearer: str, control_key: str) -> str | None:
-    """The worker whose credential this is; None for what is none."""
+    """Return the worker whose credential this is; None if it is not valid."""
     if len(bearer) > CREDENTIAL_CHARACTERS_MAX or not bearer.isascii():
         return None
     name, dot, digest = bearer.partition(".")

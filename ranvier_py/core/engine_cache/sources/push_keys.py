@@ -1,16 +1,16 @@
-"""The prefix hash of the Purdue report beside our own fingerprints, wherever prompts are hashed.
+"""Computes the prefix hash of the Purdue report beside our own fingerprints, wherever prompts are hashed.
 
-The report's hash of a prompt is the SHA-256 of its first 64 token ids as Python writes their tuple (`prefix_hash`). It
-stands for one depth, and can't be computed from fingerprints. So a node notes it while it hashes the tokens of a prompt
-anyway, together with the fingerprint at that depth (`KeyHasher`); `Links` then turns what a worker reports of a prefix
-hash into routes at fingerprints.
+The report's hash of a prompt is the SHA-256 of its first 64 token ids, written as a Python tuple (`prefix_hash`). It
+stands for one depth, and cannot be computed from fingerprints. So a node computes it while it hashes a prompt's tokens
+anyway, and reports it with the fingerprint at that depth (`KeyHasher`). `Links` then turns a worker's reports about a
+prefix hash into routes at fingerprints.
 
-Rules: a hash of `length` tokens belongs to the deepest anchor that is no deeper: 64 of 64, 64 of 100. A prompt that is
-shorter has the hash of all its tokens, as in the report, and belongs to its last whole block; it never becomes the hash
-of what continues it. A prompt of less than one block has no fingerprint and is left alone. One hash stands for several
-fingerprints where equal tokens were asked of several models. `notify` may be called in any thread that hashes.
-Bounds: HEADS_MAX beginnings of prompts that are shorter than a length; the hash of what continues a forgotten one is
-never known. `links_max` links; the oldest is forgotten and counted: its routes then end by their time to live.
+Rules: a hash of `length` tokens belongs to the deepest anchor up to that length: 64 for 64, 64 for 100. A shorter
+prompt has the hash of all its tokens, as in the report, which belongs to its last whole block; it never becomes the
+hash of a longer prompt. A prompt of less than one block has no fingerprint, and is ignored. One hash stands for several
+fingerprints if the same tokens were asked of several models. `notify` may be called in any thread that hashes.
+Bounds: HEADS_MAX beginnings of prompts that are shorter than a length; if one is forgotten, the hash of what continues
+it stays unknown. `links_max` links; the oldest is forgotten and counted, and its routes end by their time to live.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ PREFIX_TOKENS = 64
 """The report's «smart default»."""
 
 HEADS_MAX = 65_536
-"""Half a kilobyte each, if all are nearly as long as a key."""
+"""Half a kilobyte each, if nearly all are as long as a key."""
 
 LENGTHS_MAX = 8
-"""Lengths that one node hashes beside each other: each costs a hash of every new prompt."""
+"""Lengths that one node hashes: each needs one hash of every new prompt."""
 
 LINKS_MAX = 262_144
 
 
 class KeyedPrefix(NamedTuple):
-    """One prefix by both names. `root` is the running sum of the empty prefix: it names the namespace."""
+    """One prefix by both names. `root` is the running sum of the empty prefix, which identifies the namespace."""
 
     root: int
     key: int
@@ -48,7 +48,7 @@ class KeyedPrefix(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """The beginning of a prompt that is too short for its key so far."""
+    """The beginning of a prompt that is still too short for its key."""
 
     root: int
     ids: tuple[int, ...]
@@ -56,12 +56,12 @@ class _Head(NamedTuple):
 
 
 def key_of(token_ids: Sequence[int], length: int = 0) -> int:
-    """The report's prefix hash as a number. The ids must be Python's own integers."""
+    """Return the report's prefix hash as a number. The ids must be Python's own integers."""
     return int(prefix_hash(token_ids, length), 16)
 
 
 class KeyHasher(TokenHasher):
-    """Hashes tokens as TokenHasher does, and notifies of the prefix hashes of prompts whose beginning it sees."""
+    """Hashes tokens as TokenHasher does, and calls `notify` with the prefix hashes of prompts seen from the start."""
 
     def __init__(
         self,
@@ -79,12 +79,12 @@ class KeyHasher(TokenHasher):
         self.keep(lengths)
 
     def keep(self, lengths: Iterable[int]) -> None:
-        """Notify of hashes of these lengths, in tokens, from now on."""
+        """Compute hashes of these lengths, in tokens, from now on."""
         self.lengths = tuple(sorted(dict.fromkeys(lengths)))[:LENGTHS_MAX]
 
     def extend_many(self, jobs: Sequence[tuple[TokenState, TokenIds, Sequence[int]]]) -> list[list[Segment]]:
         found = super().extend_many(jobs)
-        reach = self.lengths[-1] + self.short if self.lengths else 0  # the fingerprint of the longest may come later
+        reach = self.lengths[-1] + self.short if self.lengths else 0  # the fingerprint for the longest may come later
         for (state, ids, _), segments in zip(jobs, found, strict=True):
             if segments and state.tokens < reach:
                 self._look(state, ids, segments, reach)
@@ -126,7 +126,7 @@ class Link(NamedTuple):
 
 
 class Links:
-    """Prefix hashes and fingerprints, both ways."""
+    """Maps prefix hashes to fingerprints, and back."""
 
     def __init__(self, links_max: int = LINKS_MAX) -> None:
         self._links_max = links_max
@@ -139,17 +139,17 @@ class Links:
         return self._count
 
     def add(self, link: Link) -> None:
-        """Two keys of one fingerprint: of 64 tokens and of 70, which belong to one anchor."""
+        """Add a link. One fingerprint may have several keys: those of 64 and of 70 tokens belong to one anchor."""
         links = self._by_print.pop(link.fingerprint, {})
         self._count += link.key not in links
         links[link.key] = link
-        self._by_print[link.fingerprint] = links  # the newest now
+        self._by_print[link.fingerprint] = links  # now the newest
         self._by_key.setdefault(link.key, {})[link.fingerprint] = link
         while self._count > self._links_max:
             self._forget(next(iter(self._by_print)))
 
     def of_key(self, key: int, model: str = "") -> list[Link]:
-        """What this key stands for, in one model or in any."""
+        """Return the links of this key, for one model or for all."""
         found = self._by_key.get(key)
         return [link for link in found.values() if model in ("", link.model)] if found else []
 
@@ -158,7 +158,7 @@ class Links:
         return tuple(found.values()) if found else ()
 
     def part(self, start: int, most: int) -> list[Link]:
-        """Links of so many fingerprints from this place on, oldest first; none: that was all."""
+        """Return the links of `most` fingerprints from place `start` on, oldest first; empty at the end."""
         return [link for links in islice(self._by_print.values(), start, start + most) for link in links.values()]
 
     def _forget(self, fingerprint: Fingerprint) -> None:

@@ -1,12 +1,12 @@
-"""The plain push protocol of the Purdue report: which worker holds which prefix hash. Pure.
+"""Tracks which worker holds which prefix hash, by the plain push protocol of the Purdue report. Pure.
 
-Which hashes a worker holds follows two messages: an eviction report takes hashes from a worker, a sync has all that it
-holds. Who holds a hash is asked of each worker: the report's forward map, which could only say the same. What the
-report lacks is added: a sync is applied in slices and an eviction that comes meanwhile stands; a worker that is silent
-for three syncs is not believed until it reports again; hashes are bounded.
+Two messages change a worker's hashes: an eviction report removes some, a sync replaces them all. To find the holders of
+a hash, each worker's own set is asked; the report's forward map could only say the same. Three things are added to the
+report: a sync is applied in slices, and an eviction that comes meanwhile stands; a worker that is silent for three
+syncs is not believed until it reports again; hashes are bounded.
 
 Invariant: what one worker reports never touches another worker's hashes.
-Bounds: hashes of one worker and of all; what is beyond is refused and counted.
+Bounds: hashes of one worker and of all; those beyond are refused and counted.
 Source: Pandey, Kumar, Khanolkar, Avula, «Stateful cache-aware routing», Purdue 2025 (PU4 to PU11).
 """
 
@@ -20,10 +20,10 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 
 SLICE_HASHES = 250
-"""Of a sync: others have their turn after each."""
+"""Hashes of a sync that are applied at once; other work has its turn after each slice."""
 
 HASHES_MAX = 1_000_000
-"""Of one worker: a cache of 16 million tokens."""
+"""Hashes of one worker: a cache of 16 million tokens."""
 
 HASHES_ALL_MAX = 8_000_000  # 1 GB
 SILENT_S = 15.0  # three syncs of 5 s
@@ -48,20 +48,20 @@ class PushCounters:
 
 @dataclass(slots=True)
 class PushWorker:
-    """One worker's hashes, and when it reported. `model` is the one that its hashes are of; empty: not given."""
+    """One worker's hashes, and when it reported. `model`: the model that the hashes belong to; empty: not given."""
 
     model: str
-    generation: int  # of the engine that was reported of
+    generation: int  # of the engine that it reports about
     hashes: dict[int, None] = field(default_factory=dict)
     reported_at: float = 0.0
     synced_at: float | None = None
     silent: bool = False
-    syncs: int = 0  # begun
-    changed: dict[int, None] | None = None  # evicted since the sync in work began
+    syncs: int = 0  # syncs begun
+    changed: dict[int, None] | None = None  # evicted since the current sync began
 
 
 class PushMap:
-    """All workers' hashes."""
+    """The hashes of all workers."""
 
     def __init__(self) -> None:
         self.counters = PushCounters()
@@ -69,15 +69,15 @@ class PushMap:
         self._count = 0
 
     def __len__(self) -> int:
-        """Hashes of all workers."""
+        """Hashes of all workers together."""
         return self._count
 
     def holders(self, key: int) -> Sequence[BackendId]:
-        """Workers that hold a hash, as far as they are believed."""
+        """Return the workers that hold a hash, without silent ones."""
         return [one for one, worker in self.workers.items() if key in worker.hashes and not worker.silent]
 
     def report(self, backend: BackendId, model: str, now: float, generation: int = 0) -> PushWorker:
-        """A message came. A worker whose hashes are of another model than before begins anew."""
+        """Note that a message came. A worker that names another model than before begins anew."""
         worker = self.workers.get(backend)
         if worker is None or worker.model != model:
             self.forget(backend)
@@ -95,9 +95,9 @@ class PushMap:
             self.counters.evicted_unknown += not self._drop(worker, key)
 
     def sync(self, backend: BackendId, active: Mapping[int, None], now: float) -> Iterator[tuple[list[int], Tier]]:
-        """Make these the worker's hashes, a slice with each step. Yields those that went (ABSENT) or came (GPU).
+        """Replace the worker's hashes, one slice with each step. Yields the hashes that went (ABSENT) or came (GPU).
 
-        A sync that begins while another one is in work ends that one.
+        A sync that begins while another is being applied ends that one.
         """
         worker = self.workers[backend]
         worker.syncs += 1
@@ -121,21 +121,21 @@ class PushMap:
             self.counters.syncs += 1
 
     def silence(self, now: float) -> None:
-        """Workers that have been silent for too long are not believed."""
+        """Stop believing workers that have been silent for too long."""
         for worker in self.workers.values():
             if not worker.silent and now - worker.reported_at >= SILENT_S:
                 worker.silent, worker.synced_at = True, None
                 self.counters.silenced += 1
 
     def forget(self, backend: BackendId) -> None:
-        """There is no such worker any more, or it holds nothing."""
+        """Drop a worker that is gone, or holds nothing."""
         worker = self.workers.pop(backend, None)
         self._count -= len(worker.hashes) if worker is not None else 0
 
     # Inside
 
     def _put(self, worker: PushWorker, key: int) -> bool:
-        """Whether there was room."""
+        """Add a hash. Returns whether there was room."""
         if len(worker.hashes) >= HASHES_MAX or self._count >= HASHES_ALL_MAX:
             self.counters.refused += 1
             return False
@@ -144,7 +144,7 @@ class PushMap:
         return True
 
     def _drop(self, worker: PushWorker, key: int) -> bool:
-        """Whether it was there."""
+        """Remove a hash. Returns whether it was there."""
         if key not in worker.hashes:
             return False
         del worker.hashes[key]

@@ -1,4 +1,4 @@
-"""The messages of reporters as JSON values, read without trust. Pure.
+"""Reads the messages of reporters, JSON values, without trusting them. Pure.
 
     POST /internal/eviction   {"worker_id":"a","evicted_hashes":["5f30…"]}       prefix hashes, as the Purdue report
     POST /internal/sync       {"worker_id":"a","active_hashes":["5f30…"]}        has it; "model":… may be added
@@ -6,13 +6,13 @@
                                "messages":[[17,"base64"],…],"next":18,            an engine's own event batches
                                "ask":4,"replayed":[[3,"base64"],…],"ended":true}
 
-A prefix hash is 64 hexadecimal digits. A message of `events` is the engine's sequence number and its payload;
-`replayed` answers question `ask` of the router, wholly where it has `ended`. `connected`: the engine is read.
-`begins`: the first report of a reporter, of which the router is to ask what it misses. `next`: the number after all
-messages that were reported so far.
-The answer is {"status":"ok"}, to events with "replay":{"ask":4,"first":3} where the router misses messages.
+A prefix hash is 64 hexadecimal digits. A message of `events` is the engine's sequence number with its payload.
+`replayed` answers the router's question `ask`, completely once it has `ended`. `connected`: the engine's events are
+being received. `begins`: the first report of a reporter, which the router then asks for what it lacks. `next`: the
+number after all messages reported so far. The answer is {"status":"ok"}; to events it has "replay":{"ask":4,"first":3}
+if the router lacks messages.
 
-Rules: what is not of this shape raises BadRequest, which says where. Members that are not known are passed over.
+Rules: a body of another form raises BadRequest, which says where. Unknown members are ignored.
 Bounds: hashes, messages and bytes of one message; large bodies are read in a thread.
 """
 
@@ -27,12 +27,12 @@ from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX
 from ranvier_py.core.errors import BadRequest
 
 EVICTED_MAX = 200_000
-"""Hashes of one report: a cache that is cleared at once comes as a sync."""
+"""Hashes of one report: if a whole cache is cleared, a sync reports it."""
 
 ACTIVE_MAX = 1_000_000
-NAME_CHARACTERS_MAX = 300  # of a worker (a URL may be its name), of a model
+NAME_CHARACTERS_MAX = 300  # of a worker (which may be a URL), or of a model
 HASH_DIGITS = 64
-MESSAGES_MAX = 1_000  # fewer than a GapMachine recognises when they are repeated
+MESSAGES_MAX = 1_000  # fewer than a GapMachine recognises if they are repeated
 NUMBER_MAX = (1 << 63) - 1
 
 
@@ -45,11 +45,11 @@ class PrefixReport(NamedTuple):
 
 
 Messages = Sequence[tuple[int, bytes]]
-"""Number and payload, as the engine published them."""
+"""Sequence number and payload of each message, as the engine published them."""
 
 
 class EventReport(NamedTuple):
-    """Event batches of one data-parallel rank. `ranks` are all of its engine; `ask` 0: nothing is replayed."""
+    """Event batches of one data-parallel rank. `ranks` are all ranks of its engine; `ask` 0: nothing is replayed."""
 
     worker: str
     model: str
@@ -65,17 +65,17 @@ class EventReport(NamedTuple):
 
 
 def read_eviction(body: Mapping[str, Any]) -> PrefixReport:
-    """Raises BadRequest."""
+    """Read an eviction report. Raises BadRequest."""
     return _prefixes(body, "evicted_hashes", EVICTED_MAX)
 
 
 def read_sync(body: Mapping[str, Any]) -> PrefixReport:
-    """Raises BadRequest."""
+    """Read a sync. Raises BadRequest."""
     return _prefixes(body, "active_hashes", ACTIVE_MAX)
 
 
 def read_events(body: Mapping[str, Any]) -> EventReport:
-    """Raises BadRequest."""
+    """Read a report of events. Raises BadRequest."""
     rank = _number(body.get("rank", 0), "rank", NUMBER_MAX)
     ranks = tuple(_number(each, "ranks", NUMBER_MAX) for each in _list(body, "ranks", RANKS_MAX, [rank]))
     if rank not in ranks:
@@ -96,7 +96,7 @@ def read_events(body: Mapping[str, Any]) -> EventReport:
 
 
 def hash_in(value: object, name: str) -> int:
-    """A prefix hash. Raises BadRequest."""
+    """Read a prefix hash. Raises BadRequest."""
     if type(value) is str and len(value) == HASH_DIGITS and not value.strip("0123456789abcdefABCDEF"):
         return int(value, 16)
     raise BadRequest(f"{name}: a prefix hash is {HASH_DIGITS} hexadecimal digits")

@@ -1,9 +1,9 @@
-"""Server-sent events, read as they come: bytes in any pieces -> events of an index.
+"""Reads server-sent events as they come: bytes in pieces of any size -> events of an index.
 
-Rules: `event:` names the kind, a member `event` of the JSON is asked only where it is missing (CR15). Lines end with
-LF, CR or CRLF; a comment and a field we do not know are skipped, an event that can't be read is None. One event may
-hold `EVENT_BYTES_MAX`; a longer one raises TooLong, since nobody knows where the next begins, and whoever reads
-connects anew (CX29). Text in a frame of a WebSocket is one event's data: `event_of`.
+Rules: `event:` names the kind; only if it is missing, the member `event` of the JSON does (CR15). Lines end with LF, CR
+or CRLF. Comments and unknown fields are skipped; an event that cannot be read is None. One event may have
+`EVENT_BYTES_MAX`; a longer one raises TooLong, since it is unknown where the next begins, and the reader connects anew
+(CX29). The text in a WebSocket frame is one event's data: `event_of`.
 Source: Continuum Router, «KV cache optimization», tier 4; the grammar is WHATWG's HTML, section 9.2.6.
 """
 
@@ -25,20 +25,20 @@ PREFIX = re.compile(r"(?:0x)?[0-9A-Fa-f]+\Z")
 
 
 class TooLong(ValueError):
-    """An event of more than EVENT_BYTES_MAX."""
+    """An event has more than EVENT_BYTES_MAX."""
 
 
 class EventReader:
-    """State: the piece of an event that has come."""
+    """Keeps the piece of an event that has come so far."""
 
     def __init__(self) -> None:
         self._piece = bytearray()
-        self._searched = 0  # of the piece, in which no end was
+        self._searched = 0  # bytes of the piece that hold no end
 
     def feed(self, data: bytes) -> Iterator[IndexEvent | None]:
-        """The events that these bytes complete. Raises TooLong.
+        """Yield the events that these bytes complete. Raises TooLong.
 
-        A CR at the very end of them is an end; the LF that belongs to it may follow, and is an empty line then.
+        A CR at their very end counts as a line end; if its LF follows with the next bytes, it is read as an empty line.
         """
         piece, start = self._piece, 0
         piece += data
@@ -55,7 +55,7 @@ class EventReader:
 
 
 def fields_of(event: bytes) -> tuple[bytes, bytes]:
-    """Kind and data of one event."""
+    """Return kind and data of one event."""
     kind, data = b"", []
     for line in LINE_END.split(event.removeprefix(b"\xef\xbb\xbf")):
         name, _, value = line.partition(b":")
@@ -68,7 +68,7 @@ def fields_of(event: bytes) -> tuple[bytes, bytes]:
 
 
 def event_of(kind: bytes, data: bytes) -> IndexEvent | None:
-    """The event that a kind and its JSON stand for; None when there is none to be seen."""
+    """Return the event that a kind and its JSON stand for; None if they cannot be read as one."""
     try:
         fields = orjson.loads(data)
     except orjson.JSONDecodeError:
