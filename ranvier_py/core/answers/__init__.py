@@ -1,1 +1,1 @@
-"""Answers: event streams read beside the relay; the token counts that only we asked for."""
+"""Reads engines' answers beside the relay, and handles the token counts that only we asked for."""

@@ -1,8 +1,8 @@
-"""Answers, read beside the relay: when the first token came, what was said, what the engine counted.
+"""Reads answers beside the relay: when the first token came, what the model generated, what the engine counted.
 
-The relay passes bytes on and never waits for this. `has_token` looks at chunks as they pass until one shows output;
-`read_answer` reads the copy of a finished answer, off the event loop: one pass of a regular expression where the stream
-is plain text, event by event where it is not. Of what can't be read nothing is learned, and it harms nothing.
+The relay passes bytes on and never waits for this. `has_token` looks at chunks as they pass until one has output;
+`read_answer` reads the copy of a finished answer, off the event loop: with one regular expression if the stream is
+plain text, event by event if it is not. From an answer that cannot be read nothing is learned, and nothing fails.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FIRST_TOKEN = {
     "messages": re.compile(rb'"type"\s*:\s*"(?:(?:text|thinking|input_json)_delta|tool_use)"'),
     "responses": re.compile(rb'"type"\s*:\s*"(?:response\.[a-z_]+(?:\.[a-z_]+)?\.delta|function_call)"'),
 }
-"""By API, CHAT_TOKEN for the others. Engines open a stream with an empty role chunk, some before the prefill is done:
-only output proves the prefill."""
+"""By API; CHAT_TOKEN for the others. Engines open a stream with an empty role chunk, some before the prefill is done,
+so only output proves the prefill."""
 
 CHAT_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
 FINISHED = {
@@ -33,22 +33,22 @@ FINISHED = {
     "generate": re.compile(rb'"finish_reason"\s*:\s*[{"]'),
     "responses": re.compile(rb'"(?:type"\s*:\s*"response\.|status"\s*:\s*")(?:completed|incomplete)"'),
 }
-"""The same. In the last event of every choice, message or response; null before it."""
+"""By API, CHAT_FINISHED for the others. In the last event of every choice, message or response; null before it."""
 
-STRING = rb'"((?:[^"\\]++|\\.)*+)"'  # possessive: nothing that is taken is tried in pieces
+STRING = rb'"((?:[^"\\]++|\\.)*+)"'  # possessive: no backtracking into what was matched
 DELTA_CONTENT = re.compile(rb'"delta"\s*:\s*\{[^{}]*?"content"\s*:\s*' + STRING)
 CHUNK_TEXT = re.compile(rb'"text"\s*:\s*' + STRING)
 NOT_PLAIN = (b'"tool_calls"', b'"reasoning', b'"function_call"', b'"index":1', b'"index": 1')
-"""Marks of a stream that needs reading event by event. An index above 0 means several choices or tools."""
+"""Marks of a stream that has to be read event by event. An index above 0 means several choices or tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one finished answer says.
+    """What one finished answer contains.
 
-    `message` is the assistant message as a client would send it back in the next turn, or None when the next prompt
-    will not contain it as it was generated (several choices, reasoning, cut off, unreadable). `text` is its text. The
-    counts are the engine's, or None.
+    `message` is the assistant message as a client will send it back in the next turn, or None if the next prompt will
+    not contain it as it was generated (several choices, reasoning, cut off, unreadable). `text` is its text. The counts
+    are the engine's, or None.
     """
 
     message: Mapping[str, Any] | None = None
@@ -62,12 +62,12 @@ NOTHING = Answer()
 
 
 def has_finished(data: bytes, api: str = "chat") -> bool:
-    """Whether an answer says how it finished; one that is an error and nothing else does not."""
+    """Whether an answer has a finish reason; one that is an error and nothing else has none."""
     return FINISHED.get(api, CHAT_FINISHED).search(data) is not None
 
 
 def has_token(data: bytes, api: str = "chat") -> bool:
-    """Whether this piece of a stream shows generated output."""
+    """Whether this piece of a stream has generated output."""
     return FIRST_TOKEN.get(api, CHAT_TOKEN).search(data) is not None
 
 
@@ -89,7 +89,7 @@ def read_answer(raw: bytes, *, chunked: bool, streamed: bool, kind: str) -> Answ
 
 
 def read_object(body: Mapping[str, Any], kind: str) -> Answer:
-    """An answer that came as one JSON object."""
+    """Read an answer that came as one JSON object."""
     choices = body["choices"]
     usage = read_usage(body.get("usage"))
     if len(choices) != 1:
@@ -101,7 +101,7 @@ def read_object(body: Mapping[str, Any], kind: str) -> Answer:
 
 
 def as_history(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The message as the next turn will carry it; None with reasoning, which next turns leave out."""
+    """Return the message as the next turn will carry it; None if it has reasoning, which next turns leave out."""
     if message.get("reasoning_content") or message.get("reasoning"):
         return None
     kept = {"role": "assistant", "content": message.get("content") or ""}
@@ -111,7 +111,7 @@ def as_history(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def read_stream(body: bytes, kind: str) -> Answer:
-    """An answer that came as server-sent events."""
+    """Read an answer that came as server-sent events."""
     usage = stream_usage(body)
     pattern = DELTA_CONTENT if kind == "chat" else CHUNK_TEXT
     if not any(mark in body for mark in NOT_PLAIN):
@@ -130,7 +130,7 @@ def stream_events(body: bytes) -> Iterator[Mapping[str, Any]]:
 
 
 def merged_deltas(body: bytes) -> dict[str, Any] | None:
-    """The message that the deltas of one choice add up to; None when there are several choices."""
+    """Return the message that the deltas of one choice add up to; None if there are several choices."""
     message: dict[str, Any] = {"content": ""}
     calls: dict[int, dict[str, Any]] = {}
     for event in stream_events(body):
@@ -149,7 +149,7 @@ def merged_deltas(body: bytes) -> dict[str, Any] | None:
 
 
 def merge_call(call: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """Add one delta of a tool call to what has come of it so far."""
+    """Add one delta of a tool call to the call so far."""
     for name in ("id", "type"):
         if piece.get(name):
             call[name] = piece[name]
@@ -162,7 +162,7 @@ def merge_call(call: dict[str, Any], piece: Mapping[str, Any]) -> None:
 
 
 def read_turn(body: Mapping[str, Any]) -> Answer:
-    """An answer of /v1/messages as one object. What was cached is no part of its `input_tokens`."""
+    """Read an answer of /v1/messages, as one object. Its `input_tokens` do not include cached tokens."""
     usage = body.get("usage") or {}
     cached, made = count(usage.get("cache_read_input_tokens")), count(usage.get("cache_creation_input_tokens"))
     tokens = count(usage.get("input_tokens"))
@@ -174,7 +174,7 @@ def read_turn(body: Mapping[str, Any]) -> Answer:
 
 
 def merged_turn(body: bytes) -> Mapping[str, Any]:
-    """The object that the events of /v1/messages add up to."""
+    """Return the object that the events of /v1/messages add up to."""
     usage: dict[str, Any] = {}
     blocks: dict[int, dict[str, Any]] = {}
     for event in stream_events(body):
@@ -199,7 +199,7 @@ def merged_turn(body: bytes) -> Mapping[str, Any]:
 
 
 def read_response(body: Mapping[str, Any]) -> Answer:
-    """An answer of /v1/responses as one object. Of several messages the first is learned: the next turn begins so."""
+    """Read an answer of /v1/responses, as one object. Of several messages the next turn begins with the first."""
     usage = body.get("usage") or {}
     details = usage.get("input_tokens_details") or {}
     counts = count(usage.get("input_tokens")), count(details.get("cached_tokens")), count(usage.get("output_tokens"))
@@ -210,7 +210,7 @@ def read_response(body: Mapping[str, Any]) -> Answer:
 
 
 def read_generated(body: Any) -> Answer:
-    """An answer of SGLang's /generate, of which the last event of a stream has all: its counts."""
+    """Read the counts of an answer of SGLang's /generate. The last event of a stream has them all."""
     usage = body["meta_info"]
     counts = count(usage.get("prompt_tokens")), count(usage.get("cached_tokens")), count(usage.get("completion_tokens"))
     return Answer(None, "", *counts)
@@ -221,7 +221,7 @@ def last_event(body: bytes) -> Mapping[str, Any]:
 
 
 def merged_response(body: bytes) -> Mapping[str, Any]:
-    """The response as its last event has it."""
+    """Return the response that the last event of a stream has."""
     items: list[Any] = []
     for event in stream_events(body):
         kind = event.get("type")
@@ -234,18 +234,18 @@ def merged_response(body: bytes) -> Mapping[str, Any]:
 
 
 def as_turn(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The message as the next turn will carry it; None where that is not certain."""
+    """Return the message as the next turn will carry it; None if that is not certain."""
     if message.get("role") != "assistant" or message.get("reasoning_content"):
         return None
     return message if message.get("content") or message.get("tool_calls") else None
 
 
 RESPONSE_NAME = re.compile(rb'(?:"response"\s*:\s*|\A)\{[^{}\[\]]*?"id"\s*:\s*"([!#-\[\]-~]{1,200})"')
-NAME_BYTES_MAX = 16 * 1024  # an engine names its response in the first event, before what was asked
+NAME_BYTES_MAX = 16 * 1024  # an engine names its response in the first event, before it repeats the request
 
 
 class ResponseName:
-    """Looks for the id of a response in what comes of it first."""
+    """Finds the id of a response in its first bytes."""
 
     __slots__ = ("_data", "_over")
 
@@ -254,7 +254,7 @@ class ResponseName:
         self._over = False
 
     def feed(self, data: bytes) -> str:
-        """The id, once, as soon as it is here; empty before that and after."""
+        """Return the id once, as soon as it is complete; empty before and after."""
         if self._over:
             return ""
         self._data += data[: NAME_BYTES_MAX - len(self._data)]
@@ -267,7 +267,7 @@ class ResponseName:
 
 
 def stream_usage(body: bytes) -> tuple[int | None, int | None, int | None]:
-    """The counts of the last event that has any."""
+    """Return the counts of the last event that has any."""
     at = body.rfind(b'"prompt_tokens"')
     if at < 0:
         return None, None, None
@@ -277,7 +277,7 @@ def stream_usage(body: bytes) -> tuple[int | None, int | None, int | None]:
 
 
 def read_usage(usage: Mapping[str, Any] | None) -> tuple[int | None, int | None, int | None]:
-    """(prompt, cached, completion) tokens of a usage object."""
+    """Return (prompt, cached, completion) tokens of a usage object."""
     if not usage:
         return None, None, None
     details = usage.get("prompt_tokens_details") or {}
@@ -289,7 +289,7 @@ def count(value: object) -> int | None:
 
 
 def unchunked(raw: bytes) -> bytes:
-    """The data of a complete chunked body. Raises ValueError when it is not one."""
+    """Return the data of a complete chunked body. Raises ValueError if it is not one."""
     reader = ChunkedReader(keep=True)
     reader.feed(raw)
     if not reader.done:

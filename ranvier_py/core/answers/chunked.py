@@ -1,12 +1,12 @@
-"""The chunked transfer coding (RFC 9112 7.1) as a strict state machine: bytes in, the end of the message out.
+"""Reads the chunked transfer coding (RFC 9112 7.1) as a strict state machine: bytes in, the end of the message out.
 
-llhttp parses our heads; this reads the bodies, because it can say *where* a message ends, which llhttp's binding
-cannot, and a proxy that does not know that leaks one answer into the next.
+llhttp parses our heads; this reads the bodies, because it can say *where* a message ends. llhttp's binding cannot, and
+a proxy that does not know where an answer ends leaks it into the next one.
 
-Rules: sizes are 1-16 hex digits with no sign, blank or prefix; lines end in CRLF, never in a bare CR or LF; extensions
-and trailers are allowed, bounded, and mean nothing to us.
-Invariant: once `done`, nothing is consumed any more; a reader that raised is spent.
-Payload is copied only when it is wanted.
+Rules: sizes are 1-16 hex digits without sign, blank or prefix. Lines end in CRLF, never in a bare CR or LF. Extensions
+and trailers are allowed, bounded and ignored.
+Invariant: once `done`, nothing more is consumed; a reader that raised must not be used again. Payload is copied only if
+it is wanted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LINE_BYTES_MAX = 4096
 """Longest size line (extensions) or trailer line. No engine sends either; Node.js allows 16 kB of extensions in all."""
 
 TRAILER_LINES_MAX = 64
-"""Trailer lines of one message: fewer than a head's fields, as nobody needs more."""
+"""Trailer lines of one message: fewer than the fields of a head, since nobody needs more."""
 
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[^\r\n\0]*)?\r\n")
 NEXT_SIZE = re.compile(rb"\r\n([0-9A-Fa-f]{1,16})(?:;[^\r\n\0]*)?\r\n")
@@ -25,7 +25,7 @@ TRAILER = re.compile(rb"(?:([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[^\r\n\0]*)?\r\n")
 
 
 class ChunkError(ValueError):
-    """These bytes are not the chunked coding. The reader is spent."""
+    """These bytes are not the chunked coding. The reader must not be used again."""
 
 
 class ChunkedReader:
@@ -50,7 +50,7 @@ class ChunkedReader:
 
     @property
     def came(self) -> int:
-        """Bytes of payload that are here."""
+        """Bytes of payload that have arrived."""
         return self.total - self._left
 
     def feed(self, data: bytes) -> int:

@@ -1,17 +1,16 @@
-"""Whether a stream is asked for its token counts, and how: one member of the body, put in as bytes.
+"""Asks engines for the token counts of a stream, by inserting one member into the request body.
 
 An engine counts in every whole answer, but in a stream only for `"stream_options":{"include_usage":true}` (OpenAI's API
-reference). A body that has no `stream_options` gets the member right after its first brace; one that has them without
-`include_usage` gets it in there, where they are near an end of the body, flat and free of escapes: the few bytes of the
-options are written anew, and all others stay. Whether it has any was seen when it was read; nothing but an end of the
-body is parsed again. What is put in comes first, so a member of the client's own that we overlooked would win where the
-last one wins, and is refused elsewhere.
+reference). A body without `stream_options` gets the member right after its first brace. In a body that has them without
+`include_usage`, the options alone are rewritten, if they are near an end of the body, flat and free of escapes. Whether
+a body has them was noted when it was read; nothing but an end of it is parsed again. The insertion comes first: if we
+overlooked a member of the client's own, engines that take the last of two take that, and others refuse the body.
 
-Rules: who asks himself is left alone, and so is who wants counts in every chunk (vLLM's `continuous_usage_stats`, which
-works only together with `include_usage`). A body that can't be edited goes out as it came. A backend that
-refuses (400, 422) and takes the same body as it came does not take the question, until it is another process; one that
-took it once is believed when it refuses a body. One that sends counts in chunks with output does so by order of its
-operator (vLLM's `--enable-force-include-usage`) and is not asked.
+Rules: a client that asks for counts itself is left alone, and so is one that wants them in every chunk (vLLM's
+`continuous_usage_stats`, which needs `include_usage`). A body that cannot be edited is sent as it came. A backend that
+refuses an edited body (400, 422) and takes the same body unedited is not asked again in this generation. A backend that
+accepted an edited body once is believed if it refuses a later one. A backend that sends counts in chunks with output
+was configured so (vLLM's `--enable-force-include-usage`), and is not asked.
 Bound: one entry for each backend id.
 """
 
@@ -34,27 +33,27 @@ MEMBER = b'"stream_options":{"include_usage":true},'
 OWN_OPTIONS = re.compile(rb'"stream_options"\s*:\s*(null|\{[^{}\\]{0,512}\})')
 
 REFUSALS = frozenset((400, 422))
-"""What servers answer to a member they do not know: vLLM and most others 400, FastAPI's own validation 422."""
+"""Statuses for an unknown member: 400 of vLLM and most others, 422 of FastAPI's own validation."""
 
 COUNTED_ANYWAY = ("messages", "responses", "generate")
-"""APIs whose streams have their counts whoever asks."""
+"""APIs whose streams always have counts."""
 
 ASKING_BYTES_MAX = 4 * 1024 * 1024
-"""Larger bodies go out as they came: no client should cause a copy of all of it for 40 bytes more."""
+"""Larger bodies are sent as they came: no client should make us copy a whole body for 40 bytes more."""
 
 
 class Terms(Enum):
-    """What is known of how one process of a backend takes the question."""
+    """How one generation of a backend responds to being asked for counts."""
 
     UNKNOWN = "unknown"
     TAKES = "takes"
     REFUSES = "refuses"
-    UNASKED = "unasked"  # it counts in chunks with output, whoever asks
+    UNASKED = "unasked"  # it sends counts in chunks with output even if not asked
 
 
 @dataclass(slots=True)
 class UsageCounters:
-    """Since the start."""
+    """Counts since the start."""
 
     asked: int = counter("Streams whose engine was asked for token counts.")
     own: int = counter("Streams whose client asked himself, or wants what the question would change.")
@@ -64,7 +63,7 @@ class UsageCounters:
 
 
 class UsageAsking:
-    """Asks for counts, and remembers of each backend how it takes that."""
+    """Asks for counts, and remembers how each backend responds."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled
@@ -76,7 +75,7 @@ class UsageAsking:
         return known[1] if known is not None and known[0] == generation else Terms.UNKNOWN
 
     def body(self, prompt: Prompt, backend: BackendId, generation: int, sent: bytes = b"") -> bytes | None:
-        """The body that asks for counts; None where it is not to be changed. `sent`: the body, if not the prompt's."""
+        """Return the body that asks for counts; None: leave it unchanged. `sent`: the body, if not the prompt's."""
         if not self.enabled or not prompt.stream or prompt.kind == "opaque" or prompt.api in COUNTED_ANYWAY:
             return None
         if self.terms(backend, generation) in (Terms.REFUSES, Terms.UNASKED):
@@ -92,30 +91,30 @@ class UsageAsking:
         return asking
 
     def taken(self, backend: BackendId, generation: int) -> None:
-        """It answered a question."""
+        """Note that the backend answered a body that asks."""
         self._terms[backend] = (generation, Terms.TAKES)
 
     def refused(self, backend: BackendId, generation: int, status: int) -> None:
-        """It refused the question, and answered `status` to the same body without."""
+        """Note that it refused a body that asks, and answered `status` to the same body unedited."""
         self.counters.refused += 1
         if status not in REFUSALS:
             self._terms[backend] = (generation, Terms.REFUSES)
 
     def unreadable(self, backend: BackendId, generation: int) -> None:
-        """It answered in a coding of its own, out of which nothing can be taken: one client has got an event more."""
+        """Note that it answered in a coding from which counts cannot be removed: one client got one more event."""
         self._terms[backend] = (generation, Terms.REFUSES)
 
     def answered(self, remover: UsageRemover, backend: BackendId, generation: int) -> None:
-        """The stream it was asked for has ended."""
+        """Note that a stream whose backend was asked has ended."""
         self.counters.removed += remover.removed
         if remover.counts_anyway:
             self._terms[backend] = (generation, Terms.UNASKED)
 
 
 def asking_body(body: bytes, options: str) -> bytes | None:
-    """The body of a stream, with the question for counts in it; None where that takes too much.
+    """Return the body of a stream with the request for counts; None if inserting it takes too much.
 
-    `options` is ABSENT or OPEN, as the body was read.
+    `options` is ABSENT or OPEN, as noted when the body was read.
     """
     if len(body) > ASKING_BYTES_MAX:
         return None

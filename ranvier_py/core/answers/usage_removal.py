@@ -1,19 +1,19 @@
-"""Takes the counts that only we asked for out of a stream again; all other bytes go on as they came.
+"""Removes the counts that only we asked for from a stream; all other bytes go on as they came.
 
 The counts are one event of their own, with empty `choices` and a `usage`, between the last output and `[DONE]`. It is
-found wherever reads and HTTP chunks cut it: a piece that ends at the end of an event and says nothing of
-`"prompt_tokens"` passes as it is, in its own chunks (quotes in generated text are escaped, so text can't say it). Any
-other piece is taken out of its chunks, cut into events, and what is kept leaves in a chunk of ours. Of an event that is
-not complete nothing leaves before the rest has come.
+found however reads and HTTP chunks cut it. A piece that ends at the end of an event and does not contain
+`"prompt_tokens"` passes unchanged, in its own chunks. (Quotes in generated text are escaped, so text cannot contain
+it.) Any other piece is taken out of its chunks and cut into events, and what is kept leaves in a chunk of ours. An
+incomplete event of up to HELD_BYTES_MAX is held until the rest has come.
 
-Rules: an event with output is never changed. So `"usage":null` in other events stays: vLLM's completions and older
-SGLang write it asked or not, their chats of today never, by their sources; only vLLM 0.5 and 0.6 and OpenAI itself add
-it for the question, to no client's harm, while to take it out would cost every event a search and would be wrong for
-the former. In one thing a stream that was asked differs for good: vLLM since 2026 puts `system_fingerprint` into the
-event of the counts instead of the last one with output. Counts in an event with output were not asked for by us: then
-nothing is taken out of this stream (`counts_anyway`). Where the answer has a content-length, a comment of the same
-length takes the place of the event.
-Invariant: the chunks that leave end with the message, and no byte of payload is doubled, moved or lost but the event.
+Rules: an event with output is never changed. So `"usage":null` in other events stays. By their sources vLLM's
+completions and older SGLang write it asked or not, and their present chats never do; only vLLM 0.5 and 0.6 and OpenAI
+itself add it because they were asked, which harms no client. To remove it would cost a search of every event, and would
+be wrong for the former. One difference remains in a stream that was asked: vLLM since 2026 puts `system_fingerprint`
+into the event of counts instead of the last one with output. If an event with output has counts, we did not cause them,
+and nothing is removed from this stream (`counts_anyway`). In an answer with a content-length, a comment of the same
+length replaces the event.
+Invariant: the chunks that leave end with the message, and no payload byte is doubled, moved or lost except the event's.
 Cost: a usual piece costs one search and one comparison. Holds at most HELD_BYTES_MAX.
 """
 
@@ -31,26 +31,26 @@ EVENT_END = re.compile(rb"\n\r?\n")
 NEXT_CHUNK = re.compile(rb"(?:\r\n)?([0-9A-Fa-f]{1,16})[^\r\n]*\r\n")
 
 HELD_BYTES_MAX = 64 * 1024
-"""A longer event is not one of counts, which have some 300 bytes: it goes on as it comes."""
+"""A longer event is not one of counts, which have some 300 bytes; it is passed on as it comes."""
 
 LINE_BYTES_MAX = 4096 + 4
-"""Of the line before a chunk, as `core.chunked` has it."""
+"""Bytes of the line before a chunk, as in `core.chunked`."""
 
 
 class Marks(Protocol):
-    """Who follows the chunks for the connection's sake."""
+    """The response reader, which follows the chunks for the connection's sake."""
 
-    inside: bool  # in the middle of a chunk, as of the last piece
-    chunks: int  # that ended since this was 0
+    inside: bool  # whether the last piece ended in the middle of a chunk
+    chunks: int  # chunks that ended since this was set to 0
 
 
 class UsageRemover:
-    """One answer's body on its way. `marks`: where it is chunked; None elsewhere.
+    """Filters the body of one answer. `marks`: for a chunked body; None for others.
 
     Attributes:
-        removed: events taken out.
+        removed: events that were removed.
         counts: the last of them.
-        counts_anyway: an event with output had counts, which we did not ask for.
+        counts_anyway: an event with output had counts, for which we did not ask.
     """
 
     __slots__ = (
@@ -72,18 +72,18 @@ class UsageRemover:
         self._marks = marks
         self._blank = framing == "length"
         self._end = b"\n\n\r\n" if marks is not None else b"\n\n"
-        self._aligned = True  # all so far was whole events, and whole chunks
-        self._held = b""  # of an event that is not complete
-        self._passing = False  # the first part of this event is gone already
+        self._aligned = True  # everything so far was whole events in whole chunks
+        self._held = b""  # the beginning of an incomplete event
+        self._passing = False  # the first part of this event was passed on already
         self._left = 0  # bytes of the chunk that are still to come
-        self._line = b""  # of the line before a chunk
+        self._line = b""  # the beginning of the line before a chunk
         self._ended = False  # the last chunk has begun
         self.removed = 0
         self.counts = b""
         self.counts_anyway = False
 
     def feed(self, data: bytes, complete: bool) -> bytes:
-        """What goes on to the client of this piece and of what was held. `complete`: the message ends with it.
+        """Return what goes on to the client of this piece and of what was held. `complete`: the message ends with it.
 
         Raises UpstreamGarbled.
         """
@@ -110,7 +110,7 @@ class UsageRemover:
         return chunks < 2 or data.count(self._end) >= chunks - complete  # the last chunk is empty
 
     def _rechunked(self, data: bytes, marks: Marks) -> bytes:
-        """The same for chunks: payload out, payload in."""
+        """Filter a chunked piece, and put what is kept into a new chunk."""
         if self._ended:
             return data
         payload, last = self._payload(data)
@@ -123,7 +123,7 @@ class UsageRemover:
         return b"%x\r\n%b\r\n%b" % (len(kept), kept, last) if kept else last
 
     def _payload(self, data: bytes) -> tuple[bytes, bytes]:
-        """The payload of these bytes, and the last chunk with all that follows it, once it is there."""
+        """Return the payload of these bytes, and, once it has come, the last chunk with all that follows it."""
         data, self._line = self._line + data, b""
         found: list[bytes] = []
         at = 0
@@ -148,7 +148,7 @@ class UsageRemover:
         return b"".join(found), b""
 
     def _kept(self, payload: bytes) -> bytes:
-        """Whole events of this payload and what was held, without that of the counts."""
+        """Return the whole events of this payload and of what was held, without the counts."""
         data = self._held + payload
         begun = b""
         if self._passing:
@@ -166,14 +166,14 @@ class UsageRemover:
         return begun + events
 
     def _pass_on(self, data: bytes) -> bytes:
-        """Let go of an event that is not complete, but for a line end that may become its end."""
+        """Let an incomplete event go, except a line end at its end that may become the event's end."""
         self._passing = True
         kept = 1 if data.endswith(b"\n") else 2 if data.endswith(b"\n\r") else 0
         self._held = data[len(data) - kept :]
         return data[: len(data) - kept]
 
     def _sifted(self, events: bytes) -> bytes:
-        """Whole events without that of the counts."""
+        """Return whole events without the counts."""
         kept: list[bytes] = []
         at = 0
         while not self.counts_anyway and (mark := events.find(MARK, at)) >= 0:
@@ -198,13 +198,13 @@ class UsageRemover:
 
 
 def end_of_events(data: bytes, start: int, stop: int) -> int:
-    """Where the last event that ends between these places does; `start` where there is none."""
+    """Return where the last event that ends between these places ends; `start` if there is none."""
     plain, carried = data.rfind(b"\n\n", start, stop), data.rfind(b"\n\r\n", start, stop)
     return max(plain + 2 if plain >= 0 else start, carried + 3 if carried >= 0 else start)
 
 
 def kind_of(event: bytes) -> str:
-    """«counts» and nothing else, «output» with counts beside it, or «other»."""
+    """Return "counts" (and nothing else), "output" (with counts), or "other"."""
     lines = [line for line in event.splitlines() if line]
     if len(lines) != 1 or not lines[0].startswith(b"data:"):
         return "other"

@@ -1,1 +1,1 @@
-"""Which clients there are, and what they do to their own prefixes, and the rules that mend it."""
+"""Recognises clients, finds where they break their own prefixes, and has the rules that mend that."""

@@ -1,16 +1,16 @@
-"""Applies the rules that an operator turned on to bodies, and has each rule prove itself by what engines count.
+"""Applies the rules that an operator turned on to request bodies, and makes each rule prove itself by engines' counts.
 
-Of each rule a share of the sessions is left alone: a keyed hash of the session says which, the same on every node of a
-cluster. What the engines reused of their prompts is compared with what they reused where the rule acted; only bodies
-that the rule would change count, in either group. A rule that has not raised it within `sessions` sessions, or does no
-more in as many later ones, is off for that client and model until an operator changes the rules: nothing is kept of a
-body but its counts.
+Each rule leaves a share of the sessions alone; a keyed hash of the session chooses them, the same on all nodes of a
+cluster. The share of prompt tokens that engines reused there is compared with that of the sessions where the rule
+acted. In both groups only bodies that the rule would change count. A rule that has not raised the share within
+`sessions` sessions, or no longer does in as many later ones, is off for that client and model until an operator changes
+the rules. Of a body nothing but its counts is kept.
 
-What one node finds holds on all that have the same rules (`core/gossip/rule_verdicts.py`): else a session that visits
-several of them would be mended by some and not by others, which breaks its prefix. Of two verdicts the later state of
-MEASURING, PROVED, OFF holds, in whatever order they come.
+One node's verdict holds on all nodes that have the same rules (`core/gossip/rule_verdicts.py`). Otherwise some nodes
+would mend a session's bodies and others would not, which breaks its prefix. Of two verdicts the one later in MEASURING,
+PROVED, OFF holds, in whatever order they arrive.
 
-A body that can't be read within bounds goes on as it came. Bounds: TRIALS_MAX trials, SESSIONS_FACTOR * `sessions`
+A body that cannot be read within bounds is forwarded unchanged. Bounds: TRIALS_MAX trials, SESSIONS_FACTOR * `sessions`
 sessions in each.
 """
 
@@ -36,11 +36,11 @@ from ranvier_py.core.prompts.request_apis import Api
 TRIALS_MAX = 256
 MODEL_BYTES_MAX = 1024
 SESSIONS_FACTOR = 4
-"""So many times `sessions` are waited for where too few of them were left alone to compare with."""
+"""A trial with too few sessions left alone to compare with waits for this many times `sessions`."""
 
-GROUP_MIN = 3  # sessions of a group whose spread can be known
+GROUP_MIN = 3  # sessions that a group's variance needs
 CERTAIN = 1.645
-"""Standard errors that a gain is above 0 by: chance alone shows as much in one of twenty trials."""
+"""Standard errors by which a gain must exceed 0: chance alone does so in one of twenty trials."""
 
 MEASURING, PROVED, OFF = STATES = ("measuring", "proved", "off")
 DECIDED = STATES[1:]
@@ -66,7 +66,7 @@ class ProofOptions(Options):
 
 
 class Engines(NamedTuple):
-    """Who may serve a model. `owners`: for each of them those that its model cards name."""
+    """Who may serve a model. `owners` has, for each engine, the owners that its model cards name."""
 
     hosted: bool
     owners: Sequence[frozenset[str]]
@@ -81,7 +81,7 @@ class RuleUse(NamedTuple):
 
 
 class Mended(NamedTuple):
-    """A body as its fingerprints are made, and as engines get it: the same but for rules of mode `key`."""
+    """`body` is hashed for fingerprints, `sent` goes to engines. They differ only by rules of mode `key`."""
 
     body: bytes
     sent: bytes
@@ -89,7 +89,7 @@ class Mended(NamedTuple):
 
 
 class TrialResult(NamedTuple):
-    """What became of a trial. `node`: whose, by its name; empty: this one's."""
+    """The outcome of a trial. `node` names the node that reached it; empty: this one."""
 
     rule: str
     client: str
@@ -126,29 +126,29 @@ class Group:
     sessions: dict[int, list[int]] = field(default_factory=dict)
 
     def shares(self) -> list[float]:
-        """Of each session whose tokens were counted what was reused."""
+        """Return the reused share of each session whose tokens were counted."""
         return [cached / prompt for prompt, cached in self.sessions.values() if prompt]
 
 
 class Trial:
-    """One rule's, for one client and model."""
+    """The trial of one rule for one client and model."""
 
     def __init__(self, options: ProofOptions) -> None:
         self.state = MEASURING
         self.why = ""
-        self.node = ""  # whose verdict it is; empty: this one's
-        self.reused: float | None = None  # share, of the last judgement
+        self.node = ""  # name of the node that reached the verdict; empty: this one
+        self.reused: float | None = None  # share at the last judgement
         self.reused_alone: float | None = None
         self._options = options
         self._changed, self._alone = Group(), Group()
 
     @property
     def count(self) -> tuple[int, int]:
-        """Sessions that were changed, and that were left alone, since the last judgement."""
+        """Sessions since the last judgement: (changed, left alone)."""
         return len(self._changed.sessions), len(self._alone.sessions)
 
     def add(self, use: RuleUse, prompt_tokens: int | None, cached_tokens: int | None) -> bool:
-        """Count an answer, None for what the engine did not. Whether the state is another one now."""
+        """Count an answer; None for what the engine did not count. Returns whether the state changed."""
         if self.state == OFF:
             return False
         counts = (self._changed if use.changed else self._alone).sessions.setdefault(use.session, [0, 0])
@@ -162,7 +162,7 @@ class Trial:
         if min(len(changed), len(alone)) >= GROUP_MIN:
             return self._judge(changed, alone)
         counted = len(changed) + len(alone) > 0
-        if counted and self.state == PROVED:  # as it was, whatever few sessions come by this node
+        if counted and self.state == PROVED:  # stays proved, however few sessions come by this node
             self._changed, self._alone = Group(), Group()
             return False
         if counted and count < SESSIONS_FACTOR * self._options.sessions:
@@ -173,13 +173,13 @@ class Trial:
         self.reused, self.reused_alone = fmean(changed), fmean(alone)
         gain = self.reused - self.reused_alone
         error = sqrt(variance(changed) / len(changed) + variance(alone) / len(alone))
-        self._changed, self._alone = Group(), Group()  # the next judgement is of others
+        self._changed, self._alone = Group(), Group()  # the next judgement uses other sessions
         why = f"engines reused {self.reused:.1%}, and {self.reused_alone:.1%} where it left sessions alone"
         needed = CERTAIN * error if self.state == MEASURING else 0.0  # once proved, chance alone does not undo it
         return self.become(PROVED if gain > needed else OFF, why)
 
     def become(self, state: str, why: str, node: str = "") -> bool:
-        """Whether the state was another one."""
+        """Take a state. Returns whether it was another one before."""
         before, self.state, self.why, self.node = self.state, state, why, node
         if state == OFF:
             self._changed, self._alone = Group(), Group()
@@ -187,21 +187,21 @@ class Trial:
 
 
 class BodyMender:
-    """Rules at work. `digest` is a keyed hash that all nodes of a cluster share."""
+    """Applies rules. `digest` is a keyed hash that all nodes of a cluster share."""
 
     def __init__(self, book: RuleBook, digest: Callable[[bytes], bytes], options: ProofOptions) -> None:
         self.book = book
         self.options = options
         self.counters = MenderCounters()
         self.trials: BoundedDict[tuple[str, str, str], Trial] = BoundedDict(TRIALS_MAX)
-        self.fresh: BoundedDict[tuple[str, str, str], None] = BoundedDict(TRIALS_MAX)  # whose state peers do not know
+        self.fresh: BoundedDict[tuple[str, str, str], None] = BoundedDict(TRIALS_MAX)  # peers do not know their state
         definitions = [rule.definition for rule in book.changing]
         self.rules = int.from_bytes(digest(repr((definitions, book.settings, options)).encode())[:8])
-        """A digest: verdicts hold where these rules are on, so set."""
+        """A digest of rules and settings: nodes with the same one share verdicts."""
         self._digest = digest
 
     def forgetful(self) -> BodyMender:
-        """One that does the same and counts nothing: for a dry run."""
+        """Return a twin for a dry run: it does the same, and counts nothing."""
         twin = copy(self)
         twin.counters = MenderCounters()
         return twin
@@ -215,7 +215,7 @@ class BodyMender:
         session: bytes,
         engines: Callable[[str], Engines],
     ) -> Mended | None:
-        """The body as rules have it; None where none is of it. `engines`: who may serve a model."""
+        """Return the body as changed by the rules; None if none applies. `engines` returns who may serve a model."""
         version = version_of(user_agent)
         rules = [rule for rule in self.book.changing if rule.fits(client, version, api.name) and rule.mark in body]
         raw = raw_body(body, api) if rules else None
@@ -254,7 +254,7 @@ class BodyMender:
         return self.book.mode(rule, client, model)
 
     def _is_left_out(self, rule: Rule, able: Engines) -> bool:
-        """Whether all engines leave out what a rule of mode `key` is of."""
+        """Whether all engines leave out what this rule of mode `key` leaves out of fingerprints."""
         known = bool(able.owners) and all(owners and owners <= rule.left_out_by for owners in able.owners)
         if not known:
             increment(self.counters.withheld, "engine")
@@ -275,8 +275,8 @@ class BodyMender:
         return raw
 
     def _use(self, rule: Rule, session: bytes) -> RuleUse:
-        """A rule's own groups, so that several rules at work don't hide each other's effect. What has no name is never
-        left alone: its next turn might not be."""
+        """Choose the session's group, by each rule anew, so that rules do not hide each other's effects. A session
+        without a name is never left alone: its next turn might not be."""
         found = self._digest(b"rule\0" + rule.name.encode() + b"\0" + session)
         is_alone = bool(session) and int.from_bytes(found[:8]) < self.options.control_share * (1 << 64)
         return RuleUse(rule.name, int.from_bytes(found[8:16]), not is_alone)
@@ -289,7 +289,7 @@ class BodyMender:
         prompt_tokens: int | None,
         cached_tokens: int | None,
     ) -> Iterator[TrialResult]:
-        """What an engine counted of a prompt. Yields what that decides."""
+        """Count what an engine reported about a prompt. Yields the trials that this decides."""
         for use in map(RuleUse._make, uses):
             key = (use.rule, client, model)
             trial = self.trials.get(key)
@@ -300,13 +300,13 @@ class BodyMender:
                 yield TrialResult(*key, trial.state, trial.why)
 
     def verdicts(self) -> Iterator[TrialResult]:
-        """All that were found here or elsewhere."""
+        """Yield all verdicts, those of other nodes too."""
         for key, trial in self.trials.items():
             if trial.state != MEASURING:
                 yield TrialResult(*key, trial.state, trial.why, trial.node)
 
     def follow(self, verdict: TrialResult) -> bool:
-        """Have a verdict of another node hold here. Whether it is new."""
+        """Apply another node's verdict here. Returns whether it changed anything."""
         key = verdict[:3]
         trial = self.trials.get(key)
         if trial is not None and STATES.index(trial.state) >= STATES.index(verdict.state):
@@ -330,7 +330,7 @@ class BodyMender:
         yield Sample("client_rules_trials_dropped", "counter", words, self.trials.dropped)
 
     def rows(self) -> list[Mapping[str, Any]]:
-        """Of each trial how it stands."""
+        """The state of each trial, for display."""
         return [
             {
                 "rule": rule,
@@ -349,8 +349,8 @@ class BodyMender:
 
 
 def opening_of(raw: RawBody, rules: Sequence[Rule]) -> bytes:
-    """What names a conversation whose client does not, without what rules take out of it: that is another in each turn.
-    Nothing where an engine keeps what was before. Raises ValueError."""
+    """Return what names a conversation whose client does not: its opening, without what rules take out, since that
+    changes with each turn. Empty if an engine keeps the history. Raises ValueError."""
     if raw.fields.get("previous_response_id"):
         return b""
     for rule in rules:
@@ -360,16 +360,16 @@ def opening_of(raw: RawBody, rules: Sequence[Rule]) -> bytes:
 
 
 def is_name(model: str) -> bool:
-    """Whether logs, pages and messages can have it: clients name models."""
+    """Whether a model's name, which clients choose, is fit for logs, pages and messages."""
     return model.isprintable() and len(model.encode()) <= MODEL_BYTES_MAX
 
 
 def rule_for(book: RuleBook, found: PrefixBreak, body: bytes, api: Api, client: str) -> str:
-    """The name of the rule that changes what made this break in this body; empty where none does."""
+    """Return the name of the rule that would change, in this body, what made this break; empty if none does."""
     raw = raw_body(body, api)
     if raw is None:
         return ""
-    with suppress(ValueError):  # what is too long for a rule is none that it mends
+    with suppress(ValueError):  # no rule mends a body that is too long for it
         for rule in book.may_mend(found.cause, client, api.name, raw.model):
             if any(is_within(found.path, edit.path) for edit in raw.edits(rule.action)):
                 return rule.name
@@ -377,5 +377,5 @@ def rule_for(book: RuleBook, found: PrefixBreak, body: bytes, api: Api, client: 
 
 
 def is_within(path: str, outer: str) -> bool:
-    """Whether a JSON path leads into what another one names."""
+    """Whether a JSON path is, or leads into, the other one."""
     return path.startswith(outer) and path[len(outer) : len(outer) + 1] in ("", ".", "[")

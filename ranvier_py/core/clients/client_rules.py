@@ -1,14 +1,14 @@
-"""Rules that mend the prefixes which clients break: what they are of, and which of them an operator turned on.
+"""Rules that mend the prefixes which clients break: what each applies to, and in which mode an operator set it.
 
-A rule is data (`client_rules.toml`). Of each client and model it has a mode:
+A rule is data (`client_rules.toml`). For each client and model it has a mode:
 
-    off       it is not even named
+    off       it is ignored
     observe   `ranvier clients` names it beside the breaks that it would mend
-    key       what it is of is left out of fingerprints, because the engine leaves it out as well; the body stays
+    key       fingerprints leave out what it concerns, because the engine leaves it out as well; the body stays
     rewrite   the body is changed before an engine sees it
 
-`key` is for engines that are known to leave it out, all that may serve the model: for any other it would be a lie, and
-the rule does nothing. Neither does anything while a hosted provider may serve the model.
+`key` requires that all engines that may serve the model are known to leave it out; otherwise fingerprints would be
+wrong, and the rule does nothing. Neither mode does anything while a hosted provider may serve the model.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ TAKES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "sort_tools": ((), ()),
     "set": (("member", "values"), ()),
 }
-"""What each action needs, and what it may have."""
+"""The fields that each action needs, and those that it may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule. `mark`: bytes that a body has which it is of; empty: any. `definition`: all of it, as it was read."""
+    """One rule. `mark`: bytes that a body must contain; empty: none. `definition`: the whole rule, as it was read."""
 
     name: str
     client: str
@@ -79,7 +79,7 @@ class Rule:
     definition: str
 
     def fits(self, client: str, version: Version, api: str) -> bool:
-        """Whether it is of requests of this client."""
+        """Whether the rule applies to requests of this client, version and API."""
         if self.client not in (ANY, client) or api not in self.apis:
             return False
         return not self.versions or (bool(version) and all(COMPARED[term](version, v) for term, v in self.versions))
@@ -89,7 +89,7 @@ class Rule:
 
 
 class RuleSetting(NamedTuple):
-    """What an operator wants of a rule, for one client or all, and models by a pattern."""
+    """The mode that an operator set for a rule, for one client or all, and for models by a pattern."""
 
     rule: str
     mode: str
@@ -98,7 +98,7 @@ class RuleSetting(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> RuleSetting:
-        """`RULE=MODE`, `RULE=MODE,client=NAME,model=PATTERN`. Raises ValueError."""
+        """Read `RULE=MODE` or `RULE=MODE,client=NAME,model=PATTERN`. Raises ValueError."""
         first, *others = text.split(",")
         rule, equals, mode = first.partition("=")
         if not rule or not equals or mode not in MODES:
@@ -117,10 +117,10 @@ class RuleSetting(NamedTuple):
 
 
 class RuleBook:
-    """All rules there are, and their modes. `settings`: of several that fit the last one counts."""
+    """All rules, and their modes. Of several `settings` that fit, the last one counts."""
 
     def __init__(self, rules: Sequence[Rule], settings: Sequence[RuleSetting] = ()) -> None:
-        """Raises ValueError for a setting of a rule that does not exist, or of a mode that it can't have."""
+        """Raises ValueError for a setting of a rule that does not exist, or of a mode that the rule cannot have."""
         self.rules = {rule.name: rule for rule in rules}
         self.settings = tuple(settings)
         for setting in self.settings:
@@ -139,7 +139,7 @@ class RuleBook:
         return "observe"
 
     def may_mend(self, cause: str, client: str, api: str, model: str) -> Iterator[Rule]:
-        """Rules that may mend such a break."""
+        """Yield the rules that may mend a break of this cause, and are not off."""
         for rule in self.rules.values():
             fits = cause in rule.causes and rule.client in (ANY, client) and api in rule.apis
             if fits and rule.fits_model(model) and self.mode(rule, client, model) != "off":
@@ -147,7 +147,7 @@ class RuleBook:
 
 
 def version_of(user_agent: bytes) -> Version:
-    """The version of the first product; nothing where it has none."""
+    """Return the version of the first product; empty if it has none."""
     product = user_agent.strip().partition(b" ")[0].partition(b"/")[2].decode("latin-1")
     match = VERSION.match(product)
     return numbers(match[0]) if match is not None else ()
@@ -164,7 +164,7 @@ def numbers(text: str) -> Version:
 
 
 def rules_of(text: str) -> list[Rule]:
-    """The rules of a file. Raises ValueError, with the rule that is wrong and why."""
+    """Read a file of rules. Raises ValueError that names the rule and what is wrong with it."""
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -188,7 +188,7 @@ def rules_of(text: str) -> list[Rule]:
 
 
 def rule_of(table: Mapping[str, Any]) -> Rule:
-    """Raises ValueError."""
+    """Read one rule. Raises ValueError."""
     for name, value in table.items():
         kind = FIELDS.get(name)
         if kind is None:
@@ -226,7 +226,7 @@ KINDS: Mapping[type, str] = {str: "a text", dict: "a table"}
 
 
 def versions_of(text: str) -> Sequence[tuple[str, Version]]:
-    """Raises ValueError."""
+    """Read the terms of a version range. Raises ValueError."""
     found = []
     for part in filter(None, text.split(",")):
         match = TERM.fullmatch(part.strip())
@@ -237,7 +237,7 @@ def versions_of(text: str) -> Sequence[tuple[str, Version]]:
 
 
 def action_of(table: Mapping[str, Any]) -> BodyChange:
-    """Raises ValueError."""
+    """Read a rule's action. Raises ValueError."""
     kind = table["action"]
     if kind not in ACTIONS:
         raise ValueError(f"action must be one of {', '.join(ACTIONS)}")
@@ -253,7 +253,7 @@ def action_of(table: Mapping[str, Any]) -> BodyChange:
     try:
         pattern = re.compile(table["pattern"]) if "pattern" in given else None
         if pattern is not None and "replacement" in values:
-            pattern.sub(values["replacement"], "")  # reads the replacement: the groups that it names must be there
+            pattern.sub(values["replacement"], "")  # reads the replacement: the groups that it names must exist
     except (re.error, IndexError) as error:
         raise ValueError(f"pattern or replacement is no regular expression: {error}") from error
     return BodyChange(kind=kind, pattern=pattern, **values)

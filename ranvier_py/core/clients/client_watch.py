@@ -1,19 +1,19 @@
-"""What clients do to their own prefixes: finds, for each prompt, the one that it goes on from, and counts the breaks.
+"""Finds, for each prompt, the earlier prompt that it continues, and counts the prefixes that clients break themselves.
 
-Prompts are of one conversation when they come from one client, in one session, with one application (`head`: tools and
-system prompt but for what is volatile). Several branches of a conversation are kept, and a prompt goes on from the one
-that it shares most with. A client that names no session has one for all: then only what is repeated tells.
+Prompts with the same client, session and application form one conversation. The application is the `head`: tools and
+system prompt without their volatile parts. Several branches of a conversation are kept; a prompt continues the one with
+which it shares most. A client that names no session has a single one; then only what its prompts repeat decides.
 
-A prompt of another model or with other tools is of another application. It goes on from a conversation all the same
-where it has its session, its system prompt and all of its history, and more behind that.
+A prompt with another model or other tools has another application. It continues a conversation all the same if session
+and system prompt are equal, and its history is the conversation's with more after it.
 
-The first prompt of a session is compared with that of the application's last session: what changes by itself in tools
-and system prompt keeps sessions from sharing them.
+The first prompt of a session is compared with that of the application's last session: volatile parts of tools and
+system prompt prevent sessions from sharing them.
 
-A prompt that was read as the continuation of a known history broke nothing. What came with it is added to the sketch
-that ends where it begins (`extend`), if that is the end still: a side branch adds nothing.
+A prompt that was read as the continuation of a known history broke nothing. Its new messages are added to the sketch
+that ends where they begin (`extend`), if the sketch still ends there: a side branch adds nothing.
 
-Bounds: CONVERSATIONS_MAX, BRANCHES_MAX in each, SECTIONS_MAX sections of all; the oldest conversation goes.
+Bounds: CONVERSATIONS_MAX, BRANCHES_MAX in each, SECTIONS_MAX sections in all; the oldest conversation is dropped.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ranvier_py.core.prompts.request_apis import Api
 CONVERSATIONS_MAX = 1024
 BRANCHES_MAX = 4
 SECTIONS_MAX = 100_000
-BREAKS_MAX = 64  # kinds of breaks of one client that are told apart
+BREAKS_MAX = 64  # kinds of breaks of one client that are counted separately
 
 INDEX = re.compile(r"\[\d+\]")
 
 
 class BreakKind(NamedTuple):
-    """What is counted together. `path`: numbers in the history are left out. `scope` is turn or session."""
+    """What breaks are counted by. `path` has no indices within the history. `scope` is turn or session."""
 
     cause: str
     path: str
@@ -48,9 +48,9 @@ class BreakKind(NamedTuple):
 
 @dataclass(slots=True)
 class BreakCount:
-    """How often, and what it cost: tokens that were there and were computed again, and how long engines took.
+    """How often, and the cost: tokens that were cached and were computed again, and the seconds that engines took.
 
-    `mendable`: of these tokens, those that a rule would have saved, by its name.
+    `mendable`: how many of these tokens a rule would have saved, by the rule's name.
     """
 
     count: int = 0
@@ -68,8 +68,8 @@ class BreakCount:
 
 @dataclass(slots=True)
 class ClientCounts:
-    """One client's. `counted_tokens`: of prompts of which the engine counted what it reused. `reusable_tokens`: of the
-    `compared_tokens` those that an earlier prompt had, or would have had where a break is mended."""
+    """Counts of one client. `counted_tokens`: of prompts whose reused tokens the engine counted. `reusable_tokens`:
+    those of the `compared_tokens` that an earlier prompt had, or would have had if a break were mended."""
 
     turns: int = 0
     prompt_tokens: int = 0
@@ -79,11 +79,11 @@ class ClientCounts:
     reusable_tokens: int = 0
     sessions: Cardinality = field(default_factory=Cardinality)
     breaks: BoundedDict[BreakKind, BreakCount] = field(default_factory=lambda: BoundedDict(BREAKS_MAX))
-    causes: dict[str, BreakCount] = field(default_factory=dict)  # the same by cause alone, all of them
+    causes: dict[str, BreakCount] = field(default_factory=dict)  # all breaks, by cause alone
 
 
 class PromptBreak(NamedTuple):
-    """One prompt's: where and why, as what it counts, and the tokens that it repeats behind the break."""
+    """One prompt's break: where and why, what it is counted by, and the tokens that it repeats after the break."""
 
     found: PrefixBreak
     kind: BreakKind
@@ -91,7 +91,7 @@ class PromptBreak(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Whose prompts may go on from each other. `session`: a digest, 0 where none is named."""
+    """Prompts of one place may continue each other. `session`: a digest, 0 if none is named."""
 
     client: str
     session: int
@@ -99,11 +99,11 @@ class Place(NamedTuple):
 
 
 class ClientWatch:
-    """State: sketches of the last prompts, and counts by client. `key` seeds digests: 64 bits."""
+    """Keeps sketches of recent prompts, and counts by client. `key`: 64 bits that seed digests."""
 
     def __init__(self, key: int) -> None:
         self.clients: dict[str, ClientCounts] = {}
-        self.dropped = 0  # conversations, for want of room
+        self.dropped = 0  # conversations dropped for want of room
         self._key = key
         self._sections = 0
         self._conversations: dict[Place, list[PromptSketch]] = {}
@@ -126,7 +126,7 @@ class ClientWatch:
             counts.sessions.add(session & (1 << 64) - 1)
 
     def compared(self, client: str, tokens: int, reusable: int) -> None:
-        """Count how much of a prompt an earlier one had."""
+        """Count how many of a prompt's tokens an earlier one had."""
         counts = self.counts(client)
         counts.compared_tokens += tokens
         counts.reusable_tokens += min(reusable, tokens)
@@ -134,7 +134,7 @@ class ClientWatch:
     def observe(
         self, client: str, session: int, fields: Mapping[str, Any], api: Api, tokens: int, end: int = 0
     ) -> PromptBreak | None:
-        """The break that a prompt of so many tokens makes, if any, which is not counted. `end` names where it ends."""
+        """Return the break that this prompt makes, if any, without counting it. `end` names the prompt's end."""
         sketch = sketch_of(fields, api, self._key)
         place = Place(client, session, sketch.head())
         branches = self._conversations.pop(place, None)
@@ -154,19 +154,19 @@ class ClientWatch:
         return PromptBreak(found, kind, round(found.lost * tokens / max(1, sketch.size)))
 
     def broke(self, client: str, found: PromptBreak, token_s: float = 0.0, rule: str = "") -> None:
-        """Count a break. `token_s`: what the engine takes for a token; `rule`: the one that would have mended it."""
+        """Count a break. `token_s`: the engine's seconds for a token; `rule`: the one that would have mended it."""
         counts = self.counts(client)
         counted = counts.breaks[found.kind] = counts.breaks.get(found.kind) or BreakCount()
         for each in (counted, counts.causes.setdefault(found.kind.cause, BreakCount())):
             each.add(found.tokens, found.tokens * token_s, rule)
 
     def extend(self, base: int, end: int, messages: Sequence[Message], api: Api, known: int) -> None:
-        """A prompt went on from `base`, with so many messages `known` before, to `end`."""
+        """Note that a prompt continued `base`, after so many `known` messages, up to `end`."""
         found = self._ends.get(base)
         if found is None:
             return
         sketch, count = found
-        if not sketch.kept or len(sketch.sections) != count:  # it is forgotten, or another branch was first
+        if not sketch.kept or len(sketch.sections) != count:  # it was dropped, or another branch came first
             return
         for number, message in enumerate(messages, known):
             sketch.add_message(f"$.{api.history}[{number}]", message)
@@ -175,7 +175,7 @@ class ClientWatch:
         self._trim()
 
     def _first(self, client: str, head: int, sketch: PromptSketch) -> tuple[PrefixBreak | None, int]:
-        """Of the first prompt of a conversation, as `least`."""
+        """Compare the first prompt of a conversation with that of the last session. Returns what `least` does."""
         before = self._heads.get((client, head))
         self._heads[client, head] = sketch
         if before is None:
@@ -186,7 +186,7 @@ class ClientWatch:
         return None, found.shared  # another task
 
     def _elsewhere(self, place: Place, sketch: PromptSketch) -> list[PromptSketch]:
-        """What it goes on from by another model or with other tools, if anything."""
+        """Return the branch that the prompt continues with another model or other tools, if any."""
         key = (place.client, place.session, sketch.opening())
         last, self._openings[key] = self._openings.get(key), place
         history = [section.digest for section in sketch.history()]
@@ -206,7 +206,7 @@ class ClientWatch:
         self._trim()
 
     def _trim(self) -> None:
-        """Forget the oldest conversations while there are too many, or too long ones."""
+        """Forget the oldest conversations while there are too many, or too many sections in all."""
         while len(self._conversations) > CONVERSATIONS_MAX or self._sections > SECTIONS_MAX:
             for each in self._conversations.pop(next(iter(self._conversations))):
                 self._forget(each)
@@ -218,8 +218,8 @@ class ClientWatch:
 
 
 def least(branches: Sequence[PromptSketch], sketch: PromptSketch) -> tuple[PrefixBreak | None, int]:
-    """The break against the branch that shares most with it, None where it goes on from one; and how many characters of
-    it that branch has, before the break or behind it."""
+    """Return the break against the branch that shares most with the prompt, or None if it continues one; and how many
+    of its characters that branch has, before or after the break."""
     found: PrefixBreak | None = None
     for branch in reversed(branches):
         each = prefix_break(branch, sketch)
@@ -231,19 +231,19 @@ def least(branches: Sequence[PromptSketch], sketch: PromptSketch) -> tuple[Prefi
 
 
 def continues(history: Sequence[int], before: PromptSketch) -> bool:
-    """Whether a history, as digests, has all of the one before, and more."""
+    """Whether a history, as digests, begins with the whole history of the one before, and has more."""
     old = [section.digest for section in before.history()]
     return len(old) < len(history) and list(history[: len(old)]) == old
 
 
 def pattern(path: str, api: Api) -> str:
-    """A path with the numbers of the history left out: they grow with it."""
+    """Return a path without the indices in the history, which grow with it."""
     history = f"$.{api.history}["
     return INDEX.sub("[*]", path) if path.startswith(history) and not path.startswith(f"{history}0]") else path
 
 
 def client_rows(watch: ClientWatch) -> list[dict[str, Any]]:
-    """Of each client what it sent and its breaks, the dearest first."""
+    """For each client what it sent, and its breaks, the most expensive first."""
     return [
         {
             "client": name,

@@ -1,6 +1,6 @@
-"""Which client sent a request, and of which of its sessions it is: from the fields of its header.
+"""Finds which client sent a request, and in which of its sessions, from header fields.
 
-Neither is asked for. Sources: the clients' own requests, and for the generic fields LiteLLM's documents.
+Clients send these fields unasked. Sources: the clients' own requests, and LiteLLM's documents for the generic fields.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MARKS = (
     (b"x-codex-window-id", "codex"),
     (b"x-codex-turn-metadata", "codex"),
 )
-"""Fields that only one client sends: names of products are borrowed, as qwen-code does with claude-cli."""
+"""Fields that only one client sends. Product names are no proof: qwen-code borrows claude-cli's."""
 
 PRODUCTS = {
     "claude-cli": "claude-code",
@@ -31,15 +31,15 @@ PRODUCTS = {
     "asyncanthropic": "anthropic-sdk",
     "curl": "curl",
 }
-"""First products of User-Agent, in small letters, and what we call them."""
+"""First products of User-Agent, in lower case, and our names of the clients."""
 
 OTHER = "other"
 CLIENTS = tuple(sorted({*PRODUCTS.values(), *(name for _, name in MARKS), "qwen-code", OTHER}))
-"""All names there are: a metric has no other label."""
+"""All names there are: the client label of metrics has no other value."""
 
 PARENT_FIELDS = (b"x-parent-session-id", b"x-codex-parent-thread-id", b"x-dynamo-parent-session-id")
 SUB_AGENT_FIELDS = frozenset((*PARENT_FIELDS, b"x-claude-code-agent-id", b"x-openai-subagent"))
-"""What clients send for a sub-agent of a session alone."""
+"""Fields that clients send only for a sub-agent of a session."""
 
 SESSION_FIELDS = (
     *PARENT_FIELDS,
@@ -52,18 +52,18 @@ SESSION_FIELDS = (
     b"x-litellm-session-id",
     b"thread-id",
 )
-"""By which clients name their session, those that name a parent's first: Claude Code, Codex, OpenCode and LiteLLM, and
-who speaks to Dynamo."""
+"""Fields in which clients name their session, those that name a parent session first: Claude Code, Codex, OpenCode,
+LiteLLM, and clients of Dynamo."""
 
 USER_AGENT, ACCEPT_LANGUAGE = b"user-agent", b"accept-language"
 NAMING_FIELDS = SUB_AGENT_FIELDS.union((USER_AGENT, ACCEPT_LANGUAGE, *SESSION_FIELDS), (mark for mark, _ in MARKS))
-"""All that are read here."""
+"""All fields that are read here."""
 
 PRODUCT = re.compile(rb"\s*([A-Za-z][A-Za-z0-9_.-]{0,63})")
 
 
 def client_of(fields: Mapping[bytes, bytes]) -> str:
-    """One of CLIENTS, by the NAMING_FIELDS of a request, their names in small letters."""
+    """Return one of CLIENTS, from a request's NAMING_FIELDS, their names in lower case."""
     for mark, name in MARKS:
         if mark in fields:
             return name
@@ -75,5 +75,5 @@ def client_of(fields: Mapping[bytes, bytes]) -> str:
 
 
 def session_of(fields: Mapping[bytes, bytes]) -> bytes:
-    """What the client calls its session, or the one that began it; empty where it does not."""
+    """Return the client's name of its session, or of the session that began it; empty if it names none."""
     return next((fields[name] for name in SESSION_FIELDS if fields.get(name)), b"")

@@ -1,16 +1,16 @@
-"""What a rule changes in the raw text of a body, place by place: all other bytes stay as they came.
+"""Computes what a rule changes in the raw text of a body, place by place; all other bytes stay as they came.
 
-    drop_block     a block of the system prompt that the pattern matches whole is left out of its list
-    replace        what the pattern matches in a text becomes `replacement`
-    rerole         a message of `role` that the pattern matches whole, behind the first other one, becomes one of `to`
-    sort_tools     tools stand in the order of their names
-    set            members of `member` that the client left out get `values`
+    drop_block     removes blocks that the pattern matches whole from their list
+    replace        replaces what the pattern matches in a text with `replacement`
+    rerole         changes messages of `role` after the leading system ones, if the pattern matches them whole, to `to`
+    sort_tools     sorts the tools by name
+    set            adds to `member` those of `values` that the client left out
 
-Places are found by walking the JSON with the standard library's own scanner, so nothing is guessed: `Span`s are of the
-text, and a value is parsed from just these characters. Of two members of one name the last one counts, as for engines.
-A body is parsed once; after a rule only the members or messages that it changed are read again.
-Bounds: BODY_BYTES_MAX, MARKS_MAX, MEMBERS_MAX and ELEMENTS_MAX of what is looked at, of a text its first
-PATTERN_CHARACTERS_MAX; a rule that would change more than EDITS_MAX places changes none.
+Places are found by walking the JSON with the standard library's scanner, so nothing is guessed: `Span`s are places in
+the text, and a value is parsed from exactly those characters. Of two members of one name the last one counts, as for
+engines. A body is parsed once; after a rule only the members or messages that it changed are read again.
+Bounds: BODY_BYTES_MAX, MARKS_MAX, MEMBERS_MAX and ELEMENTS_MAX of what is looked at; of a text its first
+PATTERN_CHARACTERS_MAX. A rule that would change more than EDITS_MAX places changes none.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ranvier_py.core.prompts.request_apis import Api
 
 PATTERN_CHARACTERS_MAX = 65_536
 BODY_BYTES_MAX = 1024 * 1024
-"""Some 260,000 tokens: all of it is parsed on the event loop, at each turn."""
+"""Some 260,000 tokens. All of it is parsed on the event loop, at each turn."""
 
 MARKS_MAX = 32_768
 MEMBERS_MAX, ELEMENTS_MAX = 256, 2048
-"""Of an object and of a list whose parts are walked in Python: chats have some 2,000 messages and hundreds of tools."""
+"""Parts of an object, or of a list, that are walked in Python: chats have some 2,000 messages and hundreds of tools."""
 
 EDITS_MAX = 1024
 LEADING_ROLES = ("system", "developer")
 
 BLANKS = re.compile(r"[ \t\r\n]*")
 ESCAPE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.", re.DOTALL)
-"""What stands for one character of a text."""
+"""An escape that stands for one character of a text."""
 
 TEXT_MEMBERS = frozenset(("type", "text", "cache_control"))
 
@@ -49,7 +49,7 @@ new = tuple.__new__
 
 
 class Span(NamedTuple):
-    """A value, and where it is."""
+    """A value, and its place in a text."""
 
     start: int
     end: int
@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """What stands there instead. `path`: of what it changes."""
+    """The text to put in a place. `path` names what that changes."""
 
     start: int
     end: int
@@ -67,7 +67,7 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyChange:
-    """What a rule does. `where`: "system", "first" (the first message of the user's) or "history"."""
+    """What a rule does. `where`: "system", "first" (the user's first message) or "history"."""
 
     kind: str
     where: str = "system"
@@ -79,14 +79,14 @@ class BodyChange:
     values: Mapping[str, Any] | None = None
 
     def matches(self, text: object) -> bool:
-        """Whether the pattern matches a text whole."""
+        """Whether the value is a text that the pattern matches whole."""
         if type(text) is not str or len(text) > PATTERN_CHARACTERS_MAX:
             return False
         return self.pattern is not None and self.pattern.fullmatch(text) is not None
 
 
 class RawBody:
-    """A body as text, with its outermost members, and the items of the history, counted from where that begins."""
+    """A body as text, with its outermost members, and the items of its history, placed relative to the history."""
 
     def __init__(self, text: str, api: Api) -> None:
         """Raises ValueError for what is no JSON object, or one of too many parts."""
@@ -101,7 +101,7 @@ class RawBody:
             raise ValueError("something is behind the object")
 
     def item(self, place: int) -> Span:
-        """An item of the history where it is in the text."""
+        """Return an item of the history, placed in the whole text."""
         return moved(self.items[place], self.members[self.api.history].start)
 
     @property
@@ -114,20 +114,20 @@ class RawBody:
         return {name: span.value for name, span in self.members.items()}
 
     def opening(self) -> str:
-        """What names a conversation whose client does not: the text of the user's first message."""
+        """Return the text of the user's first message, which names a conversation whose client does not."""
         for item in self.items:
             if role_of(item.value) == "user":
                 return json.dumps(text_of_content(item.value.get("content")))
         return ""
 
     def edits(self, action: BodyChange) -> Sequence[Edit]:
-        """What the action changes, in the order of the text; nothing where it changes nothing. Raises ValueError for
-        lists that are too long."""
+        """Return the action's edits, in the order of the text; empty if it changes nothing. Raises ValueError for lists
+        that are too long."""
         found = sorted(islice(ACTIONS[action.kind](self, action), EDITS_MAX + 1))
         return found if len(found) <= EDITS_MAX else ()
 
     def edited(self, edits: Sequence[Edit]) -> str:
-        """The text with these edits, none of which overlap."""
+        """Return the text with these edits, none of which overlap."""
         pieces: list[str] = []
         at = 0
         for edit in edits:
@@ -136,7 +136,7 @@ class RawBody:
         return "".join([*pieces, self.text[at:]])
 
     def after(self, edits: Sequence[Edit]) -> RawBody:
-        """The body with these edits, none of which overlap. Only what they are in is read again."""
+        """Return the body with these edits, none of which overlap. Only the parts that contain them are read again."""
         changed = copy(self)
         changed.text = self.edited(edits)
         starts = [edit.start for edit in edits]
@@ -144,7 +144,7 @@ class RawBody:
         inside = 0
 
         def now(span: Span, base: int = 0) -> Span:
-            """Where it is, counted from `base`, and what it is."""
+            """The span after the edits, placed relative to `base`."""
             nonlocal inside
             first, behind = (bisect_left(starts, base + place) for place in (span.start, span.end))
             start, end = span.start + shifts[first], span.end + shifts[behind]
@@ -161,13 +161,13 @@ class RawBody:
         history = self.members.get(self.api.history) if self.items else None
         changed.members = {name: now(span) for name, span in self.members.items()}
         changed.end = self.end + shifts[-1]
-        if inside < len(edits):  # there is a new member
+        if inside < len(edits):  # an edit is in no member: it adds one
             changed._read()
         return changed
 
 
 def raw_body(body: bytes, api: Api) -> RawBody | None:
-    """A body that can be read within bounds; None for any other."""
+    """Read a body; None if it cannot be read within bounds."""
     if len(body) > BODY_BYTES_MAX or marks_in(body) > MARKS_MAX:
         return None
     try:
@@ -180,7 +180,7 @@ def raw_body(body: bytes, api: Api) -> RawBody | None:
 
 
 def skipped(text: str, at: int) -> int:
-    """Where the next token begins."""
+    """Return where the next token begins."""
     match = BLANKS.match(text, at)
     return match.end() if match is not None else at
 
@@ -190,8 +190,8 @@ def moved(span: Span, by: int) -> Span:
 
 
 def walk_object(text: str, at: int, listed: str = "") -> tuple[dict[str, Span], int, Sequence[Span]]:
-    """The members of an object by name, the last one of each; where it ends; and the elements of member `listed`, their
-    places counted from where that begins. Raises ValueError."""
+    """Return the members of an object by name, the last one of each; its end; and the elements of member `listed`,
+    placed relative to that member. Raises ValueError."""
     found: dict[str, Span] = {}
     elements: Sequence[Span] = ()
     if text[at : at + 1] != "{":
@@ -224,7 +224,7 @@ def walk_object(text: str, at: int, listed: str = "") -> tuple[dict[str, Span], 
 
 
 def walk_elements(text: str, start: int) -> tuple[list[Span], int]:
-    """The elements of the list at `start`, their places counted from there; and where it ends. Raises ValueError."""
+    """Return the elements of the list at `start`, placed relative to it; and where it ends. Raises ValueError."""
     found: list[Span] = []
     at = skipped(text, start + 1)
     if text[at : at + 1] == "]":
@@ -232,7 +232,7 @@ def walk_elements(text: str, start: int) -> tuple[list[Span], int]:
     for _ in range(ELEMENTS_MAX):
         value, end = value_at(text, at)
         found.append(new(Span, (at - start, end - start, value)))
-        if text[end : end + 1] != ",":  # else nothing is between them, as most libraries write it
+        if text[end : end + 1] != ",":  # else no blank precedes the comma, as most libraries write it
             end = skipped(text, end)
         if text[end : end + 1] == "]":
             return found, end + 1
@@ -243,14 +243,14 @@ def walk_elements(text: str, start: int) -> tuple[list[Span], int]:
 
 
 def walk_list(text: str, span: Span | None) -> list[Span]:
-    """The elements of a list that was read; none for anything else."""
+    """Return the elements of a list that was read; none for anything else."""
     if span is None or type(span.value) is not list:
         return []
     return [moved(element, span.start) for element in walk_elements(text, span.start)[0]]
 
 
 def member(text: str, span: Span, name: str) -> Span | None:
-    """A member of an object that was read."""
+    """Return a member of an object that was read."""
     return walk_object(text, span.start)[0].get(name) if type(span.value) is dict else None
 
 
@@ -260,7 +260,7 @@ def role_of(item: object) -> str:
 
 
 def text_of_block(block: object) -> str | None:
-    """The text of a block that has nothing else."""
+    """Return the text of a block that contains nothing else."""
     if type(block) is not dict or block.get("type") != "text" or not block.keys() <= TEXT_MEMBERS:
         return None
     text = block.get("text")
@@ -268,7 +268,7 @@ def text_of_block(block: object) -> str | None:
 
 
 def text_of_content(content: object) -> str | None:
-    """Text that is alone, or of blocks that have nothing else."""
+    """Return a content that is text alone, or the joined texts of blocks that contain nothing else."""
     if type(content) is not list:
         return content if type(content) is str else None
     found = [text_of_block(block) for block in content]
@@ -276,12 +276,12 @@ def text_of_content(content: object) -> str | None:
 
 
 def leading(items: Sequence[Span]) -> int:
-    """How many items are before the first that is not the system's."""
+    """Return how many items come before the first that is not of a system role."""
     return next((i for i, item in enumerate(items) if role_of(item.value) not in LEADING_ROLES), len(items))
 
 
 def contents(raw: RawBody, where: str) -> Iterator[tuple[str, Span]]:
-    """Paths and places of the contents that an action looks at, each a text or a list of blocks."""
+    """Yield path and place of each content that an action looks at: a text or a list of blocks."""
     api, items, text = raw.api, raw.items, raw.text
     chosen: Sequence[int] = range(len(items))
     if where == "system":
@@ -297,7 +297,7 @@ def contents(raw: RawBody, where: str) -> Iterator[tuple[str, Span]]:
 
 
 def texts(raw: RawBody, where: str) -> Iterator[tuple[str, Span]]:
-    """Paths and places of the texts of contents."""
+    """Yield path and place of each text in those contents."""
     for path, content in contents(raw, where):
         if type(content.value) is str:
             yield path, content
@@ -309,7 +309,7 @@ def texts(raw: RawBody, where: str) -> Iterator[tuple[str, Span]]:
 
 
 def raw_places(raw: str, places: Sequence[int]) -> list[int]:
-    """Where characters of a text are in its raw form, without the quotes. `places` ascend."""
+    """Return where characters of a text are in its raw form, without the quotes. `places` ascend."""
     found: list[int] = []
     shift = 0
     waiting = iter(places)
@@ -331,7 +331,7 @@ def raw_places(raw: str, places: Sequence[int]) -> list[int]:
 
 
 def drop_block(raw: RawBody, action: BodyChange) -> Iterator[Edit]:
-    """Blocks with the comma that belongs to each. A list of which nothing would be left stays as it is."""
+    """Yield edits that remove blocks, each with its comma. A list that would become empty stays as it is."""
     for path, content in contents(raw, action.where):
         blocks = walk_list(raw.text, content)
         dropped = [action.matches(text_of_block(each.value)) for each in blocks]
@@ -380,7 +380,7 @@ def sort_tools(raw: RawBody, action: BodyChange) -> Iterator[Edit]:  # noqa: ARG
 
 
 def name_of_tool(tool: object) -> str:
-    """Its name, or its kind where it has none; empty for what is no tool."""
+    """Return the tool's name, or its kind if it has none; empty for what is no tool."""
     if type(tool) is not dict:
         return ""
     function = tool.get("function")
@@ -389,7 +389,7 @@ def name_of_tool(tool: object) -> str:
 
 
 def set_values(raw: RawBody, action: BodyChange) -> Iterator[Edit]:
-    """The client's own values stand."""
+    """Yield the edit that adds values; those of the client stay."""
     values, path = action.values or {}, f"$.{action.member}"
     found = raw.members.get(action.member)
     if found is None:

@@ -1,16 +1,16 @@
-"""Where a prompt departs from the one that it should have continued, and why.
+"""Finds where a prompt departs from the one that it should have continued, and why.
 
-Two prompts of one conversation are compared by their sketches, section by section. What is behind the first difference
-is computed again, however equal it is. Causes, first one that fits:
+The sketches of two prompts of one conversation are compared section by section. Everything after the first difference
+is computed again, even if it is equal. The cause is the first one that fits:
 
     model              another model
     tools_reordered    the same tools in another order
     tools_changed      other tools
-    uuid nonce time date counter    equal but for that in one line of a section
-    system_turn        a system message stands where the history should go on
+    uuid nonce time date counter    the section's lines differ only in such words, the first one by this
+    system_turn        a system message stands where the history should continue
     reasoning_dropped  thoughts of an earlier answer are gone
-    moved_block        the section is there, elsewhere
-    compaction         most of the history is gone, and what leads is the same
+    moved_block        the section exists in another place
+    compaction         most of the history is gone, what precedes it is the same
     edited             anything else
 
 Source: the breakers of real agents, research on clients: billing lines, counters in tags, git status, reminders.
@@ -30,12 +30,12 @@ CAUSES = (
 )
 
 COMPACTED_SHARE = 0.5
-"""A history of which less than this is left was compacted."""
+"""If less than this share of a history is left, it was compacted."""
 
 
 class PrefixBreak(NamedTuple):
-    """One of them. `path` is of the new prompt and `kind` that of its section; `shared` and `lost` in characters: equal
-    before it, repeated behind."""
+    """One break. `path` is in the new prompt, and `kind` is that section's. In characters: `shared` is equal before the
+    break, `lost` is repeated after it."""
 
     cause: str
     kind: str
@@ -46,7 +46,7 @@ class PrefixBreak(NamedTuple):
 
 
 def prefix_break(before: PromptSketch, now: PromptSketch) -> PrefixBreak | None:
-    """Where `now` does not begin with all of `before`; None where it does, and so continues it."""
+    """Return where `now` departs from `before`; None if it begins with all of it, and so continues it."""
     old, new = before.sections, now.sections
     if before.model != now.model:
         return PrefixBreak("model", "system", "$.model", 0, 0, min(before.size, now.size))
@@ -70,7 +70,7 @@ VOLATILE_CAUSES = ("uuid", "nonce", "time", "date", "counter")
 
 
 def cause_of(before: PromptSketch, now: PromptSketch, at: int) -> tuple[str, int]:
-    """Why the sections at `at` differ, and in which line."""
+    """Return why the sections at `at` differ, and in which line."""
     old, new = before.sections, now.sections
     if at >= len(new):
         return "compaction" if len(new) < COMPACTED_SHARE * len(old) else "edited", 0
@@ -101,7 +101,7 @@ def tools_cause(old: Sequence[Section], new: Sequence[Section]) -> str:
 
 
 def volatile_cause(before: PromptSketch, now: PromptSketch, at: int) -> tuple[str, int] | None:
-    """The kind of what differs, where all lines of the section are equal but for volatile words; and the first line."""
+    """If the section's lines differ only in volatile words, return the kind of the first such word, and its line."""
     lines = before.lines.get(at, ()), now.lines.get(at, ())
     if not lines[0] or len(lines[0]) != len(lines[1]):
         return None
@@ -113,6 +113,6 @@ def volatile_cause(before: PromptSketch, now: PromptSketch, at: int) -> tuple[st
         if old is None or new is None or old.masked != new.masked or len(old.volatile) != len(new.volatile):
             return None
         pairs = [(a[0], b[0]) for a, b in zip(old.volatile, new.volatile, strict=True) if a != b]
-        if pairs and found is None:  # digits alone or with letters: chance makes a nonce look like either
+        if pairs and found is None:  # a nonce may by chance have digits alone, or letters too
             found = "nonce" if "nonce" in pairs[0] else pairs[0][1], number
     return found

@@ -1,9 +1,9 @@
-"""A prompt as digests: enough to find where the next one departs from it, and by what, without keeping its text.
+"""Sketches a prompt as digests: enough to find where and how the next one departs from it, without keeping its text.
 
 A prompt is a list of sections in the order in which engines render them: each tool, each block of the system prompt,
-each part of each message. Of a section its digest is kept, and of the first HEAD_BYTES of a prompt one digest for each
-line, for there clients put what changes. Of what in a line looks volatile (an id, a date, a number) a digest of its own
-is kept, with its kind; `masked` is the line without.
+each part of each message. A sketch has a digest of each section, and of each line in the first HEAD_BYTES of a prompt,
+where clients put what changes. Each word of a line that looks volatile (an id, a date, a number) has its own digest and
+kind; `masked` is the digest of the line without those words.
 
 Rules: digests are keyed. What no engine renders (`cache_control`, ids of items) is in none.
 Bounds: SECTIONS_MAX sections, LINES_MAX lines in each, VOLATILE_MAX volatile words in each line.
@@ -25,7 +25,7 @@ from ranvier_py.core.prompts.request_apis import Api
 HEAD_BYTES = 65_536
 SECTIONS_MAX = 1024
 LINES_MAX = 2048
-LINE_CHARACTERS_MAX = 1024  # of a longer one only the beginning is looked at for volatile words
+LINE_CHARACTERS_MAX = 1024  # of a longer line only the beginning is searched for volatile words
 VOLATILE_MAX = 8
 
 DIGIT = re.compile(r"\d")
@@ -44,8 +44,8 @@ VOLATILE = re.compile(
     """,
     re.VERBOSE,
 )
-"""What changes by itself, by kind. A number is a counter until it proves to be a part of something else.
-All of it has a digit, and at most BLANKS_MAX blanks before the first one."""
+"""Words that change by themselves, by kind. A number is a counter unless it proves to be part of another kind. Each
+word has a digit, and at most BLANKS_MAX blanks before the first one."""
 
 BLANKS_MAX = 2  # of "Thu, Nov 26"
 
@@ -61,16 +61,16 @@ class Section(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of a section with something volatile in it: digests, and of each volatile word its kind as well."""
+    """A line with volatile words: the digest without them, and each word's kind and digest."""
 
     masked: int
     volatile: Sequence[tuple[str, int]]
 
 
 class PromptSketch:
-    """One prompt. It grows with its conversation.
+    """The sketch of one prompt; it grows with its conversation.
 
-    `lines` has digests of lines by section, `marked` those of them with something volatile, by section and line.
+    `lines` has digests of lines by section; `marked` has those with volatile words, by section and line.
     """
 
     __slots__ = ("_key", "_leading", "_room", "kept", "lines", "marked", "model", "sections", "size")
@@ -82,9 +82,9 @@ class PromptSketch:
         self.lines: dict[int, Sequence[int]] = {}
         self.marked: dict[tuple[int, int], Line] = {}
         self.size = 0  # characters
-        self.kept = False  # by whoever counts what is kept
+        self.kept = False  # set by its keeper, while it is kept
         self._key = key
-        self._leading = True  # no message but the system's was added
+        self._leading = True  # only system messages were added so far
         self._room = HEAD_BYTES
 
     def add_tools(self, tools: object) -> None:
@@ -92,12 +92,12 @@ class PromptSketch:
             self._add(f"$.tools[{number}]", "tool", "", text_of(tool))
 
     def add_lead(self, name: str, value: object) -> None:
-        """The member that comes before the history: `system` or `instructions`."""
+        """Add the member that comes before the history: `system` or `instructions`."""
         for path, text in parts_of(f"$.{name}", value):
             self._add(path, "system", "system", text)
 
     def add_message(self, path: str, message: Message) -> None:
-        """A message in its canonical form."""
+        """Add a message in its canonical form."""
         role = message.get("role")
         role = role if type(role) is str else ""
         self._leading = self._leading and role in ("system", "developer")
@@ -112,19 +112,18 @@ class PromptSketch:
             self._add(path, kind, role, text_of(others))
 
     def head(self) -> int:
-        """A digest of model, tools, in any order, and system prompt without what is volatile in it: of the
-        application."""
+        """Return a digest of the application: model, tools in any order, and system prompt without volatile words."""
         tools = sorted([f"{section.digest}" for section in self.sections if section.kind == "tool"])
         return digest_of(" ".join([self.model, *tools, *self._system()]), self._key)
 
     def opening(self) -> int:
-        """A digest of the system prompt, as in `head`, and of the first part of the history: they stay where a
-        conversation goes on by another model or with other tools."""
+        """Return a digest of the system prompt, as in `head`, and of the first part of the history: they stay the same
+        if a conversation continues with another model or other tools."""
         first = [f"{section.digest}" for section in self.history()[:1]]
         return digest_of(" ".join([*first, *self._system()]), self._key)
 
     def history(self) -> Sequence[Section]:
-        """What is behind tools and system prompt."""
+        """Return the sections after tools and system prompt."""
         return list(dropwhile(lambda section: section.kind in ("tool", "system"), self.sections))
 
     def _system(self) -> list[str]:
@@ -143,12 +142,12 @@ class PromptSketch:
         number = len(self.sections)
         if number >= SECTIONS_MAX:
             return
-        if self._room > 0 and kind != "tool":  # of tools it is enough that one is another
+        if self._room > 0 and kind != "tool":  # for a tool it is enough to know that it is another one
             self._room -= len(text)
             lines = text.split("\n", LINES_MAX)
             key, has_digit = self._key, DIGIT.search
             for place, line in enumerate(lines):
-                if has_digit(line, 0, LINE_CHARACTERS_MAX):  # what is volatile has one, and few lines have
+                if has_digit(line, 0, LINE_CHARACTERS_MAX):  # volatile words have one, and few lines do
                     self.marked[number, place] = line_of(line[:LINE_CHARACTERS_MAX], key)
             whole = text.encode("utf-8", "surrogatepass").split(b"\n", LINES_MAX)
             self.lines[number] = [xxhash.xxh3_64_intdigest(line, key) for line in whole]
@@ -160,7 +159,7 @@ ALREADY_ADDED = ("role", "content", "reasoning_content")
 
 
 def sketch_of(fields: Mapping[str, Any], api: Api, key: int) -> PromptSketch:
-    """The sketch of a parsed body. Raises nothing for any JSON."""
+    """Return the sketch of a parsed body. Raises nothing for any JSON."""
     sketch = PromptSketch(fields["model"] if type(fields.get("model")) is str else "", key)
     sketch.add_tools(api.members(fields).get("tools"))
     if api.lead:
@@ -173,7 +172,7 @@ def sketch_of(fields: Mapping[str, Any], api: Api, key: int) -> PromptSketch:
 
 
 def line_of(line: str, key: int) -> Line:
-    """What is volatile in a line that has a digit."""
+    """Return the volatile words of a line that has a digit."""
     volatile: list[tuple[str, int]] = []
     rest: list[str] = []
     at = 0
@@ -185,7 +184,7 @@ def line_of(line: str, key: int) -> Line:
 
 
 def volatile_words(line: str) -> Iterator[re.Match[str]]:
-    """The matches of VOLATILE, looked for around digits alone: most of a text has none."""
+    """Yield the matches of VOLATILE, searched only around digits: most of a text has none."""
     at = 0
     while (digit := DIGIT.search(line, at)) is not None:
         start = digit.start()
@@ -200,7 +199,7 @@ def volatile_words(line: str) -> Iterator[re.Match[str]]:
 
 
 def parts_of(path: str, content: object) -> Iterator[tuple[str, str]]:
-    """(path, text) of each part of a content: a text is one part."""
+    """Yield (path, text) of each part of a content; a text is one part."""
     if content is None:
         return
     if type(content) is not list:
@@ -212,7 +211,7 @@ def parts_of(path: str, content: object) -> Iterator[tuple[str, str]]:
 
 
 def text_of(value: object) -> str:
-    """JSON of whatever it is."""
+    """Return any value as JSON text."""
     try:
         return orjson.dumps(value, default=str).decode()
     except (TypeError, UnicodeError):

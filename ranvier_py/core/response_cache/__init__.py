@@ -1,1 +1,1 @@
-"""Answers that need no engine: which requests have one, under which key, and what of an answer is kept."""
+"""Answers that need no engine: which requests may have one, under which key, and what is kept of an answer."""

@@ -1,10 +1,10 @@
-"""A stored answer as bytes, for stores beyond this process.
+"""Encodes a stored answer as bytes, for stores beyond this process.
 
     1 version | 16 BLAKE2b of key and rest | msgpack [api, model, tenant, content type, body, counts, whether a stream,
                                                       age in seconds, prompt tokens, output tokens]
 
-The age at the time of writing takes the place of `stored_at`, which only this process's clock knows. Read without
-trust: what is cut, changed, of another key, of another version or too large is no answer.
+The age at the time of writing replaces `stored_at`, which only this process's clock can read. Bytes are not trusted:
+what is cut, changed, of another key, of another version or too large is no answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = (str, str, bytes, bytes, bytes, bytes, bool, float, int, int)
 
 
 def encoded(key: bytes, answer: StoredAnswer, now: float) -> bytes:
-    """The answer to the question with this key; `now` is of the clock of its `stored_at`."""
+    """Encode the answer to the question with this key; `now` is read from the clock of `stored_at`."""
     age_s = max(0.0, now - answer.stored_at)
     named = (answer.api, answer.model, answer.tenant, answer.content_type)
     tokens = (min(each, TOKENS_MAX) for each in answer.tokens)
@@ -36,7 +36,7 @@ def encoded(key: bytes, answer: StoredAnswer, now: float) -> bytes:
 
 
 def decoded(key: bytes, data: bytes, now: float, bytes_max: int) -> StoredAnswer | None:
-    """What `encoded` made for this key, as if stored its age before `now`; None for all else and beyond `bytes_max`."""
+    """Decode what `encoded` made for this key, as if stored its age before `now`; None for all else, or too large."""
     if not HEAD_BYTES < len(data) <= bytes_max or data[:1] != VERSION:
         return None
     payload = data[HEAD_BYTES:]
@@ -58,7 +58,7 @@ def decoded(key: bytes, data: bytes, now: float, bytes_max: int) -> StoredAnswer
 
 
 def is_content_type(found: bytes, *, stream: bool) -> bool:
-    """Whether it is one of this kind of answer, and no second line of a head."""
+    """Whether it is a content type of this kind of answer, and has no second header line."""
     return found.startswith(CONTENT_TYPES[stream]) and b"\r" not in found and b"\n" not in found
 
 

@@ -1,4 +1,4 @@
-"""Answers in memory: the least recently used goes first, and none is older than its time.
+"""Keeps answers in memory. The least recently used is dropped first, and none outlives `ttl_s`.
 
 Bounds: entries and bytes. Cost: a look-up and a move in a dictionary.
 """
@@ -17,7 +17,7 @@ from ranvier_py.core.response_cache.invalidations import Invalidations, VoidScop
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 
 ENTRY_BYTES = 700
-"""Of an entry beside its bodies: key, record, place in the dictionary."""
+"""Bytes of an entry beside its bodies: key, record, place in the dictionary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ResponseCacheCounters:
 
     @property
     def hit_rate(self) -> float:
-        """Of hits and misses since the start."""
+        """Hits as a share of hits and misses, since the start."""
         hits, misses = self.requests["hit"], self.requests["miss"]
         return hits / max(1, hits + misses)
 
@@ -77,8 +77,8 @@ class AnswerStore:
     """Answers by key.
 
     Attributes:
-        invalidations: what is void, whenever it comes.
-        kept, dropped: are called with what is, so that somebody else knows what is here.
+        invalidations: those that void answers, however late an answer comes.
+        kept, dropped: callbacks, called for each answer that is kept or dropped, so that others know what is here.
     """
 
     def __init__(self, options: ResponseCacheOptions) -> None:
@@ -90,7 +90,7 @@ class AnswerStore:
         self._answers: OrderedDict[bytes, StoredAnswer] = OrderedDict()
 
     def find(self, key: bytes, now: float, max_age_s: float) -> StoredAnswer | None:
-        """The answer, if it is not older than that. One whose time is over is dropped."""
+        """Return the answer if it is no older than `max_age_s`. An expired one is dropped."""
         found = self._answers.get(key)
         if found is None:
             return None
@@ -114,18 +114,18 @@ class AnswerStore:
         self.trim()
 
     def trim(self) -> None:
-        """Drop the least recently used as long as there are more than may be."""
+        """Drop the least recently used answers while there are too many, or too many bytes."""
         counters = self.counters
         while counters.entries > self.options.capacity or counters.size_bytes > self.options.bytes_max:
             self._drop(next(iter(self._answers)))
             counters.evictions += 1
 
     def void(self, scope: VoidScope, before: float) -> int:
-        """Drop what is void by now. How many those were."""
+        """Drop the answers of this scope that were stored before `before`. Returns how many these were."""
         return self.invalidate(scope.model or None, scope.tenant or None, before)
 
     def invalidate(self, model: str | None = None, tenant: bytes | None = None, before: float = inf) -> int:
-        """Drop all answers of this model and tenant that were stored before. How many those were."""
+        """Drop answers of this model and tenant (None: any) stored before `before`. Returns how many these were."""
         chosen = [
             key
             for key, answer in self._answers.items()

@@ -1,12 +1,12 @@
-"""Which requests the response cache may answer, and by which key: tier 2 of Continuum Router.
+"""Decides which requests the response cache may answer, and under which key: tier 2 of Continuum Router.
 
-A request is eligible if an engine would answer it the same way again: temperature 0, nothing kept there. Its key is
-SHA-256 over the path, the tenant and the canonical JSON of the whole body but for what does not change the answer;
-each part is preceded by its length, so no two requests have equal parts by being cut elsewhere. A stream and a whole
-answer to one question have one key: each can be made of the other (`stored_answers`).
+A request is eligible if an engine would answer it the same again (temperature 0) and keeps nothing of it. Its key is
+the SHA-256 of the path, the tenant and the canonical JSON of the whole body except members that do not change the
+answer. Each part is preceded by its length, so different requests cannot have equal input. A stream and a whole answer
+to one question share a key, because each can be made of the other (`stored_answers`).
 
-The document's own key (`continuum`) leaves out tools, seeds and all else that it does not name: under that key only
-bodies without such members are eligible.
+The document's own key (`continuum`) covers neither tools nor seeds nor other members that it does not name, so under it
+only bodies without such members are eligible.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ APIS = {
 }
 
 UNKEYED = frozenset(("stream", "stream_options", "user", "metadata"))
-"""Members that do not change what is answered, but at most how it is sent."""
+"""Members that do not change the content of an answer, at most how it is sent."""
 
 CONTINUUM_KEYED = frozenset(("model", "messages", "temperature", "max_tokens", "top_p"))
 
 STATEFUL = ("background", "previous_response_id", "conversation")
-"""Members of /v1/responses by which an answer depends on what an engine keeps, or leaves something there."""
+"""Members of /v1/responses that make an answer depend on what an engine keeps, or make the engine keep something."""
 
 DIRECTIVE = re.compile(rb"(no-cache|no-store|max-age)\s*(?:=\s*\"?(\d{1,9})\"?)?\s*(?:,|$)")
 
@@ -66,7 +66,7 @@ class CacheKeyOptions(Options):
 class Question(NamedTuple):
     """A request that the cache may answer.
 
-    `max_age_s`: older answers are not wanted. `wants_usage`: of a stream, whether it is to end with its counts.
+    `max_age_s`: older answers are not wanted. `wants_usage`: whether a stream has to end with its counts.
     """
 
     key: bytes
@@ -80,7 +80,7 @@ class Question(NamedTuple):
 def question_of(
     path: bytes, body: bytes, tenant: bytes, cache_control: bytes, options: CacheKeyOptions
 ) -> Question | None:
-    """The question that a POST with this body asks; None where the cache has no part in it."""
+    """Return the question that a POST with this body asks; None if the cache takes no part in it."""
     api = APIS.get(path)
     if api is None or b"no-store" in (wishes := directives(cache_control)) or excess(body):
         return None
@@ -99,14 +99,14 @@ def question_of(
 
 
 def directives(cache_control: bytes) -> dict[bytes, float]:
-    """Those of a request's Cache-Control that are obeyed, with their seconds."""
+    """Return those directives of a request's Cache-Control that are obeyed, with their seconds."""
     if not cache_control:
         return {}
     return {name: float(value or 0) for name, value in DIRECTIVE.findall(cache_control.lower())}
 
 
 def is_eligible(fields: Mapping[str, Any], api: str, options: CacheKeyOptions) -> bool:
-    """Whether an engine would answer these members the same way again, and keeps nothing of them."""
+    """Whether an engine would answer these members the same again, and keeps nothing of them."""
     model, temperature = fields.get("model"), fields.get("temperature")
     if type(model) is not str or "\0" in model:
         return False
@@ -122,7 +122,7 @@ def is_eligible(fields: Mapping[str, Any], api: str, options: CacheKeyOptions) -
 
 
 def is_continuum(fields: Mapping[str, Any]) -> bool:
-    """Whether the document's key names all that these members have to say."""
+    """Whether the document's key covers all that these members say."""
     most, top_p = fields.get("max_tokens"), fields.get("top_p")
     numbers = most is None or (type(most) is int and abs(most) < 1 << 63), top_p is None or type(top_p) in (int, float)
     return fields.keys() <= CONTINUUM_KEYED | UNKEYED and all(numbers)
@@ -131,7 +131,7 @@ def is_continuum(fields: Mapping[str, Any]) -> bool:
 def canonical_key(path: bytes, fields: Mapping[str, Any], tenant: bytes) -> bytes:
     kept = {name: value for name, value in fields.items() if name not in UNKEYED}
     if kept.get("temperature") == 0:
-        kept["temperature"] = 0  # however it was written
+        kept["temperature"] = 0  # whether it was written 0 or 0.0
     found = sha256()
     for part in (path, tenant, orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)):
         found.update(len(part).to_bytes(8, "little"))
@@ -157,5 +157,5 @@ def continuum_key(fields: Mapping[str, Any], tenant: bytes) -> bytes:
 
 
 def tagged(value: bytes | None) -> bytes:
-    """None and a value of zero bytes differ."""
+    """Mark a value as present, so that None and an empty value differ."""
     return b"\0" if value is None else b"\1" + value

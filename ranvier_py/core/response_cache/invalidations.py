@@ -1,15 +1,15 @@
-"""What was invalidated: which stored answers are void, whenever and from wherever they come back.
+"""Knows which stored answers are void, whenever and from wherever they come back.
 
 An invalidation voids all answers of a model and a tenant (or of any) that were asked for up to a moment. It is kept for
-as long as such an answer could return: from a peer that was cut off, or from an engine that was at work on it. Between
-nodes it travels as a duration, «those older than this», so no clock of a machine decides. The time that takes makes
-the moment later than it was, never earlier: a little more may be void, nothing less.
+as long as such an answer could still come: from a peer that was cut off, or from an engine that was computing it.
+Between nodes it travels as a duration, "those older than this", so no two machines' clocks are compared. Transit makes
+the moment later, never earlier: a little more may be void, but nothing less.
 
-Rules: of two with one scope the greater number holds, and the later moment; where these are of different ones, the
-result is a third, with the next number, which all nodes come to. So they agree in whatever order they take them. After
-the time to live of answers nothing is left to be void, and an invalidation is forgotten; one that another of
-everything covers is not kept either.
-Bound: SCOPES_MAX scopes. One more makes all of them one, of everything: what was void stays void.
+Rules: of two invalidations with one scope the greater number and the later moment hold. If these come from different
+ones, the result is a third with the next number, at which all nodes arrive, so they agree in whatever order they take
+them. After the answers' time to live nothing is left to void, and the invalidation is forgotten; nor is one kept that
+an invalidation of everything covers.
+Bound: SCOPES_MAX scopes. One more merges them all into one of everything, so what was void stays void.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 SCOPES_MAX = 1024  # pairs of model and tenant within the time to live of an answer; 200 bytes each
-CLOSE_S = 1.0  # how far apart two nodes may place one invalidation: what messages wait on their way
+CLOSE_S = 1.0  # how far apart two nodes may date one invalidation: the transit time of messages
 NUMBER_BITS = 62  # of a new number, so that there is always a next one in 64
 
 
 class VoidScope(NamedTuple):
-    """Whose answers. `model` empty: of all models. `tenant` empty: of all tenants."""
+    """Whose answers are void. `model` empty: of all models. `tenant` empty: of all tenants."""
 
     model: str = ""
     tenant: bytes = b""
@@ -35,7 +35,7 @@ EVERYTHING = VoidScope()
 class VoidMark(NamedTuple):
     """Answers of this scope that were asked for at `before`, or earlier, are void.
 
-    `number` names it, at all nodes. `signature` is of the node that gave it, where the operator wants that.
+    `number` identifies it at all nodes. `signature` is of the node that gave it, if the operator requires signatures.
     """
 
     number: int
@@ -45,7 +45,7 @@ class VoidMark(NamedTuple):
 
 
 class Invalidations:
-    """Those that count at one node. `ttl_s`: no answer is given that is older. Times are of one monotonic clock."""
+    """The invalidations at one node. No answer older than `ttl_s` is served. Times are of one monotonic clock."""
 
     def __init__(self, ttl_s: float) -> None:
         self.ttl_s = ttl_s
@@ -59,14 +59,14 @@ class Invalidations:
         return iter(self._latest.values())
 
     def give(self, scope: VoidScope, before: float, now: float, number: int) -> VoidMark:
-        """The operator gave one here. `number`: random, of NUMBER_BITS."""
+        """Take an operator's invalidation, given at this node. `number`: random, of NUMBER_BITS."""
         known = self._latest.get(scope)
         made = VoidMark(number if known is None else max(number, known.number + 1), scope, before)
         self.take(made, now)
         return self._latest.get(scope, made)
 
     def take(self, new: VoidMark, now: float) -> bool:
-        """Whether this one says something new."""
+        """Take an invalidation. Returns whether it changed anything."""
         known = self._latest.get(new.scope)
         everything = self._latest.get(EVERYTHING)
         if new.before + self.ttl_s <= now or (known is not None and new.number == known.number):
@@ -84,7 +84,7 @@ class Invalidations:
         return True
 
     def void(self, model: str, tenant: bytes, asked_at: float) -> bool:
-        """Whether an answer is void that was asked for then."""
+        """Whether an answer that was asked for at that time is void."""
         latest = self._latest
         if not latest:
             return False
@@ -92,13 +92,13 @@ class Invalidations:
         return any(one in latest and asked_at <= latest[one].before for one in scopes)
 
     def expire(self, now: float) -> None:
-        """Forget what can void nothing any more."""
+        """Forget invalidations that can void nothing any more."""
         for scope in [one.scope for one in self if one.before + self.ttl_s <= now]:
             del self._latest[scope]
 
     @property
     def digest(self) -> int:
-        """Equal where two nodes know the same: u64."""
+        """A u64 that is equal where two nodes know the same invalidations."""
         found = 0
         for one in self:
             found ^= one.number
@@ -111,10 +111,10 @@ class Invalidations:
 
 
 def merge(known: VoidMark, new: VoidMark) -> VoidMark:
-    """What holds of two with one scope."""
+    """Return the invalidation that follows from two with one scope."""
     greater = max(known, new, key=lambda one: one.number)
     before = max(known.before, new.before)
-    if before - greater.before > CLOSE_S:  # the other is a later one, of a node that did not know the greater
+    if before - greater.before > CLOSE_S:  # the other is later, of a node that did not know the greater
         return VoidMark(greater.number + 1, known.scope, before)
     return greater._replace(before=before)
 

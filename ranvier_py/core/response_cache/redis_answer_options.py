@@ -1,4 +1,4 @@
-"""What an operator sets of the response cache in Redis, and what it counts."""
+"""Options and counters of the response cache in Redis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ranvier_py.core.redis_commands import prefix_problems
 
 @dataclass(frozen=True, slots=True)
 class RedisAnswerOptions(Options):
-    """The response cache in Redis. A command has `timeout_s`, a connection `connect_s` before that."""
+    """The response cache in Redis. A command may take `timeout_s`, and opening a connection `connect_s` before that."""
 
     SECTION = "Responses"
     PREFIX = "response_cache_redis_"

@@ -1,18 +1,18 @@
-"""What the response cache has in Redis, and how nothing that was invalidated comes back. Pure.
+"""The response cache's values in Redis, and how invalidated answers are kept from coming back. Pure.
 
 P being the operator's prefix:
 
     P<generation>:<key>   text: 8 moment of writing in ms of Redis's clock | 8 number of the last invalidation that the
                           writer knew | the answer as bytes (`answer_frames`). Expires with the answer
-    Pgeneration           text: msgpack [version, generation, number, [[number, model, tenant, before in ms], …]]
+    Pgeneration           text: msgpack [version, generation, [[number, model, tenant, before in ms], …]]
     Pprobe                text that shows whether one may write
 
-Who clears all writes another generation, at random, so that all keys of before are nobody's; they expire by themselves.
-Who invalidates a model, a tenant or an age adds that to the list: an entry is void if its writer did not know of it and
-it fits. So nothing is ever searched for; a look-up reads the generation, which holds the list, together with the entry,
-and an invalidation counts from the moment that Redis has it. All in one value: where that is lost, by eviction or
-otherwise, the generation is lost with it and a new one is made.
-Bounds: INVALIDATIONS_MAX and GENERATION_BYTES_MAX; beyond them all is cleared, which is never too little.
+To clear everything, a node writes another, random generation: no key of the old one is read again, and they expire by
+themselves. To invalidate a model, a tenant or an age, it adds that to the list: an entry is void if the invalidation
+fits it and its writer did not know it. So nothing is ever searched for. A look-up reads the generation, which has the
+list, together with the entry, so an invalidation takes effect once Redis has it. All is in one value: if that is lost,
+by eviction or otherwise, the generation is lost with it and a new one is made.
+Bounds: INVALIDATIONS_MAX and GENERATION_BYTES_MAX; beyond them everything is cleared, which voids enough in any case.
 Source: Continuum Router, tier 3; its outages bring answers back (CX20).
 """
 
@@ -34,7 +34,7 @@ VERSION = 1
 INVALIDATIONS_MAX = 64
 GENERATION_BYTES_MAX = 8192
 GENERATION_DIGITS = 16
-SPANS = 32  # in which a sum that expires is kept
+SPANS = 32  # spans of time in which an expiring sum is kept
 
 ENVELOPE = Struct(">QQ")
 
@@ -43,7 +43,7 @@ SWAP = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1],
 
 
 class Invalidation(NamedTuple):
-    """Answers of this model and tenant, stored before: None of each means any."""
+    """Voids answers of this model and tenant that were stored before `before_ms`. None means any."""
 
     number: int
     model: str | None
@@ -53,7 +53,7 @@ class Invalidation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation, and what was invalidated in it. `raw` is what Redis has."""
+    """One generation, and its invalidations. `raw` is its value in Redis."""
 
     id: str
     invalidations: tuple[Invalidation, ...] = ()
@@ -61,11 +61,11 @@ class Generation:
 
     @property
     def number(self) -> int:
-        """Of the last invalidation."""
+        """The number of the last invalidation; 0 if there is none."""
         return self.invalidations[-1].number if self.invalidations else 0
 
     def voids(self, answer: StoredAnswer, known: int, stored_ms: float) -> bool:
-        """Whether this answer was invalidated since the invalidation that its writer knew."""
+        """Whether this answer was invalidated after the invalidation `known` to its writer."""
         return any(
             each.number > known
             and each.model in (None, answer.model)
@@ -75,7 +75,7 @@ class Generation:
         )
 
     def without(self, model: str | None, tenant: bytes | None, before_ms: int | None) -> Generation | None:
-        """This generation with one more invalidation; None where there is no room for it."""
+        """Return this generation with one more invalidation; None if there is no room for it."""
         more = Invalidation(self.number + 1, model, tenant, before_ms)
         found = packed(replace(self, invalidations=(*self.invalidations, more)))
         fits = len(found.invalidations) <= INVALIDATIONS_MAX and len(found.raw) <= GENERATION_BYTES_MAX
@@ -83,7 +83,7 @@ class Generation:
 
 
 def packed(generation: Generation) -> Generation:
-    """With its bytes."""
+    """Return the generation with its bytes."""
     rows = [list(each) for each in generation.invalidations]
     raw: bytes = msgpack.packb([VERSION, generation.id, rows], unicode_errors="surrogatepass")
     return replace(generation, raw=raw)
@@ -94,7 +94,7 @@ def new_generation(rng: Random) -> Generation:
 
 
 def generation_in(raw: object) -> Generation | None:
-    """What stands in Redis; None for nothing and for garbage."""
+    """Read the value in Redis; None if there is none, or garbage."""
     if not isinstance(raw, bytes) or not 0 < len(raw) <= GENERATION_BYTES_MAX:
         return None
     try:
@@ -109,7 +109,7 @@ def generation_in(raw: object) -> Generation | None:
 
 
 def are_sound(invalidations: Sequence[Invalidation]) -> bool:
-    """Whether they are of the right types, and numbered."""
+    """Whether they have the right types and consecutive numbers."""
     return all(
         type(each.number) is int
         and each.number == index
@@ -128,7 +128,7 @@ def entry_name(prefix: str, generation: Generation, key: bytes) -> str:
 
 
 def entry_of(key: bytes, answer: StoredAnswer, generation: Generation, now: float, server_ms: float) -> bytes:
-    """`server_ms` is `now` by Redis's clock, of which `answer.stored_at` knows nothing."""
+    """Return the entry of an answer. `server_ms` is `now` on Redis's clock, which `answer.stored_at` does not use."""
     envelope = ENVELOPE.pack(max(0, round(server_ms)), generation.number)
     return envelope + encoded(envelope + key, answer, now)
 
@@ -136,7 +136,7 @@ def entry_of(key: bytes, answer: StoredAnswer, generation: Generation, now: floa
 def answer_in(
     key: bytes, data: bytes, generation: Generation, now: float, server_ms: float, bytes_max: int
 ) -> StoredAnswer | None:
-    """The answer in an entry of this generation; None for one that is void, and for garbage."""
+    """Read an entry of this generation; None if it is void, or garbage."""
     if len(data) <= ENVELOPE.size:
         return None
     envelope = data[: ENVELOPE.size]
@@ -152,7 +152,7 @@ def answer_in(
 
 
 class ExpiringSum:
-    """Number and bytes of what was written and has not expired, to a part in SPANS of the time to live."""
+    """Number and bytes of entries that were written and have not expired, to within a SPANS-th of the time to live."""
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s

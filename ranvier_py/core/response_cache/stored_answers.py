@@ -1,12 +1,12 @@
-"""What is kept of an answer, and how it is given again: as it came, or as the other kind that a client asks for.
+"""Decides what is kept of an answer, and replays it as it came or as the other kind, stream or whole.
 
-A stream is kept as its HTTP chunks, so that it is replayed with the chunking it had; its end (`[DONE]`) and the event
-of its counts are kept apart, for only some clients ask for counts. Of a whole answer the body is kept. For chats and
-completions each kind can be made of the other: a stream's events are merged as a client would do it, and a whole answer
-becomes one event with output for each choice, and one with its end.
+A stream is kept as its HTTP chunks, so that it is replayed with the same chunking. Its end (`[DONE]`) and the event
+with its counts are kept separately, because only some clients ask for counts. Of a whole answer the body is kept. For
+chats and completions each kind can be made of the other: the events of a stream are merged as a client would do it; a
+whole answer becomes one event with output for each choice, and one with its end.
 
-Rules: only an answer that is complete and no error is kept. Counts that only the router asked for reach nobody who did
-not; a whole answer always has them, so one can't be made of a stream whose counts nobody knows.
+Rules: only an answer that is complete and no error is kept. Counts that only the router asked for are sent to no client
+that did not. A whole answer always has counts, so none can be made of a stream whose counts are unknown.
 """
 
 from __future__ import annotations
@@ -27,27 +27,26 @@ DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
 COUNTS = b'"prompt_tokens"'
 OBJECTS = {CHAT: ("chat.completion", "chat.completion.chunk"), COMPLETION: ("text_completion", "text_completion")}
-"""What whole answers and events name themselves."""
+"""The `object` of whole answers, and of events."""
 
 ENDS = {CHAT: DONE, COMPLETION: DONE, "messages": b'"type":"message_stop"', "responses": b'"type":"response.completed"'}
-"""By what a stream shows that it is complete."""
+"""What shows that a stream is complete."""
 
 FAULTY = frozenset(("error", "abort", "cancelled"))
-"""Reasons to finish that are none of the model's."""
+"""Finish reasons that are not the model's."""
 
 FAULT = re.compile(
     rb'"finish_reason":\s*"(?:%b)"|data:\s*\{"(?:error"|object":\s*"error"|type":\s*"error")'
     % "|".join(FAULTY).encode()
 )
-"""A stream that failed: by its end, or by an event that is an error. Quotes in generated text are escaped."""
+"""Shows that a stream failed: by how it finished, or by an error event. Quotes in generated text are escaped."""
 
 CONTENT_TYPES = {False: b"application/json", True: b"text/event-stream"}
-"""By whether it is a stream."""
+"""Content type by whether the answer is a stream."""
 
 
 class Arrived(NamedTuple):
-    """An answer as it was relayed: all bytes of the body in its own framing, and the event of counts that was taken out
-    of it."""
+    """An answer as it was relayed: the whole body in its framing, and the event of counts removed from it."""
 
     content_type: bytes
     framing: str
@@ -57,9 +56,9 @@ class Arrived(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class StoredAnswer:
-    """One answer. `body`: of a stream the chunks before its end. `counts`: its event of counts, or nothing.
+    """One answer. `body`: of a stream the chunks before its end. `counts`: its event of counts, or empty.
 
-    `tokens` are those of prompt and output, as far as the engine counted them; `tenant` whose it is.
+    `tokens` are those of prompt and output, as far as the engine counted them; `tenant` is the owner.
     """
 
     api: str
@@ -74,11 +73,11 @@ class StoredAnswer:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, but for what any entry takes."""
+        """Bytes of this answer, beside what every entry takes."""
         return len(self.body) + len(self.counts)
 
     def reply(self, question: Question) -> bytes | None:
-        """The body that answers this question, of a stream in chunks; None where it can't be made of this one."""
+        """Return the body that answers this question, a stream in chunks; None if it cannot be made of this."""
         if not question.stream:
             return merged_answer(self) if self.stream else self.body
         if not self.stream:
@@ -101,7 +100,7 @@ def chunk(data: bytes) -> bytes:
 def stored_answer(
     question: Question, tenant: bytes, arrived: Arrived, now: float, bytes_max: int
 ) -> StoredAnswer | None:
-    """A complete answer with status 200; None for one that is an error, or larger than `bytes_max` when whole."""
+    """Return what to keep of a complete answer of status 200; None for an error, or beyond `bytes_max` when whole."""
     try:
         pieces = pieces_of(arrived)
     except ChunkError:
@@ -118,7 +117,7 @@ def stored_answer(
 
 
 def pieces_of(arrived: Arrived) -> Sequence[bytes]:
-    """The payload, by HTTP chunks where it came in such. Raises ChunkError."""
+    """Return the payload, by HTTP chunks if it came in chunks. Raises ChunkError."""
     if arrived.framing != "chunked":
         return (arrived.body,)
     reader = ChunkedReader(keep=True)
@@ -167,21 +166,21 @@ def kept_stream(api: str, pieces: Sequence[bytes], counts: bytes, bytes_max: int
         start = payload.rfind(b"data:", 0, at)
         event = payload[start:ends_at]
         if (found := object_in(event)) is None or found.get("choices"):
-            return None  # counts in events with output: whoever wants none must not get those
+            return None  # counts in events with output: a client that wants none must not get them
         ends_at, counts = start, event
     usage = (object_in(counts) or {}).get("usage") if counts else None
     return b"".join(map(chunk, first_bytes(pieces, ends_at))), counts, tokens_of(usage)
 
 
 def output_bytes(payload: bytes) -> int:
-    """At most how large the whole answer would be, about: the stream without what its first and last event repeat."""
+    """Return an upper estimate of the whole answer's size: the stream without what its first and last event repeat."""
     first = payload.find(b"\n\n") + 2
     last = len(payload) - len(DONE) - payload.rfind(b"data:", 0, -len(DONE))
     return max(0, len(payload) - payload.count(b"\n\n") * min(first, last))
 
 
 def first_bytes(pieces: Iterable[bytes], count: int) -> Iterator[bytes]:
-    """The pieces up to so many bytes, the last one cut."""
+    """Yield the pieces up to `count` bytes, cutting the last one."""
     for piece in pieces:
         if count <= 0:
             return
@@ -191,7 +190,7 @@ def first_bytes(pieces: Iterable[bytes], count: int) -> Iterator[bytes]:
 
 
 def object_in(event: bytes) -> Mapping[str, Any] | None:
-    """The JSON object of one event."""
+    """Return the JSON object of one event, or None."""
     try:
         found = orjson.loads(event.partition(b"data:")[2])
     except orjson.JSONDecodeError:
@@ -208,7 +207,7 @@ def tokens_of(usage: object) -> tuple[int, int]:
 
 
 def merged_answer(stored: StoredAnswer) -> bytes | None:
-    """The whole answer that a stream adds up to."""
+    """Return the whole answer that a stream adds up to, or None."""
     counts = object_in(stored.counts) if stored.counts else None
     if stored.api not in OBJECTS or counts is None or excess(stored.body):
         return None
@@ -227,7 +226,7 @@ def merged_answer(stored: StoredAnswer) -> bytes | None:
 
 
 def merge_choice(choice: dict[str, Any], piece: Mapping[str, Any], api: str) -> None:
-    """Add one event's part of a choice."""
+    """Add one event's part to a choice."""
     into = choice.setdefault("message", {}) if api == CHAT else choice
     for name, value in (piece.get("delta") or {}).items() if api == CHAT else ():
         if name == "tool_calls":
@@ -248,7 +247,7 @@ def merge_choice(choice: dict[str, Any], piece: Mapping[str, Any], api: str) -> 
 
 
 def merge_logprobs(choice: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """Lists go on, by name."""
+    """Add one event's logprobs: lists are extended, by name."""
     into = choice["logprobs"] = choice.get("logprobs") or {}
     for name, value in piece.items():
         into[name] = [*(into.get(name) or ()), *value] if type(value) is list else value
@@ -263,7 +262,7 @@ def finished_choice(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_answer(stored: StoredAnswer, *, wants_usage: bool) -> bytes | None:
-    """The stream that a whole answer could have been, in chunks."""
+    """Return a stream that the whole answer could have come as, in chunks; None if there is none."""
     if stored.api not in OBJECTS:
         return None
     fields = orjson.loads(stored.body)
@@ -280,7 +279,7 @@ def split_answer(stored: StoredAnswer, *, wants_usage: bool) -> bytes | None:
 
 
 def parts_of(choice: Mapping[str, Any], api: str) -> Iterator[Mapping[str, Any]]:
-    """A choice as two: its output, and its end."""
+    """Yield a choice in two parts: its output, and its end."""
     if api == COMPLETION:
         yield {**choice, "finish_reason": None}
         yield {**choice, "text": "", "logprobs": None}

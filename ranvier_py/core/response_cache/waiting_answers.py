@@ -1,6 +1,6 @@
-"""Answers that wait to be written elsewhere, oldest first. They are found here meanwhile.
+"""Answers that wait to be written to another store, oldest first. Meanwhile they are found here.
 
-Bounds: ANSWERS_MAX and BYTES_MAX; what comes beyond them is left out.
+Bounds: ANSWERS_MAX and BYTES_MAX; answers beyond them are not written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BYTES_MAX = 32 << 20
 
 
 class Waiting(NamedTuple):
-    """An answer, and the generation that it belongs to; None: that of the moment of writing."""
+    """An answer, and the generation that it belongs to; None: the one that is current when it is written."""
 
     answer: StoredAnswer
     generation: Generation | None
@@ -33,7 +33,7 @@ class WaitingAnswers:
         return len(self._waiting)
 
     def add(self, key: bytes, answer: StoredAnswer, generation: Generation | None) -> bool:
-        """False where there is no room."""
+        """Add an answer. False: there is no room."""
         if len(self._waiting) >= ANSWERS_MAX or self._bytes + answer.size > BYTES_MAX:
             return False
         self.remove(key)
@@ -49,20 +49,20 @@ class WaitingAnswers:
         return list(islice(self._waiting.items(), count))
 
     def remove(self, key: bytes, expected: Waiting | None = None) -> None:
-        """The answer with this key, if it is still the expected one."""
+        """Remove the answer with this key, if it is still the expected one."""
         waiting = self._waiting.get(key)
         if waiting is not None and expected in (None, waiting):
             del self._waiting[key]
             self._bytes -= waiting.answer.size
 
     def invalidate(self, model: str | None, tenant: bytes | None, before: float = inf) -> None:
-        """Remove those of this model and tenant that were stored before."""
+        """Remove answers of this model and tenant (None: of any) that were stored before `before`."""
         for key, (answer, _) in list(self._waiting.items()):
             if model in (None, answer.model) and tenant in (None, answer.tenant) and answer.stored_at < before:
                 self.remove(key)
 
     def drain(self) -> Iterator[tuple[bytes, StoredAnswer]]:
-        """All of them, removed as they are taken."""
+        """Yield all answers, each removed as it is taken."""
         for key, waiting in list(self._waiting.items()):
             self.remove(key)
             yield key, waiting.answer
