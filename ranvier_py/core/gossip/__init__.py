@@ -1,1 +1,1 @@
-"""What peers tell each other: membership, routes, backend facts, load."""
+"""What peers send each other: membership, routes, backend state, readers, stored answers, rules' verdicts."""

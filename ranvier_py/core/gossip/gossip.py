@@ -1,18 +1,18 @@
-"""Gossip: a router among its peers, bytes in, bytes out. It composes the machines below it and decides nothing itself.
+"""One router among its peers, bytes in, bytes out: `RouterPeer` composes the machines of gossip and decides nothing.
 
-    a packet    seal.open -> sessions.accept -> the machine whose message it is
-    time        each machine's tick -> messages
-    a message   codec.encode -> seal -> Send, for the shell to carry
-    the router  every `flush_interval_s` its table's new routes become updates, what its registry did becomes facts;
-                what peers send becomes routes (`replication.route_sync`) and states (`backend_state.registry_sync`)
+    packet      seal.open -> sessions.accept -> the machine that the message belongs to
+    time        each machine's `tick` appends messages to the outbox
+    message     codec.encode -> seal -> `Send`, which the shell carries
+    router      each flush turns new routes of its table into route updates and changes of its registry into facts; what
+                peers send becomes routes (`replication.route_sync`) and backend state (`backend_state.registry_sync`)
 
-A shell (io/gossip/gossip_port.py, or the lab's simulator) calls `receive`, `contact`, `unreachable` and `tick`, looks
-at `wake_at` after each, and carries what `take` gives it. Connections are the shell's: here are addresses and planes
-only. Whoever drives this drains `changes`, `transitions`, `doubted` and `commands` now and then.
+The shell (io/gossip/gossip_port.py, or the lab's simulator) calls `receive`, `contact`, `unreachable` and `tick`. After
+each call it looks at `wake_at` and carries what `take` returns. The shell owns the connections; this module knows
+addresses and planes only. Its owner drains `changes`, `transitions`, `doubted` and `commands` from time to time.
 
-Rules: `receive` never raises, whatever the bytes. Nothing here waits, and nobody waits for it: a request is placed by
-what the tables say now, and only appends to a queue. Messages that can't be written or sealed are dropped and counted,
-never tried again: what is sent late or not at all costs cache hits, never a request.
+Rules: `receive` never raises, whatever the bytes. Nothing here waits, and no request waits for gossip: a request is
+placed by what the tables hold now and only appends to a queue. A message that can't be encoded or sealed is dropped and
+counted, never retried: a message that is late or lost costs cache hits, never a request.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
 
 FLUSH_INTERVAL_S = 0.05
-"""What is learned becomes a route update within this. As often as route updates and loads leave a busy node
-(`RouteGossipSettings.tick_s`, `loads.LOAD_INTERVAL_S`), so that they do in one tick."""
+"""A learned route becomes a route update within this time. Equal to the intervals at which a busy node sends route
+updates and loads (`RouteGossipSettings.tick_s`, `loads.LOAD_INTERVAL_S`), so that both leave in one tick."""
 
-IDLE_INTERVAL_S = 0.25  # with no request in flight the registry is looked at so often; it tells when something comes
+IDLE_INTERVAL_S = 0.25  # between two flushes while no request is in flight; `_hurry` shortens it when work arrives
 
 STATE_HEAD = Struct("<4sQH")  # magic, epoch, number of floors
 STATE_FLOOR = Struct("<QQ")  # of signed commands: digest of a URL, clock
 STATE_MAGIC = b"RGS2"
 
 STRANGERS_MAX = 8
-"""Of MESH_MEMBERS_MAX addresses or more that are named at one time so many are greeted: one that answers is enough, and
-DNS names them all, again and again."""
+"""If `contact` gets MESH_MEMBERS_MAX unknown addresses or more, it greets only this many: one answer is enough, and DNS
+names all of them again and again."""
 
 TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
 SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)  # of a packet in our form: another key, or another cluster's label
@@ -95,7 +95,7 @@ KINDS_BY_TOPIC = {
     ),
     "rules": (Kind.RULE_VERDICTS,),
 }
-"""What a message is about, for the counters of traffic."""
+"""The topic of each kind of message: the label of the traffic counters."""
 
 BESIDE_MEMBERSHIP = (Loads, Prefills, Facts, Commands, RuleVerdicts, *STREAM_MESSAGES, *ANSWER_MESSAGES)
 
@@ -104,11 +104,11 @@ TOPIC_OF: dict[int, str] = {kind: topic for topic, kinds in KINDS_BY_TOPIC.items
 
 @dataclass(frozen=True, slots=True)
 class GossipSettings:
-    """What one node knows of itself and its cluster.
+    """What one node is configured with about itself and its cluster.
 
-    `session` must never have been used before. `fingerprint_key`: what fingerprints are keyed with, the same on all
-    nodes. `state` is what `RouterPeer.state` gave before a restart, or nothing; `wall_ms` a first guess for the epoch,
-    which peers correct. `admin_key` empty: no commands are shared.
+    `session` must never have been used before. `fingerprint_key` keys all fingerprints and is the same on all nodes.
+    `state` is what `RouterPeer.state` returned before a restart, or empty. `wall_ms` is a first guess for the epoch,
+    which peers correct. With an empty `admin_key` no commands are shared.
     """
 
     name: str
@@ -129,7 +129,7 @@ class GossipSettings:
 
 @dataclass(slots=True)
 class GossipCounters:
-    """Packets since the start. The first three are the sealer's own."""
+    """Packets since the start. The first three fields are the sealer's own dicts."""
 
     refused: dict[str, int] = counter("Packets that were none, by reason.", label="reason")
     sealed: dict[int, int] = counter("Packets by the key that sealed them.", label="key")
@@ -146,11 +146,11 @@ class GossipCounters:
 
 
 class RouterPeer:
-    """One router and everything it sends to its peers and receives from them, wired. A node drives it, and so does the
-    lab. Times are seconds of one monotonic clock.
+    """One router wired to its peers: everything that it sends to them and receives from them. A node drives it, and so
+    does the lab. Times are seconds of one monotonic clock.
 
-    `woken` is called when `wake_at` came nearer between two calls. `wrong_key_source` sent the last packet that was
-    sealed with another key or label; None when there was none, and whoever logs it sets it back.
+    `woken` is called when `wake_at` moves nearer between two calls of the shell. `wrong_key_source` is the address that
+    sent the last packet sealed with another key or label, or None; whoever logs it resets it to None.
     """
 
     def __init__(
@@ -225,14 +225,14 @@ class RouterPeer:
 
     @property
     def wake_at(self) -> float:
-        """When `tick` is wanted next. Any call may bring it nearer."""
+        """When `tick` must be called next. Any call may bring it nearer."""
         machines = min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.signed_commands.wake_at)
         machines = min(machines, self.streams.wake_at, self.answers.wake_at, self.verdicts.wake_at)
         machines = min(machines, self.prefills.wake_at)
         return min(self._flush_at, self.live_members.wake_at, machines)
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
-        """A packet came. Never raises."""
+        """Take in one packet. Never raises."""
         self._now = now
         self.backends.count_restarts(now)
         self._open(data, source, plane, now)
@@ -241,7 +241,7 @@ class RouterPeer:
             self.routes.compare_soon(now)
 
     def contact(self, addresses: Sequence[Address], now: float) -> None:
-        """These may be peers, says the operator or DNS. Say it as often as you like, in any order."""
+        """Greet addresses that may be peers, from the operator or DNS. May be called any number of times."""
         if not self.members.neighbours.is_mesh:
             known = {member.address for member in self.members.alive()}
             addresses = [address for address in addresses if address not in known]
@@ -250,12 +250,12 @@ class RouterPeer:
         self._settle(now)
 
     def unreachable(self, address: Address, plane: Plane, now: float) -> None:
-        """The shell could not send there."""
+        """Note that the shell could not send to this address."""
         self.members.unreachable(address, now, plane)
         self._settle(now)
 
     def tick(self, now: float) -> None:
-        """Do all that is due. What has arrived must have been received before."""
+        """Do all that is due. The shell must pass packets that have already arrived to `receive` first."""
         self._now = now
         if now >= self._flush_at:
             self.flush(now)
@@ -282,19 +282,19 @@ class RouterPeer:
         self._announce(now)
 
     def take(self) -> list[Send]:
-        """What is to be carried now; handed out once."""
+        """Return the packets to be sent now; each is handed out once."""
         effects, self._effects = self._effects, []
         return effects
 
     def leave(self, now: float) -> None:
-        """Say goodbye. Go on until `members.left_at`, so that it spreads."""
+        """Announce that this node leaves. The shell must go on until `members.left_at`, so that this spreads."""
         self._now = now
         self._send_everything()
         self.members.leave(now)
         self._settle(now)
 
     def rekey(self, ring: KeyRing) -> None:
-        """From now on seal with this ring's primary and open with its keys alone."""
+        """Seal with the primary key of this ring from now on, and open with its keys alone."""
         self.sealer.rekey(ring)
 
     # --- what it shows, and what the node does with it --------------------------------------------------------------
@@ -305,55 +305,55 @@ class RouterPeer:
 
     @property
     def alone(self) -> bool:
-        """Nobody else is known to live: look for seeds more often."""
+        """Whether no other live member is known, so that seeds should be looked up more often."""
         return self.members.size() == 1
 
     @property
     def synced(self) -> bool:
-        """Whether this node has had its peers' routes as they were when it met them."""
+        """Whether this node has the routes that its peers had when it met them, or met no peer to copy from."""
         return self.routes.synced
 
     def state(self) -> bytes:
-        """To be kept across a restart, at most 80 KiB: the epoch, the clocks of commands, and where peers were."""
+        """Return what must survive a restart, at most 80 KiB: the epoch, clocks of commands, and addresses of peers."""
         _, body = encode(MemberList(tuple(self.members.export()), False))
         floors = b"".join([STATE_FLOOR.pack(*floor) for floor in self.signed_commands.floors.items()])
         return STATE_HEAD.pack(STATE_MAGIC, self.me.epoch, len(floors) // STATE_FLOOR.size) + floors + body
 
     def changes(self) -> list[MemberChange]:
-        """What happened to members since the last call."""
+        """Return what happened to members since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
     def transitions(self) -> list[Transition]:
-        """What peers made of our backends since the last call; for the log."""
+        """Return the transitions of our backends that peers caused since the last call; for the log."""
         transitions, self.backends.transitions = self.backends.transitions, []
         return transitions
 
     def doubted(self) -> list[BackendId]:
-        """Backends that a peer calls ill, to be probed now."""
+        """Return the backends that a peer reports as unhealthy; the caller probes them now."""
         doubted = list(self.backends.doubted)
         self.backends.doubted.clear()
         return doubted
 
     def commands(self) -> list[Command]:
-        """What the operator commanded on another node, to be followed."""
+        """Return the signed commands of other nodes since the last call; the caller follows them."""
         commands, self.signed_commands.new = self.signed_commands.new, []
         return commands
 
     # --- from the router --------------------------------------------------------------------------------------------
 
     def _announce(self, now: float, *, everything: bool = False) -> None:
-        if self.synced:  # before, our count of generations may be behind the peers', who would not believe an update
+        if self.synced:  # before that, peers would drop our updates if our count of generations is behind theirs
             for update, at in self.route_sync.updates(now, everything=everything):
                 self.routes.announce(update, at)
 
     def _send_everything(self) -> None:
-        """What waits, too."""
+        """Flush, and send also what still waits for more (`RouteSync`)."""
         self.flush(self._now)
         self._announce(self._now, everything=True)
 
     def _hurry(self) -> None:
-        """There is something to send: do not wait until the next look of an idle node."""
+        """Flush after FLUSH_INTERVAL_S at the latest: there is something to send."""
         wanted_at = self._flushed_at + FLUSH_INTERVAL_S
         if wanted_at < self._flush_at:
             self._flush_at = wanted_at
@@ -364,7 +364,7 @@ class RouterPeer:
     def _open(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
         try:
             opened = self.sealer.open(data, plane)
-        except BadFrame as bad:  # counted there
+        except BadFrame as bad:  # the sealer has counted it
             self.wrong_key_source = source if bad.reason in SEALED_OTHERWISE else self.wrong_key_source
             return
         topic = TOPIC_OF.get(opened.kind, "contact")
@@ -381,7 +381,7 @@ class RouterPeer:
         self._settle(now)
 
     def _hand_on(self, peer: Peer, message: Message | None, plane: Plane, now: float) -> None:
-        """To the machine whose message it is. All but membership take those of live members only."""
+        """Pass a message to its machine. Route messages and prefills are taken from live members only (`admits`)."""
         if isinstance(message, ROUTE_MESSAGES):
             self.members.received_from(peer.session, now)
             if self.live_members.admits(peer.session, now):
@@ -411,7 +411,7 @@ class RouterPeer:
         self.streams.follow(now, synced=self.synced)
 
     def _greet(self, address: Address, now: float) -> None:
-        """Send a Hello, over datagrams and streams in turn: one of the two may be blocked."""
+        """Send a Hello, unless a proved live member is there; by datagram and stream in turn, as one may be blocked."""
         session = self.sessions.session_at(address)
         member = self.members.member(session) if session else None
         if member is not None and member.live and member.proved:
@@ -421,14 +421,14 @@ class RouterPeer:
             self._tried[address] = not streamed
 
     def _round_trip_s(self, session: int) -> float:
-        """The mean of direct pings; 0 when none was measured."""
+        """Return the mean round trip of direct pings to a session; 0 when none was measured."""
         member = self.members.member(session)
         return member.rtt_s if member is not None and member.rtt_s > 0 else 0.0
 
     # --- to peers ---------------------------------------------------------------------------------------------------
 
     def _settle(self, now: float) -> None:
-        """After whatever happened: follow membership, seal what waits."""
+        """After any event: pass changes of membership to the machines, and seal the messages that wait."""
         members = self.members
         if members.gone:
             for session in members.gone:
@@ -448,9 +448,9 @@ class RouterPeer:
             self._seal(now)
 
     def _seal(self, now: float) -> None:
-        """Messages -> effects. One message to many is written once."""
+        """Encode and seal the messages of the outbox into effects. A message to several peers is encoded once."""
         sends, counters, last, kind, body = self._sends, self.counters, None, 0, b""
-        for outgoing in sends:  # `sent` may append a greeting
+        for outgoing in sends:  # `sessions.sent` may append a greeting while this runs
             to, session, plane, message = outgoing
             self.sessions.sent(outgoing, now)
             try:
@@ -469,7 +469,7 @@ class RouterPeer:
 
 
 def read_state(data: bytes) -> tuple[int, Mapping[int, int], Sequence[Record]]:
-    """(epoch, floors of commands, records) of what `RouterPeer.state` gave; nothing of other bytes."""
+    """Return (epoch, floors of commands, records) from the bytes of `RouterPeer.state`; (0, {}, ()) for others."""
     if len(data) < STATE_HEAD.size:
         return 0, {}, ()
     magic, epoch, floors = STATE_HEAD.unpack_from(data)

@@ -14,7 +14,7 @@ QUANTILES = {"p50": 0.5, "p99": 0.99}
 
 
 def peer_view(peer: RouterPeer, now: float) -> dict[str, Any]:
-    """This node among its peers, as JSON has it."""
+    """Return this node and what it knows of its peers, ready for JSON."""
     me, counters = peer.me, peer.counters
     return {
         "name": me.name,
@@ -46,9 +46,9 @@ def peer_view(peer: RouterPeer, now: float) -> dict[str, Any]:
 
 
 def member_view(member: Member, schema: int, now: float) -> dict[str, Any]:
-    """One line of the table of members. Ages in seconds, round trips in milliseconds; None where never.
+    """Return one line of the table of members. Ages in seconds, round trips in milliseconds; None for never.
 
-    `routes`: whether its fingerprints are made like ours, by `schema`; else it shares none.
+    `routes`: whether the member makes fingerprints by our `schema`; otherwise it shares no routes with us.
     """
     record = member.record
     return {

@@ -1,4 +1,4 @@
-"""What passes the gossip port and what does not: bounds, counters and rates.
+"""Bounds, counters and rates of the gossip port: what passes it, and what is dropped.
 
 Every drop has a reason and a counter; every error of the kernel is counted by its name (ENOBUFS).
 """
@@ -18,10 +18,10 @@ from ranvier_py.core.metrics import counter, gauge
 OUR_FAULTS = frozenset(
     (errno.ENOBUFS, errno.ENOMEM, errno.EMSGSIZE, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EADDRNOTAVAIL)
 )
-"""Errors of sending that say something about this machine and nothing about the peer."""
+"""Errors of sending that are due to this machine and say nothing about the peer."""
 
 LOOK_INTERVAL_S = 1.0
-WINDOW_S = 10.0  # of rates: some ten rounds of probes and repair, so that an idle node's figure stands still
+WINDOW_S = 10.0  # of rates: some ten rounds of probes and repair, so that the figure of an idle node is steady
 SAMPLES_MAX = int(WINDOW_S / LOOK_INTERVAL_S) + 1
 
 MAPPED = "::ffff:"
@@ -30,39 +30,39 @@ MAPPED = "::ffff:"
 class Drop(StrEnum):
     """Why a packet went no further; the label of a counter."""
 
-    TOO_LONG = "too_long"  # above what its plane carries
+    TOO_LONG = "too_long"  # longer than its plane carries
     SOCKET_FULL = "socket_full"  # the kernel takes no more datagrams just now
     NO_UDP = "no_udp"  # a datagram, where there are only streams
-    NO_SUCH_ADDRESS = "no_such_address"  # no IP literal, or of a family that this socket has not
+    NO_SUCH_ADDRESS = "no_such_address"  # no IP literal, or of a family that this socket lacks
     ERROR = "error"  # the kernel refused
-    QUEUE_FULL = "queue_full"  # of this stream
-    MEMORY = "memory"  # of the queues of all streams together
+    QUEUE_FULL = "queue_full"  # the queue of this stream is full
+    MEMORY = "memory"  # the queues of all streams together are full
     STREAMS = "streams"  # too many streams
-    BROKEN = "broken"  # was waiting when its stream broke
-    FOREIGN = "foreign"  # received, and not even the first bytes are ours
+    BROKEN = "broken"  # it was waiting when its stream broke
+    FOREIGN = "foreign"  # received, and its first bytes are not those of our packets
 
 
 @dataclass(frozen=True, slots=True)
 class PortOptions:
     """Bounds of the port. Times in seconds, sizes in bytes."""
 
-    drain_max: int = 64  # datagrams for one wake-up, before timers and requests have their turn
-    hold_s: float = 0.002  # the same in time; a request waits no longer for gossip
+    drain_max: int = 64  # datagrams read in one wake-up, before timers and requests have their turn
+    hold_s: float = 0.002  # the longest time of one such wake-up: a request waits no longer for gossip
     socket_bytes: int = 4 * 1024 * 1024  # SO_RCVBUF, 212,992 by default: 150 datagrams; Linux cuts it to rmem_max
     probe_queue_bytes: int = 256 * 1024  # some 200 probes; older ones would come too late
     bulk_queue_bytes: int = 4 * 1024 * 1024  # sixteen of the largest frames: a tenth of a second at 300 Mbit/s
     queued_bytes: int = 64 * 1024 * 1024  # of all streams together
     streams_out: int = 1024  # two or three for each of 341 peers
-    streams_in: int = 512  # a frame of each, 256 KiB, is what strangers can make us hold: 128 MiB
+    streams_in: int = 512  # strangers can make us hold one frame for each, 256 KiB: 128 MiB
     connect_s: float = 3.0  # one lost SYN and its repetition
     stall_s: float = 10.0  # a peer that takes nothing for this long is gone; TCP_USER_TIMEOUT as well
     idle_out_s: float = 60.0
     idle_in_s: float = 90.0  # longer than the sender's, so that the sender closes
-    first_frame_s: float = 10.0  # from a stranger
+    first_frame_s: float = 10.0  # within which a stranger must send its first frame
     frame_s: float = 30.0  # for a whole frame: 9 kB/s
     retry_s: float = 0.1  # after a broken stream; doubles
     retry_s_max: float = 5.0
-    settled_s: float = 5.0  # a stream that lived this long was fine: its next trouble is a new story
+    settled_s: float = 5.0  # after a stream that lived this long, retries start at `retry_s` again
 
 
 PLANES = tuple(plane.name.lower() for plane in Plane)  # labels of the counters by plane
@@ -116,21 +116,21 @@ class PortCounters:
 
 
 class TrafficRates:
-    """Bytes per second by plane, each way: the mean over the last WINDOW_S, or over as long as there is something to
-    look back to. `now` in seconds of one monotonic clock."""
+    """Bytes per second sent and received by plane: the mean over the last WINDOW_S, or over the time since the first
+    sample if that is shorter. `now` in seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Mapping[str, int], Mapping[str, int]]] = deque(maxlen=SAMPLES_MAX)
 
     def look(self, now: float, sent: Mapping[str, int], received: Mapping[str, int]) -> bool:
-        """Take the counters' values, once in LOOK_INTERVAL_S; whether it was time for that."""
+        """Sample the counters' values, once in LOOK_INTERVAL_S. Returns whether a sample was due."""
         is_due = not self._samples or now >= self._samples[-1][0] + LOOK_INTERVAL_S
         if is_due:
             self._samples.append((now, dict(sent), dict(received)))
         return is_due
 
     def per_s(self, now: float, sent: Mapping[str, int], received: Mapping[str, int]) -> dict[str, dict[str, float]]:
-        """{plane: {"sent": …, "received": …}} by what the counters are now."""
+        """Return {plane: {"sent": …, "received": …}}, from the oldest sample to these values of the counters."""
         then, sent_then, received_then = self._samples[0] if self._samples else (now, sent, received)
         elapsed_s = max(now - then, LOOK_INTERVAL_S)
         return {
@@ -146,7 +146,7 @@ SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 
 
 def socket_address(address: Address, *, ipv6: bool) -> SocketAddress | None:
-    """How a socket of this family spells the address; None when it can't be. Nothing is ever looked up."""
+    """Return the address as a socket of this family takes it; None if it can't. Nothing is ever looked up."""
     host, port = address
     try:
         version = ip_address(host).version
@@ -158,7 +158,7 @@ def socket_address(address: Address, *, ipv6: bool) -> SocketAddress | None:
 
 
 def plain_address(address: tuple[object, ...]) -> Address:
-    """As the core knows it: an IPv4 peer of an IPv6 socket has its IPv4 address."""
+    """Return a socket's address as the core knows it: an IPv4 peer of an IPv6 socket has its IPv4 address."""
     host, port = address[:2]
     assert isinstance(host, str)
     assert isinstance(port, int)

@@ -1,10 +1,10 @@
-"""What one node found of a rule against breakers of prefixes (`core/clients`) holds on all.
+"""Verdicts on rules against breakers of prefixes (`core/clients`): what one node found of a rule holds on all nodes.
 
-A verdict goes to all peers when it is new here, by whomever it is, to a newcomer, and all of them to somebody now and
-then. They say of which rules they are, so that those of before a change of the rules turn nothing off after it, on
-whichever node it is made first.
+A node sends a verdict to all peers when it is new here, whoever found it; all verdicts to a newcomer; and all of them
+to one random peer about every REPAIR_INTERVAL_S. Each message names the rules that its verdicts are about, so that
+verdicts from before a change of the rules turn nothing off after it, on whichever node it is made first.
 
-Bounds: as many as a BodyMender has trials. What is lost costs one REPAIR_INTERVAL_S, and prefixes meanwhile.
+Bounds: as many verdicts as a BodyMender has trials. A lost message costs one REPAIR_INTERVAL_S, and prefixes meanwhile.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ REPAIR_INTERVAL_S = 30.0
 
 
 class VerdictGossip:
-    """The verdicts of one node, which are its mender's: `mender` is another one when its rules are, None without any.
-
-    `followed` is called with each verdict of another node that holds here from now on.
+    """Sends and receives the verdicts of one node, which its `mender` holds: None without rules, and replaced when they
+    change. `followed` is called with each verdict of another node that holds here from now on.
     """
 
     def __init__(self, name: str, outbox: list[Outgoing], rng: Random, now: float) -> None:
@@ -44,7 +43,7 @@ class VerdictGossip:
         return 0.0 if self.mender.fresh else self._repair_at
 
     def peers(self, live: Sequence[Peer]) -> None:
-        """Who is there now. A newcomer is sent everything."""
+        """Set the live peers. A newcomer is sent all verdicts."""
         before = {peer.session: None for peer in self._peers}
         self._peers = live
         if self.mender is not None:

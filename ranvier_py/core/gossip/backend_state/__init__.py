@@ -1,1 +1,1 @@
-"""What peers know of backends, and what the operator commands."""
+"""What peers know of backends, and the commands of the operator that all nodes follow."""

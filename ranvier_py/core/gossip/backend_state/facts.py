@@ -1,17 +1,17 @@
-"""What peers know of backends: which process it is, whether it is well, whether it drains, what is in flight there.
+"""Facts about backends, as all nodes share them: generation, draining, verdict on health, and load.
 
-- *Generation*: how many processes of this backend the cluster has seen. The greater wins; only its claims count. Two
-  nodes that saw one restart are told apart from two restarts by the engine's start time, where it gives one.
-- *Draining*: the order with the greater clock wins.
-- *Verdict*: never merged. A peer's "unhealthy" is a doubt: a reason to probe now. Doubts of two observers within
-  DOUBT_S, or one and a failure of our own, are believed; "healthy" is only what we saw ourselves.
+- *Generation*: how many processes of this backend the cluster has seen. The greater number wins; only its claims count.
+  The engine's start time, where it gives one, tells one restart that two nodes saw from two restarts.
+- *Draining*: the operator's command with the greater clock wins; of equal clocks, draining wins.
+- *Verdict*: never merged. A peer's "unhealthy" is a doubt, a reason to probe now. Doubts of two observers within
+  DOUBT_S, or one doubt and a failure that we saw, are believed; "healthy" is only what we saw ourselves.
 - *Load*: see `loads`.
 
-Generations and drains travel by being repeated: whoever learns something sends its peers what it now knows, and
-everybody sends it to somebody now and then. So they reach everyone who can be reached, in any order and however often.
-Until a peer has sent a backend's count, no claim on it is taken: so a node that misses some asks for them, one peer
-after the other, by facts of no backend.
-Bounds: BACKENDS_MAX backends, unknown ones included, for the day the operator adds them; observers are live peers.
+Generations and drains spread by repetition: a node that learns something sends its peers what it now knows, and each
+node sends all it knows to a random peer from time to time. So they reach every node that can be reached, in any order
+and however often. Until a peer has sent a backend's count, no claim on that backend is taken (`RegistrySync.holder`);
+so a node that lacks counts asks for them, one peer after the other, by sending empty facts.
+Bounds: BACKENDS_MAX backends, with those that the operator has not added here yet; observers are live peers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ranvier_py.core.routing.backend import same_process
 
 FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
 REPAIR_INTERVAL_S = 10.0  # everything known, to one random peer
-ASK_S = 0.5  # until a count that a peer should have sent is asked for, and again, ever more seldom
-EVERYONE_MAX = 16  # so many peers are sent what is new; more get it through others
+ASK_S = 0.5  # until a missing count is asked for; the time to the next question doubles
+EVERYONE_MAX = 16  # up to this many peers are sent what is new; further ones get it through others
 GENERATION_MAX = 2**32 - 1
-DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
-GENERATION_BITS = 8  # of one in a route update
+DOUBT_S = 3.0  # doubts this close together are of one illness: Lifeguard's independent confirmation, for backends
+GENERATION_BITS = 8  # low bits of a generation that a route update carries
 
 
 class Verdict(IntEnum):
@@ -49,9 +49,9 @@ ILL = (Verdict.UNHEALTHY, Verdict.CIRCUIT_OPEN)
 
 
 class NewGeneration(NamedTuple):
-    """Another process is behind this backend than we knew: void what the old one held.
+    """A process that we did not know is behind this backend: the routes of the old one are void.
 
-    `started_at` is what peers say of its start, 0 when they know nothing.
+    `started_at` is its start as peers report it, 0 when they know none.
     """
 
     backend: int
@@ -60,7 +60,7 @@ class NewGeneration(NamedTuple):
 
 
 class KnownStart(NamedTuple):
-    """A peer knows when the process began that we count as it does, of which we know no start: see `begun`."""
+    """A peer reports the start of the process that has our generation, of which we know no start: see `begun`."""
 
     backend: int
     started_at: float
@@ -72,7 +72,7 @@ class DrainChange(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """`observers` peers called it ill within DOUBT_S."""
+    """`observers` peers called this backend ill within DOUBT_S."""
 
     backend: int
     observers: int
@@ -83,27 +83,27 @@ FactChange = NewGeneration | KnownStart | DrainChange | Doubt
 
 @dataclass(slots=True)
 class KnownBackend:
-    """What is known of one backend, from whomever."""
+    """What this node knows of one backend, from all observers."""
 
     generation: int = 1
     started_at: float = 0.0
-    counted: bool = False  # a peer sent its count since we started: before, one number may stand for two processes
+    counted: bool = False  # a peer has sent its count; before that, one number may stand for two processes
     verdict: Verdict = Verdict.UNKNOWN  # our own
     draining: bool = False
     drain_clock: int = 0
 
 
-UNKNOWN = KnownBackend()  # what is known of all others; never changed
+UNKNOWN = KnownBackend()  # stands for every backend that is not known; never changed
 
 
 class BackendFacts:
-    """One node's knowledge of all backends, by their key (`registry_sync`)."""
+    """The facts of one node about all backends, by their key (`registry_sync`)."""
 
     def __init__(
         self, session: int, outbox: list[Outgoing], rng: Random, now: float, *, datagrams: bool = True
     ) -> None:
         self.counters = FactCounters()
-        self.changes: list[FactChange] = []  # drained by the owner after every call; at most two for each fact
+        self.changes: list[FactChange] = []  # drained by the owner after every call; at most three for each fact
         self.loads = PeerLoads(outbox, rng, self.counters, now, datagrams=datagrams)
         self._session = session
         self._outbox = outbox
@@ -111,24 +111,24 @@ class BackendFacts:
         self._known: dict[int, KnownBackend] = {}
         self._doubts: dict[int, dict[int, float]] = {}
         self._peers: Sequence[Peer] = ()
-        self._answered: dict[int, None] = {}  # live peers that sent us something, and were sent all
+        self._answered: dict[int, None] = {}  # live peers that sent us facts, and were then sent all of ours
         self._seq = 0
         self._changed: dict[int, None] = {}
         self._repair_at = now + rng.uniform(0, REPAIR_INTERVAL_S)
         self._uncounted: dict[int, None] = {}  # backends of which no peer has sent a count
-        self._ask_at = inf  # from when there are peers
-        self._asked = 0  # times since somebody new came
+        self._ask_at = inf  # when to ask for missing counts; inf until there are peers
+        self._asked = 0  # questions since the last newcomer
 
     def __len__(self) -> int:
-        """Backends that anything is known of."""
+        """How many backends anything is known of."""
         return len(self._known)
 
     def known(self) -> list[Fact]:
-        """All that is known, as peers are sent it."""
+        """Return all facts, as peers are sent them."""
         return [fact_of(backend, known) for backend, known in self._known.items()]
 
     def observe(self, backend: int, verdict: Verdict, started_at: float) -> None:
-        """Our own view of one of our backends; cheap when nothing changed."""
+        """Note our own view of one of our backends; cheap when nothing changed."""
         known = self._known.get(backend)
         if known is None:
             if len(self._known) >= BACKENDS_MAX:
@@ -145,7 +145,7 @@ class BackendFacts:
             known.verdict = verdict
 
     def restarted(self, backend: int, started_at: float) -> int:
-        """We saw a backend restart. Returns its generation: a new one, unless a peer saw the same restart."""
+        """Count a restart that we saw. Returns the generation: the next one, unless a peer reported the same start."""
         known = self._known.get(backend) or self._made(backend)
         same_start = started_at and known.started_at and same_process(started_at, known.started_at)
         if not same_start:
@@ -155,13 +155,13 @@ class BackendFacts:
         return known.generation
 
     def begun(self, backend: int, started_at: float) -> None:
-        """What a peer said of its start is of the process that we count: no claim of ours is of an earlier one."""
+        """Take over the start that a peer reported: it is of the process that we count, as are all claims of ours."""
         known = self._known.get(backend)
         if known is not None and not known.started_at:
             known.started_at = started_at
 
     def drain(self, backend: int, draining: bool) -> None:
-        """The operator said so, here."""
+        """Note that the operator began or ended draining here."""
         known = self._known.get(backend) or self._made(backend)
         if known.draining is not draining:
             known.draining = draining
@@ -172,15 +172,15 @@ class BackendFacts:
         return self._known.get(backend, UNKNOWN).generation
 
     def started_at(self, backend: int) -> float:
-        """When its process started, as the engine or a peer said; 0 when it is not known."""
+        """Return when its process started, by the engine or a peer; 0 when it is not known."""
         return self._known.get(backend, UNKNOWN).started_at
 
     def of(self, backend: int) -> KnownBackend:
-        """What is known of it: to be read, and only now."""
+        """Return what is known of a backend. The caller must neither change nor keep it."""
         return self._known.get(backend, UNKNOWN)
 
     def generation_of(self, backend: int, low_bits: int) -> int:
-        """The generation of which an update carries the low bits. A later one than ours is adopted."""
+        """Return the generation whose low bits an update carries: the nearest to ours. A later one is adopted."""
         generation = self.generation(backend)
         ahead = (low_bits - generation) % (1 << GENERATION_BITS)
         if ahead == 0:
@@ -191,7 +191,7 @@ class BackendFacts:
         return generation + ahead
 
     def doubts(self, backend: int, now: float) -> int:
-        """How many peers called it ill lately."""
+        """Return how many peers called this backend ill within DOUBT_S."""
         return sum(now - at <= DOUBT_S for at in self._doubts.get(backend, {}).values())
 
     @property
@@ -204,9 +204,9 @@ class BackendFacts:
         return min(self._repair_at, self.loads.wake_at, ask_at)
 
     def peers(self, live: Sequence[Peer], load_peers: Sequence[Peer] | None = None) -> None:
-        """Who is there now. A newcomer is sent everything; who is gone takes its loads with it.
+        """Set the live peers. A newcomer is sent everything; the loads of peers that are gone are dropped.
 
-        `load_peers`: with whom loads are exchanged, if these are more.
+        `load_peers`: the peers to exchange loads with, if these are others.
         """
         before = {peer.session for peer in self._peers}
         self._peers = live
@@ -215,7 +215,7 @@ class BackendFacts:
         self._answered = {session: None for session in self._answered if session in now_there}
         newcomers = [peer for peer in live if peer.session not in before]
         if newcomers:
-            targets = self._some(newcomers)  # each gets it of as many others
+            targets = self._some(newcomers)  # each newcomer gets it from as many nodes
             self._send(targets, list(self._known))
             self.loads.newcomers()
             self._asked, self._ask_at = 0, inf
@@ -254,7 +254,7 @@ class BackendFacts:
             self._answer(peer)
 
     def _answer(self, peer: Peer) -> None:
-        """Whoever sends something for the first time is sent all: what went when we met may have come too early."""
+        """Send all facts to a peer that sends some for the first time: ours may have come too early when we met."""
         if peer.session not in self._answered and len(self._peers) <= EVERYONE_MAX:
             self._answered[peer.session] = None
             self._send([peer], list(self._known))
@@ -286,11 +286,11 @@ class BackendFacts:
             self._doubts.get(fact.backend, {}).pop(peer.session, None)
 
     def _merge_generation(self, fact: Fact, known: KnownBackend) -> None:
-        """The greater number wins; of two processes with one number the one that started later is the next."""
+        """Merge: the greater number wins; of two processes with one number the one that started later gets the next."""
         both_known = bool(fact.started_at and known.started_at)
         same = both_known and same_process(fact.started_at, known.started_at)
         if fact.generation > known.generation:
-            if same:  # another count of the same process
+            if same:  # the same process under a greater number
                 known.generation = fact.generation
                 self._changed[fact.backend] = None
                 self.counters.facts_adopted += 1
@@ -299,7 +299,7 @@ class BackendFacts:
         elif both_known and not same:
             if fact.started_at > known.started_at:
                 self._adopt(fact.backend, min(known.generation + 1, GENERATION_MAX), fact.started_at)
-            elif fact.generation == known.generation and known.counted:  # what came by that number may be of either
+            elif fact.generation == known.generation and known.counted:  # claims under that number may be of either
                 self._adopt(fact.backend, min(known.generation + 1, GENERATION_MAX), known.started_at)
             elif fact.generation == known.generation:
                 known.generation = min(known.generation + 1, GENERATION_MAX)
@@ -315,7 +315,7 @@ class BackendFacts:
         self.changes.append(NewGeneration(backend, generation, started_at))
 
     def _made(self, backend: int) -> KnownBackend:
-        """What is known of one more, by ourselves alone."""
+        """Begin the facts of a backend of which no peer has sent a count."""
         known = self._known[backend] = KnownBackend()
         self._uncounted[backend] = None
         return known

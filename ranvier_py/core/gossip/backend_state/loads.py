@@ -1,9 +1,9 @@
-"""What is in flight at each backend: sent to peers, received from them, summed up.
+"""Load: what each node has in flight at each backend, sent to peers, received from them and summed up.
 
-One number for each observer, and the latest counts; none after LOAD_LIFE_S of silence. It is nobody's to pass on: in
-a large cluster each node sends to some, other ones each time, and sums up what it received.
+Each observer reports its own numbers; its latest report counts, and none after LOAD_LIFE_S of silence. Nobody passes
+on another's load: in a large cluster each node sends to some peers, other ones each time, and sums up what it received.
 
-Bounds: observers are among the peers, backends of one observer BACKENDS_MAX.
+Bounds: observers are among the peers; BACKENDS_MAX backends of one observer.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ranvier_py.core.routing.work import NO_LOAD, Load
 BACKENDS_MAX = 4096  # as in the registry; facts about more are dropped and counted
 LOADS_PER_DATAGRAM = 64  # of 16 bytes each: fits a datagram with its envelope
 LOAD_INTERVAL_S = 0.05
-"""In-flight counts reach the others within this, and at once after a quiet time. While they do not know, all nodes fill
-the same gap: a crowd that comes within it is spread by chance only."""
+"""A change of in-flight counts is sent within this time, and at once after a quiet time. Until peers know of it, all
+nodes fill the same gap: a burst that comes within this time is spread by chance only."""
 
 LOAD_REPEAT_S, LOAD_LIFE_S = 1.0, 3.0  # unchanged loads are sent again: three chances before they expire
-LOAD_PEERS_MAX = 32  # load goes to so many peers at most, other ones each time
+LOAD_PEERS_MAX = 32  # loads are sent to at most this many peers, other ones each time
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class FactCounters:
 
 @dataclass(slots=True)
 class Observed:
-    """The loads one peer reported last."""
+    """The last load report of one peer, which counts until `until`."""
 
     seq: int
     until: float
@@ -48,12 +48,12 @@ class Observed:
 
 
 class PeerLoads:
-    """Our own loads on their way out, and those of the peers."""
+    """Sends our own loads, and keeps the loads of the peers with their sums."""
 
     def __init__(
         self, outbox: list[Outgoing], rng: Random, counters: FactCounters, now: float, *, datagrams: bool
     ) -> None:
-        self.moved: dict[int, None] = {}  # backends whose peers' load changed; drained by the owner
+        self.moved: dict[int, None] = {}  # backends where the load of peers changed; drained by the owner
         self._expire_at = inf
         self._datagrams = datagrams
         self._outbox = outbox
@@ -68,7 +68,7 @@ class PeerLoads:
         self._sent_at = now
 
     def __len__(self) -> int:
-        """Peers that sent their loads."""
+        """How many peers have sent their loads."""
         return len(self._observed)
 
     @property
@@ -80,24 +80,24 @@ class PeerLoads:
         return self._expire_at
 
     def carry(self, loads: Mapping[int, Load]) -> None:
-        """What we have in flight, by backend; those with nothing are left out. Sent with the next tick."""
+        """Set what we have in flight, by backend, without those that have nothing. A change is sent when due."""
         if loads != self._own:
             self._own = loads
             self._own_moved = True
 
     def of(self, backend: int) -> Load:
-        """What all peers together have there."""
+        """Return what all peers together have in flight at a backend."""
         return self._totals.get(backend, NO_LOAD)
 
     def peers(self, live: Sequence[Peer]) -> None:
-        """With whom loads are exchanged now. Who is gone takes its loads with it."""
+        """Set the peers to exchange loads with. The loads of peers that are gone are dropped."""
         self._peers = live
         there = {peer.session for peer in live}
         for session in [session for session in self._observed if session not in there]:
             self.forget(session)
 
     def newcomers(self) -> None:
-        """Somebody new is there: send our loads soon, changed or not."""
+        """Send our loads soon, changed or not: there is a newcomer."""
         self._own_moved |= bool(self._own)
 
     def forget(self, session: int) -> None:
@@ -167,7 +167,7 @@ def loads_message(seq: int, loads: Mapping[int, Load]) -> Loads:
 
 
 def loads_of(message: Loads) -> dict[int, Load]:
-    """By backend. Nobody has more waiting than he has in flight, whatever he says."""
+    """Return a report's loads by backend. Of waiting requests no more count than the peer has in flight."""
     waits = message.waits if len(message.waits) >= len(message.loads) else ((0, 0),) * len(message.loads)
     return {
         backend: Load(requests, min(waiting, requests), tokens)

@@ -1,13 +1,14 @@
-"""Which long prompts engines compute for one node, so that its peers do not have another engine compute them, too.
+"""Long prefills, shared while they run, so that peers do not have another engine compute the same prompt.
 
-Routes are learned when a prefill is proved. Until then a node knows of its own requests in flight (`speculation`), and
-by this of its peers': who begins a prefill of SHARED_TOKENS_MIN tokens or more sends the prefixes that it will leave,
-and later that it has ended. A peer makes the same claims as for a request of its own.
+Routes are learned only when a prefill is proved. Until then a node knows of its own requests in flight (`speculation`),
+and through this module of its peers': a node that begins a prefill of SHARED_TOKENS_MIN tokens or more sends the
+fingerprints of the prefixes that it will leave, and later that it has ended. A peer makes the same claims as for a
+request of its own.
 
-Rules: what ends stays KEPT_S longer, since the routes that take its place travel by themselves. What is not ended in
-LIFE_S is dropped. Nothing is sent twice: what is lost costs a prefill. In a large cluster neighbours alone are sent it.
-Bounds: FROM_ONE_MAX claims of one peer, PREFILL_FINGERPRINTS_MAX prefixes of one prompt, evenly spread. Half of the
-room for claims is left to requests of our own.
+Rules: claims of a prefill that has ended stay KEPT_S longer, as the routes that replace them travel by themselves. A
+prefill that has not ended within LIFE_S is dropped. Nothing is sent twice: a lost message costs a prefill. In a large
+cluster only neighbours are sent it. Bounds: FROM_ONE_MAX prefills of one peer, PREFILL_FINGERPRINTS_MAX prefixes of one
+prompt, evenly spread. Once half of the room for claims is used, the rest is left to our own requests.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.speculation import Prefill, Speculation
 
 INTERVAL_S = 0.05
-"""As often as loads: what begins and ends within it is not sent at all."""
+"""The shortest time between two messages, as for loads. A prefill that begins and ends within it is not sent at all."""
 
 LIFE_S = 30.0
 KEPT_S = 0.25  # some ticks of routes
@@ -36,7 +37,7 @@ FROM_ONE_MAX = 128
 
 @dataclass(slots=True)
 class ReceivedPrefill:
-    """A peer's, claimed here `until` then."""
+    """A peer's prefill: these fingerprints are claimed for the backend here until `until`."""
 
     backend: BackendId
     claimed: Sequence[int]
@@ -44,7 +45,7 @@ class ReceivedPrefill:
 
 
 class PrefillGossip:
-    """The prefills of one node on their way out, and those of its peers."""
+    """Sends the long prefills of one node, and claims the prefixes of those of its peers."""
 
     def __init__(self, speculation: Speculation, backends: RegistrySync, outbox: list[Outgoing], now: float) -> None:
         self._speculation = speculation
@@ -61,7 +62,7 @@ class PrefillGossip:
         return min(self._expire_at, self._sent_at + INTERVAL_S) if waits else self._expire_at
 
     def peers(self, live: Sequence[Peer]) -> None:
-        """Who is there now: those whose fingerprints are made as ours. Who is gone takes its claims with it."""
+        """Set the live peers whose fingerprints are made like ours. The claims of peers that are gone are dropped."""
         self._peers = live
         there = {peer.session for peer in live}
         for session in [session for session in self._received if session not in there]:
@@ -120,6 +121,6 @@ class PrefillGossip:
 
 
 def spread(prefill: Prefill) -> bytes:
-    """Its fingerprints, u64 each: the deepest, and of many others as many as there is room for."""
+    """Return a prefill's fingerprints, u64 each: the deepest, and of the others every so many that they fit."""
     step = -(-len(prefill.fingerprints) // PREFILL_FINGERPRINTS_MAX)
     return np.array(prefill.fingerprints[::step], "<u8").tobytes()

@@ -1,11 +1,11 @@
-"""The registry among peers: what this node sees of its backends becomes facts, peers' facts become the registry's.
+"""The registry among peers: what this node sees of its backends becomes facts, peers' facts change the registry.
 
-Between nodes a backend is a key, the keyed hash of its URL: ids are numbers of one node, and a URL on the wire would be
-an address taken from gossip. Only backends that the registry has are ever ranked; facts about others wait. A process
-has two numbers: this node's generation of the backend, and the generation as all nodes count them (the facts').
+Between nodes a backend is named by a key, the keyed hash of its URL: ids are numbers of one node, and a URL on the wire
+would be an address taken from gossip. Only backends that the registry has are ever ranked; facts about others wait. A
+process has two numbers: this node's generation of the backend, and the generation as all nodes count it (the facts').
 
-Out: `look` compares each backend with what it was at the last look (in flight, verdict, generation, draining), so that
-nothing is done on a request's path. In: `follow` applies what was received.
+Out: `look` compares each backend with its state at the last look (in flight, verdict, generation, draining), so that
+nothing is done on a request's path. In: `follow` applies what was received to the registry.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from ranvier_py.core.routing.backends import Backend, Circuit, Health, Registry,
 from ranvier_py.core.routing.route_table.route_values import BackendNames
 from ranvier_py.core.routing.work import Load
 
-TRANSITIONS_MAX = 1000  # waiting for the log; later ones are not logged
+TRANSITIONS_MAX = 1000  # that wait for the log; later ones are not logged
 
 VERDICTS = {Health.UNKNOWN: Verdict.UNKNOWN, Health.HEALTHY: Verdict.HEALTHY, Health.UNHEALTHY: Verdict.UNHEALTHY}
 
 
 @dataclass(slots=True)
 class Seen:
-    """One backend as it was at the last look. `generation` is this node's."""
+    """One backend as it was at the last look. `generation` is by this node's count."""
 
     backend: Backend
     generation: int
@@ -44,7 +44,7 @@ class Seen:
 
 
 class RegistrySync:
-    """Key <-> backend, and the traffic between registry and facts.
+    """Maps backends to keys and back, and carries changes between registry and facts.
 
     Args:
         key: 16 to 64 secret bytes, the same on all nodes.
@@ -53,17 +53,17 @@ class RegistrySync:
     def __init__(self, registry: Registry, facts: BackendFacts, key: bytes) -> None:
         self.registry = registry
         self.facts = facts
-        self.doubted: dict[BackendId, None] = {}  # a peer calls it ill: to be probed now; drained by the owner
+        self.doubted: dict[BackendId, None] = {}  # backends that a peer calls ill, to be probed now; owner drains
         self.transitions: list[Transition] = []  # for the log; drained by the owner
         self._key = key
         self._seen: dict[int, Seen] = {}  # by key
         self._keys: dict[BackendId, int] = {}
         self._version = (-1, -1)
-        self._restarts = 0  # that the facts know of
-        self._passed_over: dict[int, None] = {}  # of whom claims were not taken, their count not being known
+        self._restarts = 0  # restarts in the registry that the facts have counted
+        self._passed_over: dict[int, None] = {}  # keys of backends whose claims were refused for want of their count
 
     def key_of(self, backend: BackendId) -> int | None:
-        """None for a backend that was not there at the last look."""
+        """Return a backend's key; None if the registry did not have it at the last look."""
         return self._keys.get(backend)
 
     def find(self, key: int) -> Backend | None:
@@ -71,7 +71,7 @@ class RegistrySync:
         return seen.backend if seen is not None and not seen.backend.removed else None
 
     def name_of(self, backend: BackendId, generation: int) -> tuple[int, int] | None:
-        """What peers call this backend and its process, by the low bits of its generation. None: it is gone."""
+        """Return (key, low bits of the shared generation), by which peers know this process. None: it is gone."""
         key = self._keys.get(backend)
         found = self.find(key) if key is not None else None
         if key is None or found is None or found.generation != generation:
@@ -79,7 +79,7 @@ class RegistrySync:
         return key, self.facts.generation(key) % (1 << GENERATION_BITS)
 
     def names(self) -> BackendNames:
-        """What this node's ids mean to others, for the scans of the table."""
+        """Return the keys and shared generations of this node's backend ids, for scans of the table."""
         slots = self.registry.slots
         keys = np.zeros(len(slots), np.uint64)
         shared = np.zeros(len(slots), np.uint64)
@@ -92,11 +92,12 @@ class RegistrySync:
         return BackendNames(keys, shared, generations)
 
     def holder(self, key: int, generation: int, now: float) -> tuple[BackendId, int] | None:
-        """(id, generation) here of a backend's process, of which peers' low bits are enough. None: unknown, or earlier.
+        """Return our (id, generation) of a backend's process; of `generation` the low bits suffice. None: unknown, or
+        earlier than ours.
 
-        A later one than ours is started here first. A restart that the registry saw since the last look counts now: by
-        the number of the process before it, what that one held would pass for the new one's. For the same reason
-        nothing is taken before a peer has sent its counts, with the start times that belong to them.
+        A later generation than ours is started here first. A restart that the registry saw since the last look is
+        counted now: otherwise routes of the process before, which had that number, would pass for the new one's. For
+        the same reason this returns None until a peer has sent its count of the backend, with the start time.
         """
         seen, facts = self._seen.get(key), self.facts
         if seen is None or seen.backend.removed:
@@ -116,7 +117,7 @@ class RegistrySync:
         return backend.id, backend.generation
 
     def regained(self) -> bool:
-        """Whether the count of a backend has come whose claims were not taken for want of it. Says so once."""
+        """Whether a count has come for want of which claims were refused. True once for each backend."""
         if not self._passed_over:
             return False
         known = [key for key in self._passed_over if self.facts.of(key).counted]
@@ -125,7 +126,7 @@ class RegistrySync:
         return bool(known)
 
     def look(self, now: float) -> bool:
-        """Note in the facts what changed since the last look. Whether anything is in flight."""
+        """Note in the facts what changed since the last look. Returns whether anything is in flight."""
         registry = self.registry
         if self._version != (registry.counters.backends_added, registry.counters.backends_removed):
             self._version = (registry.counters.backends_added, registry.counters.backends_removed)
@@ -144,8 +145,8 @@ class RegistrySync:
         return bool(loads)
 
     def count_restarts(self, now: float) -> None:
-        """Count the restarts that this node saw since the last look, before facts are taken: a peer may have seen the
-        same, which would else seem to be others."""
+        """Count the restarts that this node saw since the last look. Call it before facts are taken: a restart that a
+        peer saw, too, would otherwise count twice."""
         if self._restarts != self.registry.counters.backend_restarts:
             self._restarts = self.registry.counters.backend_restarts
             for key, seen in self._seen.items():
@@ -162,7 +163,7 @@ class RegistrySync:
             self.facts.restarted(key, started_at)
 
     def _rename(self, now: float) -> None:
-        """Backends came or went. A newcomer starts as what peers already sent of it."""
+        """Rebuild the keys after backends came or went. A new backend starts with the load that peers have sent."""
         before, self._seen, self._keys = self._seen, {}, {}
         for backend in self.registry:
             key = keyed(self._key, backend.url)
@@ -174,7 +175,7 @@ class RegistrySync:
                 self.registry.set_peer_load(backend.id, self.facts.loads.of(key), now)
 
     def follow(self, now: float) -> None:
-        """Apply what was received since the last call."""
+        """Apply the loads and facts that were received since the last call to the registry."""
         facts, registry = self.facts, self.registry
         if facts.loads.moved:
             for key in facts.loads.moved:
@@ -201,7 +202,8 @@ class RegistrySync:
                     self._doubt(seen.backend, each.observers, now)
 
     def _start_generation(self, seen: Seen, new: NewGeneration, now: float) -> None:
-        """The claims so far are of an earlier one: unless the registry has begun the new one already, it begins."""
+        """Begin a new generation in the registry, unless it has begun already: our claims so far are of an earlier one.
+        """
         backend = seen.backend
         transitions = self.registry.restart_reported(backend, new.started_at, now)
         if not transitions and backend.generation == seen.generation:
@@ -210,7 +212,8 @@ class RegistrySync:
         seen.generation = backend.generation
 
     def _know_start(self, seen: Seen, start: KnownStart, now: float) -> None:
-        """Our claims, and what we sent of them, may be of the process before: then the known one is the next."""
+        """Take over a start that a peer knows. If the registry finds that our claims are of an earlier process, the
+        reported one is the next generation."""
         self._log(self.registry.start_reported(seen.backend, start.started_at, now))
         self._settle(start.backend, seen, now)
         self.facts.begun(*start)
@@ -225,9 +228,10 @@ class RegistrySync:
 
 
 def verdict_of(backend: Backend) -> Verdict:
-    """What peers are sent of it. An open circuit, too: a peer may meet the same faults.
+    """Return the verdict that peers are sent, an open circuit included: a peer may meet the same faults.
 
-    Never what we took on others' word: some nodes would hold a backend for ill for ever, each because others do.
+    A verdict that we took from peers' reports is never sent: nodes would call a backend ill for ever, each because
+    others do.
     """
     if backend.circuit is Circuit.OPEN:
         return Verdict.CIRCUIT_OPEN
@@ -237,6 +241,6 @@ def verdict_of(backend: Backend) -> Verdict:
 
 
 def keyed(key: bytes, url: str) -> int:
-    """The name of a backend between nodes: 64 bits, without which key nobody can ask for a URL."""
+    """Return a backend's key, 64 bits: without the secret `key` nobody can find out which URL it stands for."""
     digest = blake2b(url.encode(), digest_size=8, key=key, person=b"backend").digest()
     return int.from_bytes(digest, "little")

@@ -1,20 +1,21 @@
 """Commands of the operator that every node follows: add a backend, remove one.
 
 An address taken from gossip could send prompts anywhere, so the cluster key is not enough here: a command is signed
-with the admin key, which a node has only where its operator allows such commands. Without one nothing is signed,
-nothing is followed, and what peers send is not even passed on.
+with the admin key, which a node has only where its operator allows such commands. Without an admin key a node signs and
+follows nothing, and does not even pass on what peers send.
 
-Rules: one command for each URL, the one with the greatest clock; a removal is kept like an addition, or an old addition
-would return. Commands go to all peers when they are new here, to a newcomer, and all of them to somebody now and then.
-At most COMMANDS_MAX URLs; a command for one more is refused and counted.
+Rules: one command for each URL, the one with the greatest clock. A removal is kept like an addition, or an old addition
+would return. Commands are sent to all peers when they are new here, to a newcomer, and all of them to a random peer
+from time to time. At most COMMANDS_MAX URLs; a peer's command for one more is refused and counted, the operator's own
+is refused.
 
-Time: whoever has recorded a command must not bring it back when all who knew a later one are gone. So each says when it
-was signed, and is taken for VALID_S only. Nodes that follow one sign it anew before, with its old clock: it lives as
-long as one of them does, and expires with the last. Here, and nowhere else in gossip, the time of day decides: nothing
-else outlives all nodes, and what a wrong clock costs is that commands of others are refused, and counted, until it is
-set right; a command that was taken is kept by the monotonic clock. The clock of a new command is the time of day, too,
-or one more than the last: so it beats those of before a restart. Within VALID_S a node refuses what is older than what
-it knew before its restart by `floors`, which its state file keeps.
+Time: a recorded command must not return when all nodes that knew a later one are gone. So each command says when it was
+signed, and is taken for VALID_S only. Nodes that follow a command sign it anew before that, with its old clock: it
+lives as long as one of them does, and expires with the last. Here, and nowhere else in gossip, the time of day decides,
+since nothing else outlives all nodes. A wrong clock costs that commands of others are refused, and counted, until it is
+set right; a command that was taken is kept by the monotonic clock. The clock of a new command is the time of day, or
+one more than the last: so it beats those from before a restart. After a restart a node refuses commands older than
+those that it knew before, by `floors`, which its state file keeps.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ from ranvier_py.core.metrics import increment
 COMMANDS_MAX = 4096  # URLs: as many as there can be backends
 FLOORS_MAX = 1024  # kept across a restart: 16 KiB
 REPAIR_INTERVAL_S = 30.0
-VALID_S = 3600.0  # as long an old command may still be brought back
-RENEW_S = 1200.0  # two renewals may fail
-SKEW_S = 300.0  # clocks of nodes may be so far apart
-CLOCK_AHEAD_MS = 86_400_000  # of a clock that was wrong when the operator gave a command: nobody may end the count
+VALID_S = 3600.0  # after its signing a command is taken; so long may an old one be brought back
+RENEW_S = 1200.0  # age at which a command is signed anew; two renewals may fail
+SKEW_S = 300.0  # how far apart the clocks of nodes may be
+CLOCK_AHEAD_MS = 86_400_000  # how far a command's clock may be ahead, if a node's was wrong: nobody may use up clocks
 VERBS = ("add", "remove")
 
 
 class HeldCommand(NamedTuple):
-    """`signed_at`: on our monotonic clock, in seconds."""
+    """A command that is kept. `signed_at` is on our monotonic clock, in seconds."""
 
     command: Command
     signed_at: float
 
 
 class SignedCommands:
-    """The commands one node knows. `admin_key` empty: none are given or taken.
+    """The commands that one node knows. With an empty `admin_key` none are given or taken.
 
-    `wall_ms` is the time of day at `now`; say it again by `set_wall_clock`, as it may be put right.
+    `wall_ms` is the time of day at `now`; the owner repeats it by `set_wall_clock`, as the clock may be corrected.
     """
 
     def __init__(
@@ -88,20 +89,20 @@ class SignedCommands:
 
     @property
     def floors(self) -> dict[int, int]:
-        """By the digest of each URL the clock of the last command about it: for the state file."""
+        """Return digest of URL -> clock of the last command about it, FLOORS_MAX at most, for the state file."""
         known = {digest_of(url): held.command.clock for url, held in self._known.items()}
         latest = sorted((self._floors | known).items(), key=lambda item: item[1], reverse=True)
         return dict(latest[:FLOORS_MAX])
 
     def set_wall_clock(self, wall_ms: int, now: float) -> None:
-        """The time of day is this now."""
+        """Set the time of day at `now`."""
         self._wall_ms_before = wall_ms - 1000 * now
 
     def _wall_ms(self, now: float) -> int:
         return max(0, round(self._wall_ms_before + 1000 * now))
 
     def give(self, verb: str, url: str, weight: float, name: str, now: float) -> bool:
-        """The operator gave it here. False: commands are not shared on this node."""
+        """Sign and share a command that the operator gave here. False: there is no admin key, or the table is full."""
         held = self._known.get(url)
         if not self._key or (held is None and len(self._known) >= COMMANDS_MAX):
             return False
@@ -137,7 +138,7 @@ class SignedCommands:
                 self._take(command, now)
 
     def _refusal(self, command: Command, now: float) -> str:
-        """Why a command is not taken; empty where it may be."""
+        """Return why a command is refused; empty if it may be taken."""
         wall_ms = self._wall_ms(now)
         if not self._key or command.verb not in VERBS:
             return "signature"
@@ -166,7 +167,7 @@ class SignedCommands:
             self.new.append(command)
 
     def _renew(self, now: float) -> list[Command]:
-        """Sign again what would expire, whoever gave it."""
+        """Sign the commands that would expire again, whoever gave them, and return them."""
         old = [held.command for held in self._known.values() if now - held.signed_at > RENEW_S]
         return [self._signed(command, now) for command in old]
 
@@ -187,7 +188,7 @@ class SignedCommands:
 
 
 def by_clock(command: Command) -> tuple[int, str, float, str]:
-    """Of two commands about one URL the greater holds; when they were signed does not matter."""
+    """Return the sort key of commands about one URL, of which the greatest holds. The time of signing is not in it."""
     return command.clock, command.verb, command.weight, command.name
 
 
@@ -196,7 +197,7 @@ def digest_of(url: str) -> int:
 
 
 def signature_of(key: bytes, command: Command) -> bytes:
-    """HMAC-SHA256 over all that a command says, each part with its length."""
+    """Return the HMAC-SHA256 over all fields of a command but the signature, each part with its length."""
     numbers = pack("<QQd", command.clock, command.signed_ms, command.weight)
     parts = [numbers, command.verb.encode(), command.url.encode(), command.name.encode()]
     return hmac.new(key, b"".join(pack("<I", len(part)) + part for part in parts), sha256).digest()

@@ -1,1 +1,1 @@
-"""What each node learned, sent to all others; `route_gossip` composes the parts."""
+"""Route updates: how what each node learns reaches all others; `route_gossip` composes the parts."""

@@ -1,11 +1,11 @@
-"""How many bytes gossip may send: limits that hold in every second, whichever second one looks at.
+"""Budgets: how many bytes gossip may send in a second, whichever second one looks at.
 
-A `Window` allows so many units within any second, and knows what was spent in the last one, in slots of 50 ms. So a
-message as large as a whole second's budget can go at once, after a quiet second, and nothing else until it is paid for.
-`wire_bytes` is what a message takes on the wire, from above: headers, seal and frame included, those of TCP and IP
-not.
+A `Window` allows so many units within any second. It knows what was spent in the last second, in slots of 50 ms. So
+after a quiet second a message as large as the whole budget can go at once, and nothing else until a second has passed.
+`wire_bytes` is an upper bound of what a message takes on the wire: with headers, seal and frame, without those of TCP
+and IP.
 
-Rules: nobody waits for room. Who finds none drops what he had, and repair brings it later.
+Rules: nobody waits for room. A sender that finds none drops its message, and repair brings it later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ranvier_py.core.gossip.wire.messages import (
 SLOTS_PER_S = 20
 
 FIELDS_BYTES, ROWS_FIELDS_BYTES = 36, 64
-"""The frame's length, the small fields and the headers of byte strings, as msgpack, of any message of routes."""
+"""What any route message takes for the frame's length, the small fields and the headers of byte strings (msgpack)."""
 
 MESSAGE_BYTES = OVERHEAD_BYTES + FIELDS_BYTES
 """What any message takes beside its columns."""
@@ -37,7 +37,7 @@ VECTOR_ENTRY_BYTES, BACKEND_BYTES = 16, 12
 
 
 class Window:
-    """So many units in any one second. `now` never goes back."""
+    """Allows `per_s` units in any one second. `now` never goes back."""
 
     __slots__ = ("_slots", "_spent", "per_s")
 
@@ -47,9 +47,9 @@ class Window:
         self._spent = 0
 
     def room(self, now: float) -> int:
-        """What may still be spent now."""
+        """Return how many units may be spent now; below 0 if more was spent than allowed."""
         slots = self._slots
-        first = int(now * SLOTS_PER_S) - SLOTS_PER_S  # a slot counts until all of it is a second ago
+        first = int(now * SLOTS_PER_S) - SLOTS_PER_S  # a slot counts until its end is a second ago
         while slots and slots[0][0] < first:
             self._spent -= slots.popleft()[1]
         return self.per_s - self._spent
@@ -64,7 +64,7 @@ class Window:
 
 
 def wire_bytes(message: Message) -> int:
-    """What a message of routes takes on the wire, at most some 40 bytes too much."""
+    """Return what a route message takes on the wire, at most some 40 bytes too many."""
     size = MESSAGE_BYTES
     if isinstance(message, RouteUpdates | SideState):
         return size + sum(len(route_update) + ENTRY_BYTES for _, route_update in message.entries)

@@ -4,11 +4,11 @@
     peer    TotalSum -> us                  an equal one, or another with the sums of its groups of buckets
     we      PartSums (groups that differ)   the peer answers with its own of the same buckets
 
-A bucket's sum is the XOR of a number for each of its claims (`route_table.scan`); that of a group of 64 buckets, and
-that of the whole table, are the XOR of theirs. So one number stands for as much as all of them, but for one chance in
-2**64. All are little-endian columns, as in messages.
+A bucket's sum is the XOR of a number for each of its claims (`route_table.scan`); the sum of a group of 64 buckets, and
+that of the whole table, is the XOR of the buckets' sums. So one equal number stands for equal tables, but for one
+chance in 2**64. All sums are little-endian columns, as in messages.
 
-Rule: our sums are of the moment when the first question left; the peer's are begun after it came (`OwnSums`).
+Rule: our sums are begun when the comparison begins or later; the peer's after our question came (`OwnSums`).
 Memory: 32 KiB until the next comparison begins.
 """
 
@@ -24,23 +24,23 @@ from ranvier_py.core.gossip.replication.table_copy import OwnSums
 from ranvier_py.core.gossip.wire.columns import GROUPS
 from ranvier_py.core.gossip.wire.messages import PartSums, TotalSum
 
-NO_ROOM_S = 0.05  # until a question is tried again for which there was no room
+NO_ROOM_S = 0.05  # until a question is sent again for which there was no room
 
 AnySums = TotalSum | PartSums
 
 
 class Comparison:
-    """See the module."""
+    """The asking side of one comparison (see the module)."""
 
     def __init__(self, outbox: RouteOutbox, sums: OwnSums) -> None:
-        self.own: bytes | None = None  # our sums as the peer was asked about them
-        self.wake_at = inf  # when `tick` is wanted; inf while an answer is awaited
+        self.own: bytes | None = None  # our sums, once the peer was sent their total
+        self.wake_at = inf  # when `tick` must be called; inf while we wait for an answer
         self._outbox = outbox
         self._sums = sums
         self._peer: Peer | None = None
         self._request = 0
         self._begun_at = 0.0
-        self._groups = b""  # to be asked about
+        self._groups = b""  # groups of buckets to ask the peer about
 
     def begin(self, peer: Peer, request: int, now: float) -> None:
         self._peer, self._request, self._begun_at, self.wake_at = peer, request, now, now
@@ -50,7 +50,7 @@ class Comparison:
         self._peer, self.own, self.wake_at = None, None, inf
 
     def tick(self, now: float) -> None:
-        """At most one step of 2 ms."""
+        """Compute our sums or send a question: at most one step of 2 ms."""
         peer = self._peer
         if peer is None or now < self.wake_at:
             return
@@ -63,7 +63,8 @@ class Comparison:
             self.own = sums
 
     def receive(self, message: AnySums, now: float) -> bytes | None:
-        """The peer's sums, as far as they differ from ours. None: this was no answer, or there is one more question."""
+        """Return the peer's sums: ours, with those of the groups that differ replaced. None if the message is no answer
+        to us, or if one more question is needed."""
         own = self.own
         if own is None or message.reply or message.request != self._request:
             return None
@@ -83,7 +84,7 @@ class Comparison:
 
 
 def answer_to(question: AnySums, ours: bytes) -> AnySums:
-    """Of our sums, what a peer asked for."""
+    """Return the answer to a peer's question from our sums."""
     if isinstance(question, PartSums):
         return PartSums(question.groups, part_of(ours, question.groups), reply=False, request=question.request)
     total = total_of(ours)
@@ -92,28 +93,28 @@ def answer_to(question: AnySums, ours: bytes) -> AnySums:
 
 
 def group_sums(sums: bytes) -> bytes:
-    """The sums of all groups, of those of all buckets."""
+    """Return the sums of all groups, from the sums of all buckets."""
     return bytes(np.bitwise_xor.reduce(np.frombuffer(sums, "<u8").reshape(GROUPS, -1), axis=1).tobytes())
 
 
 def total_of(sums: bytes) -> int:
-    """One number for the sums of all buckets, or of all groups."""
+    """Return the total of the sums of all buckets, or of all groups."""
     return int(np.bitwise_xor.reduce(np.frombuffer(sums, "<u8")))
 
 
 def differing_groups(sums: bytes, groups: bytes) -> bytes:
-    """Which groups of these buckets have other sums, u8 each."""
+    """Return the groups whose sums differ from the peer's `groups`, u8 each. `sums` are ours of all buckets."""
     ours, theirs = np.frombuffer(group_sums(sums), "<u8"), np.frombuffer(groups, "<u8")
     return np.flatnonzero(ours != theirs).astype(np.uint8).tobytes()
 
 
 def part_of(sums: bytes, groups: bytes) -> bytes:
-    """The sums of the buckets of these groups."""
+    """Return the sums of the buckets in these groups."""
     return np.frombuffer(sums, "<u8").reshape(GROUPS, -1)[list(groups)].tobytes()
 
 
 def with_part(sums: bytes, groups: bytes, part: bytes) -> bytes:
-    """The same sums, but for those of these groups."""
+    """Return the same sums, with those of the buckets in these groups replaced by `part`."""
     whole = np.frombuffer(sums, "<u8").reshape(GROUPS, -1).copy()
     whole[list(groups)] = np.frombuffer(part, "<u8").reshape(len(groups), -1)
     return whole.tobytes()

@@ -1,12 +1,12 @@
-"""Pushing at once: what was learned here goes to our targets, what was received is passed on once.
+"""Eager push: what was learned here goes to our targets at once; what was received is passed on once.
 
-After a quiet time an update leaves at once; those that follow within `tick_s` leave together after it. Among few nodes
-everybody gets it from whoever learned it. Among many, each node passes on what is new to it, once, under the original
-origin and numbers; `route_outbox` chooses to whom.
+After a quiet time an update leaves at once; those that follow within `tick_s` leave together after it. In a small
+cluster every node gets an update from the node that learned it. In a large one each node passes on what is new to it,
+once, under the original origin and numbers; `route_outbox` chooses to which peers.
 
-Rules: a peer for whom there was no room is *lazy*: nothing more is pushed to it, which would not join what it has,
-until repair has brought it up to date. Nothing is kept for anybody: what is still to be sent is a range of a log.
-Bounds: one range for each origin; one mark for each peer.
+Rules: a peer for which there was no room is *lazy*: nothing more is pushed to it until repair has brought it up to
+date, because it would not join what the peer has. Nothing is kept for any peer: what is still to be sent is a range of
+a log. Bounds: one range for each origin; one mark for each peer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
 from ranvier_py.core.gossip.replication.update_log import UpdateLogs
 
 IN_TRANSIT_S = 0.25
-"""Under load something that was pushed so lately is always on its way between two nodes, and their digests differ: it
-must not be sent twice. If it was lost, the next digest finds it."""
+"""How long a pushed update counts as in transit. Under load there is always one between two nodes, so their digests
+differ: repair must not send it again. If it was lost, a later digest finds it."""
 
 
 class EagerPush:
-    """What is to be pushed with the next tick."""
+    """Keeps which ranges of the logs are to be pushed with the next tick, and pushes them."""
 
     def __init__(self, logs: UpdateLogs, outbox: RouteOutbox, tick_s: float) -> None:
         self.wake_at = inf
@@ -31,24 +31,24 @@ class EagerPush:
         self._outbox = outbox
         self._tick_s = tick_s
         self._ticked_at = -inf
-        self._sent = 0  # number of our own route updates that were pushed
-        self._settled = self._marked = 0  # the same at two earlier moments, ON_ITS_WAY_S apart or more
+        self._sent = 0  # our own route updates up to this number were pushed
+        self._settled = self._marked = 0  # `_sent` at two earlier moments, IN_TRANSIT_S apart or more
         self._marked_at = -inf
-        self._received: dict[int, tuple[int, int]] = {}  # origin -> number before what is new, who sent it
+        self._received: dict[int, tuple[int, int]] = {}  # origin -> (number before what is new, sender's session)
         self._turn = 0
 
     def learned(self) -> None:
-        """Our own log grew."""
+        """Push soon: our own log grew."""
         self.wake_at = min(self.wake_at, self._ticked_at + self._tick_s)
 
     def received(self, origin: int, after: int, sender: int) -> None:
-        """The route updates of an origin after this number are new here."""
+        """Note that an origin's route updates after this number are new here, to pass them on if we relay."""
         if self._outbox.relays:
             self._received.setdefault(origin, (after, sender))
             self.wake_at = min(self.wake_at, self._ticked_at + self._tick_s)
 
     def meet(self) -> None:
-        """The live peers changed."""
+        """React to a change of the live peers."""
         self.lazy = {session: None for session in self.lazy if session in self._outbox.peers}
 
     def tick(self, now: float) -> None:
@@ -68,15 +68,14 @@ class EagerPush:
             self._outbox.counters.relayed += self._push(origin, after, sender, now)
 
     def is_in_transit(self, session: int, have: int, now: float) -> bool:
-        """Whether a peer that has our own route updates up to this number lacks only what was pushed to it a moment
-        ago."""
+        """Whether a peer that has our own updates up to number `have` lacks only what was pushed to it just now."""
         lately = now - self._ticked_at < IN_TRANSIT_S
         return lately and self._settled <= have < self._sent and session not in self.lazy
 
     def _push(self, origin: int, after: int, sender: int, now: float) -> int:
-        """Send what follows a number to all targets that may not know it. Returns the number of batches."""
+        """Send an origin's updates after a number to the targets that may lack them. Returns the number of batches."""
         logs, outbox, lazy = self._logs, self._outbox, self.lazy
-        start = self._turn % len(outbox.targets)  # whoever comes first finds room: not always the same
+        start = self._turn % len(outbox.targets)  # the first ones find room: begin with another peer each time
         in_turn = (*outbox.targets[start:], *outbox.targets[:start])
         targets = [peer for peer in in_turn if peer.session not in (origin, sender) and peer.session not in lazy]
         batches = 0

@@ -1,22 +1,23 @@
-"""Getting a table from a peer: all of it when a node joins, the buckets that differ when route updates were trimmed.
+"""Getting a table from a peer: the whole table when a node joins, the buckets that differ when a log was trimmed.
 
-    join    Vector () + RowsWanted (all) -> one peer; its Vector and its Rows come, or Busy: then another is asked
-    repair  sums are compared with the peer that sent Reset (`comparison`), RowsWanted (buckets that differ) -> it; its
-            Rows come
-    audit   the same now and then with any peer, for some of the buckets: equal numbers need not mean equal tables.
-            Who is asked compares as well, and asks back (`differs`): after it both are equal
+    join    we send Vector () and RowsWanted (all) to one peer; it answers with its Vector and its Rows, or with Busy:
+            then we ask another peer
+    repair  we compare sums with the peer that sent Reset (`comparison`), then send it RowsWanted (the buckets that
+            differ); it answers with its Rows
+    audit   the same from time to time with any peer, for some of the buckets: equal numbers need not mean equal tables.
+            The peer compares as well and asks back (`differs`), so that afterwards both tables are equal
 
-Chunks come as fast as they are merged: RowsWanted with the next chunk as cursor lets WINDOW_CHUNKS more come. With the
-same cursor once more it means that what followed was lost. When the last chunk is merged, all that the peer had before
-the first one is here: its numbers are adopted, and route updates go on from there. Meanwhile route updates that join
-are taken as ever; the order does not matter.
+The peer sends chunks as fast as we merge them. RowsWanted with the next chunk as cursor lets WINDOW_CHUNKS more come;
+with the same cursor again it means that the chunks after it were lost. Once the last chunk is merged, everything that
+the peer had before its first chunk is here: we adopt its numbers, and route updates go on from there. Updates that join
+are taken meanwhile as always: the order does not matter.
 
-Rules: one pull at a time. Chunks of another request or peer, and chunks that do not follow the last one, are dropped.
-Ages count from when a chunk was asked for. `synced` is for readiness: the join is over, or there was nobody to ask.
-A repair that moved many bytes is not repeated before PULL_BYTES_PER_S allow it. An audit heals what no route update
-can: what a node gave to whoever joined and died before it sent it to the others, or what was dropped while its backend
-was not known. So after each disturbance (somebody went or came, or we joined) a few audits follow soon, one after the
-other, each with a random peer: what one node alone has is everywhere after about log2(N) of them.
+Rules: one pull at a time. Chunks of another request or peer, or out of order, are dropped. Ages count from when a chunk
+was asked for. `synced` serves readiness: the join is over, or there was no peer to ask. After a repair that moved many
+bytes the next one waits until PULL_BYTES_PER_S allows it. An audit heals what no route update can: routes that a node
+gave to one that joined and died before it sent them to the others, or that were dropped while their backend was not
+known. So each disturbance (a member came or went, or we joined) is followed by a few audits soon after each other, each
+with a random peer: what only one node has is everywhere after about log2(N) of them.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from ranvier_py.core.gossip.replication.update_log import UpdateLogs
 from ranvier_py.core.gossip.wire.messages import Busy, RowsWanted, TableRows, Vector
 
 ALONE_S = 2.0
-"""A node that finds nobody for so long has nothing to wait for."""
+"""A node that finds no peer for this long counts as synced: there is nobody to copy from."""
 
 JOIN_LIMIT_S = 30.0
-"""After so long of being refused a node stops trying to join: route updates and repair will do."""
+"""A node that is refused for this long stops trying to join: route updates and repair will do."""
 
 ROUND_S = (0.1, 0.3)
-"""Between two rounds in which everybody was busy: random within these."""
+"""The pause between two rounds in which all peers were busy is random within these."""
 
 PROGRESS_S = 1.0
 """A chunk that does not come within this is asked for again: ten times what a busy peer needs for the next one."""
@@ -53,24 +54,23 @@ SUMS_S = 5.0  # for the sums of a million rows on both sides, twice, and their t
 RESUMES_MAX = 3
 
 NEW_UPDATES_MAX = 4096
-"""A peer that has no more route updates than this, and has not joined itself, is as new as we are: route updates will
-do."""
+"""A peer with no more route updates than this that has not joined itself is as new as we are: updates will do."""
 
 PULL_BYTES_PER_S = 4 * 1024 * 1024
 """What repair may move on average: a table of a million rows every 8 s."""
 
 AUDIT_BUCKETS_MAX = 256
-"""Of those that an audit for no reason found to differ so many are asked for, a sixteenth of a table: among a million
-claims some hundred expire on one side a second earlier, at any time."""
+"""A periodic audit asks for at most this many of the buckets that differ, a sixteenth of a table: among a million
+claims some hundred expire a second earlier on one side, at any time."""
 
 SOON_MORE = 2
-"""Audits that follow beyond log2(N): some are wasted on a peer that has nothing new."""
+"""Audits after a disturbance beyond log2(N): some are wasted on a peer that has nothing new."""
 
 SOON_NODES = 16
-"""In larger clusters the audits come slower by as much: each node's part in those of all others stays the same."""
+"""In clusters larger than this the audits are slower in proportion, so that each node answers as many as before."""
 
 MANY_BUCKETS = 2048
-"""If more differ, the whole table is asked for: one way through it costs the peer the same."""
+"""If more buckets differ, the whole table is asked for: one pass over it costs the peer the same."""
 
 
 class Phase(Enum):
@@ -80,7 +80,7 @@ class Phase(Enum):
 
 
 class Pull:
-    """The asking side."""
+    """The asking side of the transfer of tables; `snapshot_source` is the giving side."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class Pull:
         self._request = rng.getrandbits(32)
         self._buckets = b""
         self._next = 0
-        self._allowed: deque[tuple[int, float]] = deque()  # (chunks before this one, may come since then)
+        self._allowed: deque[tuple[int, float]] = deque()  # (end, t): chunks below `end` were asked for at `t`
         self._resumes = 0
         self._bytes = 0
         self._deadline = inf
         self._vector_came = False
         self._not_before = now
-        self._tried: dict[int, bool] = {}  # in this round of joining: whether that peer is new, too
+        self._tried: dict[int, bool] = {}  # peers asked in this round of joining -> whether that peer is new, too
         self._round_at = now
         self._alone_until = now + ALONE_S
         self._give_up_at = inf
@@ -122,8 +122,8 @@ class Pull:
         self._auditing = False
         self._soon_interval_s = inf
         self._soon = 0  # audits still to come because of a disturbance
-        self._others = 0  # nodes beside us
-        self._met_nobody = False  # we hold ourselves for synced, for want of peers
+        self._others = 0  # live nodes beside us
+        self._met_nobody = False  # we count as synced because there was no peer
 
     @property
     def wake_at(self) -> float:
@@ -134,7 +134,7 @@ class Pull:
         return self._round_at if self._outbox.order else self._alone_until
 
     def meet(self, others: int, now: float) -> None:
-        """The live peers changed. `others`: how many nodes there are beside us."""
+        """React to a change of the live peers. `others`: how many live nodes there are beside us."""
         peers, self._others = self._outbox.peers, others
         if self._peer is not None and self._peer.session not in peers:
             self._break_off(now)
@@ -143,7 +143,7 @@ class Pull:
             self.disturbed(now)
 
     def disturbed(self, now: float) -> None:
-        """Somebody may have what others lack, and no log shows it: compare soon."""
+        """Schedule audits soon: a node may have routes that others lack, and no log shows it."""
         self._soon = SOON_MORE + self._others.bit_length()
         self._audit_at = min(self._audit_at, now + self._soon_s())
 
@@ -151,7 +151,7 @@ class Pull:
         return self._soon_interval_s * self._rng.uniform(0.5, 1.5) * max(1.0, self._others / SOON_NODES)
 
     def tick(self, now: float) -> None:
-        """At most one step of 2 ms."""
+        """Do what is due: at most one step of 2 ms."""
         if self._phase is Phase.IDLE:
             if not self.synced:
                 self._join(now)
@@ -163,14 +163,14 @@ class Pull:
             self._comparison.tick(now)
 
     def audit_every(self, interval_s: float, soon_s: float, now: float) -> None:
-        """From now on, and after a disturbance every `soon_s` for a while. Nodes that start together audit apart."""
+        """Set the regular interval and that after a disturbance. Nodes that start together begin at random times."""
         self._audit_interval_s, self._soon_interval_s = interval_s, soon_s
         self._audit_at = now + interval_s * self._rng.uniform(0.2, 1.0)
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
     def _join(self, now: float) -> None:
-        """Ask one peer that was not asked in this round."""
+        """Ask one peer for its table that was not asked in this round; end the join if none can help."""
         order = self._outbox.order
         if not order:
             self.synced = self._met_nobody = now >= self._alone_until
@@ -189,7 +189,7 @@ class Pull:
             self._round_at = now + self._rng.uniform(*ROUND_S)
 
     def vector(self, peer: Peer, message: Vector) -> None:
-        """What a peer has. Everything it has before its first chunk will be here after its last."""
+        """Take the vector of the peer that we join from: after its last chunk all that it lists will be here."""
         if self._is_from(peer, Phase.ROWS) and not (self.synced or message.reply or self._next or self._vector_came):
             self._vector_came = True
             self._targets = dict(message.entries)
@@ -201,7 +201,7 @@ class Pull:
     # --- repair -----------------------------------------------------------------------------------------------------
 
     def reset(self, peer: Peer, origin: int, base: int, now: float) -> None:
-        """A peer has route updates that we lack and that are not to be had: compare tables with it."""
+        """Compare tables with a peer: it has route updates that we lack, and they can't be had from any log."""
         if self._is_from(peer, Phase.COMPARE) and self._comparison.own is None:
             self._targets[origin] = max(base, self._targets.get(origin, 0))
         elif self._phase is not Phase.IDLE or not self.synced or now < self._not_before:
@@ -211,7 +211,7 @@ class Pull:
             self._targets = {origin: base}
 
     def audit(self, now: float) -> None:
-        """Compare with some peer."""
+        """Compare tables with a random peer, and schedule the next audit."""
         wait_s = self._audit_interval_s * self._rng.uniform(0.8, 1.2)
         if self._soon:
             wait_s = min(wait_s, self._soon_s())
@@ -226,7 +226,7 @@ class Pull:
         self._comparison.begin(peer, self._request, now)
 
     def sums(self, peer: Peer, message: AnySums, now: float) -> None:
-        """The peer's sums, which we waited for. Those of a comparison before may be older than its reset."""
+        """Take the peer's sums, and ask for the buckets that differ. Sums of an earlier comparison don't count."""
         if not self._is_from(peer, Phase.COMPARE):
             return
         ours, theirs = self._comparison.own, self._comparison.receive(message, now)
@@ -239,9 +239,9 @@ class Pull:
             self._ask(peer, buckets, now)
 
     def differs(self, peer: Peer, ours: bytes, theirs: bytes, now: float) -> None:
-        """A peer that compares with us was sent our sums: what it has and we lack is to be had, too.
+        """Ask back: a peer that compares with us was sent our sums, and may have rows that we lack.
 
-        If nearly everything differs, one of the two is new, or the other's reset means so.
+        Never for the whole table: if nearly all buckets differ, one of the two is new, or a Reset made it compare.
         """
         if self._phase is Phase.IDLE and self.synced and now >= self._not_before:
             self._targets, self._auditing = {}, True
@@ -250,7 +250,7 @@ class Pull:
                 self._ask(peer, buckets, now)
 
     def _differing(self, ours: bytes, theirs: bytes) -> bytes | None:
-        """The buckets to ask for: u16 each, empty for the whole table. None: there is nothing to ask for."""
+        """Return the buckets to ask for, u16 each; empty for the whole table, None if no bucket differs."""
         differing = np.flatnonzero(np.frombuffer(ours, "<u8") != np.frombuffer(theirs, "<u8"))
         self._counters.differing_buckets = len(differing)
         if self._auditing and not self._soon and len(differing) > AUDIT_BUCKETS_MAX:
@@ -262,7 +262,7 @@ class Pull:
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def take(self, peer: Peer, message: TableRows, now: float) -> None:
-        """A chunk: merged at once, at most 2 ms."""
+        """Merge a chunk at once, which takes at most 2 ms, and let more chunks come."""
         if not self._is_from(peer, Phase.ROWS) or message.request != self._request or message.chunk != self._next:
             self._counters.stray_chunks += 1
             return
@@ -291,7 +291,7 @@ class Pull:
         self._send_wanted(buckets, now)
 
     def _send_wanted(self, buckets: bytes, now: float) -> None:
-        """Let more chunks come. With the cursor of last time: send again what followed it."""
+        """Let more chunks come. The same cursor as last time asks for the chunks after it again."""
         assert self._peer is not None
         self._outbox.send(self._peer, RowsWanted(self._request, self._next, buckets), now)
         if not self._allowed or self._allowed[-1][0] < self._next + WINDOW_CHUNKS:
@@ -310,7 +310,7 @@ class Pull:
         return self._phase is phase and self._peer is not None and self._peer.session == peer.session
 
     def _late(self, now: float) -> None:
-        """Nothing came in time: ask for the next chunk again, or leave it."""
+        """Nothing came in time: ask for the next chunk again, or break off after RESUMES_MAX times."""
         if self._phase is Phase.ROWS and self._resumes < RESUMES_MAX:
             self._resumes += 1
             self._deadline = now + PROGRESS_S
@@ -330,7 +330,7 @@ class Pull:
         self._comparison.end()
 
     def _done(self, now: float) -> None:
-        """All rows are here: what the peer had then is here, too."""
+        """All rows are merged: adopt the numbers of what the peer had when it began, and go on from there."""
         peer = self._peer
         assert peer is not None
         adopted = [

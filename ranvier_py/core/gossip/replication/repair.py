@@ -1,16 +1,16 @@
-"""Making up for what was missed: digests find it, version vectors name it, pieces of the logs bring it.
+"""Repair of missed route updates: digests find a difference, version vectors name it, pieces of the logs close it.
 
-    A  every half second    Digest -> B, some live peer
-    B  another hash         Vector (reply) -> A
-    A                       Vector -> B, and to B what it lacks, oldest first, within the budget
-    B                       to A what it lacks
+    A  every half second        Digest -> B, some live peer
+    B  if its hash is another   Vector (reply) -> A
+    A                           Vector -> B; and to B what it lacks, oldest first, within the budget
+    B                           to A what it lacks
 
-What cannot be had as route updates, because the log was trimmed or because it would take longer than REPAIR_S, is
-answered with Resets: then whole tables are compared (`pull`). Somebody who got a batch that does not join what it has
+What can't be had as route updates, because the log was trimmed or because sending would take longer than REPAIR_S, is
+answered with Resets: then whole tables are compared (`pull`). A node that got a batch that does not join what it has
 asks the sender soon, with a Vector that wants no other in return.
 
-Rules: nothing is guessed: batches join or are dropped, so a number is never ahead of the route updates. Of origins that
-are gone and whose route updates have expired nothing is sent.
+Rules: nothing is guessed: batches join or are dropped, so a number in a vector is never ahead of the route updates.
+Nothing is sent of origins that are gone and whose route updates have expired.
 Bounds: one waiting question for each peer, asked at most every ASK_INTERVAL_S.
 """
 
@@ -29,14 +29,14 @@ from ranvier_py.core.gossip.replication.update_log import BATCH_BYTES_MAX, Updat
 from ranvier_py.core.gossip.wire.messages import Digest, Reset, Vector
 
 ASK_INTERVAL_S = 0.2
-"""One peer is asked for what was missed no more often: the answer to the last question takes a round trip."""
+"""The shortest time between two questions to one peer: the answer to the last one takes a round trip."""
 
 REPAIR_S = 4.0
-"""If route updates would take longer than this at the budget for one peer, tables are compared instead."""
+"""If sending route updates within the budget for one peer would take longer, tables are compared instead."""
 
 
 class Repair:
-    """Digests and vectors, both ways."""
+    """Sends and answers digests and vectors, and supplies peers from the logs."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Repair:
         return min(self._digest_at, *self._ask_at.values()) if self._ask_at else self._digest_at
 
     def meet(self) -> None:
-        """The live peers changed."""
+        """React to a change of the live peers."""
         peers = self._outbox.peers
         self._ask_at = {session: at for session, at in self._ask_at.items() if session in peers}
         self._asked_at = {session: at for session, at in self._asked_at.items() if session in peers}
 
     def missed(self, session: int, now: float) -> None:
-        """A live peer has something that we lack: ask it soon."""
+        """Ask this live peer soon: it has something that we lack."""
         if session in self._outbox.peers and session not in self._ask_at:
             earliest = max(now, self._asked_at.get(session, -inf) + ASK_INTERVAL_S)
             self._ask_at[session] = earliest + self._rng.uniform(0, ASK_INTERVAL_S / 4)
@@ -100,7 +100,7 @@ class Repair:
             self._outbox.send(peer, self._vector(reply=True), now)
 
     def vector(self, peer: Peer, message: Vector, now: float) -> None:
-        """An empty one that wants another comes from a newcomer, who will ask for the whole table."""
+        """Answer a peer's vector and send what it lacks; nothing for an empty one: a newcomer asks for whole tables."""
         if message.reply:
             self._outbox.send(peer, self._vector(reply=False), now)
             if not message.entries:
@@ -112,7 +112,7 @@ class Repair:
         return Vector(entries or ((self._logs.session, 0),), reply)
 
     def _supply(self, peer: Peer, theirs: Mapping[int, int], now: float) -> None:
-        """Send a peer what it lacks, or a Reset where that is not to be had."""
+        """Send a peer the route updates that it lacks, or a Reset for an origin whose updates can't be had here."""
         logs = self._logs
         lacking: dict[int, int] = {}
         for origin, number in logs.vector.items():
@@ -141,7 +141,7 @@ class Repair:
         return False
 
     def _send_oldest_first(self, peer: Peer, lacking: Mapping[int, int], now: float) -> bool:
-        """Within half of what room there is; the rest is for what is new. Returns whether that was all."""
+        """Send within half of the room, as the rest is for new updates. Returns whether all of it was sent."""
         logs = self._logs
         room = self._outbox.room(peer, now) // 2
         for origin, have in sorted(lacking.items(), key=lambda item: logs.evidence_after(*item)):

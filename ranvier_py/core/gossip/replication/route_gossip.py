@@ -1,4 +1,4 @@
-"""Route gossip: what one node learns, all nodes receive. Composes the parts, and takes what peers send.
+"""Route gossip: what one node learns, all nodes receive. `RouteGossip` composes the parts and takes what peers send.
 
     update_log      updates of every origin, numbered; what is here of each
     eager_push      what is new goes out within a tick
@@ -7,10 +7,10 @@
     side_state      what no row of a table has, for the same
     route_outbox    the live peers, and budgets in bytes
 
-Rules: updates of an origin are taken in the order of their numbers, each once; a batch that does not join is dropped,
-and its sender is asked. What one peer may bring of new rows is limited to INTAKE_SHARES fair shares. Routes point to
-backends, not to the node that served them: when it dies they stay, and still spread. Nobody waits for anything here.
-Invariant: everything is bounded by the live peers and by `route_settings`; `counters` has what was dropped.
+Rules: updates of an origin are taken in the order of their numbers, each once. A batch that does not join is dropped,
+and its sender is asked. One peer may bring new rows up to INTAKE_SHARES fair shares. Routes point to backends, not to
+the node that served them: when that node dies they stay, and still spread. Nobody waits for anything here.
+Invariant: everything is bounded by the live peers and by `route_settings`; `counters` counts what was dropped.
 """
 
 from __future__ import annotations
@@ -57,27 +57,26 @@ ROUTE_MESSAGES = (
 """What `RouteGossip.receive` takes."""
 
 INTAKE_SHARES = 4
-"""One peer may bring so many times the fair share of new rows: load is uneven, but nobody may fill all tables."""
+"""One peer may bring this many fair shares of new rows: load is uneven, but no peer may fill all tables."""
 
 TAKEN_AT_ONCE_MAX = BATCH_ENTRIES_MAX
-"""Updates of one message that are taken. Nobody of ours sends more; what is beyond is asked for again."""
+"""Updates taken of one message. No node of ours sends more; those beyond it are asked for again."""
 
 ROWS_AT_ONCE_MAX = 1024
-"""The same of rows, a few milliseconds: more than fit in one message of ours."""
+"""Rows taken of one message, a few milliseconds' work: more than fit in one message of ours."""
 
 PRUNE_INTERVAL_S = 1.0
 
 ORIGIN_ASK_INTERVAL_S, ORIGIN_ANSWER_S = 5.0, 1.0
-"""An origin whose updates somebody else can't give is asked itself, so often at most; without an answer in this time
-tables are compared."""
+"""If a peer can't give an origin's updates, the origin itself is asked, at most once in the first time; without an
+answer within the second, tables are compared."""
 
 
 class RouteGossip:
-    """The routes' part of gossip. Times are seconds of one monotonic clock.
+    """Replicates routes among nodes. Times are seconds of one monotonic clock.
 
-    `round_trip_s` gives the last known round trip to a session, for the lag; 0 = not known. `lag` is how long updates
-    took from being made anywhere to being received here: the times that all their senders held them, and half a round
-    trip for the last hop.
+    `round_trip_s` gives the mean round trip to a session, for the lag; 0 = not known. `lag` is the time from where an
+    update was made to its receipt here: how long each of its senders held it, plus half a round trip for the last hop.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class RouteGossip:
         self._pull.audit_every(settings.audit_interval_s, settings.soon_interval_s, now)
         self._source = SnapshotSource(self._outbox, sync.copy, sums, self._pull.differs)
         self._members: Sequence[int] = ()
-        self._met: Mapping[int, None] = {}  # live sessions of the last time, peers and others
+        self._met: Mapping[int, None] = {}  # live sessions at the last call of `peers`: peers and other members
         self._intake: dict[int, Window] = {}
         self._origin_asked_at: dict[int, float] = {}
         self._prune_at = now + PRUNE_INTERVAL_S
@@ -122,7 +121,7 @@ class RouteGossip:
     # --- what the owner asks ----------------------------------------------------------------------------------------
 
     def announce(self, route_update: bytes, at: float) -> None:
-        """Something was learned here, by evidence of that time. O(1): it is sent with the next tick."""
+        """Log a route update of this node, with the time of its evidence. O(1): it is sent with the next tick."""
         if not 0 < len(route_update) <= ROUTE_UPDATE_BYTES_MAX:
             self._counters.oversized += 1
             return
@@ -130,9 +129,9 @@ class RouteGossip:
         self._eager.learned()
 
     def peers(self, live: Sequence[Peer], now: float, members: Sequence[int] = ()) -> None:
-        """These are the live peers of our schema now. All that is kept for others goes.
+        """Set the live peers of our schema, and drop what is kept for others.
 
-        `members`: sessions of further live members, whose updates come through the peers.
+        `members`: sessions of all live members; the updates of those that are no peers come through the peers.
         """
         others = [peer for peer in live if peer.session != self._logs.session]
         if members is self._members and others == list(self._outbox.order):
@@ -157,21 +156,21 @@ class RouteGossip:
         self._origin_asked_at = {key: at for key, at in self._origin_asked_at.items() if key in self._outbox.peers}
 
     def compare_soon(self, now: float) -> None:
-        """The table may lack what the logs count as here."""
+        """Schedule audits soon: the table may lack routes whose updates the logs count as taken."""
         self._pull.disturbed(now)
         if self._pull.synced:
             self._side.want(now + self._settings.soon_interval_s)
 
     def compare_now(self, now: float) -> None:
-        """With some peer."""
+        """Compare tables with a random peer now."""
         self._pull.audit(now)
 
     def room(self, now: float) -> int:
-        """Bytes that routes leave of what this node may send now."""
+        """Return how many bytes of the node's budget routes leave now."""
         return self._outbox.node_room(now)
 
     def forget(self, session: int, now: float) -> None:
-        """A member is gone for good. What it sent stays until it expires."""
+        """Drop a member that is gone for good from the peers. What it sent stays until it expires."""
         if session in self._outbox.peers:
             others = [member for member in self._members if member != session]
             self.peers([peer for peer in self._outbox.order if peer.session != session], now, others)
@@ -188,7 +187,7 @@ class RouteGossip:
         )
 
     def tick(self, now: float) -> None:
-        """Do what is due; of long work one step of about 2 ms."""
+        """Do what is due. Long work goes on by one step of about 2 ms."""
         self._eager.tick(now)
         if self._pull.synced:
             self._repair.tick(now)
@@ -201,7 +200,7 @@ class RouteGossip:
     # --- what peers send --------------------------------------------------------------------------------------------
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
-        """One of ROUTE_MESSAGES, from a live peer. Takes at most a few milliseconds."""
+        """Take one of ROUTE_MESSAGES from a live peer, in a few milliseconds at most. Others are counted, dropped."""
         if peer.session not in self._outbox.peers:
             self._counters.strangers += 1
         elif isinstance(message, RouteUpdates):
@@ -227,7 +226,7 @@ class RouteGossip:
             self._side.receive(peer, message, now, serving=self._pull.synced)
 
     def _take(self, peer: Peer, message: RouteUpdates, now: float) -> None:
-        """Take what joins and was not known; keep it for those who miss it."""
+        """Learn the updates of a batch that joins and that were not known, and log them for peers that miss them."""
         origin, after, entries, held_ms = message
         origin = origin or peer.session
         counters, number = self._counters, self._logs.vector[origin]
@@ -270,7 +269,7 @@ class RouteGossip:
         self._eager.received(origin, number, peer.session)
 
     def _reset(self, peer: Peer, message: Reset, now: float) -> None:
-        """A peer can't give us updates of an origin. The origin may; else tables are compared."""
+        """A peer can't give us updates of an origin: ask the origin if it is a peer, else compare tables."""
         origin, base = message
         self._counters.resets_received += 1
         if origin == self._logs.session or base <= self._logs.vector[origin] or not self._logs.open(origin, now):
@@ -292,12 +291,12 @@ class RouteGossip:
         return self._pull.synced
 
     def vector(self) -> dict[int, int]:
-        """For each origin the number up to which everything is here."""
+        """Return for each origin the number up to which all its updates are here."""
         return dict(self._logs.vector.items())
 
     @property
     def counters(self) -> RouteGossipCounters:
-        """As of now."""
+        """The counters, with the gauges as they are now."""
         counters, logs = self._counters, self._logs
         counters.synced, counters.transfers = self._pull.synced, self._source.running()
         counters.origins, counters.logged, counters.own = len(logs.vector), len(logs), logs.own
@@ -306,7 +305,7 @@ class RouteGossip:
 
 
 def within(entries: Sequence[Entry], rows_max: int) -> tuple[Sequence[Entry], int]:
-    """The first updates that have no more than so many rows, and how many they have."""
+    """Return the first updates with at most `rows_max` rows, no more than TAKEN_AT_ONCE_MAX, and their row count."""
     rows = 0
     for count, entry in enumerate(entries):
         more = row_count(entry.route_update)

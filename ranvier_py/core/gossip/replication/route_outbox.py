@@ -1,9 +1,9 @@
-"""How messages about routes leave: to whom, and whether there is room for them in the budgets.
+"""The outbox of route messages: which peers a node sends to, and whether the budgets have room for a message.
 
-Whom a node sends to directly: all live peers while there are few; else its successors on `fan_out` rings, each ring all
-live sessions in another pseudo-random order. All nodes that see the same members see the same rings. Each ring alone
-reaches everybody, so what is passed on once by everyone reaches all, over about log2(N) hops; and because the path
-between two nodes stays the same, updates of an origin arrive in order.
+While there are few nodes, a node sends to all live peers directly. In a larger cluster it sends to its successors on
+`fan_out` rings; each ring has all live sessions in another pseudo-random order. All nodes that see the same members see
+the same rings. Each ring alone reaches every node, so an update that everyone passes on once reaches all, over about
+log2(N) hops; and because the path between two nodes stays the same, updates of an origin arrive in order.
 
 Rules: a message for which there is no room is not sent, and counted; nobody waits. Rows have a budget of their own.
 """
@@ -21,14 +21,14 @@ from ranvier_py.core.prompts.fingerprint import MASK
 
 
 class RouteOutbox:
-    """The live peers, and what may go to them."""
+    """The live peers, and the budgets of what is sent to them."""
 
     def __init__(self, session: int, settings: RouteGossipSettings, outbox: list[Outgoing]) -> None:
-        self.counters = RouteGossipCounters()  # of all of route gossip
-        self.peers: dict[int, Peer] = {}
-        self.order: Sequence[Peer] = ()  # the same, to choose from
-        self.targets: Sequence[Peer] = ()  # to whom we push
-        self.relays = False  # whether what we receive is to be passed on
+        self.counters = RouteGossipCounters()  # shared by all parts of route gossip
+        self.peers: dict[int, Peer] = {}  # by session
+        self.order: Sequence[Peer] = ()  # the same peers, to choose from
+        self.targets: Sequence[Peer] = ()  # the peers that we push to
+        self.relays = False  # whether we pass on what we receive
         self.bulk = Window(settings.bulk_bytes_per_s)
         self._rings = Rings(session, settings.fan_out)
         self._settings = settings
@@ -37,7 +37,7 @@ class RouteOutbox:
         self._windows: dict[int, Window] = {}
 
     def meet(self, live: Sequence[Peer], members: int = 0) -> None:
-        """These are the live peers now, of so many members: in a large cluster peers are but neighbours."""
+        """Set the live peers, and how many other live members there are: in a large cluster only some are peers."""
         settings = self._settings
         self.order = tuple(live)
         self.peers = {peer.session: peer for peer in live}
@@ -49,15 +49,15 @@ class RouteOutbox:
         }
 
     def node_room(self, now: float) -> int:
-        """Bytes that may go to all peers together now, of all but rows."""
+        """Return how many bytes may be sent to all peers together now, rows not counted."""
         return self._node.room(now)
 
     def room(self, peer: Peer, now: float) -> int:
-        """Bytes that may go to a live peer now, of all but rows."""
+        """Return how many bytes may be sent to a live peer now, rows not counted."""
         return min(self.node_room(now), self._windows[peer.session].room(now))
 
     def send(self, peer: Peer, message: Message, now: float) -> bool:
-        """Whether there was room for it, and there is such a peer."""
+        """Send a message within the budgets. Returns False if there is no room or no such peer."""
         window = self._windows.get(peer.session)
         if window is None:
             return False
@@ -72,7 +72,7 @@ class RouteOutbox:
         return True
 
     def send_bulk(self, peer: Peer, message: Message, now: float) -> bool:
-        """What belongs to whole tables. Whether there was room for it, and there is such a peer."""
+        """Send sums within the budget for rows. Returns False if there is no room or no such peer."""
         size = wire_bytes(message)
         if peer.session not in self.peers or size > self.bulk.room(now):
             self.counters.over_budget += 1
@@ -83,7 +83,7 @@ class RouteOutbox:
         return True
 
     def send_rows(self, peer: Peer, rows: TableRows, now: float) -> None:
-        """Rows are sent by who looked at `bulk` before: they exist already and would have to be read again."""
+        """Send rows unconditionally: the caller looked at `bulk` before it read them from the table."""
         size = wire_bytes(rows)
         self.bulk.spend(size, now)
         self.counters.sent_rows_bytes += size
@@ -91,14 +91,14 @@ class RouteOutbox:
 
 
 class Rings:
-    """The live peers in several pseudo-random orders (`rings`)."""
+    """The rings: the live peers in several pseudo-random orders."""
 
     def __init__(self, session: int, rings: int) -> None:
         self._rings = min(rings, RINGS_MAX)
         self._mine = positions_of(session)
 
     def successors(self, live: Sequence[Peer]) -> Sequence[Peer]:
-        """Who follows us on each ring; if that is somebody chosen before, who follows him."""
+        """Return the peer that follows us on each ring, or the next one after it that no earlier ring has chosen."""
         chosen: dict[int, Peer] = {}
         for ring in range(self._rings):
             start = self._mine[ring]

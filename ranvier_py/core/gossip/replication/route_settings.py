@@ -1,4 +1,4 @@
-"""How fast, how far and how much routes are sent, and what is counted of it. The defaults suit 3 to 100 nodes."""
+"""Settings and counters of route gossip: how fast, how far and how much is sent. The defaults suit 3 to 100 nodes."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.routing.route_table.route_values import ROUTE_TTL_S
 
 MIN_BYTES_PER_S = 64 * 1024
-"""Twice the largest single message under these budgets, all bucket sums. A transfer of rows has a quarter of its."""
+"""Twice the largest message under these budgets, all bucket sums. One transfer has a quarter of the budget for rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteGossipSettings:
-    """`schema` tells how fingerprints are made; `ttl_s` is the table's. Raises ValueError for what can't work."""
+    """`schema` names how fingerprints are made; `ttl_s` is the table's. Raises ValueError for unusable settings."""
 
     schema: int = 0
     ttl_s: float = ROUTE_TTL_S
     tick_s: float = 0.05  # the longest that a new route update waits for others on its way out
-    mesh_nodes_max: int = 16  # so many nodes send each other everything directly; of more, each sends to `fan_out`
-    fan_out: int = 3  # three of 100 nodes reach all others in about six hops
+    mesh_nodes_max: int = 16  # up to this many nodes push to all others directly; with more, each pushes to `fan_out`
+    fan_out: int = 3  # with three, 100 nodes are reached in about six hops
     digest_interval_s: float = 0.5  # the longest that a lost route update stays unnoticed by the peer that is asked
-    audit_interval_s: float = 300.0  # tables of nodes that have the same numbers are compared so often
-    soon_interval_s: float = 0.6  # after somebody went or came they are compared so often, a few times
+    audit_interval_s: float = 300.0  # between two comparisons of tables with a peer, though the numbers are the same
+    soon_interval_s: float = 0.6  # between the few comparisons after a member came or went
     node_bytes_per_s: int = 256 * 1024  # all route messages but rows, on the wire
     peer_bytes_per_s: int = 128 * 1024  # the same to one peer
     bulk_bytes_per_s: int = 64 * 1024 * 1024  # rows: a join on a local network takes a second
     log_entries_max: int = 65_536  # of all origins together: about 16 MB
-    intake_per_s: int = 8192  # new rows taken from everybody: 10 % of a core. One peer may bring 4 fair shares
-    forget_after_s: float = 60.0  # at least so long updates of a dead origin are passed on: two suspicions and digests
+    intake_per_s: int = 8192  # new rows taken from all peers: 10 % of a core. One peer may bring 4 fair shares
+    forget_after_s: float = 60.0  # how long updates of a dead origin are passed on at least: two suspicions and digests
 
     def __post_init__(self) -> None:
         least = min(self.node_bytes_per_s, self.peer_bytes_per_s, self.bulk_bytes_per_s // 4)

@@ -1,16 +1,19 @@
-"""The route table among peers: what is learned here becomes route updates, peers' updates become REMOTE claims.
+"""The route table among peers: what this node learns becomes route updates, peers' updates become REMOTE claims.
 
-*Out*: a route is sent with the generation of the process that served it; not when that process is gone, nor when the
-claim was withdrawn meanwhile. Removals go first, so peers end with what is true here, those of one second together:
-what an answer refutes was gone when its request was sent, and what was used since is not. Two kinds of new routes wait
-a moment, since mostly the same is sent with more in it: texts of a chat that goes on wait for their tokens, and what an
-engine reported itself for the update of the node that served the prompt. Nothing waits once the table is shown to a
-peer: what only one peer has and no log holds would be lost to the others when we die.
+*Out*: `updates` encodes new routes, each with the generation of the process that served it. A route is not sent if that
+process is gone or if its claim was withdrawn meanwhile. Removals go first, so that peers end with what is true here.
+One removal holds withdrawals of one second only, since peers keep claims that are younger than its time. After a cold
+answer that is when the request was sent: what was used since then is still cached. Two kinds of new routes are held
+back, because an update with more in it mostly follows: texts of a continued chat wait TEXTS_WAIT_S for their tokens,
+and rows that only the engine reported wait CONFIRMED_WAIT_S for the update of the node that served the prompt. Before a
+peer reads the table all are sent: what only that peer has, and no log, would be lost to the others when we die.
 
-*In*: an update is learned for backends of this node alone, at the age it came with. Of an earlier generation it is
-dropped; a later one starts in the registry first. A removal withdraws the claims of that engine and what is below them,
-unless their evidence is younger: then the engine stored it again, and whoever served that sends it once more. Whoever
-follows a removal does not send it: that is for the reader of the engine's events.
+*In*: `receive` learns rows of backends that this node has, at the age that the update gives. Rows of an earlier
+generation are dropped; a later generation is first started in the registry. A removal withdraws the engine's claim and
+all below it, unless the claim's evidence is younger: then the engine has stored the prefix again, and the node that
+served it sends the route once more. A node that follows a removal does not send it: the reader of the engine's events
+does. Owners (what one engine alone keeps, `routing.owners`) and checkpoints of hybrid models are updates of their own:
+no row knows of owners, and checkpoints come and go apart from the keys and values of their rows.
 
 *Side state* is what no row has: which process keeps a response or a session (`routing.owners`), and the checkpoints of
 hybrid models' backends, which come and go apart from the keys and values of their rows. It travels in updates of its
@@ -54,24 +57,24 @@ from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust, Wi
 from ranvier_py.core.routing.route_table.orphans import Orphans, PeerRows
 
 TEXTS_WAIT_S = 2.0
-"""So long the texts of a chat that goes on wait for their tokens. Its next turn goes to the engine of the turns before,
-which peers know. A new chat is sent at once: a crowd at all nodes must find out where the first one went."""
+"""How long the texts of a continued chat wait for their tokens. Peers know the engine of the earlier turns, so they can
+place the next turn. A new chat is sent at once: with a burst at all nodes, each must learn where the first one went."""
 
 GATHER_S = 0.5
-"""Texts whose tokens did not come leave together so often: many rows at once cost a receiver less than one by one."""
+"""Texts whose tokens did not come leave together, this far apart: many rows at once cost a receiver less for each."""
 
-CONFIRMED_WAIT_S = 1.0
+CONFIRMED_WAIT_S = 1.0  # how long a row that only the engine reported waits for the update of the node that served it
 HELD_MAX = 16_384
 
 MERGED_MIN = 16
-"""Rows of one message that are written into the table column by column; fewer are learned one by one."""
+"""From this many rows in one message they are merged into the table column by column; fewer are learned one by one."""
 
 KIND_NAMES = MappingProxyType({REMOVED: "removed", OWNED: "owned", CHECKPOINTS: "checkpoints"})
 
 PeerNames = Mapping[tuple[BackendId, int], tuple[int, int] | None]  # what peers call a process; None: it is gone
 
 PATH_MIN = 4
-"""A path of so many rows is an update of its own, which names one parent only."""
+"""A path of at least this many rows is an update of its own, which names one parent only."""
 
 ALIKE_S = 1.0
 """Rows of one update are learned with the oldest evidence among them, so they are of times no further apart."""
@@ -102,9 +105,9 @@ class RouteSyncCounters:
 
 
 class PendingRow(NamedTuple):
-    """A prefix that a backend holds, still to be sent."""
+    """One route that is still to be sent: a prefix that a backend holds."""
 
-    holder: tuple[BackendId, int]  # and its generation
+    holder: tuple[BackendId, int]  # the backend and its generation
     parent: int  # a fingerprint of the row above, or 0
     tokens: int
     token: int
@@ -113,7 +116,7 @@ class PendingRow(NamedTuple):
 
 
 class HeldRows:
-    """Rows that wait for the same with more in it, oldest first."""
+    """Rows that are held back until the same row comes with more in it, or for `wait_s`; oldest first."""
 
     def __init__(self, wait_s: float, gather_s: float = 0.0) -> None:
         self._wait_s = wait_s
@@ -128,11 +131,11 @@ class HeldRows:
             self._rows.setdefault((row.holder[0], row.token or row.text), row)
 
     def drop(self, backend: BackendId, name: int) -> bool:
-        """It was sent with more in it. Whether it waited."""
+        """Drop a held row, since it was sent with more in it. Returns whether it was held."""
         return self._rows.pop((backend, name), None) is not None
 
     def release(self, now: float, *, everything: bool) -> Sequence[PendingRow]:
-        """What waits no longer."""
+        """Take out the rows that have waited long enough, those beyond HELD_MAX, or `everything`."""
         rows = self._rows
         before = inf if everything else now - self._wait_s
         excess = len(rows) - HELD_MAX
@@ -149,7 +152,7 @@ class HeldRows:
 
 
 class RouteSync:
-    """See the module. `copy` is the table as peers see it."""
+    """Turns the routes of one table into updates and back (see the module). `copy` is the table as peers see it."""
 
     def __init__(
         self,
@@ -171,18 +174,18 @@ class RouteSync:
 
     @property
     def waiting(self) -> int:
-        """Rows that are held back."""
+        """How many rows are held back."""
         return len(self._texts) + len(self._confirmed)
 
     @property
     def orphans(self) -> int:
-        """Pieces of peers' paths that wait for the rows above them."""
+        """How many pieces of peers' paths wait for the rows above them."""
         return len(self._orphans)
 
     # --- out --------------------------------------------------------------------------------------------------------
 
     def updates(self, now: float, *, everything: bool = False) -> Iterator[tuple[bytes, float]]:
-        """What may be sent now, each with the time of its evidence; it is used up. `everything`: nothing waits on."""
+        """Yield what may be sent now, each update with the time of its evidence, once. `everything`: hold nothing."""
         yield from self._removals()
         for update in self._side_updates(self._owners.outgoing(), self._checkpoints.outgoing(), now):
             yield update, now
@@ -192,7 +195,7 @@ class RouteSync:
         yield from self._packed(list(map(self._with_text, self._confirmed.release(now, everything=everything))))
 
     def _fresh(self, *, everything: bool) -> Sequence[PendingRow]:
-        """Of what came since the last time, what need not wait."""
+        """Return the new rows that need not wait, and hold the others back."""
         new, found = self._table.outgoing.new, list[PendingRow]()
         while new:
             routes = new.popleft()
@@ -210,17 +213,17 @@ class RouteSync:
         return found
 
     def _is_confirmed(self, row: PendingRow) -> bool:
-        """Whether the engine reported it, and nobody here served it."""
+        """Whether the engine reported this row, and this node did not serve it."""
         claim = self._table.claim(row.token, row.holder[0])
         return claim is not None and claim.trust == Trust.CONFIRMED
 
     def _with_text(self, row: PendingRow) -> PendingRow:
-        """Engines name tokens alone, and a peer may have let go of the row meanwhile."""
+        """Add the text fingerprint: engines report tokens alone, and a peer may have evicted the row meanwhile."""
         known = self._table.prefix_key_of(row.token)
         return row._replace(text=known[2]) if known is not None else row
 
     def _packed(self, rows: Sequence[PendingRow]) -> Iterator[tuple[bytes, float]]:
-        """Long paths by themselves, what is left together."""
+        """Encode rows: each path of PATH_MIN rows or more by itself, the rest together."""
         if not rows:
             return
         names = {holder: self._registry.name_of(*holder) for holder in dict.fromkeys([row.holder for row in rows])}
@@ -238,7 +241,7 @@ class RouteSync:
             yield self._encoded(loose, names)
 
     def _believed(self, rows: Sequence[PendingRow], names: PeerNames) -> list[PendingRow]:
-        """Without those whose process is gone or whose claim was withdrawn."""
+        """Return the rows without those whose process is gone or whose claim was withdrawn."""
         named = [row for row in rows if names[row.holder] is not None]
         holds = self._table.holds
         found = [row for row in named if holds(row.token or row.text, row.holder[0])]
@@ -295,9 +298,9 @@ class RouteSync:
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def receive(self, updates: Iterable[tuple[float, bytes]], now: float) -> int:
-        """Learn what a peer sent: updates, each after its age in seconds. Never raises: what is none is counted.
+        """Learn a peer's updates, given as (age in seconds, bytes). Never raises: bytes that are no update are counted.
 
-        Returns how many brought what was new here. Their rows are learned together, which costs least for each.
+        Returns how many updates brought something new. Their rows are learned together, which is cheapest for each.
         """
         pieces: list[PeerRows] = []
         generations: dict[BackendId, int] = {}
@@ -317,7 +320,7 @@ class RouteSync:
                 brought += self._take_side_state(update, now - age_s, now)
                 continue
             if piece is None or any(generations.get(*each) != each[1] for each in piece.generations.items()):
-                self._learn(pieces, generations, now)  # before a removal, and before what another process holds
+                self._learn(pieces, generations, now)  # before a removal, and before rows of another generation
                 pieces, generations = [], {}
             if piece is None:
                 self._follow(update, now - age_s, now)
@@ -329,7 +332,7 @@ class RouteSync:
         return brought
 
     def _piece(self, columns: UpdateColumns, at: float, now: float) -> PeerRows:
-        """The rows of an update whose holders are known."""
+        """Return the rows of an update whose holders are known here, and release rows held back for them."""
         holders = [self._registry.holder(*name, now) for name in columns.backends]
         ids = [BackendId(-1) if holder is None else holder[0] for holder in holders]
         rows: Sequence[Sequence[int]] = (list(map(ids.__getitem__, columns.backend)), *columns[2:])
@@ -406,11 +409,11 @@ def age(at: float, now: float) -> int:
 
 
 def rows_of(routes: NewRoutes) -> list[PendingRow]:
-    """One by one, parents before children."""
+    """Split what one call of `learn` added into rows, parents before children."""
     backend, generation, chain, parent, at = routes
     holder = (backend, generation)
     rows: list[PendingRow] = []
-    last = 0  # the name of the row before; several texts may end in one block
+    last = 0  # the name of the row before, which may be the same row: several texts may end in one block
     for tokens, token, text in reversed(chain):
         name = token or text
         if last and name != last:
@@ -422,7 +425,7 @@ def rows_of(routes: NewRoutes) -> list[PendingRow]:
 
 
 def paths_of(rows: Sequence[PendingRow]) -> Iterator[Sequence[PendingRow]]:
-    """Runs of rows of one holder, each below the one before."""
+    """Cut rows into paths: runs of rows of one holder, each row the child of the row before it."""
     start, above, last = 0, 0, None
     for at, (holder, parent, _, token, text, evidence) in enumerate(rows):
         if holder != last or parent != above or abs(evidence - rows[start].at) > ALIKE_S:

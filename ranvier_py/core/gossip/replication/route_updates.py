@@ -1,7 +1,7 @@
 """Route updates: what one node sends the others about routes, as bytes.
 
-An update has rows, parents before children. Each means that one process of a backend holds one more prefix, below its
-parent. Fingerprints are keyed, so an update shows nobody what a prompt contains.
+An update has rows, parents before children. Each row means that one process of a backend holds one more prefix, below
+its parent. Fingerprints are keyed, so an update shows nobody what a prompt contains.
 
     kinds u8 | backends u8 | for each backend: key u64, generation u8 | columns of the rows
     columns: parent u64 | tokens u32 | token u64, if TOKENS | text u64, if TEXTS | backend u8, if there are several
@@ -18,8 +18,13 @@ Three more kinds of updates name one process of one backend, and have other colu
 
 An age is in seconds when the update was written: entries of one update may be of different times.
 
-Rules: 1 … ROWS_MAX rows. A row has a depth and one fingerprint or two that differ, and is not its own parent. What
-breaks a rule raises BadRouteUpdate.
+- A *removal* has kinds 0 and one column of u64: fingerprints that the engine does not hold any more, nor longer ones.
+- *Owners* have the kinds OWNED and one column of u64: digests of what that process alone keeps.
+- *Checkpoints* of hybrid models have the kinds CHECKPOINTS and three columns: fingerprint u64, position u32 in tokens,
+  mark u8 (`routing.checkpoints.checkpoint_index`). A mark without STATE takes a checkpoint back.
+
+Numbers are little-endian. Rules: 1 … ROWS_MAX rows. A row has a depth and one fingerprint or two that differ, and is
+not its own parent. What breaks a rule raises BadRouteUpdate.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 ROWS_MAX = 128
-"""Rows of one update: more go as several."""
+"""Rows of one update: more are sent as several updates."""
 
 TOKENS, TEXTS, PARENTS = 1, 2, 4
 REMOVED, OWNED, CHECKPOINTS = 0, 8, 16
@@ -59,11 +64,11 @@ WIDTHS = tuple(
     else (FINGERPRINT_BYTES, 0)
     for kinds in range(2 * PARENTS)
 )
-"""By kinds: the bytes of a row but for its backend, and those before the columns."""
+"""By kinds (of rows and removals): bytes of a row without its backend, and bytes of the only parent of a path."""
 
 
 class BadRouteUpdate(ValueError):
-    """These bytes, or these values, are no route update."""
+    """The bytes or values are no route update."""
 
 
 class UpdateRow(NamedTuple):
@@ -96,7 +101,7 @@ class ProcessUpdate(NamedTuple):
 
 
 def encode_rows(rows: Sequence[UpdateRow]) -> bytes:
-    """Raises BadRouteUpdate for what breaks a rule."""
+    """Encode an update of rows. Raises BadRouteUpdate for rows that break a rule."""
     if not 0 < len(rows) <= ROWS_MAX:
         raise BadRouteUpdate(f"an update has 1 … {ROWS_MAX} rows, not {len(rows)}")
     check(rows)
@@ -117,13 +122,13 @@ def encode_rows(rows: Sequence[UpdateRow]) -> bytes:
 
 
 def decode_rows(data: bytes) -> Sequence[UpdateRow]:
-    """Raises BadRouteUpdate for what breaks a rule."""
+    """Decode an update of rows. Raises BadRouteUpdate for bytes that break a rule."""
     backends, backend, *columns = decode_columns(data)
     return list(map(UpdateRow, map(backends.__getitem__, backend), *columns))
 
 
 def decode_columns(data: bytes) -> UpdateColumns:
-    """The same in columns. Raises BadRouteUpdate."""
+    """Decode an update of rows into columns. Raises BadRouteUpdate for bytes that break a rule."""
     count = row_count(data)
     try:
         kinds, backends_count = data[0], data[1]
@@ -151,13 +156,13 @@ def decode_columns(data: bytes) -> UpdateColumns:
 
 
 def check_columns(columns: UpdateColumns) -> None:
-    """Whether its rows may stand in an update. Raises BadRouteUpdate."""
+    """Raise BadRouteUpdate for columns whose rows break a rule."""
     backends, backend, parent, tokens, token, text = columns
     if max(backend) >= len(backends) or any(not key for key, _ in backends):
         raise BadRouteUpdate("a row without a backend")
-    if not all(tokens) or any(map(eq, token, text)):  # two names of 0 are equal, too
+    if not all(tokens) or any(map(eq, token, text)):  # a row without a name has two equal ones, 0
         raise BadRouteUpdate("a row without a depth, or a name of its own")
-    if any(map(eq, parent, token)) or any(map(eq, parent, text)):  # perhaps but two zeros
+    if any(map(eq, parent, token)) or any(map(eq, parent, text)):  # perhaps only zeros: look row by row
         check(map(UpdateRow, map(backends.__getitem__, backend), parent, tokens, token, text))
 
 
@@ -168,7 +173,7 @@ def check(rows: Iterable[UpdateRow]) -> None:
 
 
 def row_count(data: bytes) -> int:
-    """How many rows an update has, or fingerprints a removal: for limits. At least 1, whatever the bytes."""
+    """Return how many rows an update or fingerprints a removal has, for limits. At least 1, whatever the bytes."""
     kinds, backends_count = data[:2] if len(data) > 1 else (0, 0)
     width, first = WIDTHS[kinds & 7]
     rows = (len(data) - HEAD.size - BACKEND.size * backends_count - first) // (width + (backends_count > 1))
@@ -176,7 +181,7 @@ def row_count(data: bytes) -> int:
 
 
 def layout(kinds: int, backends: int, rows: int) -> str:
-    """Of the columns."""
+    """Return the `struct` format of the columns of an update of rows."""
     names = rows * (kinds & (TOKENS | TEXTS)).bit_count()
     return f"<{rows if kinds & PARENTS else 1}Q{rows}I{names}Q{rows if backends > 1 else 0}B"
 

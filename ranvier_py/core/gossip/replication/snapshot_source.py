@@ -1,12 +1,12 @@
-"""Giving our table to peers: to those that join, and to those whose sums differ from ours. The other side of `pull`.
+"""Giving our table to peers that join, and to peers whose sums differ from ours: the other side of `pull`.
 
-A transfer reads the table chunk by chunk, one chunk each tick, no further than its peer has said that it will take. It
-is kept for a while after its last chunk, which might have got lost.
+A transfer reads the table chunk by chunk, one chunk each tick, and no further than the peer has said that it will take.
+It is kept for a while after its last chunk, which might have been lost.
 
-Rules: at most TRANSFERS_MAX at once, one for each peer: a new request of a peer ends its old one. Whoever is refused is
-answered Busy at once. A node that has not joined itself refuses everybody. While there are two, none gets more
-than a quarter of the budget for rows.
-Bounds: transfers, finished ones KEPT_MAX, waiting questions for sums SUMS_WAITING_MAX; above, they are dropped.
+Rules: at most TRANSFERS_MAX transfers run at once, one for each peer: a new request of a peer ends its old one. A peer
+that is refused is answered Busy at once. A node that has not joined itself refuses every peer. While TRANSFERS_MAX run,
+none gets more than a quarter of the budget for rows.
+Bounds: KEPT_MAX transfers, finished ones included; SUMS_WAITING_MAX waiting questions for sums, more are dropped.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from ranvier_py.core.gossip.wire.messages import Busy, PartSums, RowsWanted, Tot
 TRANSFERS_MAX = 2
 KEPT_MAX = 4
 SILENCE_S = 5.0
-"""A transfer whose peer wants nothing more for so long is over: five times what the peer takes to ask again."""
+"""A transfer ends when its peer is silent for this long: five times what the peer takes to ask again."""
 
 SUMS_WAITING_MAX = 8  # 32 KiB each
 SHARE_OF_ONE = 4
-"""One of several transfers has this part of the budget for rows."""
+"""Each of several transfers may use the budget for rows divided by this."""
 
 CHUNK_BYTES = 20_000
-"""Room that a chunk is taken to need; a few are larger."""
+"""The room that the budget must have for a chunk to be read; a few chunks are larger."""
 
 NO_ROOM_S = 0.05
 
 
 class SumsWanted(NamedTuple):
-    """One peer's question for our sums. `since`: when the first question of its comparison came."""
+    """One peer's question for our sums. `since` is when the first question of its comparison came."""
 
     message: AnySums
     since: float
@@ -47,25 +47,25 @@ class SumsWanted(NamedTuple):
 
 @dataclass(slots=True)
 class Transfer:
-    """One peer's request, and how far it has come."""
+    """The transfer for one peer's request, and how far it has come."""
 
     peer: Peer
     request: int
     walk: TableWalk
     share: Window
-    until: float  # over, if the peer is silent so long
+    until: float  # when it ends, if the peer stays silent
     cursor: int = 0  # the peer has all chunks before this one
-    sent: int = 0
+    sent: int = 0  # chunks sent
     finished: bool = False
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to send that the peer would take."""
+        """Whether there is a chunk to send that the peer would take."""
         return not self.finished and self.sent < self.cursor + WINDOW_CHUNKS
 
 
 class SnapshotSource:
-    """The giving side."""
+    """The giving side of the transfer of tables."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class SnapshotSource:
         self._counters = outbox.counters
         self._copy = copy
         self._sums = sums
-        self._differs = differs  # called for each peer that compared: our sums and its
-        self._transfers: dict[int, Transfer] = {}  # by session; whose turn it is comes first
+        self._differs = differs  # called with the peer, our sums and its sums, when a comparison found a difference
+        self._transfers: dict[int, Transfer] = {}  # by session; the one whose turn it is comes first
         self._sums_wanted: dict[int, SumsWanted] = {}  # by session
         self._answered: dict[int, SumsWanted] = {}  # the last TotalSum of each peer, by session
         self._no_room_until = 0.0
@@ -96,7 +96,7 @@ class SnapshotSource:
         return sum(not transfer.finished for transfer in self._transfers.values())
 
     def meet(self) -> None:
-        """The live peers changed."""
+        """React to a change of the live peers."""
         peers = self._outbox.peers
         for session in [session for session in self._transfers if session not in peers]:
             self._end(session)
@@ -104,7 +104,7 @@ class SnapshotSource:
         self._answered = {session: wanted for session, wanted in self._answered.items() if session in peers}
 
     def tick(self, now: float) -> None:
-        """At most one step of 2 ms."""
+        """Send sums or one chunk: at most one step of 2 ms."""
         if not (self._sums_wanted or self._transfers):
             return
         for session in [session for session, transfer in self._transfers.items() if transfer.until <= now]:
@@ -126,14 +126,14 @@ class SnapshotSource:
     # --- what peers ask ---------------------------------------------------------------------------------------------
 
     def sums(self, peer: Peer, message: AnySums, now: float) -> None:
-        """A peer compares; it wants ours if it asks for them. To its second question the sums of the first are sent."""
+        """Queue a peer's question for our sums. Its second question is answered from the sums of the first."""
         if message.reply and (peer.session in self._sums_wanted or len(self._sums_wanted) < SUMS_WAITING_MAX):
             first = self._answered.pop(peer.session, None)
             known = isinstance(message, PartSums) and first is not None and first.message.request == message.request
             self._sums_wanted[peer.session] = SumsWanted(message, first.since if first is not None and known else now)
 
     def wanted(self, peer: Peer, message: RowsWanted, now: float, *, serving: bool) -> None:
-        """A request, a later cursor of it, or the same cursor again. `serving`: whether we have joined ourselves."""
+        """Take a peer's request, or a cursor of a running one. `serving`: whether this node has joined itself."""
         transfer = self._transfers.get(peer.session)
         if transfer is not None and transfer.request == message.request:
             self._go_on(transfer, message.cursor, now)

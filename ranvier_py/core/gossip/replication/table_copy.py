@@ -1,10 +1,10 @@
-"""A route table as peers see it: its sums, its rows as messages, and peers' rows merged into it.
+"""A route table as peers see it: its bucket sums, its rows as messages, and peers' rows merged into it.
 
-It turns the table's columns into those of a message and back: local backend ids into keys and generations as all nodes
-count them, times of evidence into ages. Long work comes in steps of at most 2 ms: whoever gossips calls for the next
-one when it is ticked, and requests are served in between.
+It converts the table's columns into those of a message and back: local backend ids into keys and generations as all
+nodes count them, times of evidence into ages. Long work is done in steps of at most 2 ms: the caller asks for the next
+step at each of its ticks, and requests are served in between.
 
-Rules: ages are rounded up and count from when rows were asked for, so nothing gets younger on its way, however often
+Rules: ages are rounded up and count from when rows were asked for, so no claim gets younger on its way, however often
 tables are compared. Rows of backends that are not known here are left out.
 """
 
@@ -22,38 +22,38 @@ from ranvier_py.core.routing.route_table.route_values import BackendNames, Route
 from ranvier_py.core.routing.route_table.scan import CHUNKS_KEPT, Chunk, RowsScan
 
 WINDOW_CHUNKS = CHUNKS_KEPT
-"""Chunks that may be under way at once. At 17 kB each: 250 MB/s over a millisecond, 5 MB/s over 50 ms."""
+"""Chunks that may be in transit at once. At 17 kB each: 250 MB/s over a millisecond, 5 MB/s over 50 ms."""
 
 MARGIN_S = 5.0
-"""Claims with less life left are neither summed nor shown: ages differ by a second or two between nodes."""
+"""Claims that expire sooner than this are neither summed nor sent: ages differ by a second or two between nodes."""
 
 AGE_MAX_S = 65_535
 
 
 class TableCopy:
-    """`asked` is called before a peer gets what is in the table; its owner sets it."""
+    """A table for peers. `asked`, which the owner sets, is called before a peer gets sums or rows of the table."""
 
     def __init__(self, table: RouteTable, registry: RegistrySync) -> None:
-        self.unknown_backends = 0  # in chunks of peers
+        self.unknown_backends = 0  # in chunks of peers, counted for each chunk
         self.asked: Callable[[], object] = lambda: None
         self._table = table
         self._registry = registry
 
     def sums(self, now: float) -> Iterator[bytes | None]:
-        """The bucket sums, the last item; None for each step before it."""
+        """Compute the bucket sums in steps. Yields None for each step before the last, which yields the sums."""
         self.asked()
         scan = self._table.sums(self._registry.names(), MARGIN_S)
         while True:
             yield scan.step(now)
 
     def rows(self, buckets: bytes) -> TableWalk:
-        """The rows of these buckets (u16 each), or the whole table when empty."""
+        """Begin a walk over the rows of these buckets (u16 each); over the whole table if there are none."""
         self.asked()
         names = self._registry.names()
         return TableWalk(self._table.scan(names, MARGIN_S, np.frombuffer(buckets, "<u2").astype(np.uint16)), names)
 
     def merge(self, rows: TableRows, since: float, now: float) -> int:
-        """Learn a chunk. Ages count from `since`, when it was asked for. Returns the number of rows that were new."""
+        """Learn a chunk that was asked for at `since`, from which its ages count. Returns the number of new rows."""
         holders = [self._registry.holder(*backend, now) for backend in rows.backends]
         self.unknown_backends += sum(holder is None for holder in holders)
         ids = np.array([holder[0] if holder else -1 for holder in holders] or [-1], np.int16)
@@ -74,21 +74,21 @@ class TableCopy:
 
 
 class OwnSums:
-    """Our own bucket sums: computed in steps when somebody wants them, once for all who asked before it began.
+    """Our own bucket sums: computed in steps on demand, once for all peers that asked before the computation began.
 
-    Rule: whoever asked gets sums that were begun after he asked, never older ones. He will take it that what we had
-    then is in them: with older sums he would miss, for ever, what we learned between.
+    Rule: a peer gets sums that were begun when it asked or later, never older ones. It assumes that what we had then is
+    in them: with older sums it would miss for ever what we learned in between.
     """
 
     def __init__(self, copy: TableCopy) -> None:
-        self.begun_at = -inf  # of the last sums that were finished
+        self.begun_at = -inf  # when the last finished sums were begun
         self._copy = copy
         self._steps: Iterator[bytes | None] | None = None
         self._steps_begun_at = -inf
         self._value = b""
 
     def step(self, since: float, now: float) -> bytes | None:
-        """One step, at most 2 ms, towards sums that were begun at `since` or later. None: not ready, call again."""
+        """Do one step, at most 2 ms, and return sums begun at `since` or later. None: not ready, call again."""
         if self.begun_at >= since:
             return self._value
         if self._steps is None:
@@ -100,24 +100,24 @@ class OwnSums:
 
 
 class TableWalk:
-    """One way through a table, a chunk at a time, parents before children."""
+    """One pass over a table, a chunk at a time, parents before children."""
 
     def __init__(self, scan: RowsScan, names: BackendNames) -> None:
         self._scan = scan
         self._names = names
 
     def take(self, now: float) -> TableRows | None:
-        """One step. The next chunk, with request and chunk number 0; the one with `last` ends it. None: none yet."""
+        """Do one step. Returns the next chunk with request and number 0, the last one with `last`; None: not yet."""
         chunk = self._scan.take(now)
         return None if chunk is None else message_of(chunk, self._names, now)
 
     def back(self, chunks: int) -> None:
-        """The last so many chunks were lost: take them again. At most WINDOW_CHUNKS."""
+        """Go back by this many chunks, at most WINDOW_CHUNKS, since they were lost."""
         self._scan.back(chunks)
 
 
 def message_of(chunk: Chunk, names: BackendNames, now: float) -> TableRows:
-    """A chunk as a message, with request and number 0."""
+    """Return a chunk as a message, with request and chunk number 0."""
     columns = chunk.columns
     held_by, index = np.unique(columns.backend, return_inverse=True)
     ages = np.clip(np.ceil(now - columns.evidence), 0, AGE_MAX_S)

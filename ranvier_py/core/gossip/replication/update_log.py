@@ -1,17 +1,17 @@
-"""The route updates of every origin, in the order in which it made them: what peers that missed some are given.
+"""The logs of route updates: every origin's updates, in the order in which it made them, for peers that missed some.
 
-Each origin (a session) numbers its updates 1, 2, 3 …. Here is, for each, a piece of that series without gaps: from
-`base` + 1 up to its number in the version vector. What lies below the base was trimmed: it was received, and can be had
-from tables only. All logs share one bound; beyond it the update that came first goes, whosever it is, so that each
-origin keeps a share by its activity. Expired updates go as soon as they are the oldest.
+Each origin (a session) numbers its updates 1, 2, 3 …. For each origin there is here a piece of that series without
+gaps: from `base` + 1 up to its number in the version vector. Updates up to the base were received and trimmed; what
+they brought can be had from tables only. All logs share one bound: beyond it the update that came first goes, whatever
+its origin, so that each origin keeps a share according to its activity. Expired updates go once they are the oldest.
 
-An origin is *absent* while it is no live peer. Its updates still spread. It is forgotten when all of them have expired,
-and not before `forget_after_s`; then it stays on a list of the forgotten, so that a peer whose clock runs a little late
-does not bring it back.
+An origin is *absent* while it is no live member. Its updates still spread. It is forgotten when all of them have
+expired, and not before `forget_after_s`; then it stays on a list of forgotten origins for FORGOTTEN_S, so that a peer
+whose clock runs a little late does not bring it back.
 
-The hash of a version vector is the XOR of one pseudo-random number for each origin and its number. It does not depend
-on order, and two nodes compare by these 8 bytes everything they know of each other's logs. It moves with each update,
-so it is brought up to date when it is asked for.
+The hash of a version vector is the XOR of one pseudo-random number for each pair of origin and number. It does not
+depend on order, and by its 8 bytes two nodes compare all that they know of each other's logs. It changes with each
+update, so it is computed when it is asked for.
 
 Invariant (prefix-closed): a number is in the vector only if each update up to it was received here, or was part of a
 table that was merged. Bounds: `entries_max` updates of ROUTE_UPDATE_BYTES_MEAN on average, ORIGINS_MAX origins,
@@ -32,19 +32,19 @@ from ranvier_py.core.gossip.wire.messages import Entry, RouteUpdates
 from ranvier_py.core.prompts.fingerprint import GOLDEN, MASK, mix
 
 ORIGINS_MAX = 4096
-"""Sessions of 1000 nodes, and three restarts of each within the TTL. Updates of further ones are not passed on."""
+"""Sessions of 1000 nodes, and three restarts of each within the TTL. Updates of further origins are dropped."""
 
 FORGOTTEN_MAX = 4096
 FORGOTTEN_S = 120.0
-"""So much later than we may somebody else forget an origin: TTL and membership differ by seconds, not minutes."""
+"""How much later than we another node may forget an origin: TTL and membership differ by seconds, not minutes."""
 
 COMPACT_AT = 512
-"""Trimmed route updates stay in a list until they are half of it, and so many."""
+"""Trimmed route updates stay in a log's list until they are at least this many and half of the list."""
 
 AGE_MAX_S, HELD_MAX_MS = 65_535, 65_535
 BATCH_ENTRIES_MAX = 128
 BATCH_BYTES_MAX = 16 * 1024
-"""A message of route updates has no more of either."""
+"""A message of route updates has no more entries and bytes than these."""
 
 PRUNED_AT_ONCE_MAX = 4096
 
@@ -56,19 +56,19 @@ ENTRY_BYTES = 4
 
 
 def term(origin: int, number: int) -> int:
-    """What one origin adds to the hash."""
+    """Return what one origin with its number adds to the hash."""
     return mix((mix(origin) + number * GOLDEN) & MASK)
 
 
 class VersionVector:
-    """Origins (sessions, u64) and numbers (u64): everything up to it is here. Within one session numbers only grow."""
+    """Origin (session, u64) -> number (u64) up to which all its updates are here. An origin's number only grows."""
 
     __slots__ = ("_hash", "_moved", "_numbers")
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._hash = 0
-        self._moved: dict[int, int] = {}  # origin -> its number as the hash has it
+        self._moved: dict[int, int] = {}  # origins that changed since the hash -> the number that the hash has
 
     @property
     def hash(self) -> int:
@@ -83,32 +83,32 @@ class VersionVector:
         return len(self._numbers)
 
     def __getitem__(self, origin: int) -> int:
-        """The number of this origin; 0 for one without updates."""
+        """Return the number of this origin; 0 if it has none."""
         return self._numbers.get(origin, 0)
 
     def items(self) -> ItemsView[int, int]:
         return self._numbers.items()
 
     def raise_to(self, origin: int, number: int) -> None:
-        """Everything of `origin` up to `number`, which is greater than before, is here."""
+        """Raise the number of `origin`: all its updates up to `number`, which must be greater than before, are here."""
         before = self._numbers.get(origin, 0)
         assert number > before
         self._moved.setdefault(origin, before)
         self._numbers[origin] = number
 
     def drop(self, origin: int) -> None:
-        """Forget an origin, if it is there."""
+        """Drop an origin, if it is there."""
         number = self._numbers.pop(origin, 0)
         if number:
             self._moved.setdefault(origin, number)
 
 
 class LoggedUpdate(NamedTuple):
-    """One route update in a log. Both times are local."""
+    """One route update in a log. Both times are of the local clock."""
 
     route_update: bytes
     evidence: float  # not later than when it was learned
-    learned: float  # the best guess: by the times that senders held it
+    learned: float  # when its origin made it, estimated from how long its senders held it
 
 
 class OriginLog:
@@ -118,11 +118,11 @@ class OriginLog:
 
     def __init__(self, base: int, absent_since: float) -> None:
         self.base = base
-        self.absent_since = absent_since  # inf = it is a live peer
+        self.absent_since = absent_since  # inf = it is a live member
         self._list: list[LoggedUpdate] = []
-        self._offsets: list[int] = []  # of each, among all that ever were here, on the wire
-        self._bytes = 0
-        self._start = 0
+        self._offsets: list[int] = []  # of each update: bytes on the wire of all that were appended before it
+        self._bytes = 0  # on the wire, of all that were ever appended
+        self._start = 0  # updates before this place are trimmed
 
     def __len__(self) -> int:
         return len(self._list) - self._start
@@ -133,7 +133,7 @@ class OriginLog:
         self._bytes += len(kept.route_update) + ENTRY_BYTES
 
     def bytes_after(self, number: int) -> int:
-        """What those from number + 1 on take on the wire; `number` is not below the base."""
+        """Return the bytes on the wire of the updates from number + 1 on; `number` must not be below the base."""
         at = self._start + number - self.base
         return self._bytes - self._offsets[at] if at < len(self._offsets) else 0
 
@@ -141,12 +141,12 @@ class OriginLog:
         return self._list[self._start]
 
     def after(self, number: int) -> Iterator[LoggedUpdate]:
-        """Those from number + 1 on; `number` is not below the base."""
+        """Yield the updates from number + 1 on; `number` must not be below the base."""
         for at in range(self._start + number - self.base, len(self._list)):
             yield self._list[at]
 
     def clear(self) -> None:
-        """Let go of all, for good."""
+        """Drop all updates, for good."""
         self._list.clear()
         self._offsets.clear()
         self._start = 0
@@ -155,7 +155,7 @@ class OriginLog:
         return self._bytes - self._offsets[self._start] if len(self) else 0
 
     def trim(self) -> int:
-        """Let go of the oldest. Returns what it took on the wire."""
+        """Drop the oldest update. Returns the bytes that it took on the wire."""
         size = len(self.first().route_update) + ENTRY_BYTES
         self._start += 1
         self.base += 1
@@ -167,7 +167,7 @@ class OriginLog:
 
 
 class UpdateLogs:
-    """All origins' logs and the version vector. `ttl_s` is the life of a route update."""
+    """The logs of all origins and the version vector. A route update expires `ttl_s` after its evidence."""
 
     def __init__(
         self, session: int, counters: RouteGossipCounters, *, entries_max: int, ttl_s: float, forget_after_s: float
@@ -177,19 +177,18 @@ class UpdateLogs:
         self.counters = counters
         self._entries_max = entries_max
         self._bytes_max = entries_max * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES)
-        self.bytes_kept = 0  # of all that is kept, on the wire
+        self.bytes_kept = 0  # on the wire, of all updates in the logs
         self._ttl_s = ttl_s
         self._forget_after_s = forget_after_s
         self._logs: dict[int, OriginLog] = {session: OriginLog(0, inf)}
         self._order: deque[OriginLog] = (
             deque()
-        )  # one for each kept route update, oldest first; cleared logs may be among them
+        )  # the log of each kept route update, oldest update first; cleared logs may be among them
         self._live: dict[int, None] = {}
-        self._forgotten = BoundedDict[int, float](FORGOTTEN_MAX)  # origin -> when to forget that, too
+        self._forgotten = BoundedDict[int, float](FORGOTTEN_MAX)  # origin -> until when it counts as forgotten
 
     def __len__(self) -> int:
-        """Places taken by route updates, at most `entries_max`. Those of cleared logs are freed when they come
-        first."""
+        """How many places are taken, at most `entries_max`. Those of cleared logs are freed once they come first."""
         return len(self._order)
 
     @property
@@ -198,7 +197,7 @@ class UpdateLogs:
         return self.vector[self.session]
 
     def base(self, origin: int) -> int:
-        """Route updates up to this number can't be had here. 0 for an unknown origin."""
+        """Return the number up to which an origin's updates can't be had here. 0 for an unknown origin."""
         log = self._logs.get(origin)
         return log.base if log is not None else 0
 
@@ -211,12 +210,12 @@ class UpdateLogs:
     # --- growing ----------------------------------------------------------------------------------------------------
 
     def append(self, route_update: bytes, at: float) -> None:
-        """One more route update of this node, by evidence of that time."""
+        """Add a route update of this node, with the time of its evidence."""
         self._push(self._logs[self.session], LoggedUpdate(route_update, at, at))
         self.vector.raise_to(self.session, self.own + 1)
 
     def open(self, origin: int, now: float) -> bool:
-        """Whether route updates of this origin are kept."""
+        """Begin the log of an origin if there is none. Returns False if it is forgotten or there are ORIGINS_MAX."""
         if origin in self._logs:
             return True
         if origin in self._forgotten:
@@ -227,14 +226,17 @@ class UpdateLogs:
         return True
 
     def extend(self, origin: int, kept: Sequence[LoggedUpdate]) -> None:
-        """The route updates that follow the last one of an open origin, at least one."""
+        """Add the route updates, at least one, that follow the last one of an open origin."""
         log = self._logs[origin]
         for each in kept:
             self._push(log, each)
         self.vector.raise_to(origin, self.vector[origin] + len(kept))
 
     def adopt(self, origin: int, number: int) -> bool:
-        """A merged table holds what this origin sent up to `number`. False: that was known, or is not of interest."""
+        """Raise an origin to `number`, since a merged table has its routes up to it. The updates in its log go.
+
+        Returns False, and changes nothing, if the number is not above ours, or the origin is ours or not open.
+        """
         if origin == self.session or number <= self.vector[origin] or origin not in self._logs:
             return False
         before = self._logs[origin]
@@ -258,9 +260,9 @@ class UpdateLogs:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def batch(self, origin: int, after: int, now: float, bytes_max: int = BATCH_BYTES_MAX) -> RouteUpdates | None:
-        """What follows `after`, which is not below the base, as one message within all bounds. None: nothing does.
+        """Return the updates after `after`, which must not be below the base, as one message; None if there are none.
 
-        At least one route update, even if that is more than `bytes_max`. Of what has expired only the number is sent.
+        It has at least one update, even if that exceeds `bytes_max`. Of an expired one only the number is sent.
         """
         log = self._logs.get(origin)
         if log is None or after >= self.vector[origin]:
@@ -280,23 +282,23 @@ class UpdateLogs:
         return RouteUpdates(0 if origin == self.session else origin, after, tuple(entries), held_ms)
 
     def bytes_after(self, origin: int, after: int) -> int:
-        """How much room the route updates after a number take on the wire."""
+        """Return how many bytes the updates after a number take on the wire, as far as they are here."""
         log = self._logs[origin]
         return log.bytes_after(max(after, log.base))
 
     def evidence_after(self, origin: int, after: int) -> float:
-        """Time of the first route update after a number that is not below the base, and not the last."""
+        """Return the evidence time of the first update after a number, which is not below the base nor the last."""
         return next(self._logs[origin].after(after)).evidence
 
     def is_spent(self, origin: int) -> bool:
-        """Whether it is gone and nothing of it is left to be passed on."""
+        """Whether an origin is absent and no update of it is left to be passed on."""
         log = self._logs[origin]
         return log.absent_since < inf and not len(log)
 
     # --- forgetting -------------------------------------------------------------------------------------------------
 
     def present(self, live: Sequence[int], now: float) -> None:
-        """Which sessions are live peers."""
+        """Set the live sessions. Origins among them are not absent, and no longer forgotten."""
         self._live = dict.fromkeys(live)
         for origin, log in self._logs.items():
             if origin in self._live or origin == self.session:
@@ -307,8 +309,7 @@ class UpdateLogs:
             del self._forgotten[origin]
 
     def prune(self, now: float) -> bool:
-        """Let go of what has expired: route updates, then origins, then the memory of these. Call it about once a
-        second.
+        """Drop what has expired: route updates, then origins, then forgotten origins. Call it about once a second.
 
         Returns whether that was all: after a long sleep everything has expired, and goes in steps of 2 ms.
         """
@@ -340,6 +341,5 @@ class UpdateLogs:
 
 
 def fits(route_update: bytes) -> bytes:
-    """The route update, or an empty one in place of what no batch could carry: its number counts, and it is never
-    retried."""
+    """Return the route update, or an empty one if no batch could carry it: its number counts, and nobody retries it."""
     return route_update if len(route_update) <= ROUTE_UPDATE_BYTES_MAX else b""
