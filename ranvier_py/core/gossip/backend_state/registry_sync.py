@@ -92,8 +92,7 @@ class RegistrySync:
         return BackendNames(keys, shared, generations)
 
     def holder(self, key: int, generation: int, now: float) -> tuple[BackendId, int] | None:
-        """Return our (id, generation) of a backend's process; of `generation` the low bits suffice. None: unknown, or
-        earlier than ours.
+        """Return our (id, generation) of a process; low bits of `generation` suffice. None: unknown, or earlier.
 
         A later generation than ours is started here first. A restart that the registry saw since the last look is
         counted now: otherwise routes of the process before, which had that number, would pass for the new one's. For
@@ -202,8 +201,7 @@ class RegistrySync:
                     self._doubt(seen.backend, each.observers, now)
 
     def _start_generation(self, seen: Seen, new: NewGeneration, now: float) -> None:
-        """Begin a new generation in the registry, unless it has begun already: our claims so far are of an earlier one.
-        """
+        """Begin a new generation in the registry, unless it has begun: our claims so far are of an earlier one."""
         backend = seen.backend
         transitions = self.registry.restart_reported(backend, new.started_at, now)
         if not transitions and backend.generation == seen.generation:
@@ -212,8 +210,7 @@ class RegistrySync:
         seen.generation = backend.generation
 
     def _know_start(self, seen: Seen, start: KnownStart, now: float) -> None:
-        """Take over a start that a peer knows. If the registry finds that our claims are of an earlier process, the
-        reported one is the next generation."""
+        """Take over a start that a peer knows. It begins the next generation if our claims may be of one before."""
         self._log(self.registry.start_reported(seen.backend, start.started_at, now))
         self._settle(start.backend, seen, now)
         self.facts.begun(*start)
@@ -230,8 +227,7 @@ class RegistrySync:
 def verdict_of(backend: Backend) -> Verdict:
     """Return the verdict that peers are sent, an open circuit included: a peer may meet the same faults.
 
-    A verdict that we took from peers' reports is never sent: nodes would call a backend ill for ever, each because
-    others do.
+    Never a verdict that we took from peers: nodes would call a backend ill for ever, each because others do.
     """
     if backend.circuit is Circuit.OPEN:
         return Verdict.CIRCUIT_OPEN

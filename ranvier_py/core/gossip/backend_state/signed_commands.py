@@ -6,8 +6,7 @@ follows nothing, and does not even pass on what peers send.
 
 Rules: one command for each URL, the one with the greatest clock. A removal is kept like an addition, or an old addition
 would return. Commands are sent to all peers when they are new here, to a newcomer, and all of them to a random peer
-from time to time. At most COMMANDS_MAX URLs; a peer's command for one more is refused and counted, the operator's own
-is refused.
+from time to time. At most COMMANDS_MAX URLs: a command for one more is refused, and counted if a peer sent it.
 
 Time: a recorded command must not return when all nodes that knew a later one are gone. So each command says when it was
 signed, and is taken for VALID_S only. Nodes that follow a command sign it anew before that, with its old clock: it
@@ -36,10 +35,10 @@ from ranvier_py.core.metrics import increment
 COMMANDS_MAX = 4096  # URLs: as many as there can be backends
 FLOORS_MAX = 1024  # kept across a restart: 16 KiB
 REPAIR_INTERVAL_S = 30.0
-VALID_S = 3600.0  # after its signing a command is taken; so long may an old one be brought back
+VALID_S = 3600.0  # how long after its signing a command is taken, so that an old one may still be brought back
 RENEW_S = 1200.0  # age at which a command is signed anew; two renewals may fail
 SKEW_S = 300.0  # how far apart the clocks of nodes may be
-CLOCK_AHEAD_MS = 86_400_000  # how far a command's clock may be ahead, if a node's was wrong: nobody may use up clocks
+CLOCK_AHEAD_MS = 86_400_000  # how far a command's clock may be ahead, as a node's may be wrong; nobody may use up all
 VERBS = ("add", "remove")
 
 

@@ -1,1 +1,1 @@
-"""Which sessions are live, and each packet taken once."""
+"""First contact: proving that sessions are live, and taking each packet once."""

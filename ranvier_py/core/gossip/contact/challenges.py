@@ -1,13 +1,13 @@
-"""Numbers that a session has to repeat to prove that it is live, and how often strangers are answered at all.
+"""Challenges: numbers that a session has to repeat to prove that it is live, and the limits of answers to strangers.
 
-An answer to a stranger carries a keyed hash of its session and the time, so that no stranger can make us remember it.
-A greeting, which we send before we know any session, carries a random number that is kept for a while: it also tells
-which address was greeted. Each is good for CHALLENGE_S to 2 * CHALLENGE_S seconds, and only its session's key can seal
-the answer, so nobody can use what he overhears.
+An answer to a stranger carries a keyed hash of its session and the time, so that no stranger can make us remember it. A
+greeting, which we send before we know any session, carries a random number that is kept for a while with the address
+that was greeted. Either number is good for CHALLENGE_S to 2 * CHALLENGE_S seconds, and only the session's own key can
+seal the answer, so an eavesdropper can't use it.
 
-An address may lead back to ourselves: DNS names us too, and a service's address may lead to any node. That is believed
-for OWN_S when a greeting of our own, sent to that very address less than 4 s ago, came back; it is no proof, since
-whoever is on the wire can reflect it, so not where a proved session was received from since the greeting.
+An address may lead back to ourselves: DNS names us too, and the address of a service may lead to any node. An address
+counts as ours for OWN_S when a greeting that we sent to it less than 4 s ago came back. That is no proof, since anybody
+on the wire can reflect a greeting; so it does not count if a proved session there was received from since the greeting.
 Bounds: GREETINGS_MAX greetings, OWN_MAX addresses, the oldest goes first.
 """
 
@@ -22,14 +22,14 @@ from ranvier_py.core.gossip.gossip_values import Address
 CHALLENGE_S = 2.0  # long enough for the way there and back over a stream that has to be opened first
 GREETINGS_MAX = 1024  # addresses greeted within 4 s: a whole cluster of the largest size we aim at
 OWN_S = 5.0
-"""A greeting of half a kilobyte to ourselves each five seconds costs nothing; an address that leads to one of several
-nodes is tried again, and a reflected greeting keeps us from its receiver no longer."""
+"""Half a kilobyte to ourselves every five seconds costs nothing. An address that leads to one of several nodes is tried
+again, and a reflected greeting keeps us from its receiver no longer than this."""
 
 OWN_MAX = 64  # a host has few addresses, and a cluster few service names
 
 
 class Challenges:
-    """What was asked, and whether it was answered. `rng` is the system's where it counts."""
+    """Makes challenges and checks their answers. `rng` is the system's where security matters."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -37,23 +37,23 @@ class Challenges:
         self.greetings: BoundedDict[int, tuple[Address, float]] = BoundedDict(GREETINGS_MAX)
 
     def ask(self, session: int, now: float) -> int:
-        """A challenge for this session, not 0. The same one for CHALLENGE_S seconds; nothing is kept."""
+        """Return a challenge for this session, not 0. It is the same for CHALLENGE_S seconds; nothing is kept."""
         return self._hash(session, int(now // CHALLENGE_S))
 
     def greet(self, address: Address, now: float) -> int:
-        """A challenge for whoever is at this address, not 0."""
+        """Return a challenge, not 0, for any session at this address, and keep it."""
         self._expire(now)
         challenge = self._rng.getrandbits(64) or 1
         self.greetings[challenge] = (address, now)
         return challenge
 
     def greeted(self, challenge: int, now: float) -> tuple[Address, float] | None:
-        """Where and when we sent a greeting with this challenge."""
+        """Return where and when we sent a greeting with this challenge; None if it is not known any more."""
         self._expire(now)
         return self.greetings.get(challenge)
 
     def answered(self, session: int, nonce: int, now: float) -> bool:
-        """Whether this session repeats what it, or the address it was greeted at, was asked just now."""
+        """Whether `nonce` repeats a challenge of the last seconds: of this session, or of a greeting, which ends it."""
         self._expire(now)
         if self.greetings.pop(nonce, None) is not None:
             return True
@@ -73,7 +73,7 @@ class Challenges:
 
 
 class RateLimit:
-    """Leave for one address at most once in `interval_s`, and for `keys_max` addresses in that time."""
+    """Allows an action once in `interval_s` for each address, and for at most `keys_max` addresses in that time."""
 
     def __init__(self, interval_s: float, keys_max: int) -> None:
         self._interval_s = interval_s
@@ -81,7 +81,7 @@ class RateLimit:
         self._last: dict[Address, float] = {}
 
     def may(self, key: Address, now: float) -> bool:
-        """Whether it may be done now; if so, it counts as done."""
+        """Whether the action is allowed for this address now; if so, it counts as done."""
         while self._last:
             oldest = next(iter(self._last))
             if self._last[oldest] > now - self._interval_s:
@@ -94,18 +94,18 @@ class RateLimit:
 
 
 class OwnAddresses(BoundedDict[Address, float]):
-    """Addresses that lead back to us, until when. `mine` is the one that we advertise, our own for ever."""
+    """Address -> until when it counts as leading back to us. `mine`, which we advertise, does so for ever."""
 
     def __init__(self, mine: Address) -> None:
         super().__init__(OWN_MAX)
         self.mine = mine
 
     def believe(self, address: Address, now: float) -> None:
-        """It leads back to us just now."""
+        """Note that this address leads back to us just now."""
         self[address] = now + OWN_S
 
     def holds(self, address: Address, now: float) -> bool:
-        """Whether it is not worth a greeting now."""
+        """Whether the address counts as leading back to us now, and is not worth a greeting."""
         if address == self.mine or self.get(address, now) > now:
             return True
         self.pop(address, None)

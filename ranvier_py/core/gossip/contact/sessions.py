@@ -1,28 +1,29 @@
-"""Who is live: first contact between two sessions, and the gate that every packet passes afterwards.
+"""First contact between two sessions, and the gate that every packet passes afterwards.
 
     A -> Hello(record A, c1)        padded, to an address of which we know no session
-    B -> Echo(record B, c1, c2)     B is proved to A
-    A -> Echo(record A, c2, 0)      A is proved to B
+    B -> Echo(record B, c1, c2)     proves B to A
+    A -> Echo(record A, c2, 0)      proves A to B
 
-A session is *proved* when it repeated a number that we thought of less than 4 s ago; it is then bound to its record,
-and to the address in it. Everything sealed up to its proof is refused for ever, everything later is taken once.
+A session is *proved* to us when it has repeated a number that we made up less than 4 s ago. It is then bound to its
+record, and to the address in it. All that it sealed before its proof is refused for ever; what it sealed later is taken
+once.
 
 Rules:
-- Answers go to the address in the sender's record, never to where the packet came from, which NAT would change: so a
-  proof also shows that the advertised address leads back, and whoever replays a Hello makes us write to its author.
-- Whatever else a stranger sends is dropped; a datagram is answered with a Challenge to where it came from. Answers to
-  strangers are never longer than what came, and limited per address and in all. No packet is answered twice, nor one
-  that is older than one that was: whoever replays what it recorded uses up no more of that limit than one answer each.
-- A Challenge from a stranger is heeded only from an address that we wrote to within RESEND_S. The proof then takes the
-  message along that was dropped. A stream has nowhere to send a Challenge to, so whoever writes to a peer over one
-  greets it until the peer has shown that it knows the writer.
-- A packet for another session than ours is refused; only a Hello may be for whoever is there. If its sender is a
-  stranger it is challenged all the same: a node that comes back meets those who still probe its old session so.
-- A proved session changes its address only by another proof. Of two with one name only one with a higher epoch
-  displaces the other at once; who is right is for membership to say.
-Bounds: SESSIONS_MAX sessions, longest silent out first; RESEND_MAX messages; RETIRED_MAX counters of forgotten
-sessions, ANSWERED_MAX of strangers, the oldest goes first. Invariant: no packet is taken twice, even if its session is
-forgotten and proved again.
+- Answers go to the address in the sender's record, never to the source address of the packet, which NAT would change.
+  So a proof also shows that the advertised address leads back, and a replayed Hello only makes us write to its author.
+- All else that a stranger sends is dropped. A datagram is answered with a Challenge to its source address. Answers to
+  strangers are never longer than the question, and limited per address and in total. No packet is answered twice, nor
+  one older than an answered one: replayed packets use up at most one answer of the limit each.
+- A Challenge from a stranger is heeded only from an address that we wrote to within RESEND_S; then the proof takes the
+  dropped message along. A stream offers no address to send a Challenge to, so a node that writes to a peer over a
+  stream greets the peer until it has shown that it knows the node.
+- A packet for another session than ours is refused; only a Hello may be for any session. A stranger that sends one by
+  datagram is challenged all the same: so a node that comes back meets those that still probe its old session.
+- A proved session changes its address only by another proof. Of two with one name, only the one with a higher epoch
+  displaces the other at once; membership decides which one has the name.
+Bounds: SESSIONS_MAX sessions, the longest silent goes first; RESEND_MAX messages; the last counters of RETIRED_MAX
+forgotten sessions and of ANSWERED_MAX strangers, the oldest goes first. Invariant: no packet is taken twice, even if
+its session is forgotten and proved again.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from ranvier_py.core.metrics import counter, gauge
 
 SESSIONS_MAX = 4096  # four times the largest cluster: room for the runs before a storm of restarts
 RETIRED_MAX = 1024
-ANSWERED_MAX = 8192  # who has the packets of more sessions gets them answered again, as slowly as any
+ANSWERED_MAX = 8192  # strangers remembered; a packet of one beyond may be answered again, within the rate
 RESEND_S = 2.0
-RESEND_MAX = 1024  # one message for each address, at most a datagram each: 1.2 MiB
+RESEND_MAX = 1024  # messages kept to be sent again, one for each address, at most a datagram each: 1.2 MiB
 GREET_INTERVAL_S = 0.5  # how soon the same address is greeted again: a lost Hello costs half a second
 GREETINGS_PER_INTERVAL = 1024
 ANSWER_INTERVAL_S = 0.2
 ANSWERS_PER_INTERVAL = 256  # 1280 answers to strangers a second: a thousand nodes that start at once are done in one
 CONTACT = (Kind.HELLO, Kind.ECHO, Kind.CHALLENGE)
 
-WINDOW = 4096  # packets. A node of a large cluster sends 50 a second: whatever is later than 80 s is lost.
+WINDOW = 4096  # packets. A node of a large cluster sends 50 a second: a packet later than 80 s is lost.
 WINDOW_MASK = (1 << WINDOW) - 1
 
 
@@ -81,10 +82,10 @@ class SessionCounters:
 
 
 class Incoming(NamedTuple):
-    """A packet that was taken: a sign of life of `peer`, whatever else.
+    """A packet that was taken; in any case it shows that `peer` is alive.
 
-    `message` is its content, None if it was about contact or can't be read. `proved` is set once for each proof: the
-    session is live now, and this is its record.
+    `message` is its content, None if it was about contact or can't be read. `proved` is the session's record, set once
+    for each proof that the session is live.
     """
 
     peer: Peer
@@ -93,10 +94,10 @@ class Incoming(NamedTuple):
 
 
 class ReplayWindow:
-    """Which counters of one sender may still come: those above `floor`, each once.
+    """The counters of one sender that may still come: those above `floor`, each once.
 
-    It holds the highest counter so far, and one bit for each of the WINDOW counters up to it: set where that one has
-    not come yet. A counter is one of all packets that its sender makes for anybody, so gaps are the rule.
+    It holds the highest counter so far, and one bit for each of the WINDOW counters up to it, set if that counter has
+    not come yet. A sender counts all its packets to all receivers, so gaps are the rule.
     """
 
     __slots__ = ("highest", "missing")
@@ -106,7 +107,7 @@ class ReplayWindow:
         self.missing = 0
 
     def take(self, counter: int) -> bool:
-        """Whether this counter has not come before, and is not too old to know."""
+        """Take a counter. Returns False if it has come before, or is too old for the window to know."""
         ahead = counter - self.highest
         if ahead > 0:
             skipped = (1 << ahead) - 2 if ahead < WINDOW else WINDOW_MASK - 1
@@ -146,9 +147,9 @@ class KnownSession:
 
 
 class Sessions:
-    """First contact and the gate. What it wants sent is appended to `sends`; call `sent` with all that is sent.
+    """First contact and the gate. It appends its messages to `sends`; the owner calls `sent` with all that is sent.
 
-    `me` is what we say of ourselves; replace it whenever membership does.
+    `me` is our own record; the owner replaces it whenever membership does.
     """
 
     def __init__(self, me: Record, sends: list[Outgoing], rng: Random, sessions_max: int = SESSIONS_MAX) -> None:
@@ -161,19 +162,19 @@ class Sessions:
         self._by_address: dict[Address, int] = {}
         self._by_name: dict[str, int] = {}
         self._retired: BoundedDict[int, int] = BoundedDict(RETIRED_MAX)
-        self._answered: BoundedDict[tuple[int, Plane], int] = BoundedDict(ANSWERED_MAX)  # the last counter
+        self._answered: BoundedDict[tuple[int, Plane], int] = BoundedDict(ANSWERED_MAX)  # the last answered counter
         self._resend: BoundedDict[Address, tuple[Outgoing, float]] = BoundedDict(RESEND_MAX)
         self._greetings = RateLimit(GREET_INTERVAL_S, GREETINGS_PER_INTERVAL)
         self._answers = RateLimit(ANSWER_INTERVAL_S, ANSWERS_PER_INTERVAL)
         self._counters = SessionCounters()
 
     def address_of(self, session: int) -> Address | None:
-        """Where a proved session receives what we send."""
+        """Return the address of a proved session; None for others."""
         known = self._known.get(session)
         return None if known is None else known.address
 
     def session_at(self, address: Address) -> int:
-        """The session that last proved that it is at this address; 0 if none is known."""
+        """Return the session that last proved that it is at this address; 0 if none is known."""
         return self._by_address.get(address, 0)
 
     def statistics(self) -> SessionCounters:
@@ -188,7 +189,7 @@ class Sessions:
     # --- what we send -------------------------------------------------------------------------------------------------
 
     def greet(self, address: Address, now: float, plane: Plane = Plane.DATAGRAM) -> bool:
-        """Send a Hello there, unless it leads back to us, or the last time is too short ago. Whether it was sent."""
+        """Send a Hello, unless the address leads back to us or was greeted just now. Returns whether it was sent."""
         if self._own_addresses.holds(address, now) or not self._greetings.may(address, now):
             return False
         self._counters.greetings += 1
@@ -196,10 +197,10 @@ class Sessions:
         return True
 
     def sent(self, outgoing: Outgoing, now: float) -> None:
-        """A message goes out now: it is kept for a while, in case its receiver does not know us any more.
+        """Note that a message is sent now. A datagram is kept for a while, in case its receiver does not know us.
 
-        One for a session that we do not know is followed by a greeting: its answer would be refused. So is one over a
-        stream to a session that may not know us: it would not say so.
+        A message to a session that we do not know is followed by a greeting: its answer would be refused. So is one
+        over a stream to a session that may not know us: that session could not challenge us.
         """
         to, session, plane, message = outgoing
         if isinstance(message, Hello | Echo | Challenge):
@@ -211,7 +212,7 @@ class Sessions:
             self.greet(to, now, plane)
 
     def forget(self, session: int) -> None:
-        """Membership has no more use for it. If it turns up again it has to prove itself again."""
+        """Forget a session that membership has forgotten. If it returns, it has to prove itself again."""
         known = self._known.pop(session, None)
         if known is not None:
             self._unbind(known)
@@ -223,7 +224,7 @@ class Sessions:
     # --- what comes ---------------------------------------------------------------------------------------------------
 
     def accept(self, opened: Opened, source: Address, now: float) -> Incoming | None:
-        """What a packet that was opened is worth; None if nothing. Never raises."""
+        """Return what an opened packet brought; None if it is refused or of a stranger. Never raises."""
         if opened.session == self.me.session:
             self._own(opened, now)
             return None
@@ -252,7 +253,7 @@ class Sessions:
         return Incoming(Peer(opened.session, known.address), message)
 
     def _may_pass(self, opened: Opened, known: KnownSession | None, source: Address, now: float) -> bool:
-        """Whether a packet for us is to be read: one of a stranger who wants to be known, or one that is new."""
+        """Whether to read a packet for us: a stranger's if it is about contact, a known session's if it is new."""
         if known is None:
             if opened.kind not in CONTACT:
                 self._counters.stranger += 1
@@ -267,7 +268,7 @@ class Sessions:
         return True
 
     def _own(self, opened: Opened, now: float) -> None:
-        """Our own packet: if it is a greeting, the address we sent it to is one of ours, for all we can see."""
+        """Take our own packet that came back: if it is a greeting, the address it was sent to seems to be ours."""
         self._counters.own += 1
         if opened.kind != Kind.HELLO:
             return
@@ -294,7 +295,7 @@ class Sessions:
             self._send(source, opened.session, opened.plane, question)
 
     def _may_answer(self, opened: Opened, to: Address, now: float) -> bool:
-        """Whether a stranger is to be answered: not for a packet that was, nor when there were too many."""
+        """Whether to answer a stranger: not a packet that was answered, nor an older one, nor beyond the rate."""
         key = opened.session, opened.plane
         if opened.counter <= max(self._answered.get(key, 0), self._retired.get(opened.session, 0)):
             self._counters.replay += 1
@@ -306,7 +307,7 @@ class Sessions:
         return True
 
     def _hello(self, opened: Opened, hello: Hello, known: KnownSession | None, now: float) -> Incoming | None:
-        """Prove ourselves, and ask for a proof unless there is one for this address."""
+        """Answer a Hello: prove ourselves, and ask for a proof unless the session has proved this address."""
         record = hello.record
         if record.session != opened.session:
             self._counters.record += 1
@@ -324,7 +325,7 @@ class Sessions:
         return None if known is None else Incoming(Peer(record.session, known.address))
 
     def _echo(self, opened: Opened, echo: Echo, known: KnownSession | None, now: float) -> Incoming | None:
-        """A proof, if it repeats our number. Return one if it is asked for."""
+        """Take an Echo, which is a proof if it repeats our number. Send a proof in return if it asks for one."""
         record = echo.record
         if record.session != opened.session:
             self._counters.record += 1
@@ -351,7 +352,7 @@ class Sessions:
     def _challenged(
         self, opened: Opened, challenge: Challenge, known: KnownSession | None, source: Address, now: float
     ) -> Incoming | None:
-        """Somebody did not know us: prove ourselves, and send again what was lost on it."""
+        """Answer a Challenge of a session that did not know us: prove ourselves, and send the dropped message again."""
         address = source if known is None else known.address
         again, sent_at = self._resend.pop(address, (None, now))
         if again is None or sent_at < now - RESEND_S:
@@ -369,7 +370,7 @@ class Sessions:
     # --- proofs -------------------------------------------------------------------------------------------------------
 
     def _prove(self, record: Record, counter: int, now: float) -> KnownSession:
-        """Take up a session that is live. `counter` is its proof's: what was sealed before it is past."""
+        """Take up a live session. `counter` is that of its proof: packets with lower ones are refused from now on."""
         other = self._by_name.get(record.name, 0)
         if other and self._known[other].record.epoch < record.epoch:
             self._counters.replaced += 1

@@ -1,1 +1,1 @@
-"""Stored answers among peers: who has which, one of them to whoever lacks it, and what of them is void."""
+"""Stored answers among peers: who has which, fetching one from a peer that has it, and which are void."""

@@ -1,14 +1,15 @@
-"""An answer that a peer has, asked for by a node that lacks it, and given to one.
+"""Fetching a stored answer that a peer has, and giving one to a peer that asks for it.
 
-    A -> B  AnswerWanted     to the nearest of those who advertise it
-    B -> A  AnswerPart ...   or AnswerRefused: then the next one is asked, while there is time
+    A -> B  AnswerWanted     to the peer that A tries first among those that advertise the answer
+    B -> A  AnswerPart ...   or AnswerRefused: then A asks the next one, while there is time
 
-Rules: a request waits `timeout_s` for all of it, and goes on without. Of several holders the first has half of that. A
-peer that let TIMEOUTS_MAX questions in a row go unanswered is passed over for a time, which doubles; then one question
+Rules: a request waits `timeout_s` for the whole answer, and then goes on without it. Peers with the fewest failures in
+a row are tried first, of these the nearest; each but the last gets half of the time that is left. A peer that failed
+TIMEOUTS_MAX times in a row, by silence or by a bad answer, is passed over for a time, which doubles; then one question
 shows whether it is back. An answer's age counts from when it was asked for: so it is taken for older than it is, never
 for younger, and what voids it at its holder voids it here.
 Bounds: OPEN_MAX questions at a time, OPEN_PER_PEER_MAX of them to one peer; questions and bytes a second that a node
-answers. Whatever a peer sends costs the question that it is about.
+answers. Whatever a peer sends costs only the question that it is about.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ OPEN_MAX, OPEN_PER_PEER_MAX = 256, 64
 TIMEOUTS_MAX = 3
 PASSED_OVER_S, PASSED_OVER_S_MAX = 1.0, 30.0
 PART_BYTES = 192 * 1024  # below a frame
-ENCODING_BYTES = 4096  # that an answer may have beyond its bodies: names and counts
+ENCODING_BYTES = 4096  # what an answer may have beside its bodies: names and counts
 AGE_MS_MAX = (1 << 32) - 1
 
 
 class Fetched(NamedTuple):
-    """What came of a question: `data` as of `asked_at` or later; None: nobody gave it."""
+    """The outcome of a question: an answer as of `asked_at` or later; `data` None: nobody gave one."""
 
     request: int
     asked_at: float = 0.0
@@ -44,7 +45,7 @@ class Fetched(NamedTuple):
 
 @dataclass(slots=True)
 class _Holder:
-    """What is known of one peer as somebody who is asked. `timeouts` in a row; `open`: questions under way."""
+    """How one peer answers: `timeouts` counts its failures in a row, `open` its unanswered questions."""
 
     timeouts: int = 0
     silent_until: float = 0.0
@@ -57,8 +58,8 @@ class _Fetch:
     name: bytes
     age_max_s: float
     asked_at: float
-    until: float  # of all of it
-    others: list[Peer]  # who may be asked next
+    until: float  # deadline of the whole fetch
+    others: list[Peer]  # peers that may be asked next
     peer: Peer
     deadline: float
     parts: list[bytes] = field(default_factory=list)
@@ -66,8 +67,8 @@ class _Fetch:
 
 
 class AnswerFetches:
-    """The questions of one node. `arrived` is called once with what came of each; it returns whether that is an answer,
-    where there is any. `timeout_s`: as in the settings, until it is changed."""
+    """The questions of one node. `arrived` is called once with the outcome of each, and returns whether its data is an
+    answer. `lacks` is called when a peer does not have what it advertised. `timeout_s` starts as in the settings."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class AnswerFetches:
         return len(self._open)
 
     def ask(self, name: bytes, holders: Iterable[Peer], age_max_s: float, now: float) -> int | None:
-        """The number of the question; None where nobody can be asked now. `holders` have it as far as is known."""
+        """Ask one of `holders`, which advertise the answer. Returns the question's number; None if none can be asked."""
         found = list(holders)
         if not found:
             return None
@@ -122,7 +123,7 @@ class AnswerFetches:
             self._part(fetch, message, now)
 
     def forget(self, session: int, now: float) -> None:
-        """A member is gone."""
+        """Drop a member that is gone, and ask others in its place."""
         for fetch in [fetch for fetch in self._open.values() if fetch.peer.session == session]:
             self._next(fetch, "absent", now)
         self._holders.pop(session, None)
@@ -179,7 +180,7 @@ class AnswerFetches:
             holder.silent_until = now + doubled(PASSED_OVER_S, holder.timeouts - TIMEOUTS_MAX, PASSED_OVER_S_MAX)
 
     def _next(self, fetch: _Fetch, result: str, now: float) -> None:
-        """This peer gives none: another, if there is time?"""
+        """This peer gives none: ask another if there is time, else end the question with this result."""
         self._close(fetch)
         while fetch.others and now < fetch.until:
             fetch.peer = fetch.others.pop(0)
@@ -200,7 +201,7 @@ class AnswerFetches:
 
 
 class AnswerSource:
-    """Gives peers what they ask for. `find` has an answer of this name, not older than that, or none."""
+    """Gives peers what they ask for. `find` (name, longest age in seconds, now) returns an encoded answer, or None."""
 
     def __init__(self, settings: PeerAnswerSettings, counters: PeerAnswerCounters, outbox: list[Outgoing]) -> None:
         self.find: Callable[[bytes, float, float], bytes | None] = lambda *_: None
@@ -211,7 +212,7 @@ class AnswerSource:
         self._questions: dict[int, Window] = {}
 
     def peers(self, sessions: Iterable[int]) -> None:
-        """Who may ask."""
+        """Set the sessions that may ask."""
         per_s = self._settings.given_per_s
         self._questions = {session: self._questions.get(session) or Window(per_s) for session in sessions}
 

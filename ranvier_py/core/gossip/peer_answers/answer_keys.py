@@ -1,13 +1,13 @@
-"""Which stored answers each node has: its own, as peers are sent them, and those of its peers.
+"""Which stored answers each node has: our own keys, as peers are sent them, and the keys of peers.
 
-A key of the response cache is named by a hash that is keyed with what all nodes share: 8 bytes of it are advertised, 32
-ask for the answer. Who lacks that secret learns nothing of a prompt by them. What changed goes to all peers together
-within TICK_S, numbered; who finds a number missing is sent the whole list, and so is who joins. With each key goes the
-age of its answer, so it is forgotten when the answer is, without a word.
+A key of the response cache is named by a hash that is keyed with a secret of all nodes: 8 bytes of the hash advertise
+an answer, 32 ask for it. A reader without the secret learns nothing of a prompt from them. Changes go to all peers
+together every TICK_S, numbered; a peer that finds a number missing is sent the whole list, and so is one that joins.
+Each key carries the age of its answer, so peers forget it when the answer expires, without a message.
 
-Rules: keys give way to everything else. They go out only where routes leave room in the node's budget; what waits
-meanwhile is merged, and what is lost costs a fetch that is not made.
-Bounds: ADVERTISED_MAX own keys, the oldest goes; KNOWN_MAX of all peers, where new ones are dropped.
+Rules: keys yield to all else. They are sent only while routes leave room in the node's budget; changes that wait for
+room are merged, and a lost message costs a fetch that is not made.
+Bounds: ADVERTISED_MAX own keys, the oldest goes; KNOWN_MAX keys of all peers, beyond which new ones are dropped.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ranvier_py.core.gossip.wire.messages import AnswerKeys
 
 KNOWN_MAX = 131_072  # eight peers that advertise all they may; 100 bytes each
 TICK_S = 0.05
-NO_ROOM_S = 0.25  # until it is looked again whether there is room
-KEY_BYTES = 10  # of a key with its age
-CHANGES_MIN = 64  # in a message of changes, however many peers it goes to
+NO_ROOM_S = 0.25  # until the next try when there was no room
+KEY_BYTES = 10  # what a key takes with its age
+CHANGES_MIN = 64  # changes that one message may have at least, however many peers it goes to
 AGE_MAX_S = 65_535
 U32 = (1 << 32) - 1
 
 
 class OwnAnswer(NamedTuple):
-    """One that is advertised."""
+    """An answer of ours that is advertised."""
 
     key: bytes
     name: bytes
@@ -45,19 +45,19 @@ class OwnAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class KnownKeys:
-    """Those of one peer, with when each answer was stored. `version` None: the list is not known."""
+    """The keys of one peer, with the time when each answer was stored. `version` None: its list is not known."""
 
     version: int | None = None
     stored_at: dict[int, float] = field(default_factory=dict)
 
 
 def digest_of(name: bytes) -> int:
-    """What of a name is advertised: u64."""
+    """Return the part of a name that is advertised: u64."""
     return int.from_bytes(name[:8], "little")
 
 
 class AnswerKeyGossip:
-    """Both sides. `room` gives the bytes that routes leave now."""
+    """Advertises our keys and keeps those of peers. `room` returns the bytes that routes leave of the budget now."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class AnswerKeyGossip:
         self._own: dict[int, OwnAnswer] = {}  # by digest, the oldest first
         self._added: dict[int, None] = {}
         self._removed: dict[int, None] = {}
-        self._has_gap = False  # more was removed than a message may say
+        self._has_gap = False  # more was removed than a message holds: all peers need the whole list
         self._owed: dict[int, None] = {}  # sessions to be sent the whole list
         self._peers: dict[int, Peer] = {}
         self._known: dict[int, KnownKeys] = {}
@@ -86,7 +86,7 @@ class AnswerKeyGossip:
     # --- our own ----------------------------------------------------------------------------------------------------
 
     def name_of(self, key: bytes) -> bytes:
-        """What a key is called between nodes: 32 bytes."""
+        """Return the name of a key between nodes: 32 bytes."""
         return blake2b(key, digest_size=32, key=self._secret).digest()
 
     def add(self, key: bytes, stored_at: float) -> None:
@@ -108,7 +108,7 @@ class AnswerKeyGossip:
             self._counters.advertised = len(self._own)
 
     def find(self, name: bytes) -> bytes | None:
-        """The key of an answer of ours that is called so."""
+        """Return the key of our answer of this name, if there is one."""
         own = self._own.get(digest_of(name))
         return own.key if own is not None and own.name == name else None
 
@@ -124,20 +124,20 @@ class AnswerKeyGossip:
     # --- those of peers ---------------------------------------------------------------------------------------------
 
     def holders(self, name: bytes, oldest: float) -> Iterator[Peer]:
-        """Peers that have the answer of this name, stored at `oldest` or later."""
+        """Yield the peers that have the answer of this name, stored at `oldest` or later."""
         digest = digest_of(name)
         for session, known in self._known.items():
             if known.stored_at.get(digest, -inf) >= oldest and session in self._peers:
                 yield self._peers[session]
 
     def lacks(self, session: int, name: bytes) -> None:
-        """This peer has it no more."""
+        """Note that this peer does not have the answer any more."""
         known = self._known.get(session)
         if known is not None and known.stored_at.pop(digest_of(name), None) is not None:
             self._counters.known -= 1
 
     def receive(self, peer: Peer, message: AnswerKeys, now: float) -> bool:
-        """False: something is missing between this and what is known."""
+        """Take a peer's keys. Returns False if a message between this and the last one is missing."""
         known = self._known.setdefault(peer.session, KnownKeys())
         if message.whole:
             self._counters.known -= len(known.stored_at)
@@ -157,14 +157,14 @@ class AnswerKeyGossip:
         return True
 
     def is_behind(self, session: int, version: int) -> bool:
-        """Whether a peer whose last message has this number sent more than is known here."""
+        """Whether keys are missing here of a peer whose last message has this number."""
         known = self._known.get(session)
         return known is None or known.version != version
 
     # --- with whom, and when ----------------------------------------------------------------------------------------
 
     def peers(self, live: Sequence[Peer]) -> None:
-        """Who is there now. A newcomer is sent everything."""
+        """Set the live peers. A newcomer is sent the whole list."""
         before, self._peers = self._peers, {peer.session: peer for peer in live}
         self._owed = {session: None for session in self._owed if session in self._peers}
         if self._own or self.version:
@@ -173,7 +173,7 @@ class AnswerKeyGossip:
             self._counters.known -= len(self._known.pop(session).stored_at)
 
     def owe(self, session: int) -> None:
-        """This peer wants the whole list."""
+        """Send this peer the whole list when there is room: it asked for it."""
         if session in self._peers:
             self._owed[session] = None
 
@@ -212,7 +212,7 @@ class AnswerKeyGossip:
             self._send(peer, self._message(self._own, (), whole=True, now=now), now)
 
     def expire(self, now: float) -> None:
-        """Forget answers that are too old to be given. Nobody has to be sent that."""
+        """Forget answers that are too old to be given. Peers do so by themselves."""
         oldest = now - self._ttl_s
         for digest in [digest for digest, own in self._own.items() if own.stored_at <= oldest]:
             del self._own[digest]
@@ -224,7 +224,7 @@ class AnswerKeyGossip:
         self._counters.advertised = len(self._own)
 
     def _has_room(self, size: int, now: float) -> bool:
-        """A list longer than a second's budget goes after a quiet second."""
+        """Whether there is room now. A message above a second's budget has room after a quiet second."""
         room = min(self._window.room(now), self._room(now))
         if size > room and room < self._window.per_s:
             self._counters.keys_held_back += 1

@@ -1,4 +1,4 @@
-"""What sharing stored answers may take, and what is counted of it."""
+"""Settings and counters of sharing stored answers with peers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from ranvier_py.core.metrics import counter, gauge
 
 ANSWER_BYTES_MAX = 1024 * 1024
-"""Largest answer that is advertised: more takes a network of 1 Gbit/s longer than anybody waits for it."""
+"""The largest answer that is advertised: a larger one takes 1 Gbit/s longer to carry than anybody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswerSettings:
-    """`shares`: whether answers are advertised, given and fetched; else peers only learn what is void. `ttl_s`: how old
-    an answer may be here. `timeout_s`: the longest that a request waits for a peer's."""
+    """`shares`: whether answers are advertised, given and fetched; otherwise peers only learn what is void. `ttl_s`: how
+    old an answer may be here. `timeout_s`: the longest that a request waits for a peer's answer."""
 
     shares: bool = False
     ttl_s: float = 300.0
@@ -25,7 +25,7 @@ class PeerAnswerSettings:
 
 @dataclass(slots=True)
 class PeerAnswerCounters:
-    """Of one node since its start."""
+    """Gauges, and counts of one node since its start."""
 
     advertised: int = gauge("Stored answers that peers know to be here.")
     known: int = gauge("Stored answers of peers that are known here.")

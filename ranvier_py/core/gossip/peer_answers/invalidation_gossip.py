@@ -1,11 +1,12 @@
-"""What is void reaches all nodes: at once, and again whoever was away.
+"""Invalidations of stored answers: they reach all nodes at once, and again those that were away.
 
-What an operator invalidates here goes to all peers; whoever learns of one passes it on. A newcomer is sent all that
-count. Digests, which peers send each other anyway, show who lacks one: it is sent all of them, and sends its own.
+What an operator invalidates here is sent to all peers; a node that learns of an invalidation passes it on. A newcomer
+is sent all that count. Peers send each other digests in any case; a peer whose digest differs from ours is sent all of
+ours, and sends its own.
 
-Rules: the admin key signs them where there is one, and then no other is taken. The signature holds what is void, not
-since when: who replays one voids once more, which costs hits. How old answers must be to be void is sent rounded down,
-so it covers no less at the next node.
+Rules: where there is an admin key it signs invalidations, and no others are taken. The signature covers what is void,
+not since when: replaying one voids its scope once more, which costs hits. How old answers must be to be void is sent
+rounded down, so it covers no less at the next node.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from ranvier_py.core.gossip.wire.columns import VOIDED_MAX
 from ranvier_py.core.gossip.wire.messages import Voided, VoidedAnswers
 from ranvier_py.core.response_cache.invalidations import NUMBER_BITS, Invalidations, VoidMark, VoidScope
 
-RESEND_S = 2.0  # to one peer whose digest is another
+RESEND_S = 2.0  # the shortest time between two lists to one peer whose digest differs
 OLDER_MS_MAX = (1 << 32) - 1
 SIGNED = b"voided answers"
 
 
 class InvalidationGossip:
-    """The invalidations of one node. `invalidated` is called with each that is new here, by whomever."""
+    """Sends and receives invalidations. `invalidated` is called with each that is new here, from operator or peer."""
 
     def __init__(
         self, known: Invalidations, admin_key: bytes, counters: PeerAnswerCounters, outbox: list[Outgoing], rng: Random
@@ -45,7 +46,7 @@ class InvalidationGossip:
         self._sent_at: dict[int, float] = {}
 
     def give(self, scope: VoidScope, before: float, now: float) -> None:
-        """The operator gave one here."""
+        """Take an invalidation that the operator gave here, and send it."""
         self.known.give(scope, before, now, self._rng.getrandbits(NUMBER_BITS) or 1)
         self._took(scope)
 
@@ -60,13 +61,13 @@ class InvalidationGossip:
                 self._took(scope)
 
     def compare(self, peer: Peer, digest: int, now: float) -> None:
-        """A peer knows what has this digest."""
+        """Send a peer all that count if the digest of what it knows differs from ours."""
         if digest != self.known.digest and now - self._sent_at.get(peer.session, -inf) >= RESEND_S:
             self._sent_at[peer.session] = now
             self._send([peer], self.known, now)
 
     def peers(self, live: Sequence[Peer], now: float) -> None:
-        """Who is there now. A newcomer is sent everything."""
+        """Set the live peers. A newcomer is sent everything."""
         before = {peer.session: None for peer in self._peers}
         self._peers = live
         self._sent_at = {session: at for session, at in self._sent_at.items() if session in before}
@@ -85,7 +86,7 @@ class InvalidationGossip:
         self._counters.invalidations_folded = self.known.folded
 
     def _took(self, scope: VoidScope) -> None:
-        """What holds of this scope is new; of too many of them one of everything has become."""
+        """Send on, and report, what holds for this scope now: too many scopes are folded into one of everything."""
         for one in self.known:
             if one.scope == scope or len(self.known) == 1:
                 self._fresh[one.scope] = None
@@ -105,6 +106,6 @@ class InvalidationGossip:
 
 
 def signature_of(key: bytes, number: int, scope: VoidScope) -> bytes:
-    """HMAC-SHA256 over what is void, each part with its length."""
+    """Return the HMAC-SHA256 over number and scope of an invalidation, each part with its length."""
     parts = [SIGNED, pack("<Q", number), scope.model.encode(), scope.tenant]
     return hmac.new(key, b"".join(pack("<I", len(part)) + part for part in parts), sha256).digest()

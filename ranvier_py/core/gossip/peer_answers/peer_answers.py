@@ -1,8 +1,9 @@
-"""Stored answers among peers, for one node. Composes keys, fetches and invalidations, and takes what peers send.
+"""Stored answers among peers, for one node: composes keys, fetches and invalidations, and takes what peers send.
 
-Down: `AnswerKeyGossip.add` and `drop` follow what the node stores, `find` and `fetches.ask` serve a request that lacks
-an answer, `invalidations.give` what an operator does. Up: `source.find`, `fetches.arrived`, `invalidated`, which the
-node sets. All answers are of peers whose fingerprints are made like ours: they alone share the secret that names keys.
+The node calls `keys.add` and `keys.drop` for what it stores, `ask` for a request that lacks an answer, and
+`invalidations.give` for what an operator does. It sets `source.find`, `fetches.arrived` and
+`invalidations.invalidated`, which are called for what peers send. Answers are exchanged only with peers whose
+fingerprints are made like ours: they alone share the secret that names keys.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.response_cache.invalidations import Invalidations
 
 ANSWER_MESSAGES = (AnswerKeys, AnswerDigest, AnswerWanted, AnswerPart, AnswerRefused, Voided)
-"""What `PeerAnswers.receive` takes."""
+"""The messages that `PeerAnswers.receive` takes."""
 
 DIGEST_INTERVAL_S = 2.0  # the longest that a lost message stays unnoticed, while nothing else is sent
 
 
 class AnswerSecrets(NamedTuple):
-    """What names keys between nodes, and what signs what an operator invalidates, if anything."""
+    """The key that names answers between nodes, and the one that signs invalidations, if there is one."""
 
     fingerprint_key: bytes
     admin_key: bytes = b""
 
 
 class PeerAnswers:
-    """See the module."""
+    """Shares stored answers with peers (see the module)."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class PeerAnswers:
         self._digest_at = now
 
     def ask(self, key: bytes, age_max_s: float, now: float) -> int | None:
-        """Ask a peer for the answer of this key; None where none is known to have one that is young enough."""
+        """Ask a peer for the answer of this key. Returns the question's number; None if no peer can be asked for one."""
         name = self.keys.name_of(key)
         oldest = now - min(age_max_s, self.settings.ttl_s)
         return self.fetches.ask(name, self.keys.holders(name, oldest), age_max_s, now)
@@ -82,7 +83,7 @@ class PeerAnswers:
         return min(at, self.keys.wake_at, self.fetches.wake_at, self.invalidations.wake_at)
 
     def tick(self, now: float) -> None:
-        """Send what is due; end what took too long."""
+        """Send what is due, and end fetches that took too long."""
         self.fetches.tick(now)
         self.keys.tick(now)
         self.invalidations.tick(now)
@@ -92,18 +93,18 @@ class PeerAnswers:
             self._send(self._near, wanted=False)
 
     def peers(self, near: Sequence[Peer], sharing: Sequence[Peer], now: float) -> None:
-        """Who is there now; `sharing` are those whose fingerprints are made like ours."""
+        """Set the live peers. `sharing` are those whose fingerprints are made like ours."""
         self._near, self._sharing = near, sharing if self.settings.shares else ()
         self.keys.peers(self._sharing)
         self.source.peers([peer.session for peer in self._sharing])
         self.invalidations.peers(near, now)
 
     def forget(self, session: int, now: float) -> None:
-        """A member is gone for good."""
+        """Drop what is kept of a member that is gone for good."""
         self.fetches.forget(session, now)
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
-        """One of ANSWER_MESSAGES, from a live member."""
+        """Take one of ANSWER_MESSAGES from a proved session."""
         if isinstance(message, Voided):
             self.invalidations.receive(message, now)
         elif isinstance(message, AnswerDigest):
@@ -122,7 +123,7 @@ class PeerAnswers:
         return values(self.counters)
 
     def samples(self) -> Iterator[Sample]:
-        """For metrics."""
+        """Yield the samples for metrics."""
         yield from samples("peer_answers", self.counters)
 
     def _compare(self, peer: Peer, message: AnswerDigest, now: float) -> None:
@@ -136,7 +137,7 @@ class PeerAnswers:
 
     @property
     def _has_any(self) -> bool:
-        """Whether there is anything that peers could lack."""
+        """Whether there may be keys or invalidations that peers lack."""
         return self.settings.shares or len(self.invalidations.known) > 0
 
     def _send(self, peers: Sequence[Peer], *, wanted: bool) -> None:

@@ -1,1 +1,1 @@
-"""Engines' event streams among peers: who reads which one, and copies of what an engine holds."""
+"""Engines' event streams among peers: which nodes read each one, and snapshots of what an engine holds."""

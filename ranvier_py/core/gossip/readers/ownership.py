@@ -1,19 +1,20 @@
 """Which nodes subscribe to an engine's event stream: a reader, which applies it for all, and a standby.
 
-All nodes rank the live members for each engine by a hash of both (highest random weight), leaving out those that say
-they can't. The first two subscribe. Of those who subscribe, the one that knows the stream best is the reader, of equals
-the first; the standby knows as much and says nothing of it, until it is the best. What a node does follows from that
-and from what the others say of themselves (`ReaderState`); nobody is asked, so in doubt three subscribe, or two apply.
+Every node ranks the live members for each engine by a hash of both (highest random weight), without those that report
+that they can't subscribe. The first two subscribe. Of the subscribers the one that knows the stream best is the reader;
+of equals, the first in the ranking. The standby knows the stream as well but applies nothing until it is the best. A
+node acts on the ranking and on what the others report of themselves (`ReaderState`) and asks nobody; so in doubt three
+subscribe, or two apply.
 
-    nobody subscribes          the first two begin after SETTLE_S, each one behind them a turn later
-    I am one of the first two  I begin after STEADY_S without a change, and get a snapshot meanwhile
-    I subscribe, and two       I stop when both know it as well as I do, or after HANDOVER_S
+    nobody subscribes          the first two begin after SETTLE_S, each further one TURN_S after the one before
+    I am one of the first two  I begin STEADY_S after the last change of the ranking, and get a snapshot meanwhile
+    I subscribe, and two       I end SETTLE_S after both know the stream as well as I do, or after HANDOVER_S
       before me do, too
-    I can't                    I say so, and others move up
+    I can't                    I report it, and others move up
 
-Rules: alone, a node reads all. A member is what membership calls alive; a death moves the standby up at once.
-Invariant: when members and reports are the same at all nodes and time passes, each stream has exactly one reader and
-one standby among those that can. Bounds: STREAMS_MAX engines, one state for each live member and engine.
+Rules: a node that is alone reads all streams. A member is what membership calls alive; when one dies the standby moves
+up at once. Invariant: when members and reports are the same at all nodes and time passes, each stream has exactly one
+reader and one standby among those that can. Bounds: STREAMS_MAX engines, one state for each live member and engine.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from ranvier_py.core.prompts.fingerprint import mix
 
 STREAMS_MAX = 4096  # as many as a node's registry holds
 SUBSCRIBERS = 2  # of each stream
-SETTLE_S = 0.5  # reports of others are on their way as long
-TURN_S = 4.0  # for each one ahead who does not begin: it may be older, or at its limit of descriptors
+SETTLE_S = 0.5  # how long reports of others may be in transit
+TURN_S = 4.0  # for each node ahead that does not begin: it may be an older version, or out of descriptors
 STEADY_S = 3.0  # members come one by one when a cluster starts or rolls: not each is worth a handover
-HANDOVER_S = 45.0  # longest time that three subscribe: a copy of the largest engine takes half of it
-MEET_S = 3.0  # a node that has just started waits so long for others, if there may be others
+HANDOVER_S = 45.0  # longest time that three subscribe: a snapshot of the largest engine takes half of it
+MEET_S = 3.0  # how long a node that has just started waits for others, unless `met` says that it knows them
 
 
 class ReaderState(IntEnum):
-    """What a member says of itself and one stream. Of those who subscribe, the greater one knows it better."""
+    """What a member reports of itself and one stream. Of two subscribers the greater one knows the stream better."""
 
     NONE = 0  # does not subscribe
-    UNABLE = 1  # nor could it: no way to the publisher, or the part that reads is not installed
+    UNABLE = 1  # can't subscribe: the publisher can't be reached, or the part that reads is not installed
     ESTIMATED = 2
     REPAIRING = 3
     DEGRADED = 4
@@ -55,11 +56,11 @@ STATE_OF: Mapping[Level, ReaderState] = {level: ReaderState[level.name] for leve
 
 
 class Subscribers(NamedTuple):
-    """Of one stream, as this node sees it. 0 = nobody."""
+    """Who subscribes to one stream, as this node sees it. Members are sessions; 0 = nobody."""
 
     reader: int
     standby: int
-    states: Mapping[int, ReaderState]  # of all who subscribe, ourselves included, in the order of the ranking
+    states: Mapping[int, ReaderState]  # of all subscribers, ourselves included, in the order of the ranking
 
 
 @dataclass(slots=True)
@@ -67,21 +68,21 @@ class _Stream:
     mine: ReaderState = ReaderState.NONE
     others: dict[int, ReaderState] = field(default_factory=dict)
     ranking: Sequence[int] = ()
-    since: float = 0.0  # of what decides: the ranking, and whether anybody subscribes
-    unread: bool = True  # nobody subscribes, when last looked at
-    surplus_since: float = inf  # I subscribe, and enough before me do, too
+    since: float = 0.0  # when the ranking, or whether anybody subscribes, last changed
+    unread: bool = True  # nobody subscribed at the last tick
+    surplus_since: float = inf  # since when I subscribe although enough before me do, too
     reads: bool = False  # I am the reader
-    behind_since: float = inf  # I am, and another should be
+    behind_since: float = inf  # since when I am the reader although another should be
 
     def of(self, member: int, me: int) -> ReaderState:
         return self.mine if member == me else self.others.get(member, ReaderState.NONE)
 
 
 class Ownership:
-    """One node's part in reading the streams. Members are sessions, engines the keys by which all nodes call them."""
+    """Decides which streams this node subscribes to and reads. Members are sessions, engines are shared keys."""
 
     def __init__(self, me: int, now: float) -> None:
-        self.handovers = 0  # that we gave or took
+        self.handovers = 0  # streams that we gave or took
         self.dropped = 0  # streams beyond the bound
         self._me = me
         self._members: Sequence[int] = (me,)
@@ -90,7 +91,7 @@ class Ownership:
         self._tick_at = inf
 
     def backends(self, keys: Iterable[int], now: float) -> bool:
-        """These are the engines whose streams there are. Whether one that we subscribe to is gone."""
+        """Set the engines that have streams. Returns whether one that we subscribe to is gone."""
         wanted = dict.fromkeys(keys)
         gone = [self._streams.pop(key) for key in list(self._streams) if key not in wanted]
         for key in wanted:
@@ -105,7 +106,7 @@ class Ownership:
         return any(stream.mine.subscribes for stream in gone)
 
     def members(self, live: Iterable[int], now: float) -> None:
-        """These live; we are among them in any case."""
+        """Set the live members; this node is one of them in any case."""
         members = sorted({self._me: None, **dict.fromkeys(live)})
         if members == self._members:
             return
@@ -116,12 +117,12 @@ class Ownership:
         self._tick_at = now
 
     def met(self, now: float) -> None:
-        """We know the others, as far as there are any, and what they report."""
+        """Note that this node knows the others, if there are any, and their reports: it waits no longer (MEET_S)."""
         if now < self._met_at:
             self._met_at = self._tick_at = now
 
     def reported(self, member: int, backend: int, state: ReaderState, now: float) -> None:
-        """A live member reports this of itself."""
+        """Take what a live member reports of itself."""
         stream = self._streams.get(backend)
         if stream is None or member == self._me or stream.others.get(member, ReaderState.NONE) is state:
             return
@@ -132,7 +133,7 @@ class Ownership:
         self._tick_at = now
 
     def reached(self, backend: int, state: ReaderState, now: float) -> None:
-        """Our own state: how well we know a stream, that we can't subscribe to it, or (NONE) could again."""
+        """Set our own state: how well we know a stream, that we can't subscribe to it, or (NONE) that we can again."""
         stream = self._streams.get(backend)
         if stream is None or stream.mine is state:
             return
@@ -143,12 +144,12 @@ class Ownership:
 
     @property
     def wake_at(self) -> float:
-        """When `tick` is wanted next; any call may bring it nearer."""
+        """When `tick` must be called next; any call may bring it nearer."""
         return self._tick_at
 
     def tick(self, now: float) -> bool:
-        """Begin and end what is due; whether anything was. A subscription counts as made: say otherwise with
-        `reached`."""
+        """Begin and end what is due. Returns whether anything changed. A subscription counts as made until `reached`
+        reports another state."""
         self._tick_at, moved = inf, False
         for stream in self._streams.values():
             before = stream.mine.subscribes, stream.reads
@@ -169,7 +170,7 @@ class Ownership:
         return stream is not None and stream.mine.subscribes
 
     def reads(self, backend: int) -> bool:
-        """Whether it is to apply the stream for all."""
+        """Whether this node is to apply the stream for all."""
         stream = self._streams.get(backend)
         return stream is not None and stream.reads and stream.mine.subscribes
 
@@ -178,7 +179,7 @@ class Ownership:
         return {key: stream.mine for key, stream in self._streams.items()}
 
     def snapshot_sources(self, backend: int) -> list[int]:
-        """Who could give an exact snapshot, the reader last: while one is written, nothing is applied."""
+        """Return who could give an exact snapshot, the reader last: a node that writes one applies nothing meanwhile."""
         stream = self._streams.get(backend)
         ranking = reversed(stream.ranking) if stream is not None else ()
         return [member for member in ranking if stream is not None and stream.others.get(member) is ReaderState.EXACT]
@@ -222,7 +223,7 @@ class Ownership:
             self.handovers += 1
 
     def _choose(self, stream: _Stream, now: float) -> None:
-        """Become the reader at once; give way after others had time to learn that they are."""
+        """Become the reader at once; give way after SETTLE_S, when another had time to learn that it is the reader."""
         if self._best(stream) == self._me:
             stream.reads, stream.behind_since = True, inf
         elif stream.reads:
@@ -231,7 +232,7 @@ class Ownership:
                 stream.reads, stream.behind_since = False, inf
 
     def _best(self, stream: _Stream) -> int:
-        """Of those who subscribe, who knows the stream best, of equals the first; 0: nobody does."""
+        """Return the subscriber that knows the stream best, of equals the first in the ranking; 0 if there is none."""
         best = max(stream.ranking, key=lambda member: stream.of(member, self._me), default=0)
         return best if stream.of(best, self._me).subscribes else 0
 

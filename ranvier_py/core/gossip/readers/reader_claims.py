@@ -1,10 +1,10 @@
-"""Who subscribes to which event stream, and how well he knows it: each member's own report, the latest of each counts.
+"""Which members subscribe to which event stream, and how well they know it: each member's own latest report counts.
 
-What a node reports goes to its peers within `REPORT_INTERVAL_S`, once for all that changed; a newcomer gets everything,
-and everybody sends somebody all of it now and then. In a cluster whose members are not all peers, what is new is passed
-on by whoever receives it. So it reaches all that can be reached, in any order and however often.
+A node sends its changed reports to its peers together, at most every `REPORT_INTERVAL_S`; all reports that it knows to
+a newcomer; and all of them to a random peer from time to time. In a cluster whose members are not all peers, a node
+passes on the reports that are new to it. So they reach every node that can be reached, in any order and however often.
 
-Rules: nobody reports anything of another; a report counts while its member lives, which its user sees to.
+Rules: nobody reports anything of another. A report counts while its member lives, which the user of this module checks.
 Bounds: CLAIMS_MAX reports; beyond, new ones are dropped and counted.
 """
 
@@ -19,13 +19,13 @@ from ranvier_py.core.gossip.wire.messages import ReaderClaim, ReaderClaims
 
 CLAIMS_MAX = 16_384  # two subscribers and two former ones of each of 4096 engines
 PER_MESSAGE = 2048  # 43 kB: far below a frame
-REPORT_INTERVAL_S = 0.25  # an engine whose stream has gaps changes its level many times a second
+REPORT_INTERVAL_S = 0.25  # the level of an engine whose stream has gaps changes many times a second
 REPAIR_INTERVAL_S = 10.0
-EVERYONE_MAX = 16  # so many peers are sent what is new; more get it through others
+EVERYONE_MAX = 16  # up to this many peers are sent what is new; further ones get it through others
 
 
 class ReaderClaimTable:
-    """The reports of one node and of all that it knows. `new` is drained by the owner."""
+    """The reports of this node and those that it has received. `new`: those just received; the owner drains it."""
 
     def __init__(self, session: int, outbox: list[Outgoing], rng: Random, now: float) -> None:
         self.new: list[ReaderClaim] = []
@@ -46,7 +46,7 @@ class ReaderClaimTable:
         return min(at, self._sent_at + REPORT_INTERVAL_S) if self._changed else at
 
     def report(self, backend: int, state: int) -> None:
-        """Our state of a stream; cheap when nothing changed."""
+        """Report our state of a stream; cheap when nothing changed."""
         place = (self._session, backend)
         known = self.known.get(place)
         if known is None and (not state or len(self.known) >= CLAIMS_MAX):
@@ -57,7 +57,7 @@ class ReaderClaimTable:
             self._changed[place] = None
 
     def peers(self, live: Sequence[Peer], *, passes_on: bool) -> None:
-        """Who is there now. `passes_on`: there are members that are no peers of ours."""
+        """Set the live peers. `passes_on`: there are members that are no peers of ours."""
         before = {peer.session: None for peer in self._peers}
         self._peers = live
         self._passes_on = passes_on or len(live) > EVERYONE_MAX
@@ -66,7 +66,7 @@ class ReaderClaimTable:
             self._send(self._some(newcomers), list(self.known.values()))
 
     def forget(self, session: int) -> None:
-        """This member is gone for good."""
+        """Drop the reports of a member that is gone for good."""
         for place in [place for place in self.known if place[0] == session]:
             del self.known[place]
             self._changed.pop(place, None)

@@ -1,8 +1,8 @@
-"""Event streams among peers: ids <-> keys, who subscribes to what, snapshots to and from peers.
+"""Event streams among peers: keys of engines, who subscribes to which stream, and snapshots to and from peers.
 
-Down: how well this node knows the streams it receives becomes its reports; gossip spreads them. Up: the reports of
-others, and who lives, go to `Ownership`, which decides whether this node begins, reads or ends. Nothing is asked of
-anybody, and a node that knows of nobody reads everything.
+Out: how well this node knows the streams that it receives becomes its reports, which gossip spreads. In: the reports of
+others, and which members live, go to `Ownership`, which decides whether this node begins, reads or ends a stream. No
+node asks another for permission, and a node that knows no others reads everything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STREAM_MESSAGES = (ReaderClaims, SnapshotChunk, SnapshotWanted, SnapshotRefused)
 
 
 class SharedStreams(StreamSharing):
-    """See the module. `moved` is called when this node is to begin, read or end otherwise than before."""
+    """See the module. `moved` is called when the streams change that this node is to subscribe to or to read."""
 
     def __init__(
         self, session: int, backends: RegistrySync, hasher: TokenHasher, outbox: list[Outgoing], rng: Random, now: float
@@ -103,8 +103,7 @@ class SharedStreams(StreamSharing):
         self.transfers.tick(now)
 
     def follow(self, now: float, *, synced: bool) -> None:
-        """Take in what was received; begin and end what is due. `synced`: this node knows its peers. Cheap if
-        nothing."""
+        """Take in reports and members, begin and end what is due; cheap if idle. `synced`: we know our peers."""
         claims, ownership = self.claims, self.ownership
         if self.live is not self._followed:
             self._followed = self.live
@@ -122,24 +121,24 @@ class SharedStreams(StreamSharing):
                 claims.report(key, state)
 
     def peers(self, near: Sequence[Peer], acquainted: Sequence[Peer], live: Sequence[int]) -> None:
-        """To whom to report, from whom a snapshot may be had, and who lives."""
+        """Set the peers to report to, the members to exchange snapshots with, and the live members."""
         self.live = live
         self.claims.peers(near, passes_on=len(live) > len(near))
         self.transfers.peers(acquainted)
 
     def forget(self, session: int) -> None:
-        """A member is gone for good."""
+        """Drop what is kept of a member that is gone for good."""
         self.claims.forget(session)
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
-        """One of STREAM_MESSAGES, from a live member."""
+        """Take one of STREAM_MESSAGES from a proved session."""
         if isinstance(message, ReaderClaims):
             self.claims.receive(message)
         elif isinstance(message, SnapshotChunk | SnapshotWanted | SnapshotRefused):
             self.transfers.receive(peer, message, now)
 
     def view(self) -> dict[str, Any]:
-        """By backend id: who reads it, who stands by, who subscribes, and how well each knows it."""
+        """Return for each backend id its reader, standby and subscribers and how well each of them knows the stream."""
         shown: dict[str, Any] = {}
         for backend, key in self._keys.items():
             found = self.ownership.subscribers(key)
@@ -157,7 +156,7 @@ class SharedStreams(StreamSharing):
         }
 
     def samples(self) -> Iterator[Sample]:
-        """For metrics."""
+        """Yield the samples for metrics."""
         reading = sum([self.ownership.reads(key) for key in self._keys.values()])
         subscribed = sum([self.ownership.subscribes(key) for key in self._keys.values()])
         yield Sample("streams_read", "gauge", "Event streams that this node reads.", reading)

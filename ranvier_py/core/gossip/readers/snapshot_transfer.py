@@ -1,13 +1,13 @@
 """Snapshots of what an engine holds, from a node that knows it exactly to one that does not.
 
-    A -> B  SnapshotWanted           B freezes what it holds, for as long as it takes to write it, some chunks a tick
-    B -> A  SnapshotChunk ...        WINDOW_CHUNKS ahead of what A says has come; A builds them into a snapshot
-    A -> B  SnapshotWanted (cursor)
-    A       hands the snapshot to the gap machine, which takes it when it has all that followed
+    A -> B  SnapshotWanted           B freezes what it holds while it writes the snapshot, some chunks a tick
+    B -> A  SnapshotChunk ...        up to WINDOW_CHUNKS ahead of what A has confirmed; A builds a snapshot of them
+    A -> B  SnapshotWanted (cursor)  confirms the chunks before the cursor
+    A       hands the snapshot to the gap machine, which takes it once it has all events that followed
 
-Rules: a transfer is one request of one peer; chunks of another, or out of order, are dropped; silence is answered by
-the same cursor once more, and ends it at last. Who is busy is asked again; where a snapshot breaks, or is refused, the
-next who may have one is asked. Nobody waits for it: events are applied as ever meanwhile.
+Rules: a transfer is one request of one peer; chunks of another, or out of order, are dropped. After PROGRESS_S of
+silence A repeats its cursor, and gives up on that peer after RESUMES_MAX times. A busy peer is asked again; when a
+snapshot breaks or is refused, the next peer that may have one is asked. Nobody waits for it: A applies events meanwhile.
 Bounds: GIVEN_MAX given and TAKEN_MAX taken at a time, others wait and are asked for later; bytes by `bytes_per_s`.
 """
 
@@ -30,14 +30,14 @@ from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 GIVEN_MAX, TAKEN_MAX = 2, 8
 WINDOW_CHUNKS = 16
-WRITTEN_EACH = 4  # chunks written a tick: what the engine says waits until all are
+WRITTEN_EACH = 4  # chunks written a tick: events of the engine wait until all are written
 PROGRESS_S = 1.0  # without a chunk, after which it is asked for again
 RESUMES_MAX = 4
 RETRY_S, PATIENCE_S = 1.0, 25.0
-"""Who is busy is asked again so soon, and for so long: less than a gap machine waits. A node that joins may subscribe
-to many streams at once."""
+"""A busy peer is asked again after the first, and until the second has passed, which is less than a gap machine waits.
+A node that joins may subscribe to many streams at once."""
 
-SILENCE_S = 6.0  # a snapshot that is given ends so long after its peer's last message
+SILENCE_S = 6.0  # giving a snapshot ends this long after the peer's last message
 BYTES_PER_S = 8 * 1024 * 1024  # a snapshot of 200,000 blocks is 5 MB
 HEAD = Struct("<QQII")
 FIELDS_BYTES = 80  # of a chunk beside its columns, at most
@@ -45,14 +45,14 @@ U32 = (1 << 32) - 1
 
 
 class Subject(NamedTuple):
-    """What a copy is of: an engine, by its key, and a data-parallel rank of it."""
+    """What a snapshot is of: an engine, by its key, and a data-parallel rank of it."""
 
     backend: int
     rank: int
 
 
 class Taken(NamedTuple):
-    """What became of a question. `snapshot` None: nobody gave one."""
+    """The outcome of a question. `snapshot` None: nobody gave one."""
 
     subject: Subject
     ask: int
@@ -89,7 +89,7 @@ class _Taking:
     reader: SnapshotReader
     deadline: float
     give_up_at: float
-    waits: bool = False  # to ask again who was busy, or until there is room
+    waits: bool = False  # for the time to ask a busy peer again, or for room
     cursor: int = 0
     resumes: int = 0
 
@@ -110,7 +110,7 @@ class SnapshotCounters:
 
 @dataclass(slots=True)
 class SnapshotTransfers:
-    """Both sides, for one node. `taken` is drained by its owner; `source` begins a snapshot, or there is none."""
+    """Both sides, for one node. The owner drains `taken`; `source` begins a snapshot, or returns None."""
 
     hasher: TokenHasher
     outbox: list[Outgoing]
@@ -144,7 +144,7 @@ class SnapshotTransfers:
             self._end(place)
 
     def tick(self, now: float) -> None:
-        """Some chunks written, one sent."""
+        """Repeat questions that are late, end silent transfers, write some chunks and send one."""
         if not (self._given or self._taking):
             return
         for taking in [taking for taking in self._taking.values() if taking.deadline <= now]:
@@ -166,7 +166,7 @@ class SnapshotTransfers:
             self._refused(taking, message.busy, now)
 
     def ask(self, subject: Subject, ask: int, members: Sequence[int], now: float) -> None:
-        """Get one from these members, the first that gives one. Ends with a `Taken`; another question ends this."""
+        """Get a snapshot from the first of these members that gives one: adds a `Taken`, unless it is asked anew."""
         self.counters.asked += 1
         self._taking.pop(subject, None)
         peers = [self._peers[member] for member in members if member in self._peers]
@@ -204,7 +204,7 @@ class SnapshotTransfers:
         taking.cursor += 1
         taking.deadline, taking.resumes = now + PROGRESS_S, 0
         if message.last:
-            self._want(taking)  # so that it is let go of
+            self._want(taking)  # confirms the last chunk, so that the peer can drop the snapshot
             self._finish(taking.subject, taking.ask, Snapshot(seq, digest, taking.reader.finish()))
         elif taking.cursor % (WINDOW_CHUNKS // 2) == 0:
             self._want(taking)
@@ -234,7 +234,7 @@ class SnapshotTransfers:
             self._want(taking)
 
     def _next(self, taking: _Taking, now: float) -> None:
-        """This peer gives none: another?"""
+        """This peer gives none: ask the next one that is still a peer, or finish without a snapshot."""
         while taking.peers:
             taking.peer = taking.peers.pop(0)
             if taking.peer.session in self._peers:
