@@ -1,1 +1,1 @@
-"""Who is in the cluster and alive; `members` composes the rest."""
+"""Membership: which nodes are in the cluster and alive; `members` composes the parts."""

@@ -1,18 +1,18 @@
-"""Updates on their way through the cluster, and the messages of membership that they ride on.
+"""Updates on their way through the cluster, and the membership messages that carry them.
 
-One slot for each subject: a newer update replaces the older one and starts again. An update is sent up to
-`mult * ceil(log10(members + 1))` times (SWIM; the number is memberlist's), the least often sent first; among new ones
-the latest first, so that a refutation leaves with the very next packet.
+`Broadcasts` has one slot for each subject: a newer update replaces the older one and starts again. An update is sent up
+to `mult * ceil(log10(members + 1))` times (SWIM; the number is memberlist's), the least often sent first; among new
+ones the latest first, so that a refutation leaves with the very next packet.
 
-While more than STORM wait, who receives one of them again counts that like `mult` sendings of his own (rumours with
-feedback: Demers and others, PODC 1987). That ends a storm in seconds instead of a minute, but leaves a gap here and
-there, so lists are compared after it (`member_lists`).
+While more than STORM updates wait, an update that is received again counts as sent `mult` times more (rumours with
+feedback: Demers and others, PODC 1987). That ends a storm in seconds instead of a minute, but leaves gaps, so lists are
+compared after it (`member_lists`).
 
-`MembershipOutbox` writes the messages: what the receiver must know comes first, the rest of the room is filled from the
-broadcasts. With datagrams off all of it goes on the PROBE stream, so that bulk never delays a probe.
+`MembershipOutbox` writes the messages: what the receiver must know comes first, and the rest of the room is filled from
+the broadcasts. With datagrams off all of them go on the PROBE stream, so that bulk never delays a probe.
 
-Bounds: `2 * members` updates, at least SLOTS_MIN; beyond, the most often sent goes. An update that no datagram could
-hold is not queued at all (cortex#4327, smg#808). Both are counted. Cost: O(updates taken) for each packet.
+Bounds: `2 * members` updates, at least SLOTS_MIN; beyond, the most often sent is dropped. An update that no datagram
+could hold is not queued at all (cortex#4327, smg#808). Both are counted. Cost: O(updates taken) for each packet.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ranvier_py.core.gossip.wire.messages import Ack, Message, Nack, Ping, PingR
 from ranvier_py.core.gossip.wire.records import size_of
 
 STORM = 256  # updates: what a node sends in about a second, in packets of 17
-SLOTS_MIN = 64  # also a node that knows hardly anybody relays what it receives while it joins
-MISFITS_MAX = 4  # updates too large for the room left that are looked past before a packet is closed
+SLOTS_MIN = 64  # so that a node that knows hardly anybody relays what it receives while it joins
+MISFITS_MAX = 4  # updates too large for the room left, after which a packet is closed
 FIELDS_BYTES = 96  # the other fields of the longest message with updates, PingRequest
 SEQ_MAX = 2**32 - 1  # what the wire holds
 
@@ -39,8 +39,8 @@ class Broadcasts:
 
     def __init__(self, mult: int, interval_s: float, room_bytes: int, counters: MembershipCounters) -> None:
         self.members = 1
-        self.wake_at = inf  # of the gossip tick: something waits
-        self._tick_after = -inf  # a tick soon after another one waits for its time
+        self.wake_at = inf  # time of the next gossip tick; inf while nothing waits
+        self._tick_after = -inf  # the next tick comes no earlier than this
         self._mult = mult
         self._interval_s = interval_s
         self._room_bytes = room_bytes
@@ -57,7 +57,7 @@ class Broadcasts:
         return self._mult * len(str(self.members))  # digits of n = ceil(log10(n + 1))
 
     def push(self, update: Update, now: float) -> None:
-        """Send it from now on, instead of whatever was said about the same member."""
+        """Queue an update, in place of an older one about the same member."""
         subject = update.record.session
         self.drop(subject)
         size = size_of(update)
@@ -71,11 +71,12 @@ class Broadcasts:
 
     @property
     def storming(self) -> bool:
-        """Whether so much waits that all of it would take long."""
+        """Whether so many updates wait that sending all of them would take long."""
         return len(self._tier_of) > STORM
 
     def echoed(self, subject: int) -> None:
-        """What is said about it came back from somebody else."""
+        """Note that the queued update about a member came back from another: in a storm it counts as sent `mult` times.
+        """
         tier = self._tier_of.get(subject)
         if tier is None or not self.storming:
             return
@@ -85,13 +86,13 @@ class Broadcasts:
             self._put(tier + self._mult, subject, entry)
 
     def drop(self, subject: int) -> None:
-        """Say no more about it."""
+        """Drop the update about a member."""
         tier = self._tier_of.pop(subject, None)
         if tier is not None:
             del self._tiers[tier][subject]
 
     def take(self, room_bytes: int) -> tuple[Update, ...]:
-        """What fits into so many bytes. Counts as sent once."""
+        """Take the updates that fit into this many bytes. Each counts as sent once more."""
         if not self._tier_of:
             return ()
         chosen = self._choose(room_bytes)
@@ -103,7 +104,7 @@ class Broadcasts:
         return tuple(update for _, update, _ in chosen)
 
     def ticked(self, now: float) -> None:
-        """The gossip tick is done; the next one is an interval later, if anything waits."""
+        """Set the next gossip tick, an interval after this one, if anything waits."""
         self._tick_after = now + self._interval_s
         self.wake_at = self._tick_after if self._tier_of else inf
 
@@ -134,8 +135,8 @@ class Broadcasts:
 
 
 class MembershipOutbox:
-    """Appends messages to `sends`. `room_bytes` is what a datagram holds of updates. Sequence numbers are one series
-    for own pings and for those in the name of others."""
+    """Appends messages to `sends`. `room_bytes` is the room for updates in a datagram. Own pings and those on behalf of
+    others share one series of sequence numbers."""
 
     def __init__(self, sends: list[Outgoing], broadcasts: Broadcasts, room_bytes: int, *, datagrams: bool) -> None:
         self.datagrams = datagrams
@@ -164,13 +165,13 @@ class MembershipOutbox:
         self._send(relay.address, relay.session, best_plane(relay), request)
 
     def push(self, address: Address, session: int, updates: Sequence[Update], plane: Plane = Plane.DATAGRAM) -> None:
-        """Just these, as far as they fit."""
+        """Send just these updates, as far as they fit."""
         fitting = self._fitting(updates)
         if fitting:
             self._send(address, session, plane, Push(tuple(fitting)))
 
     def gossip(self, member: Member) -> bool:
-        """What waits to be spread. Returns whether anything did."""
+        """Send a member the updates that wait. Returns whether there were any."""
         updates = self._fill(())
         if updates:
             self._send(member.address, member.session, best_plane(member), Push(updates))

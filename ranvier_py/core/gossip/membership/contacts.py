@@ -1,12 +1,13 @@
-"""Whom to greet: members known by report only, and addresses where a member lived before it fell silent.
+"""Whom to greet: members known by report only, and addresses of members that have died.
 
-A greeting (Hello) makes two sessions prove themselves to each other. A member that this node is to know
-(`neighbour_set`) is greeted after a short random time, spread over the size of the cluster, and again, each time later,
-until it proves itself, is dead, or others have come between.
+A greeting (Hello) makes two sessions prove themselves to each other. `Greetings`: a member that this node is to know
+(`neighbour_set`) is greeted after a short random time, which grows with the size of the cluster, and again after ever
+longer times, until it proves itself, dies, or is no longer one to know.
 
-The dead stay contacts for a day, and are greeted now and then: after a long cut nobody else would (weaviate#10698;
-foca keeps them 24 h, too). Of n live nodes each greets every n seconds, at random times, so across a cut somebody
-greets somebody about every second. Contacts from before a restart are greeted once, quickly, then like the others.
+`Contacts`: the dead stay contacts for a day, and are greeted from time to time: after a long cut nobody else would
+(weaviate#10698; foca keeps them 24 h, too). Each of n live nodes greets a contact every n seconds, at random times, so
+across a cut some node greets another about every second. Contacts from before a restart are greeted once, quickly,
+then like the others.
 
 Bounds: one greeting for each live member, CONTACTS_MAX addresses (first come, first dropped), a rate for each kind.
 Cost: O(log members) for each greeting.
@@ -25,11 +26,11 @@ from ranvier_py.core.gossip.membership.roster import Roster
 
 GREETING_S = 0.005  # between two greetings of members: the largest mesh is met in a third of a second
 GREETINGS_MAX = 16  # at once, after a pause
-SPREAD_S = 0.002  # for each member: the first greeting waits up to this, lest all greet a newcomer at once
-AGAIN_S = (1.0, 30.0)  # until an unanswered greeting is repeated: twice as long each time, up to the second
+SPREAD_S = 0.002  # times the members: the first greeting waits up to this, lest all greet a newcomer at once
+AGAIN_S = (1.0, 30.0)  # until an unanswered greeting is repeated: from the first, doubled each time, up to the second
 CONTACT_S = 24 * 3600.0  # a contact is forgotten after a day (foca)
 CONTACTS_MAX = 4096  # as many as there may be members
-CONTACT_INTERVAL_S = (1.0, 30.0)  # between greetings of contacts in the whole cluster; the longest mean of one node
+CONTACT_INTERVAL_S = (1.0, 30.0)  # mean time between greetings of contacts: of the whole cluster; longest of one node
 REMEMBERED_S = 0.05  # between two greetings of contacts from before a restart
 
 
@@ -40,27 +41,27 @@ class Greetings:
         self.wake_at = inf
         self._rng = rng
         self._due: list[tuple[float, int]] = []
-        self._waits: dict[int, tuple[float, float]] = {}  # session -> due at, time to the greeting after that
-        self._free_at = -inf  # the rate: when the next greeting is allowed
+        self._waits: dict[int, tuple[float, float]] = {}  # session -> (due at, time to the greeting after that)
+        self._free_at = -inf  # when the rate allows the next greeting
         self._urgent: dict[Address, None] = {}
 
     def urge(self, address: Address, now: float) -> None:
-        """A probe waits for it: at once, whatever the rate. One probe is under way at a time, so is one of these."""
+        """Greet at once, whatever the rate, since a probe waits for it. There is one at a time, as of probes."""
         self._urgent[address] = None
         self.wake_at = min(self.wake_at, now)
 
     def want(self, session: int, members: int, now: float) -> None:
-        """A member known by report."""
+        """Plan to greet a member known by report."""
         if session not in self._waits:
             self._plan(session, now + self._rng.uniform(0, SPREAD_S * members), AGAIN_S[0])
             self.wake_at = min(self.wake_at, max(self._due[0][0], self._free_at))
 
     def done(self, session: int) -> None:
-        """It proved itself, or there is no point any more. Its entry in the heap is skipped when it is due."""
+        """Stop greeting a member: it proved itself or is gone. Its entry in the heap is skipped when it is due."""
         self._waits.pop(session, None)
 
     def due(self, roster: Roster, neighbours: NeighbourSet, now: float) -> list[Address]:
-        """Addresses to greet now."""
+        """Return the addresses to greet now."""
         addresses = list(self._urgent)
         self._urgent.clear()
         self._free_at = max(self._free_at, now - GREETINGS_MAX * GREETING_S)
@@ -106,18 +107,18 @@ class Contacts:
         self.wake_at = min(self.wake_at, now + self._rng.uniform(0.5, 1.0) * CONTACT_INTERVAL_S[0])
 
     def remember(self, address: Address, now: float) -> None:
-        """From before a restart: greet it soon."""
+        """Add a contact from before a restart, to be greeted soon."""
         self.add(address, now)
         self._fresh[address] = None
         self.wake_at = now
 
     def remove(self, address: Address) -> None:
-        """Somebody lives there."""
+        """Remove an address: a member lives there."""
         self._until.pop(address, None)
         self._fresh.pop(address, None)
 
     def due(self, members: int, now: float) -> list[Address]:
-        """The contact to greet now, if it is time for one. It goes to the end of the line."""
+        """Return the contact to greet now, if it is time for one. It goes to the end of the queue."""
         if now < self.wake_at:
             return []
         address = next(iter(self._fresh or self._until), None)
@@ -130,5 +131,5 @@ class Contacts:
         self._fresh.pop(address, None)
         self._until[address] = self._until.pop(address)
         interval_s = REMEMBERED_S if self._fresh else min(CONTACT_INTERVAL_S[0] * members, CONTACT_INTERVAL_S[1])
-        self.wake_at = now + self._rng.uniform(0.1, 1.9) * interval_s  # or all who saw a death would greet in step
+        self.wake_at = now + self._rng.uniform(0.1, 1.9) * interval_s  # lest all that saw a death greet in step
         return [address]

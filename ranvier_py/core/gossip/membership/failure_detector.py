@@ -1,19 +1,19 @@
-"""One probe at a time, each in one interval (SWIM): is this member alive?
+"""The failure detector: one probe at a time, each within one interval, asks whether a member is alive (SWIM).
 
-    at 0           ping, by datagram; on the stream where `Paths` knows that datagrams do not pass, now and then on both
-    at time-out    no answer: ping on the path that was not tried, and k random others are asked to ping it
+    at 0           ping by datagram; on the stream where `Paths` knows that datagrams do not pass, now and then on both
+    at time-out    no answer: ping on the path that was not tried, and ask k random others to ping the member
     at interval    still no answer: the probe failed
 
-Any answer ends it: the member's own or a relay's. Relays that did not even say «not yet» point to trouble of our own,
-and so does failing without one to ask; that goes into local health. Failing while packets of the member itself came in
-does not count: it only misses ours. A member whose session is not proved is greeted, and proving itself is its answer;
-greetings take the two paths in turn, so it is probed GREETINGS times before it is suspected.
+Any answer ends the probe: the member's own or a relay's. If relays did not even send a nack («not yet»), or there were
+none to ask, the trouble may be our own: that goes into local health. A probe that fails while packets of the member
+itself came in does not count: the member only misses ours. A member whose session is not proved is greeted instead, and
+its proof is the answer; greetings take the two paths in turn, so it is probed GREETINGS times before it is suspected.
 
-A send that the edge could not make ends the wait for the direct answer at once, and makes another member the next to be
-probed (memberlist#242: it counted as success); not if it was a ping for somebody else, or all relays would probe the
-dead member, and then theirs, until every node does.
+When the edge could not send to the probed member, the wait for the direct answer ends at once (memberlist#242: it
+counted as success). When it could not send to another member, that one is probed next; but not if the packet was a ping
+on behalf of another node, or all relays would probe the dead member, and then theirs, until every node does.
 
-Invariant: `wake_at` is always finite: the probing never stops, whoever is or is not there.
+Invariant: `wake_at` is always finite: probing never stops, whichever members there are.
 Cost: O(relays) for each probe; a new round costs O(members) once in as many intervals.
 """
 
@@ -27,17 +27,17 @@ from ranvier_py.core.gossip.membership.member_table import MemberTable
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.wire.messages import State, Update
 
-SPARE_RELAYS = 4  # drawn beyond those asked, so that suspects among them can be passed over
+SPARE_RELAYS = 4  # members drawn beyond those asked, so that suspects can be passed over
 GREETINGS = 3
-"""Probes of a member without proof until it is suspected. They come a second apart and greetings to one address half a
-second; some of those that go by datagram follow pings in the name of others, so two may leave one path out."""
+"""Probes of a member without proof until it is suspected. They come a second apart, and greetings to one address half a
+second; some greetings by datagram follow pings on behalf of others, so two probes may leave one path out."""
 
 RTT_WEIGHT = 0.2  # of the newest measurement in the mean
 
 
 @dataclass(eq=False, slots=True)
 class Probe:
-    """The one under way."""
+    """The probe under way."""
 
     member: Member
     seq: int
@@ -56,18 +56,18 @@ class FailureDetector:
     """Probes one member after the other."""
 
     def __init__(self, table: MemberTable, outbox: MembershipOutbox, now: float) -> None:
-        """The first probe comes after a random part of an interval, so that nodes started together spread."""
+        """The first probe comes after a random part of an interval, so that nodes started together probe apart."""
         self._table = table
         self._outbox = outbox
         self._health = table.health
         self._counters = table.counters
         self._rng = table.rng
         self._probe: Probe | None = None
-        self._rescued: Probe | None = None  # answered on the stream; its datagram has until the next probe
+        self._rescued: Probe | None = None  # answered on the stream; its datagram may be answered until the next probe
         self._next_at = self.wake_at = now + self._rng.uniform(0, self._health.interval_s)
 
     def _arm(self) -> None:
-        """After each change of the probe under way."""
+        """Set `wake_at`, after each change of the probe under way."""
         probe = self._probe
         if probe is None:
             self.wake_at = self._next_at
@@ -88,7 +88,7 @@ class FailureDetector:
         return failed
 
     def acked(self, peer: Peer, seq: int, now: float) -> bool:
-        """Whether this answers the probe."""
+        """Take an ack. Returns whether it answers the probe."""
         probe = self._probe
         if probe is None or seq not in (probe.seq, probe.stream_seq):
             return self._late(peer, seq)
@@ -106,7 +106,7 @@ class FailureDetector:
         return True
 
     def _late(self, peer: Peer, seq: int) -> bool:
-        """The answer to a datagram after that on the stream: datagrams do pass."""
+        """Take an ack of a datagram that comes after the one on the stream: datagrams do pass."""
         probe = self._rescued
         if probe is None or seq != probe.seq or peer.session != probe.member.session:
             return False
@@ -115,19 +115,19 @@ class FailureDetector:
         return True
 
     def nacked(self, session: int, seq: int) -> None:
-        """A relay is well, but the target has not answered it."""
+        """Note the nack of a relay: the relay is well, but the target has not answered it."""
         probe = self._probe
         if probe is not None and seq == probe.seq and probe.relays.get(session) is False:
             probe.relays[session] = True
             probe.nacks += 1
 
     def proved(self, session: int) -> None:
-        """This session has just proved to be live: an answer as good as any."""
+        """End the probe of a session that has just proved to be live: that is an answer."""
         if self._probe is not None and self._probe.member.session == session:
             self._succeed(self._probe)
 
     def unreachable(self, address: Address, plane: Plane, now: float, *, relayed: bool) -> None:
-        """The edge could not send there. `relayed`: somebody has asked for a ping there, and goes after it himself."""
+        """Note that the edge could not send there. `relayed`: we ping there on behalf of a node that follows it up."""
         probe = self._probe
         if probe is not None and probe.member.address == address:
             if plane is self._first_plane(probe):
@@ -138,7 +138,7 @@ class FailureDetector:
             self._table.probe_order.hasten(member.session)
 
     def void(self, now: float) -> None:
-        """This node was not awake: the probe under way says nothing. The next one starts after a pause."""
+        """Void the probe under way, since this node was not awake. The next one starts an interval later."""
         if self._probe is not None:
             self._counters.probes_void += 1
             self._probe = None
@@ -146,7 +146,7 @@ class FailureDetector:
         self._arm()
 
     def accusation(self, member: Member) -> tuple[Update, ...]:
-        """What a suspect must be sent with a ping, so that it can refute."""
+        """Return the accusation to send a suspect with a ping, so that it can refute; empty for other members."""
         suspicion = self._table.suspicions.get(member.session)
         return () if suspicion is None else (Update(member.record, suspicion.accuser),)
 
@@ -157,7 +157,7 @@ class FailureDetector:
         table, health = self._table, self._health
         self._next_at = now + health.interval_s
         rescued, self._rescued = self._rescued, None
-        if rescued is not None:  # the stream got the last probe through, and its datagram is given up
+        if rescued is not None:  # only the stream got the last probe through: its datagram counts as missed
             table.paths.missed(rescued.member, now, tried=rescued.tried)
         member = table.probe_order.next(table.roster)
         if member is None:
@@ -176,7 +176,7 @@ class FailureDetector:
             self._ping(probe, Plane.DATAGRAM)
 
     def _ping(self, probe: Probe, plane: Plane) -> None:
-        """Datagrams go on the stream, if there are none at all."""
+        """Ping the probed member on this plane. The outbox puts datagrams on the stream where there are none."""
         member, by_stream = probe.member, plane is Plane.PROBE
         probe.tried |= not by_stream
         seq = probe.stream_seq if by_stream else probe.seq
@@ -196,7 +196,7 @@ class FailureDetector:
             self._outbox.request_ping(relay, probe.seq, member, accusation)
 
     def _draw_relays(self, target: Member) -> list[Member]:
-        """k others at random, the fit ones first. Drawing without repetition finds the only candidate, too."""
+        """Draw k others at random, suspects last. Drawing without repetition finds an only candidate, too."""
         met = self._table.neighbours.acquainted()
         wanted = self._health.profile.relays
         drawn = self._rng.sample(met, min(len(met), wanted + SPARE_RELAYS))

@@ -1,4 +1,4 @@
-"""What this node says about itself, and how it answers what others say about it.
+"""This node's own record, and how it answers what others report about this node.
 
     accused         incarnation = the accusation's + 1, so one answer settles it
     absurdly high   an incarnation far above ours, or the last one there is, is not followed: a new epoch begins, which
@@ -7,9 +7,9 @@
                     theirs + 1. Never compared with the time of day (scylladb#5164)
     namesake        a session that overtakes us, and answers our next epoch with the one after it, is alive: we take the
                     name `name-xxxx`. (Several epochs of one earlier run are no answer.)
-    leaving         is said at the incarnation we have, and raised like a refutation when accused
-    the last epoch  can't be overtaken: a namesake with it gets the name. Nor could an accusation in it be answered, so
-                    nobody believes one (`merge_rules`). The next run begins with the time of day again (`first_epoch`)
+    leaving         is announced at our current incarnation, and raised like a refutation when accused
+    the last epoch  can't be overtaken: a namesake in it gets the name. Nor could an accusation in it be answered, so no
+                    node believes one (`merge_rules`). The next run begins with the time of day again (`first_epoch`)
 
 Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT for good.
 """
@@ -20,17 +20,17 @@ from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.wire.messages import Record, State
 
 EPOCH_MAX = 2**63 - 1  # 292 million years of milliseconds: higher ones in records are dropped
-EPOCH_AHEAD_MAX = 2**42  # 139 years of milliseconds: no two clocks are further apart, however wrong
+EPOCH_AHEAD_MAX = 2**42  # 139 years of milliseconds: no two clocks are further apart, however wrong they are
 INCARNATION_MAX = 2**32 - 1  # what the wire holds
-INCARNATION_STEP_MAX = 2**16  # most that one message may raise ours: an honest accuser repeats what we said
+INCARNATION_STEP_MAX = 2**16  # the most that one message may raise ours: an honest accuser repeats our own record
 NAME_BYTES_MAX = 64
 
-OVERTAKEN_MAX = 2  # an earlier run of ours is overtaken once and stays silent; whoever comes back is alive
+OVERTAKEN_MAX = 2  # an earlier run of ours is overtaken once and stays silent; a session that comes back is alive
 NAMESAKES_MAX = 16  # sessions with our name that are remembered; the oldest is forgotten first
 
 
 def first_epoch(remembered: int, wall_ms: int) -> int:
-    """What a run begins with: more than the last run had, which is `remembered`, unless that is beyond belief."""
+    """Return the first epoch of a run: above that of the last run, `remembered`, unless that is absurdly high."""
     wall_ms = min(max(0, wall_ms), EPOCH_AHEAD_MAX)
     return max(remembered + 1, wall_ms) if remembered <= wall_ms + EPOCH_AHEAD_MAX else wall_ms
 
@@ -56,7 +56,7 @@ class Identity:
         self.record = self.record._replace(state=State.LEFT)
 
     def outbid(self, claim: Record) -> None:
-        """Rise above what is said about this session. `claim` is at least as high as our own record."""
+        """Rise above a record that others hold of this session. `claim` is at least as high as our own record."""
         epoch, incarnation = self.record.epoch, self.record.incarnation
         if claim.epoch > epoch:
             self._rise(claim.epoch + 1, incarnation)
@@ -82,7 +82,7 @@ class Identity:
         return False
 
     def _rename(self) -> None:
-        """Take more digits of the session each time: somebody may have chosen just that name."""
+        """Take a new name, with more digits of the session each time, since another node may have just that name."""
         self._digits = min(16, self._digits + 4)
         tail = "-" + f"{self.record.session:016x}"[: self._digits]
         head = self._given_name.encode()[: NAME_BYTES_MAX - len(tail)].decode(errors="ignore")
@@ -92,7 +92,7 @@ class Identity:
     def _rise(self, epoch: int, incarnation: int) -> None:
         if incarnation > INCARNATION_MAX:
             epoch, incarnation = epoch + 1, 0
-        if epoch > EPOCH_MAX:  # nothing higher can be said: the most we can do
+        if epoch > EPOCH_MAX:  # there is no higher epoch: raise what is left to raise
             epoch, incarnation = EPOCH_MAX, min(self.record.incarnation + 1, INCARNATION_MAX)
         elif self.record.incarnation == INCARNATION_MAX and epoch > self.record.epoch:
             incarnation = 0

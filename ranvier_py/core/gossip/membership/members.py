@@ -1,14 +1,14 @@
-"""Membership: who is in the cluster and alive. SWIM with Lifeguard, and packets as evidence of life.
+"""Membership: which nodes are in the cluster and alive. SWIM with Lifeguard, and any packet as evidence of life.
 
-A synchronous state machine over messages: it sees no bytes, keys or sockets, and `sessions` proves who sent a message
-before it gets here. The rules are in the parts: `identity` (what this node says of itself), `merge_rules` (what to
-believe), `member_table` (the tables, and each step of a member through them), `failure_detector` and `relays` (probes),
-`suspicion`, `profile` (intervals), `broadcasts` and `member_lists` (how updates spread), `neighbour_set` and `contacts`
-(whom to know and to greet).
+`Membership` is a synchronous state machine over messages: it sees no bytes, keys or sockets, and `sessions` has proved
+who sent a message before it gets here. The rules are in the parts: `identity` (this node's own record), `merge_rules`
+(which records to believe), `member_table` (the tables, and each step of a member through them), `failure_detector` and
+`relays` (probes), `suspicion`, `profile` (intervals), `broadcasts` and `member_lists` (how updates spread),
+`neighbour_set` and `contacts` (which members to know and to greet).
 
-A call more than a probe interval after the time of the next tick means that this node was not awake: the probe under
-way is void, suspicions are put off by as long, who was received from just before counts as received from just now, and
-local health is at its worst. Packets that waited should still be received before the tick.
+A call that comes more than a probe interval after the next due tick means that this node was not awake. Then the probe
+under way is void, suspicions are postponed by the delay, the last sign of life of each member is moved forward by the
+delay, and local health is at its worst. Packets that waited should still be received before the tick.
 
 Invariants: this node never takes itself for dead; (epoch, incarnation) held for a session never falls. Cost: O(1) for
 each message beside the updates in it; O(members) for lists, and once in each round of probes.
@@ -35,15 +35,15 @@ from ranvier_py.core.gossip.wire.messages import Ack, Message, Nack, Ping, PingR
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
 
 CORRECTIONS_MAX = 8  # answers to stale records in one message; the sender's next message brings the next ones
-FAREWELLS_MAX = 32  # members that are sent this node's leaving directly. Gossip tells the others within a second.
+FAREWELLS_MAX = 32  # members that this node sends its leaving directly. It reaches the others by gossip in a second.
 EXPORTED_MAX = 256  # records kept across a restart: under 64 KiB, and far more than is needed to find the cluster again
 
 
 class Membership:
     """All of membership behind one object. Times are seconds of one monotonic clock.
 
-    `room_bytes` is what a datagram holds of a message's body; `datagrams` False sends everything on streams. Whoever
-    owns this drains `sends` (its own list), `changes`, `gone` and `needs_greeting` after each call, and calls `tick` at
+    `room_bytes` is how much of a message's body fits a datagram; with `datagrams` False everything goes on streams. The
+    owner drains `sends` (its own list), `changes`, `gone` and `needs_greeting` after each call, and calls `tick` at
     `wake_at` or later.
     """
 
@@ -71,10 +71,10 @@ class Membership:
         self._rules = MergeRules(table, self._outbox)
         self.lists = MemberLists(table, sends, room if datagrams else 0, now)
         self.neighbours = table.neighbours
-        self.changes = table.changes  # what the operator wants to see: drain it
-        self.gone = table.gone  # sessions to forget everywhere: drain it
-        self.left_at = inf  # after `leave`: when that has spread and this node may stop
-        self._awake_at = now  # lateness before this is settled
+        self.changes = table.changes  # what the operator wants to see; the owner drains it
+        self.gone = table.gone  # sessions to forget everywhere; the owner drains it
+        self.left_at = inf  # after `leave`: when the leaving has spread and this node may stop
+        self._awake_at = now  # lateness before this time was dealt with
         self._ticked_at = now
         self._broadcasts.push(Update(me), now)
 
@@ -90,11 +90,11 @@ class Membership:
         return self.table.roster.alive()
 
     def everybody(self) -> Iterable[Member]:
-        """The dead, too."""
+        """All other members, the dead included."""
         return self.table.roster.everybody()
 
     def member(self, session: int) -> Member | None:
-        """Somebody known, perhaps dead."""
+        """Return a known member, perhaps dead."""
         return self.table.roster.get(session)
 
     def size(self) -> int:
@@ -119,7 +119,7 @@ class Membership:
 
     @property
     def wake_at(self) -> float:
-        """When `tick`, and `needs_greeting` after it, are wanted next. Any call may bring it nearer."""
+        """When `tick`, and `needs_greeting` after it, must be called next. Any call may bring it nearer."""
         table = self.table
         if self._identity.record.state is State.LEFT:
             return min(self._broadcasts.wake_at, self._relays.wake_at)
@@ -151,7 +151,7 @@ class Membership:
         self._ticked_at = now
 
     def needs_greeting(self, now: float) -> list[Address]:
-        """Addresses to send a Hello to now. Each is given once; the rate is limited here."""
+        """Return the addresses to send a Hello to now. Each is returned once; the rate is limited here."""
         if self._identity.leaving:
             return []
         table = self.table
@@ -170,7 +170,7 @@ class Membership:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def receive(self, peer: Peer, message: Message, now: float, plane: Plane = Plane.DATAGRAM) -> None:
-        """A message from a proved session. `plane` is where it came from, so that the answer takes the same path."""
+        """Take a message from a proved session. `plane` is the one it came by, so that the answer takes the same."""
         self._wake_up(now)
         self.received_from(peer.session, now)
         if correction := self._rules.superseded(peer.session):
@@ -201,7 +201,7 @@ class Membership:
             self.lists.hurry(now)
 
     def proved(self, record: Record, now: float) -> None:
-        """This session has just proved to be live, and says this about itself."""
+        """Note that a session has just proved to be live; `record` is what it says about itself."""
         if record.session == self.me.session:
             return
         self._wake_up(now)
@@ -216,12 +216,12 @@ class Membership:
             self.table.proved(member)
             self._detector.proved(record.session)
             self.received_from(record.session, now)
-        elif correction is not None:  # it has lost its name
+        elif correction is not None:  # a later session has its name
             self._correct(Peer(record.session, address), [correction])
         self.lists.met(address, record.session, was_dead, now)
 
     def received_from(self, session: int, now: float) -> None:
-        """A packet of this session opened: it is alive, whatever others say."""
+        """Note that a packet of this session was opened: it is alive, whatever others report."""
         member = self.member(session)
         if member is None:
             return
@@ -232,12 +232,12 @@ class Membership:
             self._rules.accuse(member, now)
 
     def unreachable(self, address: Address, now: float, plane: Plane = Plane.DATAGRAM) -> None:
-        """The edge could not send there: as good as a ping without an answer."""
+        """Note that the edge could not send to this address: it counts like a ping without an answer."""
         self._counters.sends_failed += 1
         self._detector.unreachable(address, plane, now, relayed=self._relays.pinging(address))
 
     def leave(self, now: float) -> None:
-        """Say goodbye. Until `left_at` that spreads, and pings are answered as long as this object lives."""
+        """Announce that this node leaves, which spreads until `left_at`. Pings are still answered after that."""
         if self._identity.leaving:
             return
         self._identity.leave()
@@ -250,13 +250,13 @@ class Membership:
     # --- across restarts ----------------------------------------------------------------------------------------------
 
     def export(self) -> list[Record]:
-        """Whom to look for after a restart: the live, then the last of the dead."""
+        """Return the records to look for after a restart: the live members, then those that died last."""
         dead = (self.member(session) for session in reversed(self.table.dead))
         fallen = (member.record for member in dead if member is not None and member.record.state is State.DEAD)
         return list(islice(chain((member.record for member in self.alive()), fallen), EXPORTED_MAX))
 
     def remember(self, records: Sequence[Record], now: float) -> None:
-        """What `export` gave before the restart. Only the addresses count: whoever is there now proves itself."""
+        """Take what `export` returned before a restart. Only addresses count: sessions there prove themselves anew."""
         for record in records:
             self.table.contacts.remember((record.host, record.port), now)
 
@@ -264,11 +264,11 @@ class Membership:
 
     @property
     def _farewell_s(self) -> float:
-        """One dissemination time: an update has been sent as often as it is sent."""
+        """One dissemination time: within it an update is sent as often as it ever will be."""
         return self._health.profile.gossip_interval_s * self._broadcasts.times
 
     def _take_in(self, peer: Peer, updates: Sequence[Update], now: float) -> None:
-        """Updates from somebody, who is sent what it has wrong."""
+        """Merge the updates of a peer, and send it corrections of those that are stale."""
         if updates:
             answers = [self._rules.merge(update, peer.session, now) for update in updates]
             self._correct(peer, [correction for correction in answers if correction is not None])
@@ -292,7 +292,7 @@ class Membership:
         self._outbox.push(peer.address, peer.session, corrections[:CORRECTIONS_MAX], plane)
 
     def _wake_up(self, now: float) -> None:
-        """Before what is said about others is judged: was this node awake? The usual case costs one comparison."""
+        """Check whether this node was awake, before reports about others are judged. Usually one comparison."""
         interval_s = self._health.profile.probe_interval_s
         if now - self._ticked_at > interval_s and not self._identity.leaving and self._late_s(now) > interval_s:
             self._start_over(now)
@@ -309,7 +309,7 @@ class Membership:
             self._health.worse()
 
     def _start_over(self, now: float) -> None:
-        """This node was not awake."""
+        """Void or postpone what elapsed while this node was not awake."""
         late_s = self._late_s(now)
         self._awake_at = now
         self._counters.late_wakes += 1
@@ -331,7 +331,7 @@ class Membership:
         self._rules.accuse(failed, now)
 
     def _expire(self, now: float) -> None:
-        """Suspicions that are over: death, unless a packet of the member itself came meanwhile."""
+        """Declare members dead whose suspicion is over, unless a packet of the member itself came meanwhile."""
         for session in self.table.suspicions.expired(now):
             member, suspicion = self.member(session), self.table.suspicions.get(session)
             assert member is not None
@@ -346,7 +346,7 @@ class Membership:
             self._rules.accuse(member, now)
 
     def _gossip(self, now: float) -> None:
-        """Send what waits to a few members at random."""
+        """Send the updates that wait to a few random members."""
         met = self.neighbours.acquainted()
         for member in self._rng.sample(met, min(len(met), self._health.profile.gossip_fanout)):
             if not self._outbox.gossip(member):

@@ -9,7 +9,7 @@ from ranvier_py.core.metrics import counter, gauge
 
 @dataclass(slots=True)
 class MembershipCounters:
-    """Counters since the start; the gauges are set when somebody looks (`Members.statistics`)."""
+    """Counters since the start; `Membership.statistics` sets the gauges when it is called."""
 
     probes: int = counter("Members probed.")
     probes_helped: int = counter("Probes answered only through a relay or the stream.")

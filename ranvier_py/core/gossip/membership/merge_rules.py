@@ -1,26 +1,26 @@
-"""What to believe of records that others send: the rules of SWIM, and those it lacks.
+"""Merge rules: what to believe of records that others send. The rules of SWIM, and those that it lacks.
 
-Of two records about one session the greater (epoch, incarnation, state) holds. Beyond that:
+Of two records about one session the one with the greater (epoch, incarnation, state) holds. Beyond that:
 
     stale            an ALIVE older than the suspicion or death held here is answered with that, so that its sender, and
-                     through it the accused, learns of it (memberlist#311); an older accusation with what is held, too
-    unknown dead     a suspicion or death of somebody unknown is kept and relayed (memberlist#345)
+                     through it the accused, learns of it (memberlist#311); an older accusation is answered likewise
+    unknown dead     a suspicion or death of an unknown member is kept and relayed (memberlist#345)
     monotone         a greater record is kept even when it changes nothing (al8n/memberlist#197)
-    own evidence     a death of a member received from within `evidence_s` is only a suspicion, and sent to it
+    own evidence     a death of a member received from within `evidence_s` becomes a suspicion, and is sent to it
     lists            a death read in a whole list is a suspicion: it may be as old as a cut (memberlist's mergeState)
-    one name         of two sessions with one name the later epoch holds, at once; the other is sent that
-    me               accusations are outbid; a namesake is overtaken, or gets the name
+    one name         of two sessions with one name the later epoch holds, at once; the other is sent that record
+    me               this node outbids accusations; it overtakes a session with its name, or gives the name up
     the last epoch   an accusation in it is the member's own goodbye or nonsense: nobody could refute it
-    too much         what one peer changes beyond its allowance is ignored
+    too much         changes of one peer beyond its allowance are ignored
 
-Allowance: whoever has the cluster's key could else rewrite everybody's list. Each peer has a bucket of changes, which
-grows with the cluster, since lists bring many at once when cuts heal. A change costs 1; one about the peer itself and
-an accusation of this node SELF_COST, since each makes the whole cluster talk. What repeats what is known is free, and
-so are lists read while joining. What the bucket does not cover is ignored like a lost packet, and counted.
+Allowance: otherwise a node with the cluster's key could rewrite all lists. Each peer has a bucket of changes, which
+grows with the cluster, since lists bring many at once when cuts heal. A change costs 1; one about the peer itself, and
+an accusation of this node, costs SELF_COST, since each makes the whole cluster talk. What repeats what is known is
+free, and so are lists read while joining. What the bucket does not cover is ignored like a lost packet, and counted.
 
-`merge` returns what the sender should be sent, strictly greater than what it sent: two nodes that correct each other
-come to an end. Invariant: (epoch, incarnation) held for a session never falls, and DEAD becomes ALIVE only with a
-higher one. Bounds: SUPERSEDED_MAX, PEERS_MAX buckets. Cost: O(1) for each record.
+`merge` returns what to send the sender, strictly greater than what it sent: so two nodes that correct each other come
+to an end. Invariant: (epoch, incarnation) held for a session never falls, and DEAD becomes ALIVE only with a higher
+one. Bounds: SUPERSEDED_MAX, PEERS_MAX buckets. Cost: O(1) for each record.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ SPREAD_LISTED_MAX = 64
 """In clusters up to this size a joining node spreads what it reads in lists, as two parts may just be meeting. In
 larger ones it would send everybody everything that they sent it."""
 
-BURST = 512  # changes at once, in the smallest cluster. Two large ones that meet need more lists than one.
-BURST_PER_MEMBER = 4  # more for each: a list after a cut has each of them changed, and updates before it some once more
-FILL_S = 8.0  # an empty bucket is full after it: 64 changes a second in a small cluster
+BURST = 512  # changes at once, in the smallest cluster. Two large clusters that meet need more lists than one.
+BURST_PER_MEMBER = 4  # more for each member: a list after a cut changes each, and updates before it some once more
+FILL_S = 8.0  # in which an empty bucket fills up: 64 changes a second in a small cluster
 SELF_COST = 16  # so 4 refutations a second and 32 at once; honest ones are as seldom as probes of this member fail
 PEERS_MAX = 4096  # buckets, as many as the largest membership; the one used longest ago goes first
 REPORTED = "reported by a member"
@@ -51,7 +51,7 @@ REPORTED = "reported by a member"
 
 @dataclass(slots=True)
 class Bucket:
-    """Of one peer. `warned`: the operator was told."""
+    """The allowance that one peer has left. `warned`: the operator was warned of this peer."""
 
     left: float
     at: float
@@ -68,7 +68,7 @@ class Allowance:
         return len(self._buckets)
 
     def spend(self, peer: int, cost: int, members: int, now: float) -> bool:
-        """Whether this peer may make this change, in a cluster of so many."""
+        """Whether this peer may make a change of this cost in a cluster of so many; if so, it is paid."""
         most = BURST + BURST_PER_MEMBER * members
         bucket = self._buckets[peer] = self._buckets.get(peer) or Bucket(most, now)
         bucket.left = min(most, bucket.left + max(0.0, now - bucket.at) * most / FILL_S)
@@ -80,7 +80,7 @@ class Allowance:
         return True
 
     def warn(self, peer: int) -> bool:
-        """Whether the operator should be told of this peer now: once until its bucket is full again."""
+        """Whether to warn the operator of this peer now: once until its bucket is full again."""
         bucket = self._buckets[peer]
         warned, bucket.warned = bucket.warned, True
         return not warned
@@ -100,13 +100,13 @@ class MergeRules:
         self._allowance = Allowance()
 
     def merge(self, update: Update, sender: int, now: float, listed: bool = False) -> Update | None:
-        """Take in one record. `listed`: from a whole list rather than as an update. Returns what to send the sender."""
+        """Merge one record. `listed`: it is from a whole list, not an update. Returns what to send the sender."""
         record = update.record
         member = self._table.roster.get(record.session)
         if member is not None and member.record is record and record.state is State.ALIVE:
             if not listed:
                 self._table.broadcasts.echoed(record.session)
-            return None  # most of what goes about in a large cluster; one row is one object (`records`)
+            return None  # the usual case in a large cluster; equal rows are one object (`records`)
         mine = self._identity.record
         if record.epoch > EPOCH_MAX:
             self._counters.absurd += 1
@@ -125,7 +125,7 @@ class MergeRules:
         return self._about_stranger(update, sender, now, listed)
 
     def merge_list(self, records: Sequence[Record], sender: int, now: float) -> list[Update]:
-        """Take in a whole list. Returns what to send the sender."""
+        """Merge a whole list. Returns what to send the sender."""
         known, corrections = self._table.roster.get, []
         for record in records:
             member = known(record.session)
@@ -137,14 +137,14 @@ class MergeRules:
         return corrections
 
     def superseded(self, session: int) -> Update | None:
-        """What to send a live session that has lost its name: who has it now."""
+        """Return what to send a live session that has lost its name: the record that has the name now."""
         name = self._superseded.get(session)
         if name is None or self._table.roster.get(session) is not None:
             return None
         return self._holder(name)
 
     def accuse(self, member: Member, now: float) -> None:
-        """Send a member what is held against it, so that it refutes: at most once in a probe interval."""
+        """Send a member the accusation that is held here, so that it refutes: at most once in a probe interval."""
         if now - member.accused_at < self._health.profile.probe_interval_s:
             return
         member.accused_at = now
@@ -152,7 +152,7 @@ class MergeRules:
         accusation = [self._table.held(member)]
         best = best_plane(member)
         self._outbox.push(member.address, member.session, accusation, best)
-        if member.misses and best is Plane.DATAGRAM:  # it may not pass
+        if member.misses and best is Plane.DATAGRAM:  # the datagram may not arrive
             self._outbox.push(member.address, member.session, accusation, Plane.PROBE)
 
     def _about_me(self, record: Record, sender: int, now: float) -> Update | None:
@@ -193,14 +193,14 @@ class MergeRules:
         return None if holder is None else self._table.held(holder)
 
     def _may_take_name(self, member: Member, record: Record) -> bool:
-        """Whether a known session may go by the new name in `record`, which an earlier session may have."""
+        """Whether a known session may take the new name in `record`: unless a later session has it."""
         if rank(record) <= rank(member.record):
             return True  # stale: the name does not matter
         holder = self._table.roster.named(record.name)
         return holder is None or by_epoch(record) >= by_epoch(holder.record)
 
     def _lost_name(self, member: Member, record: Record) -> Update | None:
-        """A known session calls itself by a name that a later session has."""
+        """Forget a known session that claims a name that a later session has. Returns the latter's record."""
         self._table.forget(member)
         self._superseded[record.session] = record.name
         return self._holder(record.name)
@@ -256,7 +256,7 @@ class MergeRules:
         return None
 
     def _apply(self, member: Member, record: Record, accuser: int, sender: int, now: float) -> None:
-        """A greater record about a known member."""
+        """Apply a greater record about a known member."""
         table = self._table
         received_lately = now - member.received_at < self._health.profile.evidence_s
         if record.state is State.ALIVE:
@@ -271,7 +271,7 @@ class MergeRules:
             table.bury(member, record, now, REPORTED)
 
     def _veto(self, member: Member, record: Record, sender: int, now: float) -> None:
-        """Others report that it is dead, but a packet of it came just now: a suspicion, and it may refute."""
+        """Turn a reported death into a suspicion, since a packet of the member came just now, and let it refute."""
         self._counters.vetoes += 1
         suspected = record._replace(state=State.SUSPECT)
         if order(suspected) > order(member.record):
@@ -281,7 +281,7 @@ class MergeRules:
         self.accuse(member, now)
 
     def _may_change(self, sender: int, cost: int, now: float) -> bool:
-        """Whether this peer has not changed too much already."""
+        """Whether this peer's allowance covers the change; if not, it is counted and noted for the operator."""
         if self._allowance.spend(sender, cost, self._table.members, now):
             return True
         self._counters.changes_refused += 1
@@ -293,15 +293,15 @@ class MergeRules:
 
 
 def rank(record: Record) -> tuple[int, int]:
-    """What only the member itself raises."""
+    """Return the part of a record that only the member itself raises."""
     return record.epoch, record.incarnation
 
 
 def order(record: Record) -> tuple[int, int, int]:
-    """Of two records about one session the greater holds."""
+    """Return the sort key of records about one session: the greater holds."""
     return record.epoch, record.incarnation, record.state
 
 
 def by_epoch(record: Record) -> tuple[int, int]:
-    """Of two sessions with one name the greater is the later; the session number breaks ties everywhere alike."""
+    """Return the sort key of sessions with one name: the greater is the later, at all nodes alike."""
     return record.epoch, record.session

@@ -1,17 +1,18 @@
-"""Who is known: the other members, by which path each is reached, and in which order they are probed.
+"""The roster: all other members, the path by which each is reached, and the order in which they are probed.
 
-The roster finds members by session and by name, the dead included until they are forgotten; a name points to its latest
-session. Live members (ALIVE and SUSPECT) are one tuple, made anew after a change: drawing random ones costs no pass.
+`Roster` finds members by session and by name, the dead included until they are forgotten; a name leads to its latest
+session. The live members (ALIVE and SUSPECT) are one tuple, rebuilt after a change, so that random ones can be drawn
+without a pass over all.
 
-Paths: some networks drop UDP and say nothing (consul#19965, #2200). memberlist finds that out anew with every probe;
-here it is remembered:
+`Paths`: some networks drop UDP without notice (consul#19965, #2200). memberlist finds that out anew with every probe;
+here it is remembered, and the stream is tried first:
 
-    one member    MISSES_MAX probes in a row that only the stream got through, or its first one: its stream comes first
-    nearly all    of the last WINDOW probes that were answered: then so it is for everybody, newcomers included
+    one member    after MISSES_MAX probes in a row (one, if it never answered a datagram) that only the stream answered
+    all members   when nearly all of the last WINDOW answered probes were answered on the stream alone; newcomers, too
 
-One datagram in answer and the member is back on datagrams. They are tried beside the stream, ever more seldom, up to
-TRIAL_S. The two thresholds lie far apart (7/8 and 1/2), so that a network that only loses much never swings between
-them. A wrong verdict costs a stream that was not needed, until the next probe.
+One answer to a datagram puts a member back on datagrams. They are tried beside the stream, ever more seldom, up to
+TRIAL_S apart. The two thresholds lie far apart (7/8 and 1/2), so that a network that only loses much never swings
+between them. A wrong verdict costs a stream that was not needed, until the next probe.
 
 Invariants: each member's session and name lead to it; `live` counts the live ones.
 Cost: O(1) for each change; O(members) for the first `alive` after some changes, and when nearly all paths change.
@@ -29,9 +30,9 @@ from ranvier_py.core.gossip.membership.membership_counters import MembershipCoun
 from ranvier_py.core.gossip.wire.messages import Record, State
 
 MISSES_MAX = 3
-"""So many probes in a row that only the stream got through: datagrams do not reach this member any more. At 10 % loss
-each way chance alone makes that of one probe in a hundred and fifty. One is enough for a member that never answered a
-datagram."""
+"""After this many probes in a row that only the stream got through, datagrams count as not reaching the member. At 10 %
+loss each way chance alone makes that of one probe in a hundred and fifty. One is enough for a member that never
+answered a datagram."""
 
 WINDOW = 16  # probes: eight seconds of them
 FIRST = 4  # enough at the start: at 30 % loss chance alone makes four misses in a row of one start in fifteen
@@ -43,10 +44,10 @@ class Member:
     """One other member. Times are in seconds of this node's clock; -inf is never."""
 
     record: Record
-    since: float  # of the state
-    received_at: float = -inf  # any packet from the member itself
-    accused_at: float = -inf  # when it was last sent what is held against it
-    proved: bool = False  # whether its session proved to be live, to us
+    since: float  # when it entered its state
+    received_at: float = -inf  # when the last packet of the member itself came
+    accused_at: float = -inf  # when it was last sent an accusation to refute
+    proved: bool = False  # whether its session has proved to us that it is live
     misses: int = 0  # probes in a row whose datagram came to nothing while the stream passed
     passed: bool = False  # whether it ever answered a datagram
     trial_at: float = -inf  # when a datagram is tried again beside the stream
@@ -71,7 +72,7 @@ class Member:
 
     @property
     def datagrams(self) -> bool:
-        """Whether datagrams are worth trying alone."""
+        """Whether datagrams reach this member, as far as is known, so that no stream is needed."""
         return self.misses < (MISSES_MAX if self.passed else 1)
 
 
@@ -97,23 +98,23 @@ class Roster:
         return None if session is None else self._members[session]
 
     def alive(self) -> tuple[Member, ...]:
-        """The live ones, in the order in which they became known. The same object until somebody comes or goes, or
-        has another schema."""
+        """Return the live members, in the order in which they became known. The same object until a member comes, goes
+        or changes its schema."""
         if self._alive is None:
             self._alive = tuple([one for one in self._members.values() if one.record.state <= State.SUSPECT])
         return self._alive
 
     def everybody(self) -> Iterable[Member]:
-        """The dead, too."""
+        """All members, the dead included."""
         return self._members.values()
 
     def at(self, address: Address) -> list[Member]:
-        """The live ones at this address: one, unless somebody has it twice. O(members): for what happens seldom."""
+        """Return the live members at this address: one, unless several claim it. O(members): for rare events."""
         host, port = address
         return [one for one in self.alive() if one.record.host == host and one.record.port == port]
 
     def add(self, record: Record, now: float) -> Member:
-        """A session that is not known yet, with a name that nobody has."""
+        """Add a session that is not known yet, with a name that no member has."""
         assert record.session not in self._members
         assert record.name not in self._names
         member = self._members[record.session] = Member(record, now)
@@ -122,7 +123,7 @@ class Roster:
         return member
 
     def change(self, member: Member, record: Record, now: float) -> None:
-        """Another record about this member. A new name must be free."""
+        """Replace the record of a member. A new name must be free."""
         before, was_live = member.record, member.live
         if record.name != before.name:
             assert record.name not in self._names
@@ -147,7 +148,7 @@ class Roster:
 
 
 class Paths:
-    """What the probes of this node found out about datagrams. `passing`: they reach more than a few members."""
+    """What this node's probes found out about datagrams. `passing`: they are taken to reach more than a few members."""
 
     __slots__ = ("_answered", "_counters", "_missed", "_roster", "passing")
 
@@ -155,23 +156,23 @@ class Paths:
         self.passing = True
         self._roster = roster
         self._counters = counters
-        self._missed = 0  # a bit for each answered probe, the newest lowest: whether only the stream answered
-        self._answered = 0  # how many of them there are, up to WINDOW
+        self._missed = 0  # one bit for each answered probe, the newest lowest: 1 if only the stream got through
+        self._answered = 0  # how many such bits there are, up to WINDOW
 
     def met(self, member: Member) -> None:
-        """A newcomer: what holds for nearly all is presumed of it, and tried with its first probe."""
+        """Presume of a newcomer what holds for nearly all; its first probe tries a datagram all the same."""
         if not self.passing:
             presume_missed(member)
 
     def passed(self, member: Member) -> None:
-        """It answered a datagram."""
+        """Note that a member answered a datagram."""
         member.misses = 0
         member.passed = True
         member.trial_at = -inf
         self._note(0)
 
     def missed(self, member: Member, now: float, *, tried: bool = True) -> None:
-        """It answered on the stream alone. Not `tried`: no datagram was sent."""
+        """Note that a member answered on the stream alone. `tried`: whether a datagram was sent, too."""
         if tried:
             self._counters.datagrams_missed += 1
             member.misses = min(member.misses + 1, 255)
@@ -198,17 +199,17 @@ def presume_missed(member: Member) -> None:
         member.trial_at = -inf
 
 
-URGENT_MAX = 16  # members to be probed before their turn; more can wait for the round
+URGENT_MAX = 16  # members to be probed before their turn; further ones wait for the round
 LOOK_AHEAD = 8
-"""Of so many that are next in the round the most silent one goes first. It takes a second off the slowest detections in
-ten nodes, where the eight are nearly the whole round."""
+"""Among this many next members of the round the most silent one is probed first. In a cluster of ten nodes, where eight
+are nearly the whole round, it takes a second off the slowest detections."""
 
 
 class ProbeOrder:
     """The order of probing: all live members, shuffled, each once; newcomers at random places (SWIM 4.3).
 
-    Between two probes of one member lie at most 2n - 2 others; twice as many while there is always somebody urgent, who
-    gets every other turn. Sessions that are no longer live are skipped.
+    Between two probes of one member lie at most 2n - 2 others; twice as many while urgent members, which get every
+    other turn, never run out. Sessions that are no longer live are skipped.
     """
 
     __slots__ = ("_hastened", "_next", "_order", "_rng", "_urgent")
@@ -218,19 +219,19 @@ class ProbeOrder:
         self._order: list[int] = []
         self._next = 0
         self._urgent: dict[int, None] = {}
-        self._hastened = False  # the last one was out of turn
+        self._hastened = False  # whether the last member was out of turn
 
     def insert(self, session: int) -> None:
-        """Somewhere in what is left of this round, or it would wait for the whole of it."""
+        """Insert a newcomer at a random place in the rest of this round, so that it need not wait for the next one."""
         self._order.insert(self._rng.randint(self._next, len(self._order)), session)
 
     def hasten(self, session: int) -> None:
-        """Probe it next."""
+        """Let this session be probed next, unless URGENT_MAX already are."""
         if len(self._urgent) < URGENT_MAX:
             self._urgent[session] = None
 
     def next(self, roster: Roster) -> Member | None:
-        """Whose turn it is; None when nobody is live."""
+        """Return the member to probe now; None when no member is live."""
         member = None if self._hastened else self._next_urgent(roster)
         self._hastened = member is not None
         if member is not None:
@@ -252,7 +253,7 @@ class ProbeOrder:
         return None
 
     def _next_in_order(self, roster: Roster) -> Member | None:
-        """The most silent of the next few; whoever it overtakes keeps a place in the round."""
+        """Return the most silent of the next LOOK_AHEAD members; one that it overtakes keeps a place in the round."""
         while self._next < len(self._order):
             chosen, chosen_at = None, self._next
             for at in range(self._next, min(self._next + LOOK_AHEAD, len(self._order))):

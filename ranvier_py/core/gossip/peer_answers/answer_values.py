@@ -12,7 +12,7 @@ ANSWER_BYTES_MAX = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswerSettings:
-    """`shares`: whether answers are advertised, given and fetched; otherwise peers only learn what is void. `ttl_s`: how
+    """`shares`: whether answers are advertised, given and fetched; if not, peers only learn what is void. `ttl_s`: how
     old an answer may be here. `timeout_s`: the longest that a request waits for a peer's answer."""
 
     shares: bool = False

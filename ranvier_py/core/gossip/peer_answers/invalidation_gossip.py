@@ -1,8 +1,7 @@
 """Invalidations of stored answers: they reach all nodes at once, and again those that were away.
 
 What an operator invalidates here is sent to all peers; a node that learns of an invalidation passes it on. A newcomer
-is sent all that count. Peers send each other digests in any case; a peer whose digest differs from ours is sent all of
-ours, and sends its own.
+is sent all that count. Peers send each other digests: one whose digest differs is sent all of ours, and sends its own.
 
 Rules: where there is an admin key it signs invalidations, and no others are taken. The signature covers what is void,
 not since when: replaying one voids its scope once more, which costs hits. How old answers must be to be void is sent

@@ -1,9 +1,8 @@
 """Stored answers among peers, for one node: composes keys, fetches and invalidations, and takes what peers send.
 
 The node calls `keys.add` and `keys.drop` for what it stores, `ask` for a request that lacks an answer, and
-`invalidations.give` for what an operator does. It sets `source.find`, `fetches.arrived` and
-`invalidations.invalidated`, which are called for what peers send. Answers are exchanged only with peers whose
-fingerprints are made like ours: they alone share the secret that names keys.
+`invalidations.give` for the operator. It sets `source.find`, `fetches.arrived` and `invalidations.invalidated`, which
+are called for what peers send. Only peers whose fingerprints are made like ours share the secret that names keys.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class PeerAnswers:
         self._digest_at = now
 
     def ask(self, key: bytes, age_max_s: float, now: float) -> int | None:
-        """Ask a peer for the answer of this key. Returns the question's number; None if no peer can be asked for one."""
+        """Ask a peer for the answer of this key. Returns the question's number; None if there is no peer to ask."""
         name = self.keys.name_of(key)
         oldest = now - min(age_max_s, self.settings.ttl_s)
         return self.fetches.ask(name, self.keys.holders(name, oldest), age_max_s, now)

@@ -179,7 +179,7 @@ class Ownership:
         return {key: stream.mine for key, stream in self._streams.items()}
 
     def snapshot_sources(self, backend: int) -> list[int]:
-        """Return who could give an exact snapshot, the reader last: a node that writes one applies nothing meanwhile."""
+        """Return who could give an exact snapshot, the reader last: a node applies nothing while it writes one."""
         stream = self._streams.get(backend)
         ranking = reversed(stream.ranking) if stream is not None else ()
         return [member for member in ranking if stream is not None and stream.others.get(member) is ReaderState.EXACT]

@@ -6,8 +6,8 @@
     A       hands the snapshot to the gap machine, which takes it once it has all events that followed
 
 Rules: a transfer is one request of one peer; chunks of another, or out of order, are dropped. After PROGRESS_S of
-silence A repeats its cursor, and gives up on that peer after RESUMES_MAX times. A busy peer is asked again; when a
-snapshot breaks or is refused, the next peer that may have one is asked. Nobody waits for it: A applies events meanwhile.
+silence A repeats its cursor, and gives up on that peer after RESUMES_MAX times. A busy peer is asked again; if a
+snapshot breaks or is refused, the next peer that may have one is asked. Nobody waits: A applies events meanwhile.
 Bounds: GIVEN_MAX given and TAKEN_MAX taken at a time, others wait and are asked for later; bytes by `bytes_per_s`.
 """
 
