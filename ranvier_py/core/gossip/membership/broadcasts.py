@@ -75,8 +75,7 @@ class Broadcasts:
         return len(self._tier_of) > STORM
 
     def echoed(self, subject: int) -> None:
-        """Note that the queued update about a member came back from another: in a storm it counts as sent `mult` times.
-        """
+        """In a storm, count the queued update about this member as sent `mult` times: it came back from another."""
         tier = self._tier_of.get(subject)
         if tier is None or not self.storming:
             return

@@ -4,10 +4,9 @@ A greeting (Hello) makes two sessions prove themselves to each other. `Greetings
 (`neighbour_set`) is greeted after a short random time, which grows with the size of the cluster, and again after ever
 longer times, until it proves itself, dies, or is no longer one to know.
 
-`Contacts`: the dead stay contacts for a day, and are greeted from time to time: after a long cut nobody else would
-(weaviate#10698; foca keeps them 24 h, too). Each of n live nodes greets a contact every n seconds, at random times, so
-across a cut some node greets another about every second. Contacts from before a restart are greeted once, quickly,
-then like the others.
+`Contacts`: the dead stay contacts for a day and are greeted from time to time: after a long cut nobody else would
+(weaviate#10698; foca keeps them 24 h, too). Each of n live nodes greets one every n seconds, at random times, so across
+a cut a node greets another about every second. Contacts from before a restart are greeted once soon, then as others.
 
 Bounds: one greeting for each live member, CONTACTS_MAX addresses (first come, first dropped), a rate for each kind.
 Cost: O(log members) for each greeting.

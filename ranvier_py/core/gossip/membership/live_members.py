@@ -1,10 +1,9 @@
-"""Who the planes above membership deal with: all of them know proved live members only.
+"""Which peers the planes above membership deal with: live members whose sessions are proved.
 
-In a small cluster that is everybody. In a large one it is the neighbours (`neighbour_set`), and the *guests*: members
-that take us for their neighbour because they see other members than we do, and send us route updates. What the others
-know comes through these. Loads alone, which nobody passes on, go to some of all acquaintances, other ones each time.
-
-Bounds: GUESTS_MAX guests, the oldest goes. Cost: O(members) for each update, so it is not made at each change.
+In a small cluster these are all members. In a large one they are the neighbours (`neighbour_set`) and the *guests*:
+members that count us as their neighbour, because they see other members than we do, and send us route updates. What the
+others know comes through these. Only loads, which nobody passes on, go to some of all acquaintances, other ones each
+time. Bounds: GUESTS_MAX guests, the oldest goes. Cost: O(members) for each update, so changes are gathered.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 from ranvier_py.core.gossip.rule_verdicts import VerdictGossip
 
 DELAY_S, DELAY_MANY_S, DELAY_FAR_S = 0.02, 0.5, 5.0
-"""So soon the planes learn who came or went: in a small cluster; in a large one, where a change among a few of many can
-wait; and there of one more who may be sent loads. At once would cost a node that joins N peers N² steps."""
+"""How long after a change of members the planes learn of it: in a small cluster; in a large one, where a change can
+wait; and there, of one more member to send loads to. Without a delay a node that joins N peers would take N² steps."""
 
 GUESTS_MAX = 32
 
 
 class LiveMembers:
-    """Hands the planes who is there. `wake_at`: when `update` is wanted. `sharing`: sessions that routes know."""
+    """Gives the planes their peers. `wake_at`: when `update` must be called. `sharing`: sessions that share routes."""
 
     def __init__(  # noqa: PLR0913  # each plane, named
         self,
@@ -62,19 +61,19 @@ class LiveMembers:
         self._able: Sequence[int] = ()  # the members of our schema
 
     def changed(self, now: float) -> None:
-        """Somebody came or went."""
+        """Plan an update: a member came or went."""
         delay_s = DELAY_S if self._members.neighbours.is_mesh else DELAY_MANY_S
         self.wake_at = min(self.wake_at, now + delay_s)
 
     def proved(self, session: int, now: float) -> None:
-        """This live member has proved itself."""
+        """Plan an update: this live member has proved itself."""
         if self._members.neighbours.wants(session):
             self.changed(now)
         else:
             self.wake_at = min(self.wake_at, now + DELAY_FAR_S)
 
     def admits(self, session: int, now: float) -> bool:
-        """Whether routes take what this session sends. May make it a guest."""
+        """Whether this session is a peer of routes, or becomes one now, perhaps as a guest."""
         if session in self.sharing:
             return True
         member = self._members.member(session)
@@ -86,7 +85,7 @@ class LiveMembers:
         return session in self.sharing
 
     def update(self, now: float) -> None:
-        """Hand all of them who is there."""
+        """Give all planes their peers as of now."""
         self.wake_at = inf
         members, schema = self._members, self._members.me.schema
         close = self._close()
@@ -104,14 +103,14 @@ class LiveMembers:
         self._prefills.peers(sharing)
 
     def _list(self, alive: Sequence[Member]) -> None:
-        """All members, and those of our schema, if any has changed since the last time."""
+        """List the sessions of all members and of those of our schema anew, if members have changed."""
         if alive is self._alive:
             return
         self._alive = alive
         self._everybody = [member.record.session for member in alive]
         schema = self._members.me.schema
         able = [member.record.session for member in alive if member.record.schema == schema]
-        if able != self._able:  # who is handed the same list has nothing to do
+        if able != self._able:  # a plane that is given the same list object does nothing
             self._able = able
 
     def _close(self) -> Sequence[Member]:

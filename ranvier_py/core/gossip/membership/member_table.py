@@ -1,17 +1,17 @@
-"""The tables of membership and every step by which a member changes in them.
+"""The tables of membership, and every step by which a member changes in them.
 
     (unknown) --join--> ALIVE --suspect--> SUSPECT --bury--> DEAD | LEFT --forget--> (unknown)
                           ^------absolve------+----------------+
 
-Each step keeps the tables together: roster, suspicions, order of probing, greetings, contacts, what is spread, what the
-operator sees. Whether a step may be taken is decided elsewhere (`merge_rules` for what others report, `members` for
-what this node sees itself); here is only what it means.
+Each step keeps the tables consistent: roster, suspicions, order of probing, greetings, contacts, updates to spread, and
+changes for the operator. Whether a step may be taken is decided elsewhere (`merge_rules` for what others report,
+`members` for what this node sees itself); this module does what the step means.
 
-The dead stay in the roster for a day, so that a stale report of their life is known for what it is. Ten minutes after
-the death the planes above forget the session (`gone`): what it taught has expired by then.
+The dead stay in the roster for a day, so that a stale report of their life is recognised. Ten minutes after the death
+the planes above forget the session (`gone`): routes learned from it have expired by then.
 
 Bounds: MEMBERS_MAX live, beside those that come back from the dead; DEAD_MAX dead (the longest dead goes first);
-CHANGES_MAX undrained changes. Cost: O(1) for each step beside suspicions.
+CHANGES_MAX undrained changes. Cost: O(1) for each step, except for suspicions.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ranvier_py.core.gossip.wire.messages import Record, State, Update
 
 MEMBERS_MAX = 4096  # four times the largest cluster that is simulated. More are refused and counted.
 DEAD_MAX = 4096  # dead members remembered
-DEAD_S = 24 * 3600.0  # how long: a session that comes back later than that is a new one to us
+DEAD_S = 24 * 3600.0  # how long they are: a session that comes back later than that is a new one to us
 GONE_S = 600.0
-"""When the planes above forget a dead session: the life of a route. Far above twice the longest suspicion plus a
-push-pull, so that nobody still spreads what was forgotten (chitchat#155)."""
+"""How long after its death the planes above forget a session: the life of a route. Far above twice the longest
+suspicion plus a push-pull, so that nobody still spreads what was forgotten (chitchat#155)."""
 
 CHANGES_MAX = 4096  # undrained changes; more are dropped and counted
-SECOND_OPINIONS = 3  # members that probe a suspect at once since they learned of the suspicion, on average
+SECOND_OPINIONS = 3  # members, on average, that probe a suspect as soon as they learn of the suspicion
 
 
 class MemberTable:
-    """All tables, and what this node says of itself. Others read them; only the steps here change a member's state."""
+    """All tables, and this node's own record. Other parts read them; only the steps here change a member's state."""
 
     def __init__(self, me: Record, profile: Profile, room_bytes: int, rng: Random) -> None:
-        """`room_bytes` is what a datagram holds of updates."""
+        """`room_bytes` is the room for updates in a datagram."""
         self.identity = Identity(me)
         self.health = LocalHealth(profile)
         self.counters = counters = MembershipCounters()
@@ -59,9 +59,9 @@ class MemberTable:
         self.broadcasts = Broadcasts(profile.retransmit_mult, profile.gossip_interval_s, room_bytes, counters)
         self.changes: list[MemberChange] = []
         self.gone: list[int] = []
-        self.returned = False  # somebody held for dead lives: a cut has healed, and lists should be compared
+        self.returned = False  # a member held for dead lives: a cut has healed, and lists should be compared
         self.dead: dict[int, float] = {}  # session -> when it died, in that order
-        self._lingering: dict[int, float] = {}  # those of them that the planes above still know
+        self._lingering: dict[int, float] = {}  # those of the dead that the planes above have not forgotten yet
 
     @property
     def members(self) -> int:
@@ -69,19 +69,19 @@ class MemberTable:
         return self.roster.live + 1
 
     def note(self, what: str, record: Record, why: str) -> None:
-        """For the operator."""
+        """Note a change for the operator."""
         if len(self.changes) >= CHANGES_MAX:
             self.counters.changes_dropped += 1
         else:
             self.changes.append(MemberChange(what, record, why))
 
     def held(self, member: Member) -> Update:
-        """What this node holds of a member, to be sent."""
+        """Return what this node holds of a member, as an update to send."""
         suspicion = self.suspicions.get(member.session)
         return Update(member.record, 0 if suspicion is None else suspicion.accuser)
 
     def join(self, record: Record, now: float, why: str) -> Member | None:
-        """Somebody new, live; not spread here. None when the table is full."""
+        """Add a new live member; the caller spreads it. Returns None when the table is full."""
         if self.roster.live >= MEMBERS_MAX:
             self.counters.members_refused += 1
             return None
@@ -92,12 +92,12 @@ class MemberTable:
         return member
 
     def remember_dead(self, record: Record, now: float) -> None:
-        """Somebody this node never met is dead: kept, so that stale reports of its life are refused. Not spread."""
+        """Add a dead member that this node never met, so that stale reports of its life are refused. Not spread."""
         member = self.roster.add(record, now)
         self._lay_out(member, now)
 
     def absolve(self, member: Member, record: Record, now: float, why: str) -> None:
-        """It is ALIVE by a higher record: refuted, returned, or just renewed. Spread in any case."""
+        """Set a member ALIVE by a higher record: refuted, returned, or just renewed. Spread in any case."""
         before = member.record.state
         self.broadcasts.push(Update(record), now)
         if before is State.ALIVE:
@@ -112,7 +112,7 @@ class MemberTable:
         """Begin a suspicion at the incarnation of `record`, also over an older one."""
         if member.live:
             self._move(member, record._replace(state=State.SUSPECT), now)
-        else:  # suspected at a higher incarnation than it died at: so it had refuted that
+        else:  # suspected at a higher incarnation than it died at: so it has refuted that death
             self._revive(member, record._replace(state=State.SUSPECT), now)
         self.suspicions.begin(member.session, accuser, self.health.profile, self.members, now)
         self.counters.suspicions += 1
@@ -122,13 +122,13 @@ class MemberTable:
             self.probe_order.hasten(member.session)
 
     def confirm(self, member: Member, accuser: int, now: float) -> None:
-        """One more accuser of a suspect."""
+        """Count one more accuser of a suspect; spread it if it shortens the suspicion."""
         if self.suspicions.confirm(member.session, accuser, self.health.profile, self.members):
             self.counters.confirmations += 1
             self.broadcasts.push(Update(member.record, accuser), now)
 
     def bury(self, member: Member, record: Record, now: float, why: str) -> None:
-        """It is DEAD or LEFT."""
+        """Set a member DEAD or LEFT, by `record`, and spread it."""
         was_live = member.live
         self.roster.change(member, record, now)
         self._end(member)
@@ -139,7 +139,7 @@ class MemberTable:
             self.note("died" if record.state is State.DEAD else "left", member.record, why)
 
     def forget(self, member: Member) -> None:
-        """Out of all tables: a later session has its name, or it has been dead for long."""
+        """Remove a member from all tables: a later session has its name, or it has been dead for long."""
         session = member.session
         self.roster.remove(member)
         self._end(member)
@@ -150,7 +150,7 @@ class MemberTable:
             self.gone.append(session)
 
     def reap(self, now: float) -> None:
-        """Forget what is long dead. Amortised O(1)."""
+        """Forget members that have been dead for long. Amortised O(1)."""
         while self._lingering and now - self._lingering[session := next(iter(self._lingering))] >= GONE_S:
             del self._lingering[session]
             self.gone.append(session)
@@ -163,7 +163,7 @@ class MemberTable:
             self.forget(member)
 
     def proved(self, member: Member) -> None:
-        """Its session is live, by proof."""
+        """Note that the session of a member has proved to be live."""
         member.proved = True
         self.neighbours.met(member)
         self.greetings.done(member.session)
@@ -178,7 +178,7 @@ class MemberTable:
             self.greetings.want(member.session, self.members, now)
 
     def _move(self, member: Member, record: Record, now: float) -> None:
-        """A live member's record changes, perhaps its address."""
+        """Change the record of a member that lives; with a new address it has to prove itself again."""
         if member.address != (record.host, record.port):
             member.proved = False
             self.neighbours.lost(member.session)

@@ -1,16 +1,16 @@
-"""Whom a node has to do with directly: everybody in a small cluster, its neighbours in a large one.
+"""Which members a node deals with directly: all in a small cluster, its neighbours in a large one.
 
-Sessions prove themselves to each other by a handshake: up to MESH_MEMBERS_MAX members each two do. Beyond, each node
+Sessions prove themselves to each other by a handshake. Up to MESH_MEMBERS_MAX members, each two do. Beyond, each node
 seeks out its *neighbours* alone. All live sessions stand on a few rings, each in a pseudo-random order that is the same
-at every node; the next and the last STEPS on some ring are neighbours. Three rings have the members of its own schema,
-who share routes, one has all. Each ring alone leads to everybody; a few together are a random graph, in which any two
-nodes are a few steps apart. Everybody else proves itself when it is probed.
+at every node; the next and the last STEPS sessions on each ring are neighbours. Three rings have the members of the
+node's own schema, which share routes; one has all. Each ring alone leads to every member; a few together are a random
+graph, in which any two nodes are a few steps apart. All other members prove themselves when they are probed.
 
-*Acquaintances* are the live members that have proved themselves: they are sent things, asked for help and drawn at
-random. A proof holds as long as the member lives.
+*Acquaintances* are the live members that have proved themselves: messages are sent to them, they are asked for help,
+and random members are drawn from them. A proof holds as long as the member lives at that address.
 
-Invariant: neighbours are neighbours of each other wherever two nodes see the same members; who is one only ever changes
-by a join or a death. Cost: O(1) for a join; a death among the neighbours costs O(members).
+Invariant: neighbours are neighbours of each other wherever two nodes see the same members; the set only changes by a
+join or a death. Cost: O(1) for a join; O(members) for a death among the neighbours.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ranvier_py.core.prompts.fingerprint import GOLDEN, MASK, mix
 
 MESH_MEMBERS_MAX = 64  # this node included: proved in a second by 2000 handshakes in the whole cluster
 SHARED_RINGS, ALL_RINGS = (0, 1, 2), (3,)
-"""Of members with the same schema; of all. Route updates are spread along the first ones (`route_outbox`)."""
+"""Rings of members with the same schema, and of all. Route updates are spread along the first ones (`route_outbox`)."""
 
 STEPS = 2  # on each ring, each way: some 16 neighbours. One of them may be unreachable without a gap in the ring.
 RINGS_MAX = 8
-POSITIONS_REMEMBERED = 8192  # sessions of the largest cluster, twice; 1 MiB; forgetting only costs time
+POSITIONS_REMEMBERED = 8192  # twice the sessions of the largest cluster, 1 MiB; forgetting only costs time
 
 
 @lru_cache(POSITIONS_REMEMBERED)
 def positions_of(session: int) -> tuple[int, ...]:
-    """Where a session stands on each of RINGS_MAX rings: u64."""
+    """Return the position of a session on each of RINGS_MAX rings: u64."""
     return tuple(mix((session + ring * GOLDEN) & MASK) for ring in range(RINGS_MAX))
 
 
@@ -43,7 +43,7 @@ class Side:
 
     def __init__(self) -> None:
         self.nearest: list[tuple[int, int]] = []
-        self.reach = MASK + 1  # whoever stands closer than this is among the nearest
+        self.reach = MASK + 1  # a member closer than this is among the nearest
 
     def offer(self, distance: int, session: int) -> None:
         insort(self.nearest, (distance, session))
@@ -53,11 +53,11 @@ class Side:
 
 
 class NeighbourSet:
-    """See the module. `MemberTable` says who of the roster is live."""
+    """The neighbours and acquaintances of this node (see the module). `MemberTable` reports which members are live."""
 
     def __init__(self, session: int, schema: int, roster: Roster) -> None:
         self.widened = False
-        """Somebody known before may be wanted now, who was not: see `unmet`."""
+        """Whether a member known before may have become one to greet: see `unmet`."""
         self._schema = schema
         self._roster = roster
         self._positions = positions_of(session)
@@ -68,7 +68,7 @@ class NeighbourSet:
         self._sides = [(ring, Side(), Side()) for ring in (*SHARED_RINGS, *ALL_RINGS)]
 
     def join(self, member: Member) -> None:
-        """It is live from now on, proved or not; the roster knows."""
+        """Add a member that is live from now on, proved or not. The roster must have it as live already."""
         session = member.record.session
         if not self._stale:
             self._offer(session, member.record.schema)
@@ -76,26 +76,26 @@ class NeighbourSet:
             self.met(member)
 
     def part(self, session: int) -> None:
-        """It is not live any more; the roster knows. Say it as often as you like."""
+        """Remove a member that is not live any more, after the roster. May be called any number of times."""
         self.lost(session)
         if not self._stale and session in self.near():
             self._stale = self.widened = True
         self.widened |= self._roster.live == MESH_MEMBERS_MAX - 1
 
     def met(self, member: Member) -> None:
-        """It has proved itself."""
+        """Note that a member has proved itself."""
         if member.live:
             self._acquainted[member.record.session] = member
             self._drawn = None
 
     def lost(self, session: int) -> None:
-        """Its proof holds no more: it died, or moved."""
+        """Note that a member's proof holds no more: it died, or its address changed."""
         if self._acquainted.pop(session, None) is not None:
             self._drawn = None
 
     @property
     def is_mesh(self) -> bool:
-        """Whether each two members are to know each other."""
+        """Whether the cluster is so small that each two members are to know each other."""
         return self._roster.live < MESH_MEMBERS_MAX
 
     def wants(self, session: int) -> bool:
@@ -103,7 +103,7 @@ class NeighbourSet:
         return self.is_mesh or session in self.near()
 
     def near(self) -> dict[int, None]:
-        """Sessions of the neighbours, in no order that means anything. Proved or not."""
+        """Return the sessions of the neighbours, proved or not. Their order means nothing."""
         if self._stale:
             self._rebuild()
         if self._near is None:
@@ -112,13 +112,13 @@ class NeighbourSet:
         return self._near
 
     def acquainted(self) -> tuple[Member, ...]:
-        """Live members that have proved themselves. The same object until something changes."""
+        """Return the live members that have proved themselves. The same object until something changes."""
         if self._drawn is None:
             self._drawn = tuple(self._acquainted.values())
         return self._drawn
 
     def unmet(self) -> list[int]:
-        """Sessions to be greeted after the set has widened. O(members) in a small cluster."""
+        """Return the sessions to greet after the set has widened. O(members) in a small cluster."""
         self.widened = False
         sought = [member.session for member in self._roster.alive()] if self.is_mesh else self.near()
         return [session for session in sought if session not in self._acquainted]

@@ -1,14 +1,14 @@
-"""How fast membership works: every interval, time-out and count of SWIM and Lifeguard, and how they stretch.
+"""The timing of membership: every interval, time-out and count of SWIM and Lifeguard, and how they stretch.
 
 LAN is twice as fast as the LAN defaults of memberlist (probe 1 s / 500 ms, mult 4): a false «dead» costs little, since
-routes point to backends and outlive the peer that taught them. WAN has memberlist's WAN numbers, and the formulas of
-suspicion and of push-pull are memberlist's (suspicion.go, util.go).
+routes point to backends and outlive the peer that sent them. WAN has memberlist's WAN numbers. The formulas for the
+length of a suspicion and the push-pull interval are memberlist's (suspicion.go, util.go).
 
-`LocalHealth` (Lifeguard, arXiv 1707.00788): a node that is slow itself must not call others dead. Its score, 0 (well)
-to `health_max`, multiplies interval and time-out by score + 1. It falls with each answered probe and rises with what
-points to ourselves: a failed probe whose relays were silent too, a suspicion of this node, a tick that came late. It
-measures the network, too: above a share HARD of answered probes that needed help the profile is doubled, below EASY it
-goes back. 10 % loss each way makes 19 % of pings need help, which the fast profile stands; 30 % makes 51 %.
+`LocalHealth` (Lifeguard, arXiv 1707.00788): a node that is slow itself must not call others dead. Its score, from 0
+(well) to `health_max`, multiplies interval and time-out by score + 1. It falls with each answered probe and rises with
+signs of trouble of our own: a failed probe (by each relay that was silent too), a suspicion of this node, a late tick.
+It measures the network, too: above a share HARD of answered probes that needed help the profile is doubled, below EASY
+it is the plain one again. 10 % loss each way makes 19 % of pings need help, which the fast profile stands; 30 % 51 %.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Profile:
 
     probe_interval_s: float = 0.5  # one member is probed in each
     probe_timeout_s: float = 0.2  # for the direct answer; then others are asked
-    nack_after_s: float = 0.15  # a relay says «not yet» early enough to arrive within the interval
-    relays: int = 3  # asked to ping in our name
+    nack_after_s: float = 0.15  # a relay sends a nack early enough to arrive within the interval
+    relays: int = 3  # members asked to ping on our behalf
     suspicion_mult: int = 3  # of the interval: the shortest suspicion; two fewer confirmations make it that short
     suspicion_max_mult: int = 6  # the longest suspicion, as a multiple of the shortest
     health_max: int = 7  # local health 0 … 7: interval and time-out up to 8 times as long
@@ -36,14 +36,14 @@ class Profile:
     gossip_fanout: int = 3
     retransmit_mult: int = 4  # times the digits of the member count: how often an update is sent
     exchange_interval_s: float = 30.0  # between push-pulls of the whole list
-    evidence_s: float = 2.0  # a packet from a member proves its life so long
+    evidence_s: float = 2.0  # how long a packet from a member proves that it is alive
 
     def suspicion_min_s(self, members: int) -> float:
-        """The shortest suspicion in a cluster of so many members, this node included."""
+        """Return the length of the shortest suspicion in a cluster of so many members, this node included."""
         return self.suspicion_mult * max(1.0, log10(max(1, members))) * self.probe_interval_s
 
     def suspicion_s(self, members: int, confirmations: int) -> float:
-        """How long a suspicion lasts that so many others share."""
+        """Return how long a suspicion lasts that this many others have confirmed."""
         shortest = self.suspicion_min_s(members)
         wanted = self.confirmations(members)
         if wanted == 0:
@@ -52,16 +52,16 @@ class Profile:
         return max(shortest, longest - (longest - shortest) * log(confirmations + 1) / log(wanted + 1))
 
     def confirmations(self, members: int) -> int:
-        """How many others must share a suspicion to make it shortest: none when there are not that many others."""
+        """Return how many others must confirm a suspicion to make it shortest: 0 if there are not that many others."""
         wanted = max(0, self.suspicion_mult - 2)
         return wanted if members - 2 >= wanted else 0
 
     def exchange_s(self, members: int) -> float:
-        """Time between push-pulls: longer in large clusters, where each costs more."""
+        """Return the time between push-pulls: longer in large clusters, where each costs more."""
         return self.exchange_interval_s * (1 if members <= 32 else ceil(log2(members) - 5) + 1)
 
     def doubled(self) -> Profile:
-        """For a network that loses much: half as eager to probe, twice as slow to believe."""
+        """Return the profile for a network that loses much: twice the probe interval, twice `suspicion_mult`."""
         return replace(self, probe_interval_s=2 * self.probe_interval_s, suspicion_mult=2 * self.suspicion_mult)
 
 
@@ -80,7 +80,7 @@ WAN = Profile(
 
 
 class LocalHealth:
-    """The score, and the profile that goes with the network's state."""
+    """The score of local health, and the profile that suits the network's state."""
 
     __slots__ = ("_doubled", "_plain", "helped_share", "profile", "score")
 
@@ -114,7 +114,7 @@ class LocalHealth:
         self.score = self._plain.health_max
 
     def answered(self, helped: bool) -> None:
-        """A probe was answered, with help or without."""
+        """Count an answered probe. `helped`: relays or the other path were tried before the answer came."""
         self.helped_share += (helped - self.helped_share) / MEMORY_PROBES
         if self.helped_share > HARD:
             self.profile = self._doubled

@@ -1,11 +1,11 @@
-"""Pings in the name of others: the relay's half of an indirect probe.
+"""Relays: pings on behalf of other nodes, the relay's half of an indirect probe.
 
-The relay pings the target under a sequence number of its own. An answer goes back to the asker under the asker's; when
-none came in time a nack goes back, so that the asker knows that the relay at least is well (Lifeguard), and a ping that
-went by datagram is repeated on the stream. An answer that comes after the nack still goes back, while the asker may
-wait for it. What goes back takes the path the question came, or the stream where datagrams do not reach the asker.
+The relay pings the target under a sequence number of its own, and sends an ack back under the asker's number when the
+target answers. If there is no answer in time it sends a nack, so that the asker knows that at least the relay is well
+(Lifeguard), and repeats a ping that went by datagram on the stream. An ack that comes after the nack is still sent back
+while the asker may wait for it. Answers take the plane of the question, or the stream if datagrams miss the asker.
 
-Bound: RELAYS_MAX pings under way; more are not relayed, and counted. Cost: O(log pings) for each.
+Bound: RELAYS_MAX pings under way; further ones are not relayed, and counted. Cost: O(log pings) for each.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ RELAYS_MAX = 1024  # every member of the largest cluster may ask once at the sam
 
 
 class Relayed(NamedTuple):
-    """A ping under way for somebody else."""
+    """A ping under way for another node."""
 
     asker: Peer
     seq: int  # the asker's
     target: Peer
-    plane: Plane  # for what goes back
-    first: Sequence[Update]  # what the target must be sent
+    plane: Plane  # for the ack or nack
+    first: Sequence[Update]  # updates that the target must be sent
     out: Plane  # on which the target was pinged
     ends_at: float
 
@@ -50,7 +50,7 @@ class Relays:
         return len(self._pings)
 
     def relay(self, asker: Peer, request: PingRequest, plane: Plane, first: Sequence[Update], now: float) -> None:
-        """Ping the target of this request. `first` is what the target must be sent with it."""
+        """Ping the target of this request. `first` are the updates that the target must be sent with it."""
         if len(self._pings) >= RELAYS_MAX:
             self._counters.relays_dropped += 1
             return
@@ -72,7 +72,7 @@ class Relays:
         return any(ping.target.address == address for ping in self._pings.values())
 
     def acked(self, session: int, seq: int) -> None:
-        """An answer that may be to one of these."""
+        """Take an ack: if it answers one of these pings, send it on to the asker."""
         ping = self._pings.get(seq)
         if ping is not None and ping.target.session == session:
             del self._pings[seq]
@@ -95,7 +95,7 @@ class Relays:
         self.wake_at = self._due[0][0] if self._due else inf
 
     def clear(self) -> None:
-        """After a pause: the askers have long given up."""
+        """Drop all pings after this node was not awake: the askers have long given up."""
         self._pings.clear()
         self._due.clear()
         self.wake_at = inf

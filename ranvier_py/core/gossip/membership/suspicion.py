@@ -1,8 +1,8 @@
-"""Suspicions under way: who is suspected, by whom, until when (SWIM, shortened by confirmations as in Lifeguard).
+"""Suspicions under way: which members are suspected, by whom, until when (SWIM; confirmations shorten them: Lifeguard).
 
 A suspicion starts with one accuser and the longest time-out. Each further accuser, counted once, brings the deadline
-nearer, down to the shortest after `confirmations` of them. Cost: O(suspicions) for each change. Bounds: one suspicion
-for each live member, `confirmations + 1` accusers in each.
+nearer; after `confirmations` of them it is the shortest. Cost: O(suspicions) for each change. Bounds: one suspicion for
+each live member, `confirmations + 1` accusers in each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ranvier_py.core.gossip.membership.profile import Profile
 
 @dataclass(slots=True)
 class Suspicion:
-    """One suspicion. `accusers` in the order in which they were received, each once."""
+    """One suspicion. `accusers` are in the order in which their accusations came, each once."""
 
     since: float
     accusers: dict[int, None]
@@ -24,7 +24,7 @@ class Suspicion:
 
     @property
     def accuser(self) -> int:
-        """Whoever was first, as far as this node knows."""
+        """The first accuser, as far as this node knows."""
         return next(iter(self.accusers))
 
 
@@ -44,12 +44,12 @@ class Suspicions:
         return self._suspicions.get(session)
 
     def begin(self, session: int, accuser: int, profile: Profile, members: int, now: float) -> None:
-        """Start one, or start it again at a new incarnation: what was said of the old one does not count."""
+        """Start a suspicion, or start it again at a new incarnation: accusers of the old one do not count."""
         self._suspicions[session] = Suspicion(now, {accuser: None}, now + profile.suspicion_s(members, 0))
         self._arm()
 
     def confirm(self, session: int, accuser: int, profile: Profile, members: int) -> bool:
-        """Somebody else suspects it too. Returns whether that shortened the suspicion, which others should know."""
+        """Add an accuser. Returns whether that shortened the suspicion, so that others should know."""
         suspicion = self._suspicions.get(session)
         if suspicion is None or accuser in suspicion.accusers:
             return False
@@ -61,24 +61,24 @@ class Suspicions:
         return True
 
     def rearm(self, session: int, deadline: float) -> None:
-        """Set the end: nearer by a confirmation, later since a packet of the member itself came."""
+        """Set the deadline: nearer by a confirmation, later since a packet of the member itself came."""
         self._suspicions[session].deadline = deadline
         self._arm()
 
     def postpone(self, by_s: float) -> None:
-        """Put off all of them: this node was not awake to receive a refutation."""
+        """Postpone all deadlines: this node was not awake to receive a refutation."""
         for suspicion in self._suspicions.values():
             suspicion.deadline += by_s
             suspicion.postponed_s += by_s
         self._arm()
 
     def end(self, session: int) -> None:
-        """Refuted, dead or forgotten."""
+        """End a suspicion, if there is one: its member has refuted it, is dead or forgotten."""
         if self._suspicions.pop(session, None) is not None:
             self._arm()
 
     def expired(self, now: float) -> list[int]:
-        """Sessions whose suspicion is over, in the order of their deadlines. Each must be ended or re-armed."""
+        """Return the sessions whose suspicion is over, by deadline. The caller must end or re-arm each."""
         if now < self.wake_at:
             return []
         over = [(one.deadline, session) for session, one in self._suspicions.items() if one.deadline <= now]

@@ -1,1 +1,1 @@
-"""Messages as bytes: the codec, the frame, the seal and its keys."""
+"""Messages as bytes: the messages, their encoding, the packets that carry them, and the seal with its keys."""

@@ -1,12 +1,12 @@
-"""Messages <-> bytes: `encode` and `decode`, the only way a message gets into a packet and out of it.
+"""The codec: `encode` and `decode`, by which alone a message gets into a packet and out of it.
 
-A body is a flat msgpack array (`frame`); what has many rows is one byte string of rows (`records`) or of columns
-(`columns`). Every width, length and bound is checked here, so that nobody behind has to.
+A body is a flat msgpack array (`frame`); a field of many rows is one byte string of rows (`records`) or of columns
+(`columns`). Every width, length and bound is checked here, so that no code behind it has to.
 
 Rules: decode(*encode(message)) is the message, with hosts in canonical spelling. Arbitrary bytes raise BadFrame and
-nothing else. Whatever changes this table changes PROTOCOL_VERSION. No body is shorter than a Challenge and no Hello
-shorter than an Echo, so that the answer to a stranger is never longer than what it sent. Memory: less than 4 x the
-input for what is no well-formed body; else the objects, up to 16 x, and 1 MiB for 4096 empty route updates.
+nothing else. A change of LAYOUT changes PROTOCOL_VERSION. No body is shorter than a Challenge and no Hello shorter than
+an Echo, so that the answer to a stranger is never longer than what it sent. Memory: less than 4 x the input for bytes
+that are no well-formed body; otherwise the objects, up to 16 x, and 1 MiB for 4096 empty route updates.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ranvier_py.core.gossip.wire.frame import (
 )
 
 BODY_BYTES_MIN = 10  # a Challenge
-HELLO_BODY_BYTES_MIN = 512 - OVERHEAD_BYTES  # in a packet of 512: more than any Echo, less than every path carries
-"""Makes the packet 512 bytes: more than any Echo, less than every path carries."""
+HELLO_BODY_BYTES_MIN = 512 - OVERHEAD_BYTES
+"""Makes the packet of a Hello 512 bytes: more than any Echo, and no more than every path carries."""
 
 
 class Kind(IntEnum):
@@ -138,7 +138,7 @@ LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
     (Kind.VOIDED, m.Voided, (VOIDED,)),
     (Kind.RULE_VERDICTS, m.RuleVerdicts, (U64, VERDICTS)),
 )
-"""Each message's fields in their order: the protocol."""
+"""The protocol: the kind of each message, its class, and its fields in their order."""
 
 KIND_OF = {make: kind for kind, make, _ in LAYOUT}
 PACKERS = {make: tuple(field.pack for field in fields) for _, make, fields in LAYOUT}
@@ -146,7 +146,7 @@ UNPACKERS = {int(kind): (make, tuple(field.unpack for field in fields)) for kind
 
 
 def encode(message: m.Message) -> tuple[int, bytes]:
-    """(kind, body). Raises ValueError for a message beyond the bounds, which is a mistake of ours."""
+    """Return (kind, body). Raises ValueError for a message beyond the bounds, which is a bug of ours."""
     make = type(message)
     kind = KIND_OF[make]
     try:
@@ -159,7 +159,7 @@ def encode(message: m.Message) -> tuple[int, bytes]:
 
 
 def padded(body: bytes, least: int) -> bytes:
-    """The body with one more field, which nobody reads, so that it has `least` bytes."""
+    """Return the body with one more field, which no receiver reads, so that it has `least` bytes."""
     missing = least - len(body)
     if missing == 1:
         field = b"\xc0"
@@ -171,7 +171,7 @@ def padded(body: bytes, least: int) -> bytes:
 
 
 def decode(kind: int, body: bytes) -> m.Message:
-    """The message. Raises BadFrame for everything that is wrong."""
+    """Return the message in a body. Raises BadFrame for everything that is wrong."""
     form = UNPACKERS.get(kind)
     if form is None:
         bad("kind")

@@ -1,7 +1,7 @@
-"""Route updates, tables, loads, facts, commands, keys of answers: byte strings of columns or rows, within bounds.
+"""Fields of many rows: route updates, tables, loads, facts, commands, keys of answers, as bounded byte strings.
 
-Rules: numbers are little-endian; a byte string is used up exactly by its rows; a function that makes one raises
-ValueError (or struct.error) for what its reader would refuse, and a reader raises BadFrame. Tables are handed on as
+Rules: numbers are little-endian. The rows use up a byte string exactly. A function that makes a byte string raises
+ValueError (or struct.error) for what its reader would refuse; a reader raises BadFrame. Tables are handed on as
 columns, without a step for each row.
 """
 
@@ -36,14 +36,14 @@ BACKENDS_MAX = 4096  # as many as a node's registry holds
 VECTOR_ENTRIES_MAX = 8192  # sessions of 1000 nodes and of their earlier runs; 128 KiB
 BUCKETS = 4096
 SUM_BYTES = 8
-GROUPS = 64  # of buckets, compared in two levels: 512 bytes for all groups, and as many for the buckets of one
+GROUPS = 64  # of buckets, for two levels of comparison: 512 bytes for all groups, as many for the buckets of one
 GROUP_BYTES = SUM_BYTES * BUCKETS // GROUPS
 COMMANDS_MAX = 64
 
 COMMAND = Struct("<QQdBHB32s")
 VERDICT_MAX = 3
 READER_STATE_MAX = 5
-READER_CLAIMS_MAX = 8192  # of one message: every engine's reader, and those that can't
+READER_CLAIMS_MAX = 8192  # in a message: every engine's reader, and members that can't read
 SNAPSHOT_HEAD_BYTES = 24
 PREFILLS_MAX = 128  # in a message: 130 KiB at most
 PREFILL_FINGERPRINTS_MAX = 128
@@ -59,18 +59,18 @@ TENANT_BYTES = 16
 VERDICTS_MAX = 128  # in a message
 VERDICT = Struct("<BBBHBB")
 VERDICT_BYTES_MAX = (60, 32, MODEL_BYTES_MAX, 255, 64)
-"""Of a rule's name, a client's, a model's, the reason and a node's name."""
+"""The most bytes of a rule's, a client's and a model's name, of the reason, and of a node's name."""
 
 
 class Field(NamedTuple):
-    """How one member of a message becomes a field (None: as it is), and how a field becomes it, checked."""
+    """How one member of a message becomes a field (None: as it is), and how a field is checked and read back."""
 
     pack: Callable[[Any], object] | None
     unpack: Callable[[Any], object]
 
 
 def rows_field(layout: str, rows_max: int, read: Callable[..., Any] | None = None) -> Field:
-    """Tuples of one layout. `read` makes a row of its values, or raises BadFrame."""
+    """Return the field of tuples of one layout. `read` makes a row of its values, or raises BadFrame."""
     row = Struct(layout)
 
     def pack_rows(rows: Iterable[tuple[Any, ...]]) -> bytes:
@@ -109,7 +109,7 @@ READER_CLAIMS = rows_field("<QQIB", READER_CLAIMS_MAX, read_reader_claim)
 def rows_with_parts(
     field: object, head: Struct, lengths: slice, rows_max: int, what: str
 ) -> Iterator[tuple[tuple[Any, ...], list[bytes]]]:
-    """Rows of a head and some byte strings behind it, whose `lengths` are in the head: the head's values, and those."""
+    """Yield (the head's values, byte strings) of rows that are a head and byte strings, with their lengths in it."""
     if type(field) is not bytes:
         bad(what)
     at = count = 0
@@ -131,7 +131,7 @@ def rows_with_parts(
 
 
 def pack_entries(entries: tuple[Entry, ...]) -> bytes:
-    """2 count | 2 age of each | 2 length of each | the route updates."""
+    """Bytes: 2 count | 2 age of each | 2 length of each | the route updates."""
     count = len(entries)
     if count > ENTRIES_MAX:
         raise ValueError("too many route updates for a message")
@@ -162,7 +162,7 @@ def unpack_entries(field: object) -> tuple[Entry, ...]:
 
 
 def pack_commands(commands: tuple[Command, ...]) -> bytes:
-    """Each: 8 clock | 8 time | 8 weight | 1 length of verb | 2 of url | 1 of name | 32 signature | the three."""
+    """Bytes of each: 8 clock | 8 time | 8 weight | 1 length of verb | 2 of url | 1 of name | 32 signature | these."""
     if len(commands) > COMMANDS_MAX:
         raise ValueError("too many commands")
     return b"".join(map(_pack_command, commands))
@@ -189,7 +189,7 @@ def unpack_commands(field: object) -> tuple[Command, ...]:
 
 
 def pack_voided(voided: tuple[VoidedAnswers, ...]) -> bytes:
-    """Each: 8 number | 4 age | 2 length of model | 1 of tenant | 1 of signature | the three."""
+    """Bytes of each: 8 number | 4 age | 2 length of model | 1 of tenant | 1 of signature | the three."""
     if len(voided) > VOIDED_MAX:
         raise ValueError("too many invalidations for a message")
     return b"".join(map(_pack_voided, voided))
@@ -216,7 +216,7 @@ def unpack_voided(field: object) -> tuple[VoidedAnswers, ...]:
 
 
 def pack_verdicts(verdicts: tuple[TrialResult, ...]) -> bytes:
-    """Each: 1 state | 1 length of rule | 1 of client | 2 of model | 1 of reason | 1 of node | the five."""
+    """Bytes of each: 1 state | 1 length of rule | 1 of client | 2 of model | 1 of reason | 1 of node | the five."""
     if len(verdicts) > VERDICTS_MAX:
         raise ValueError("too many verdicts for a message")
     return b"".join(map(_pack_verdict, verdicts))
@@ -239,7 +239,7 @@ def unpack_verdicts(field: object) -> tuple[TrialResult, ...]:
 
 
 def pack_prefills(prefills: tuple[SharedPrefill, ...]) -> bytes:
-    """Each: 4 number | 8 backend | 1 generation | 2 length of fingerprints | these."""
+    """Bytes of each: 4 number | 8 backend | 1 generation | 2 length of fingerprints | the fingerprints."""
     if len(prefills) > PREFILLS_MAX:
         raise ValueError("too many prefills for a message")
     return b"".join(map(_pack_prefill, prefills))
@@ -275,7 +275,7 @@ def unpack_answer_name(field: object) -> bytes:
 
 
 def check_answer_keys(keys: AnswerKeys) -> None:
-    """Whether each answer has its age. Raises BadFrame."""
+    """Raise BadFrame unless each added answer has its age."""
     if 4 * len(keys.ages) != len(keys.added):
         bad("columns of different length")
 
@@ -285,7 +285,7 @@ def unpack_snapshot_head(field: object) -> bytes:
 
 
 def unpack_group_sums(field: object) -> bytes:
-    """The sums of all groups, or nothing."""
+    """Return the sums of all groups, or no bytes. Raises BadFrame for any other number of sums."""
     sums = column(field, SUM_BYTES, GROUPS)
     if sums and len(sums) != SUM_BYTES * GROUPS:
         bad("number of groups")
@@ -293,7 +293,7 @@ def unpack_group_sums(field: object) -> bytes:
 
 
 def unpack_groups(field: object) -> bytes:
-    """Numbers of groups, ascending. Raises BadFrame for one that does not exist."""
+    """Return numbers of groups. Raises BadFrame if one does not exist or they do not ascend."""
     groups = column(field, 1, GROUPS)
     if any(low >= high for low, high in pairwise(groups)) or (groups and groups[-1] >= GROUPS):
         bad("no such group")
@@ -301,13 +301,13 @@ def unpack_groups(field: object) -> bytes:
 
 
 def check_part(part: PartSums) -> None:
-    """Whether each group has all of its sums. Raises BadFrame."""
+    """Raise BadFrame unless each group has all of its sums."""
     if len(part.sums) != GROUP_BYTES * len(part.groups):
         bad("sums of other groups")
 
 
 def unpack_buckets(field: object) -> bytes:
-    """A column of bucket numbers. Raises BadFrame for one that does not exist."""
+    """Return a column of bucket numbers. Raises BadFrame if one does not exist."""
     buckets = column(field, 2, BUCKETS)
     if buckets and int(np.frombuffer(buckets, "<u2").max()) >= BUCKETS:
         bad("no such bucket")
@@ -315,7 +315,7 @@ def unpack_buckets(field: object) -> bytes:
 
 
 def check_rows(rows: TableRows) -> None:
-    """Whether all columns have a value for each claim, and each claim one of the backends. Raises BadFrame."""
+    """Raise BadFrame unless all columns have a value for each claim, and each claim has one of the backends."""
     count = len(rows.age_s) // 2
     widths = ((rows.parent, 8), (rows.tokens, 4), (rows.token, 8), (rows.text, 8), (rows.backend, 2), (rows.age_s, 2))
     if any(len(data) != width * count for data, width in widths):
@@ -325,5 +325,5 @@ def check_rows(rows: TableRows) -> None:
 
 
 def rows_column(field: object) -> bytes:
-    """One of the columns of `TableRows`: `check_rows` sees to its length, the frame to its bound."""
+    """Return one of the columns of a message, whose length is checked with the others (`check_rows`), if at all."""
     return column(field, 1, FRAME_BYTES_MAX)

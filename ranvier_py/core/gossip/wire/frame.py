@@ -1,16 +1,16 @@
-"""The packet as it lies on the wire, its body as a flat list of fields, and the one error for whatever is neither.
+"""The packet as it lies on the wire, its body as a flat list of fields, and BadFrame, the one error for other bytes.
 
     stream      4 length of the packet | packet
     header      2 magic "RG" | 1 protocol version | 1 key id | 8 session | 1 plane | 8 counter
-    ciphertext  8 receiver's session (0 = whoever is there) | 1 message kind | body | 16 tag
+    ciphertext  8 receiver's session (0 = any) | 1 message kind | body | 16 tag
     body        a flat msgpack array of numbers, flags and byte strings
 
-Numbers are little-endian. The header is in clear and authenticated together with the cluster's label. `seal` makes and
-opens packets, `codec` the bodies in them; both raise BadFrame and nothing else, whatever bytes they get.
+Numbers are little-endian. The header is in clear text and authenticated together with the cluster's label. `seal` makes
+and opens packets, `codec` the bodies in them; both raise BadFrame and nothing else, whatever bytes they get.
 
-Rules of a body: at most 15 fields; no array, map or extension inside, so nothing can nest, and no header can make the
-reader allocate for what has not arrived: the lengths are walked before msgpack sees them. A field of many values is a
-byte string with one column in it.
+Rules of a body: at most 15 fields. There is no array, map or extension inside, so nothing can nest, and no header can
+make the reader allocate for bytes that have not arrived: the lengths are walked before msgpack sees them. A field of
+many values is a byte string with one column in it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, Never
 import msgpack  # type: ignore[import-untyped]
 
 MAGIC = b"RG"
-PROTOCOL_VERSION = 2  # packets of another one are refused and counted
+PROTOCOL_VERSION = 2  # packets of another version are refused and counted
 HEADER = Struct("<2sBBQBQ")
 INNER = Struct("<QB")
 TAG_BYTES = 16
-OVERHEAD_BYTES = HEADER.size + INNER.size + TAG_BYTES  # what a packet is longer than its body: 46
+OVERHEAD_BYTES = HEADER.size + INNER.size + TAG_BYTES  # by how much a packet is longer than its body: 46
 STREAM_HEAD = Struct("<I")  # before each packet on a stream: its length
 FIELDS_MAX = 15
 
@@ -47,7 +47,7 @@ class Reason(StrEnum):
 
 
 class BadFrame(ValueError):
-    """These bytes are no packet or no message of ours. They are dropped and counted under `reason`."""
+    """The bytes are no packet or no message of ours. They are dropped and counted under `reason`."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
@@ -59,7 +59,7 @@ def bad(detail: str) -> Never:
 
 
 def _steps() -> bytes:
-    """Bytes to the next field by the first byte of this one; 0 where more bytes tell, or where it is refused."""
+    """Return, by the first byte of a field, the bytes to the next one; 0 if more bytes decide, or if it is refused."""
     steps = bytearray(256)
     steps[0x00:0x80] = b"\x01" * 0x80  # small positive numbers
     steps[0xA0:0xC0] = bytes(range(1, 0x21))  # short texts
@@ -76,7 +76,7 @@ WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # of the length
 
 
 def fields_of(body: bytes) -> tuple[Any, ...]:
-    """The fields of a body: int, float, bool, None, str or bytes each. Raises BadFrame."""
+    """Return the fields of a body, each int, float, bool, None, str or bytes. Raises BadFrame."""
     if not body or body[0] & 0xF0 != 0x90:
         bad("no array of fields")
     at, end = 1, len(body)
@@ -96,7 +96,7 @@ def fields_of(body: bytes) -> tuple[Any, ...]:
 
 
 def _long(body: bytes, at: int) -> int:
-    """Length of a field whose length is written in front of it."""
+    """Return the size of a field that has its length in front."""
     width = WIDTHS.get(body[at], 0)
     if not width:
         bad("a field that is no number, flag or string")
@@ -104,13 +104,13 @@ def _long(body: bytes, at: int) -> int:
 
 
 def pack(*fields: object) -> bytes:
-    """The body of these fields: the inverse of `fields_of`. Raises OverflowError for a number beyond 64 bits."""
+    """Return the body of these fields: the inverse of `fields_of`. Raises OverflowError for a number beyond 64 bits."""
     body: bytes = msgpack.packb(fields, use_bin_type=True)
     return body
 
 
 def unsigned(most: int) -> Callable[[object], int]:
-    """The check of a number from 0 to `most`."""
+    """Return a function that checks that a field is a number from 0 to `most`."""
 
     def check(value: object) -> int:
         if type(value) is not int or not 0 <= value <= most:
@@ -124,7 +124,7 @@ u16, u32, u64 = (unsigned((1 << bits) - 1) for bits in (16, 32, 64))
 
 
 def identity(value: object) -> int:
-    """A session or a challenge: 64 bits, not 0."""
+    """Check a session or a challenge: 64 bits, not 0."""
     return u64(value) or bad("0 where somebody is meant")
 
 
@@ -135,7 +135,7 @@ def flag(value: object) -> bool:
 
 
 def column(value: object, width: int, rows_max: int) -> bytes:
-    """A column of at most `rows_max` values of `width` bytes each."""
+    """Check a column of at most `rows_max` values of `width` bytes each."""
     if type(value) is not bytes:
         bad("column")
     if len(value) > width * rows_max or len(value) % width:
@@ -144,7 +144,7 @@ def column(value: object, width: int, rows_max: int) -> bytes:
 
 
 def text(value: bytes, bytes_max: int) -> str:
-    """Printable UTF-8: what is shown to an operator can't forge a line of a log."""
+    """Decode printable UTF-8. What is shown to an operator can't forge a line of a log. Raises BadFrame."""
     if len(value) > bytes_max:
         bad("text too long")
     try:
@@ -157,7 +157,7 @@ def text(value: bytes, bytes_max: int) -> str:
 
 
 def encoded(value: str, bytes_max: int) -> bytes:
-    """The bytes of our own text. Raises ValueError where `text` would refuse it."""
+    """Encode a text of ours. Raises ValueError where `text` would refuse it."""
     data = value.encode()
     if len(data) > bytes_max or not value.isprintable():
         raise ValueError("text too long or not printable")
@@ -165,7 +165,7 @@ def encoded(value: str, bytes_max: int) -> bytes:
 
 
 def amount(value: float) -> float:
-    """A finite number, not below 0."""
+    """Check a finite number, not below 0."""
     if not math.isfinite(value) or value < 0:
         bad("amount")
     return value

@@ -1,11 +1,11 @@
 """The cluster's keys: text of a key file -> KeyRing.
 
-One key of 32 bytes in a line, as 64 hexadecimal digits or as base64; the first is the primary, which seals; all of them
-open. `id:key` gives a key its number (1 to 255) in packets; without it the number is made from the key itself, so that
-a key keeps its number when lines move. Empty lines and lines that start with # do not count.
+A line has one key of 32 bytes, as 64 hexadecimal digits or as base64. The first key is the primary, which seals; all
+keys open. `id:key` gives a key its number (1 to 255) in packets; without it the number is made from the key itself, so
+that a key keeps its number when lines move. Empty lines and lines that start with # do not count.
 
-To rotate: add the new key as the last line everywhere, then move it to the first, and once the counters of frames by
-key id say that the old one is not seen any more, take it away. At no time anything unsealed is accepted.
+To rotate: add the new key as the last line everywhere, then move it to the first, and remove the old one once the
+counters of packets by key show that it is not used any more. At no time is anything unsealed accepted.
 Rule: no key is ever part of an error, of a repr or of a log.
 """
 
@@ -23,7 +23,7 @@ INSECURE_KEY_ID = 0
 
 
 class KeyRing:
-    """At most four keys by number. Immutable; a new ring takes its place by `Sealer.rekey`."""
+    """At most KEYS_MAX keys by number. Immutable; `Sealer.rekey` replaces it by a new ring."""
 
     __slots__ = ("keys", "primary")
 
@@ -44,12 +44,12 @@ class KeyRing:
 
 
 def insecure_ring() -> KeyRing:
-    """The ring of a cluster that was told to do without a key."""
+    """Return the ring of a cluster that is configured to do without a key."""
     return KeyRing({INSECURE_KEY_ID: bytes(KEY_BYTES)}, INSECURE_KEY_ID)
 
 
 def parse_key_ring(text: str) -> KeyRing:
-    """The ring of a key file. Raises ConfigError with one line for each problem, without the keys."""
+    """Return the ring of a key file. Raises ConfigError with one line for each problem, without the keys."""
     keys: dict[int, bytes] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -75,7 +75,7 @@ def parse_key_ring(text: str) -> KeyRing:
 
 
 def parse_line(written: str) -> tuple[int, bytes, str]:
-    """(key id, key, problem) of a line that is not empty."""
+    """Return (key id, key, problem) of a line that is not empty; `problem` is empty for a good one."""
     prefix, colon, rest = written.partition(":")
     key = key_of(rest.strip() if colon else written)
     if key is None:
@@ -90,7 +90,7 @@ def parse_line(written: str) -> tuple[int, bytes, str]:
 
 
 def key_of(written: str) -> bytes | None:
-    """The 32 bytes, or None. Standard and URL-safe base64, with or without the = at the end."""
+    """Return the 32 bytes, or None. Base64 may be standard or URL-safe, with or without the = at the end."""
     if not written.isascii():
         return None
     try:
@@ -106,5 +106,5 @@ def key_of(written: str) -> bytes | None:
 
 
 def id_of(key: bytes) -> int:
-    """1 to 255, always the same for the same key. Tells 8 bits of a hash of 256 secret ones: nothing of use."""
+    """Return 1 to 255, always the same for one key. It reveals 8 bits of a hash of 256 secret ones: nothing of use."""
     return 1 + blake2b(key, digest_size=8, person=b"ranvier key id").digest()[0] % 255

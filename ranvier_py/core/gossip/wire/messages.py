@@ -9,12 +9,12 @@
     streams     ReaderClaims, SnapshotWanted,           who reads which engine's events, and snapshots of what an
                 SnapshotChunk, SnapshotRefused          engine holds
     answers     AnswerKeys, AnswerDigest, Voided        stored answers that the sender has, and those that are void
-                AnswerWanted, AnswerPart, AnswerRefused one of them, to whoever lacks it
+                AnswerWanted, AnswerPart, AnswerRefused one of them, for a peer that lacks it
     rules       RuleVerdicts                            what rules against breakers of prefixes proved to be
 
-Numbers are unsigned unless said otherwise; u16, u32, u64 tell their width. The sender's session and the intended
-receiver's are in the envelope (`seal`), not in the messages. Prompts, tokens and secrets are in none of them; of what
-engines answered only AnswerPart has any.
+Numbers are unsigned unless stated otherwise; u16, u32 and u64 name their width. The sessions of the sender and of the
+intended receiver are in the envelope (`seal`), not in the messages. No message has prompts, tokens or secrets; of the
+answers of engines, only AnswerPart has any.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ranvier_py.core.clients.body_mender import TrialResult
 
 
 class State(IntEnum):
-    """What is said of a member. At equal epoch and incarnation the greater one holds."""
+    """The state of a member in a record. At equal epoch and incarnation the greater one holds."""
 
     ALIVE = 0
     SUSPECT = 1
@@ -45,11 +45,11 @@ class Record(NamedTuple):
     host: str  # at most 45 bytes
     port: int  # u16, not 0
     schema: int  # u64: how fingerprints are made; routes of another schema are ignored
-    public: str = ""  # host:port of the public port, to show; at most 80 bytes
+    public: str = ""  # host:port of the public port, for display; at most 80 bytes
 
 
 class Update(NamedTuple):
-    """One record on its way through the cluster. `accuser` is the session that suspects, for SUSPECT; else 0."""
+    """One record on its way through the cluster. `accuser` is the session that suspects a SUSPECT; otherwise 0."""
 
     record: Record
     accuser: int = 0
@@ -63,7 +63,7 @@ class Hello(NamedTuple):
 
 
 class Echo(NamedTuple):
-    """Proof of being live: the nonce that was asked for. `challenge` asks in turn, 0 when nothing is left to prove."""
+    """Proof that the sender is live: `nonce` repeats a challenge. `challenge` asks in turn; 0 asks for no proof."""
 
     record: Record
     nonce: int
@@ -71,7 +71,7 @@ class Echo(NamedTuple):
 
 
 class Challenge(NamedTuple):
-    """To a session that is not known yet, whatever it sent: prove that you are live."""
+    """Asks a session that is not known yet, whatever it sent, to prove that it is live."""
 
     challenge: int
 
@@ -87,7 +87,7 @@ class Ack(NamedTuple):
 
 
 class PingRequest(NamedTuple):
-    """Ask somebody else to ping `target`, in the name of the sender: indirect probe."""
+    """Asks the receiver to ping this session on behalf of the sender: an indirect probe."""
 
     seq: int
     session: int
@@ -103,13 +103,13 @@ class Nack(NamedTuple):
 
 
 class Push(NamedTuple):
-    """Updates for their own sake: the gossip tick, an accusation, a leave."""
+    """Updates alone: of the gossip tick, an accusation, a correction or a leave."""
 
     updates: tuple[Update, ...]
 
 
 class Members(NamedTuple):
-    """The whole list, in one or several parts. `reply` asks for the receiver's in return."""
+    """The sender's whole list, in one or several parts. `reply` asks for the receiver's list in return."""
 
     records: tuple[Record, ...]
     reply: bool
@@ -120,45 +120,44 @@ class Entry(NamedTuple):
     day."""
 
     age_s: int  # u16, whole seconds, rounded up: nothing gets younger on its way
-    route_update: bytes  # of `route_updates.encode`: opaque to the log. Empty: it expired, only its number counts
+    route_update: bytes  # as `route_updates` encodes it; opaque to the log. Empty: it expired, only its number counts
 
 
 class RouteUpdates(NamedTuple):
     """Consecutive route updates of one origin: numbers after + 1 … after + len(entries)."""
 
-    origin: int  # session that learned them; 0 = the sender, as in most: 8 bytes of 140 less
+    origin: int  # session that learned them; 0 = the sender, as in most messages: saves 8 bytes of 140
     after: int  # u64
     entries: tuple[Entry, ...]
-    held_ms: int = 0  # u16: how long its senders held the newest of these, so far; 65535 = so long or longer
+    held_ms: int = 0  # u16: how long the newest of these was held by its senders so far; 65535 = that long or longer
 
 
 class Digest(NamedTuple):
-    """Hash of the sender's version vector: equal ones end the exchange after 8 bytes."""
+    """Hash of the sender's version vector: if it equals the receiver's, the exchange ends after these 8 bytes."""
 
     vector_hash: int  # u64
     schema: int  # u64
 
 
 class Vector(NamedTuple):
-    """What the sender has: for each origin the number up to which it has everything."""
+    """The sender's version vector: for each origin the number up to which it has all updates."""
 
     entries: tuple[tuple[int, int], ...]  # (session, number)
-    reply: bool  # the receiver's vector is wanted too
+    reply: bool  # asks for the receiver's vector in return
 
 
 class Reset(NamedTuple):
-    """The log was trimmed: route updates of `origin` up to `base` are not to be had as route updates. Whole tables will
-    tell."""
+    """Route updates of `origin` up to `base` can't be had from the sender's log: compare tables."""
 
     origin: int
     base: int
 
 
 class TotalSum(NamedTuple):
-    """All bucket sums of the sender's table in one: equal ones end a comparison after 8 bytes.
+    """All bucket sums of the sender's table in one number: if both are equal, a comparison ends after 8 bytes.
 
-    With `reply` a question; `request` is chosen by the asker and comes back with the answer. Who has another total
-    answers with the sums of its groups, too.
+    With `reply` it is a question; `request` is chosen by the asker and comes back with the answer. A receiver with
+    another total answers with the sums of its groups, too.
     """
 
     total: int  # u64
@@ -168,16 +167,17 @@ class TotalSum(NamedTuple):
 
 
 class PartSums(NamedTuple):
-    """Bucket sums of the groups that were found to differ. `reply` asks for the other's of the same groups."""
+    """Bucket sums of the groups that were found to differ. `reply` asks for the receiver's sums of the same groups."""
 
     groups: bytes  # u8 each, ascending
-    sums: bytes  # of each group those of its buckets, 8 bytes each, little-endian
+    sums: bytes  # for each group the sums of its buckets, 8 bytes each, little-endian
     reply: bool
     request: int  # u32: of the TotalSum before
 
 
 class RowsWanted(NamedTuple):
-    """Send rows: those of these buckets, or all of them when empty. `cursor` resumes an interrupted sync."""
+    """Asks for the rows of these buckets, or of all when empty, in chunks. A later `cursor` lets more chunks come; the
+    same one again asks for them again."""
 
     request: int  # u32, chosen by the asker
     cursor: int  # u32: index of the first chunk wanted
@@ -185,7 +185,7 @@ class RowsWanted(NamedTuple):
 
 
 class TableRows(NamedTuple):
-    """One chunk of a table, in columns, parents before children. All columns have one element for each claim."""
+    """One chunk of a table, in columns, parents before children. Each column has one element for each claim."""
 
     request: int
     chunk: int  # u32: chunks count from 0
@@ -200,7 +200,7 @@ class TableRows(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """No sync now: too many at once. Ask another."""
+    """Refuses RowsWanted: too many transfers run, or the sender has not joined itself. Ask another peer."""
 
     request: int
 
@@ -220,25 +220,25 @@ class SideState(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """What the sender has in flight. Backends that are not listed: none. Numbered, so that an older one is ignored."""
+    """What the sender has in flight; nothing at backends that are not listed. An older `seq` is ignored."""
 
     seq: int  # u32
     loads: tuple[tuple[int, int], ...]  # (backend key, requests in flight u16)
     waits: tuple[tuple[int, int], ...]  # (requests without a first token u16, tokens to be computed before it u32)
-    """Of each of `loads`, in their order."""
+    """One for each of `loads`, in the same order."""
 
 
 class SharedPrefill(NamedTuple):
     """A long prompt that an engine computes for the sender."""
 
-    number: int  # u32: the sender's own
+    number: int  # u32: the sender's number of it
     backend: int  # key, u64
-    generation: int  # u8: low bits
+    generation: int  # u8: low bits of the shared generation
     fingerprints: bytes  # u64 each, little-endian
 
 
 class Prefills(NamedTuple):
-    """What of these began and ended since the sender's last message."""
+    """The prefills that began and ended since the sender's last message."""
 
     begun: tuple[SharedPrefill, ...]
     ended: bytes  # u32 each: numbers
@@ -249,14 +249,14 @@ class Fact(NamedTuple):
 
     backend: int  # key, u64
     generation: int  # u32: counts the processes of this backend that the cluster has seen
-    started_at: float  # as the engine tells, seconds; 0 when it tells nothing
+    started_at: float  # as the engine reports it, seconds; 0 when it reports nothing
     verdict: int  # u8: 0 unknown, 1 healthy, 2 unhealthy, 3 circuit open
     draining: bool
     drain_clock: int  # u32: the greater one decides about draining
 
 
 class Facts(NamedTuple):
-    """Facts of one observer, which may be another than the sender. Numbered per observer."""
+    """Facts of one observer, the sender's session: others are ignored. Empty: asks for all facts of the receiver."""
 
     observer: int
     seq: int
@@ -264,9 +264,9 @@ class Facts(NamedTuple):
 
 
 class Command(NamedTuple):
-    """An operator's order, signed with the admin key: taken only where the configuration allows it."""
+    """An operator's command, signed with the admin key: taken only where the configuration allows it."""
 
-    clock: int  # u64: per url the greatest decides
+    clock: int  # u64: of commands about one URL the greatest decides
     signed_ms: int  # u64: the time of day when it was signed, perhaps again
     verb: str  # add, remove
     url: str  # at most 512 bytes
@@ -280,26 +280,26 @@ class Commands(NamedTuple):
 
 
 class ReaderClaim(NamedTuple):
-    """Whether one member subscribes to the events of one engine, and how well it knows them, by its own report."""
+    """One member's own report of whether it subscribes to the events of one engine, and how well it knows them."""
 
     backend: int  # key, u64
-    member: int  # u64, not 0: whose report this is
-    clock: int  # u32: the greater one of a member and backend is the later
+    member: int  # session of the reporter: u64, not 0
+    clock: int  # u32: of two reports of a member about one backend the greater is the later
     state: int  # u8: readers.ownership.ReaderState
 
 
 class ReaderClaims(NamedTuple):
-    """Of any members: they are passed on."""
+    """Reports of any members, as they are passed on."""
 
     claims: tuple[ReaderClaim, ...]
 
 
 class SnapshotWanted(NamedTuple):
-    """Send a snapshot of what an engine holds. With a later cursor: so much has come, go on."""
+    """Asks for a snapshot of what an engine holds. A later cursor confirms the chunks before it and lets more come."""
 
     request: int  # u32, chosen by the asker
     backend: int  # key, u64
-    rank: int  # u16: of a data-parallel engine; 0 else
+    rank: int  # u16: of a data-parallel engine; otherwise 0
     cursor: int  # u32: chunks before this one have come
 
 
@@ -309,7 +309,7 @@ class SnapshotChunk(NamedTuple):
     request: int
     chunk: int  # u32: chunks count from 0
     last: bool
-    head: bytes  # 24: seq u64 and digest u64 of the message it stands after, group u32, block tokens u32
+    head: bytes  # 24: seq u64 and digest u64 of the event message it includes last, group u32, block tokens u32
     names: bytes
     kinds: bytes
     above: bytes
@@ -320,19 +320,19 @@ class SnapshotChunk(NamedTuple):
 
 
 class SnapshotRefused(NamedTuple):
-    """No snapshot: it is not known exactly here, or it broke; `busy`: others are under way, ask again."""
+    """Refuses a snapshot: the sender does not know it exactly, or it broke; `busy`: others are under way, ask again."""
 
     request: int
     busy: bool
 
 
 class AnswerKeys(NamedTuple):
-    """What changed since the message before among the answers that the sender has; or all of them, if `whole`."""
+    """The answers that the sender stored and dropped since its last message; all that it has, if `whole`."""
 
     version: int  # u32: counts these messages
     whole: bool
     added: bytes  # u64 each: keyed hash of a key
-    ages: bytes  # u16 each, in seconds, rounded up: of the answers behind `added`
+    ages: bytes  # u16 each, in seconds, rounded up: the ages of the answers in `added`
     removed: bytes  # u64 each
 
 
@@ -341,11 +341,11 @@ class AnswerDigest(NamedTuple):
 
     version: int  # u32
     voided: int  # u64
-    wanted: bool  # the receiver's whole AnswerKeys
+    wanted: bool  # asks for the receiver's whole AnswerKeys
 
 
 class AnswerWanted(NamedTuple):
-    """Send the answer of this name, if it is not older than that."""
+    """Asks for the answer of this name, if it is not older than `age_max_ms`."""
 
     request: int  # u32, chosen by the asker
     name: bytes  # 32: keyed hash of a key, of which AnswerKeys has the first 8 bytes
@@ -362,17 +362,17 @@ class AnswerPart(NamedTuple):
 
 
 class AnswerRefused(NamedTuple):
-    """It is not here, or too old; `busy`: too many were asked for."""
+    """Refuses AnswerWanted: the answer is not here, or too old; `busy`: too many were asked for."""
 
     request: int
     busy: bool
 
 
 class VoidedAnswers(NamedTuple):
-    """Answers of this model and tenant are void that are older than this, in a node's own words or another's."""
+    """An invalidation, new or passed on: answers of this model and tenant that are older than `older_ms` are void."""
 
-    number: int  # u64, not 0: names it at all nodes; the greater one of a subject holds
-    older_ms: int  # u32, when it was sent
+    number: int  # u64, not 0: its name at all nodes; of two with one model and tenant the greater holds
+    older_ms: int  # u32, counted from when this message was sent
     model: str  # at most 1024 bytes; empty: any
     tenant: bytes  # 16, or empty: any
     signature: bytes  # 32: HMAC-SHA256 under the admin key; or empty
@@ -383,9 +383,9 @@ class Voided(NamedTuple):
 
 
 class RuleVerdicts(NamedTuple):
-    """Of trials that are decided, each with the name of the node that decided it. `rules`: digest of those it has."""
+    """Verdicts of decided trials, each with the name of the node that decided it."""
 
-    rules: int  # u64
+    rules: int  # u64: digest of the sender's rules
     verdicts: tuple[TrialResult, ...]
 
 

@@ -1,11 +1,11 @@
-"""Records and updates as rows of bytes: the part of gossip that is sent most.
+"""Records and updates as rows of bytes, the part of gossip that is sent most.
 
     8 session | 8 epoch | 4 incarnation | 1 state and flags | 1 length of name | 1 length of public | 2 port
     | 8 schema | 4 or 16 host | name | public | 8 accuser, if the flag says so
 
 A host travels as the bytes of its address, so that any spelling arrives in its canonical one. Rows follow each other
-without a count. Rows that a receiver would refuse are not made: ValueError. The same row comes by again and again, so
-the functions on one row remember their results. 63 bytes for a usual row, 209 at most.
+without a count. A row that a receiver would refuse is not made: ValueError. The same rows come again and again, so the
+functions on one row remember their results. A usual row has 63 bytes, the longest 209.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ranvier_py.core.gossip.wire.messages import Record, State, Update
 
 NAME_BYTES_MAX = 64
 PUBLIC_BYTES_MAX = 80
-ROWS_REMEMBERED = 4096  # what is said of 1000 members in a stormy time, 3 MiB; forgetting only costs time
+ROWS_REMEMBERED = 4096  # as many as 1000 members have in a storm of updates, 3 MiB; forgetting only costs time
 HEAD = Struct("<QQIBBBHQ")
 LENGTHS = Struct("<20xBBB")  # of a row: flags, length of name, length of public
 ACCUSER = Struct("<Q")
@@ -32,7 +32,7 @@ STATES = tuple(State)
 
 
 def pack_host(host: str) -> bytes:
-    """4 or 16 bytes of an IP literal. Raises ValueError for anything else, for a scope, and for 0.0.0.0 and ::."""
+    """Return the 4 or 16 bytes of an IP literal. Raises ValueError for other text, a scope, 0.0.0.0 and ::."""
     packed = ip_address(host).packed if ":" in host else bytes(map(int, host.split(".")))
     if len(packed) not in (HOST_BYTES_4, HOST_BYTES_6) or packed in NOWHERE or "%" in host:
         raise ValueError("a host must be an IP address that others can reach")
@@ -40,7 +40,7 @@ def pack_host(host: str) -> bytes:
 
 
 def unpack_host(packed: bytes) -> str:
-    """The literal of 4 or 16 bytes. Raises BadFrame."""
+    """Return the IP literal of 4 or 16 bytes. Raises BadFrame for other lengths, 0.0.0.0 and ::."""
     if packed in NOWHERE or len(packed) not in (HOST_BYTES_4, HOST_BYTES_6):
         bad("host")
     return ".".join(map(str, packed)) if len(packed) == HOST_BYTES_4 else str(IPv6Address(packed))
@@ -48,7 +48,7 @@ def unpack_host(packed: bytes) -> str:
 
 @lru_cache(ROWS_REMEMBERED)
 def pack_record(record: Record, accuser: int = 0) -> bytes:
-    """One row. Raises ValueError (or struct.error) for a record that breaks the bounds that `Record` tells."""
+    """Return the row of a record. Raises ValueError (or struct.error) for one that breaks the bounds in `Record`."""
     host = pack_host(record.host)
     name, public = encoded(record.name, NAME_BYTES_MAX), encoded(record.public, PUBLIC_BYTES_MAX)
     if not (name and record.session and record.port):
@@ -61,7 +61,7 @@ def pack_record(record: Record, accuser: int = 0) -> bytes:
 
 @lru_cache(ROWS_REMEMBERED)
 def unpack_row(row: bytes) -> Update:
-    """The update in exactly one row. Raises BadFrame."""
+    """Return the update in exactly one row. Raises BadFrame."""
     session, epoch, incarnation, flags, name_bytes, public_bytes, port, schema = HEAD.unpack_from(row)
     name_at = HEAD.size + (HOST_BYTES_6 if flags & IS_IPV6 else HOST_BYTES_4)
     public_at = name_at + name_bytes
@@ -86,7 +86,7 @@ def unpack_row(row: bytes) -> Update:
 
 
 def unpack_record(row: object) -> Record:
-    """The only record in a field. Raises BadFrame."""
+    """Return the only record in a field. Raises BadFrame if there is another number of them."""
     records = unpack_records(row)
     if len(records) != 1:
         bad("one record")
@@ -109,7 +109,7 @@ def pack_updates(updates: Iterable[Update]) -> bytes:
 
 
 def unpack_updates(rows: object) -> tuple[Update, ...]:
-    """All rows of a field. Raises BadFrame."""
+    """Return the updates in all rows of a field. Raises BadFrame."""
     if type(rows) is not bytes:
         bad("rows")
     updates = []
@@ -130,5 +130,5 @@ def unpack_updates(rows: object) -> tuple[Update, ...]:
 
 
 def size_of(update: Update) -> int:
-    """Exact bytes of an update's row. Raises ValueError for one that can't be sent."""
+    """Return the exact size of an update's row in bytes. Raises ValueError for one that can't be sent."""
     return len(pack_record(*update))

@@ -1,18 +1,18 @@
-"""Sealed packets: AES-256-GCM-SIV under a key of the sender's session, made from the cluster's key.
+"""Sealed packets: AES-256-GCM-SIV under a key of the sender's session, derived from the cluster's key.
 
     subkey  HKDF-SHA256(cluster key, salt = session, info = label | protocol version)
     nonce   4 plane | 8 counter         a sealer never uses a counter twice, and a session is never used twice
     AAD     header | label
 
-Rules: a session is a fresh random number in each run, so a restart can't repeat a nonce, and nothing about counters is
-stored. But a copy of a machine, or of a process, goes on where the other does, and its randomness may be a copy, too:
-then a nonce is used twice, which in GCM would give away both texts and the key of authentication. In GCM-SIV (RFC 8452)
-it shows whether two packets are equal, and nothing else.
+Rules: a session is a fresh random number in each run, so a restart can't repeat a nonce, and no counter has to be
+stored. But a copy of a machine or of a process goes on with the same counter, and its randomness may be a copy, too:
+then a nonce is used twice, which in GCM would give away both texts and the authentication key. In GCM-SIV (RFC 8452) it
+shows whether two packets are equal, and nothing else.
 
-One counter serves all planes: whatever has a higher one than a proof was sealed after it (`sessions` builds on that). A
-packet of another cluster, version or key fails like a forged one. `open` says who sealed it, not whether that was just
-now: replays are the business of `sessions`. Subkeys are kept once a packet has proved them, so strangers without the
-key can't fill the table.
+One counter serves all planes: a packet with a higher counter than a proof was sealed after it (`sessions` relies on
+that). A packet of another cluster, version or key fails like a forged one. `open` finds out who sealed a packet, not
+whether that was just now: `sessions` handles replays. A subkey is kept once a packet has proved it, so strangers
+without the key can't fill the table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ranvier_py.core.gossip.wire.frame import HEADER, INNER, MAGIC, OVERHEAD_BYT
 from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing
 
 NONCE = Struct("<IQ")
-SUBKEYS_MAX = 4096  # 2.5 KiB each: as many as sessions are known (`sessions`). The one used longest ago goes first.
+SUBKEYS_MAX = 4096  # 2.5 KiB each; as many as known sessions (`sessions`). The one used longest ago goes first.
 BYTES_MAX = (DATAGRAM_BYTES_MAX, *(FRAME_BYTES_MAX,) * (len(Plane) - 1))  # largest packet by plane
 BODY_BYTES_MAX = tuple(most - OVERHEAD_BYTES for most in BYTES_MAX)  # largest body by plane
 INSECURE_MARK = b"insecure\x00"
@@ -40,7 +40,7 @@ LABEL_BYTES_MAX = 64
 
 
 class Opened(NamedTuple):
-    """A packet whose sender has the cluster's key. Whether it is fresh, and meant for us, is not known yet."""
+    """An opened packet: its sender has the cluster's key. Whether it is fresh, and for us, is not checked yet."""
 
     session: int
     plane: Plane
@@ -60,7 +60,7 @@ class Subkeys(BoundedDict[tuple[bytes, bytes, int], AESGCMSIV]):
         self.derived = 0
 
     def known(self, key: bytes, label: bytes, session: int) -> AESGCMSIV | None:
-        """The one that was kept; it is then the last to go."""
+        """Return the cipher if it was kept, and mark it as used last; None otherwise."""
         cipher = self.get((key, label, session))
         if cipher is not None:
             self[key, label, session] = cipher
@@ -94,7 +94,7 @@ class Sealer:
         self._use(ring)
 
     def rekey(self, ring: KeyRing) -> None:
-        """From now on seal with this ring's primary, and open with its keys alone. The counter goes on."""
+        """Seal with this ring's primary key from now on, and open with its keys alone. The counter goes on."""
         self._subkeys.clear()
         self._use(ring)
 
@@ -107,7 +107,7 @@ class Sealer:
             self.opened.setdefault(key_id, 0)
 
     def seal(self, plane: Plane, receiver: int, kind: int, body: bytes) -> bytes:
-        """The packet. `receiver` is a session, 0 for whoever is there. Raises ValueError when it is too long."""
+        """Return the packet. `receiver` is a session, 0 for any. Raises ValueError when the body is too long."""
         if len(body) > BODY_BYTES_MAX[plane]:
             raise ValueError(f"a body of {len(body)} bytes is too long for {plane.name}")
         self._counter += 1
@@ -118,7 +118,7 @@ class Sealer:
         return header + self._own.encrypt(nonce, INNER.pack(receiver, kind) + body, header + self._label)
 
     def open(self, packet: bytes, plane: Plane) -> Opened:
-        """What is in a packet that came by `plane`. Raises BadFrame, and counts it."""
+        """Return the content of a packet that came by `plane`. Counts and raises BadFrame for one that is refused."""
         try:
             opened = self._open(packet, plane)
         except BadFrame as bad:
