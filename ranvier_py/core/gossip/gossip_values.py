@@ -56,7 +56,7 @@ class Send(NamedTuple):
 
 
 class MemberChange(NamedTuple):
-    """Something the operator wants to see.
+    """A change of a member, or of this node's name, that the operator wants to see.
 
     `what` is joined, suspected, refuted, died, left, returned, renamed or flooding. Flooding means that the member
     changes more than its allowance covers; what exceeds it is ignored (`merge_rules`).

@@ -121,6 +121,6 @@ class PrefillGossip:
 
 
 def spread(prefill: Prefill) -> bytes:
-    """Return a prefill's fingerprints, u64 each: the deepest, and of the others every so many that they fit."""
+    """Return a prefill's fingerprints, u64 each, evenly thinned out until they fit, the deepest included."""
     step = -(-len(prefill.fingerprints) // PREFILL_FINGERPRINTS_MAX)
     return np.array(prefill.fingerprints[::step], "<u8").tobytes()

@@ -224,7 +224,7 @@ class Sessions:
     # --- what comes ---------------------------------------------------------------------------------------------------
 
     def accept(self, opened: Opened, source: Address, now: float) -> Incoming | None:
-        """Return what an opened packet brought; None if it is refused or of a stranger. Never raises."""
+        """Return what an opened packet brought; None if it is refused or its sender stays a stranger. Never raises."""
         if opened.session == self.me.session:
             self._own(opened, now)
             return None
@@ -248,7 +248,7 @@ class Sessions:
         if isinstance(message, Challenge):
             return self._challenged(opened, message, known, source, now)
         assert known is not None
-        if isinstance(message, Ack | Nack):  # it took what we asked
+        if isinstance(message, Ack | Nack):  # it took our question, so it knows us
             known.knows_us = True
         return Incoming(Peer(opened.session, known.address), message)
 

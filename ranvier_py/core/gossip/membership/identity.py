@@ -43,10 +43,10 @@ class Identity:
     def __init__(self, record: Record) -> None:
         self.record = record
         self._given_name = record.name
-        self._digits = 0  # of the session, in the name
+        self._digits = 0  # how many digits of the session the name has
         self._namesakes: BoundedDict[int, int] = BoundedDict(
             NAMESAKES_MAX
-        )  # session -> how often it overtook us, alive
+        )  # session -> how often it overtook us as a live one
 
     @property
     def leaving(self) -> bool:

@@ -31,7 +31,7 @@ from ranvier_py.core.gossip.wire.messages import Record, State, Update
 
 MEMBERS_MAX = 4096  # four times the largest cluster that is simulated. More are refused and counted.
 DEAD_MAX = 4096  # dead members remembered
-DEAD_S = 24 * 3600.0  # how long they are: a session that comes back later than that is a new one to us
+DEAD_S = 24 * 3600.0  # how long they are remembered: a session that comes back later is a new one to us
 GONE_S = 600.0
 """How long after its death the planes above forget a session: the life of a route. Far above twice the longest
 suspicion plus a push-pull, so that nobody still spreads what was forgotten (chitchat#155)."""

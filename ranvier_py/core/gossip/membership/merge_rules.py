@@ -249,7 +249,7 @@ class MergeRules:
         if not (listed and self.joining) and not self._may_change(sender, cost, now):
             return None
         if rank(record) == rank(held):
-            record = held._replace(state=record.state)  # all else only the member itself changes, and then raises it
+            record = held._replace(state=record.state)  # the member raises its rank when it changes anything else
         elif record.name != held.name and (holder := self._table.roster.named(record.name)) is not None:
             self._table.forget(holder)
         self._apply(member, record, accuser, sender, now)

@@ -57,7 +57,7 @@ def digest_of(name: bytes) -> int:
 
 
 class AnswerKeyGossip:
-    """Advertises our keys and keeps those of peers. `room` returns the bytes that routes leave of the budget now."""
+    """Advertises our keys and keeps those of peers. `room` returns the bytes of the budget left beside routes now."""
 
     def __init__(
         self,

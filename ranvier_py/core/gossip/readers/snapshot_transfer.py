@@ -34,7 +34,7 @@ WRITTEN_EACH = 4  # chunks written a tick: events of the engine wait until all a
 PROGRESS_S = 1.0  # without a chunk, after which it is asked for again
 RESUMES_MAX = 4
 RETRY_S, PATIENCE_S = 1.0, 25.0
-"""A busy peer is asked again after the first, and until the second has passed, which is less than a gap machine waits.
+"""A busy peer is asked again after about RETRY_S, until PATIENCE_S have passed, which is less than a gap machine waits.
 A node that joins may subscribe to many streams at once."""
 
 SILENCE_S = 6.0  # giving a snapshot ends this long after the peer's last message
@@ -121,7 +121,7 @@ class SnapshotTransfers:
     taken: list[Taken] = field(default_factory=list)
     counters: SnapshotCounters = field(default_factory=SnapshotCounters)
     _peers: dict[int, Peer] = field(default_factory=dict)
-    _given: dict[tuple[int, int], _Given] = field(default_factory=dict)  # by session and request; the next one first
+    _given: dict[tuple[int, int], _Given] = field(default_factory=dict)  # by (session, request), next first
     _taking: dict[Subject, _Taking] = field(default_factory=dict)
     window: Window = field(init=False)
     _no_room_until: float = 0.0

@@ -5,8 +5,8 @@ cluster every node gets an update from the node that learned it. In a large one 
 once, under the original origin and numbers; `route_outbox` chooses to which peers.
 
 Rules: a peer for which there was no room is *lazy*: nothing more is pushed to it until repair has brought it up to
-date, because it would not join what the peer has. Nothing is kept for any peer: what is still to be sent is a range of
-a log. Bounds: one range for each origin; one mark for each peer.
+date, because it would leave a gap there. Nothing is kept for any peer: what is still to be sent is a range of a log.
+Bounds: one range for each origin; one mark for each peer.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@
             then we ask another peer
     repair  we compare sums with the peer that sent Reset (`comparison`), then send it RowsWanted (the buckets that
             differ); it answers with its Rows
-    audit   the same from time to time with any peer, for some of the buckets: equal numbers need not mean equal tables.
+    audit   the same from time to time with any peer, for some of the buckets: equal vectors need not mean equal tables.
             The peer compares as well and asks back (`differs`), so that afterwards both tables are equal
 
 The peer sends chunks as fast as we merge them. RowsWanted with the next chunk as cursor lets WINDOW_CHUNKS more come;
 with the same cursor again it means that the chunks after it were lost. Once the last chunk is merged, everything that
-the peer had before its first chunk is here: we adopt its numbers, and route updates go on from there. Updates that join
-are taken meanwhile as always: the order does not matter.
+the peer had before its first chunk is here: we adopt its numbers, and route updates go on from there. Route updates
+without a gap are taken meanwhile as always: the order does not matter.
 
 Rules: one pull at a time. Chunks of another request or peer, or out of order, are dropped. Ages count from when a chunk
 was asked for. `synced` serves readiness: the join is over, or there was no peer to ask. After a repair that moved many
@@ -170,7 +170,7 @@ class Pull:
     # --- joining ----------------------------------------------------------------------------------------------------
 
     def _join(self, now: float) -> None:
-        """Ask one peer for its table that was not asked in this round; end the join if none can help."""
+        """Ask a peer that was not asked in this round for its table; end the join if no peer can help."""
         order = self._outbox.order
         if not order:
             self.synced = self._met_nobody = now >= self._alone_until
@@ -262,7 +262,7 @@ class Pull:
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def take(self, peer: Peer, message: TableRows, now: float) -> None:
-        """Merge a chunk at once, which takes at most 2 ms, and let more chunks come."""
+        """Merge a chunk at once, in at most 2 ms, and let more chunks come."""
         if not self._is_from(peer, Phase.ROWS) or message.request != self._request or message.chunk != self._next:
             self._counters.stray_chunks += 1
             return

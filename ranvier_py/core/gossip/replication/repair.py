@@ -6,10 +6,10 @@
     B                           to A what it lacks
 
 What can't be had as route updates, because the log was trimmed or because sending would take longer than REPAIR_S, is
-answered with Resets: then whole tables are compared (`pull`). A node that got a batch that does not join what it has
+answered with Resets: then whole tables are compared (`pull`). A node that got a batch which leaves a gap in what it has
 asks the sender soon, with a Vector that wants no other in return.
 
-Rules: nothing is guessed: batches join or are dropped, so a number in a vector is never ahead of the route updates.
+Rules: a batch that leaves a gap is dropped, so a number in a vector is never ahead of the route updates.
 Nothing is sent of origins that are gone and whose route updates have expired.
 Bounds: one waiting question for each peer, asked at most every ASK_INTERVAL_S.
 """

@@ -7,7 +7,7 @@
     side_state      what no row of a table has, for the same
     route_outbox    the live peers, and budgets in bytes
 
-Rules: updates of an origin are taken in the order of their numbers, each once. A batch that does not join is dropped,
+Rules: updates of an origin are taken in the order of their numbers, each once. A batch that leaves a gap is dropped,
 and its sender is asked. One peer may bring new rows up to INTAKE_SHARES fair shares. Routes point to backends, not to
 the node that served them: when that node dies they stay, and still spread. Nobody waits for anything here.
 Invariant: everything is bounded by the live peers and by `route_settings`; `counters` counts what was dropped.
@@ -68,8 +68,8 @@ ROWS_AT_ONCE_MAX = 1024
 PRUNE_INTERVAL_S = 1.0
 
 ORIGIN_ASK_INTERVAL_S, ORIGIN_ANSWER_S = 5.0, 1.0
-"""If a peer can't give an origin's updates, the origin itself is asked, at most once in the first time; without an
-answer within the second, tables are compared."""
+"""If a peer can't give an origin's updates, the origin itself is asked, at most once in ORIGIN_ASK_INTERVAL_S; without
+an answer within ORIGIN_ANSWER_S tables are compared."""
 
 
 class RouteGossip:
@@ -166,7 +166,7 @@ class RouteGossip:
         self._pull.audit(now)
 
     def room(self, now: float) -> int:
-        """Return how many bytes of the node's budget routes leave now."""
+        """Return how many bytes of this node's budget are left beside routes now."""
         return self._outbox.node_room(now)
 
     def forget(self, session: int, now: float) -> None:
@@ -200,7 +200,7 @@ class RouteGossip:
     # --- what peers send --------------------------------------------------------------------------------------------
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
-        """Take one of ROUTE_MESSAGES from a live peer, in a few milliseconds at most. Others are counted, dropped."""
+        """Take one of ROUTE_MESSAGES, in a few milliseconds at most. Those of other sessions than peers are dropped."""
         if peer.session not in self._outbox.peers:
             self._counters.strangers += 1
         elif isinstance(message, RouteUpdates):
@@ -226,7 +226,7 @@ class RouteGossip:
             self._side.receive(peer, message, now, serving=self._pull.synced)
 
     def _take(self, peer: Peer, message: RouteUpdates, now: float) -> None:
-        """Learn the updates of a batch that joins and that were not known, and log them for peers that miss them."""
+        """Learn the unknown updates of a batch that leaves no gap, and log them for peers that miss them."""
         origin, after, entries, held_ms = message
         origin = origin or peer.session
         counters, number = self._counters, self._logs.vector[origin]

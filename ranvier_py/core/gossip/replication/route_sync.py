@@ -2,8 +2,8 @@
 
 *Out*: `updates` encodes new routes, each with the generation of the process that served it. A route is not sent if that
 process is gone or if its claim was withdrawn meanwhile. Removals go first, so that peers end with what is true here.
-One removal holds withdrawals of one second only, since peers keep claims that are younger than its time. After a cold
-answer that is when the request was sent: what was used since then is still cached. Two kinds of new routes are held
+One removal holds withdrawals of one second only, since peers keep claims that are younger than its time. For a cold
+answer it is the time of the request: what was used since then is still cached. Two kinds of new routes are held
 back, because an update with more in it mostly follows: texts of a continued chat wait TEXTS_WAIT_S for their tokens,
 and rows that only the engine reported wait CONFIRMED_WAIT_S for the update of the node that served the prompt. Before a
 peer reads the table all are sent: what only that peer has, and no log, would be lost to the others when we die.

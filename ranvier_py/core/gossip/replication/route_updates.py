@@ -18,7 +18,7 @@ Three more kinds of updates name one process of one backend, and have other colu
 
 An age is in seconds when the update was written: entries of one update may be of different times.
 
-- A *removal* has kinds 0 and one column of u64: fingerprints that the engine does not hold any more, nor longer ones.
+- A *removal* has kinds 0 and one column of u64: fingerprints of prefixes that the engine has dropped, with longer ones.
 - *Owners* have the kinds OWNED and one column of u64: digests of what that process alone keeps.
 - *Checkpoints* of hybrid models have the kinds CHECKPOINTS and three columns: fingerprint u64, position u32 in tokens,
   mark u8 (`routing.checkpoints.checkpoint_index`). A mark without STATE takes a checkpoint back.

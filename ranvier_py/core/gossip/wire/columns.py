@@ -30,7 +30,7 @@ from ranvier_py.core.gossip.wire.messages import (
     VoidedAnswers,
 )
 
-ENTRIES_MAX = 4096  # route updates in a message: what an eager queue holds
+ENTRIES_MAX = 4096  # route updates, or numbers of ended prefills, in a message
 ENTRY_BYTES = 4  # what an entry takes beside its route update
 BACKENDS_MAX = 4096  # as many as a node's registry holds
 VECTOR_ENTRIES_MAX = 8192  # sessions of 1000 nodes and of their earlier runs; 128 KiB
