@@ -76,8 +76,8 @@ STRANGERS_MAX = 8
 """If `contact` gets MESH_MEMBERS_MAX unknown addresses or more, it greets only this many: one answer is enough, and DNS
 names all of them again and again."""
 
-TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
-SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)  # of a packet in our form: another key, or another cluster's label
+TRIED_MAX = 4096  # addresses for which the plane of the next greeting is remembered
+SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)  # a packet of our format, sealed with another key or another label
 
 KINDS_BY_TOPIC = {
     "contact": (Kind.HELLO, Kind.ECHO, Kind.CHALLENGE),
@@ -275,7 +275,7 @@ class RouterPeer:
         self._follow(now)
 
     def flush(self, now: float) -> None:
-        """Hand down what the router learned and saw since the last time."""
+        """Pass what the router learned and its registry saw since the last flush to the machines that send it."""
         busy = self.backends.look(now)
         self._flushed_at = now
         self._flush_at = now + (FLUSH_INTERVAL_S if busy else IDLE_INTERVAL_S)

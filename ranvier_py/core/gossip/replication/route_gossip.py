@@ -1,11 +1,11 @@
 """Route gossip: what one node learns, all nodes receive. `RouteGossip` composes the parts and takes what peers send.
 
-    update_log      updates of every origin, numbered; what is here of each
-    eager_push      what is new goes out within a tick
-    repair          digests, vectors, pieces of logs for who missed something
-    pull, snapshot_source   whole tables, for who joins or missed too much
-    side_state      what no row of a table has, for the same
-    route_outbox    the live peers, and budgets in bytes
+    update_log              the updates of every origin, numbered, and up to which number each is here
+    eager_push              sends what is new within a tick
+    repair                  digests, vectors and pieces of logs, for peers that missed something
+    pull, snapshot_source   whole tables, for peers that join or missed too much
+    side_state              what no row of a table has, for the same peers
+    route_outbox            the live peers, and budgets in bytes
 
 Rules: updates of an origin are taken in the order of their numbers, each once. A batch that leaves a gap is dropped,
 and its sender is asked. One peer may bring new rows up to INTAKE_SHARES fair shares. Routes point to backends, not to
@@ -54,7 +54,7 @@ ROUTE_MESSAGES = (
     *(RouteUpdates, Digest, Vector, Reset, TotalSum, PartSums, RowsWanted, TableRows, Busy),
     *(SideStateWanted, SideState),
 )
-"""What `RouteGossip.receive` takes."""
+"""The messages that `RouteGossip.receive` takes."""
 
 INTAKE_SHARES = 4
 """One peer may bring this many fair shares of new rows: load is uneven, but no peer may fill all tables."""
@@ -147,7 +147,7 @@ class RouteGossip:
         self._pull.meet(len(everybody), now)
         self._side.meet()
         if everybody.keys() != self._met.keys():
-            self.compare_soon(now)  # who comes may be no newcomer, but have been behind a cut, with rows of its own
+            self.compare_soon(now)  # a member that comes may have been behind a cut, with rows of its own
         self._met = everybody
         share = self._settings.intake_per_s // max(1, self._settings.fan_out if self._outbox.relays else len(sessions))
         self._intake = {session: self._intake.get(session) or Window(0) for session in sessions}
@@ -179,8 +179,8 @@ class RouteGossip:
 
     @property
     def wake_at(self) -> float:
-        """When `tick` is wanted next. Any call may bring it nearer."""
-        repair_at = self._repair.wake_at if self._pull.synced else inf  # `tick` leaves it alone until then
+        """When `tick` must be called next. Any call may bring it nearer."""
+        repair_at = self._repair.wake_at if self._pull.synced else inf  # `tick` does not tick it before
         return min(
             *(self._eager.wake_at, repair_at, self._pull.wake_at, self._source.wake_at),
             *(self._side.wake_at, self._prune_at),

@@ -12,14 +12,13 @@ peer reads the table all are sent: what only that peer has, and no log, would be
 generation are dropped; a later generation is first started in the registry. A removal withdraws the engine's claim and
 all below it, unless the claim's evidence is younger: then the engine has stored the prefix again, and the node that
 served it sends the route once more. A node that follows a removal does not send it: the reader of the engine's events
-does. Owners (what one engine alone keeps, `routing.owners`) and checkpoints of hybrid models are updates of their own:
-no row knows of owners, and checkpoints come and go apart from the keys and values of their rows.
+does.
 
 *Side state* is what no row has: which process keeps a response or a session (`routing.owners`), and the checkpoints of
 hybrid models' backends, which come and go apart from the keys and values of their rows. It travels in updates of its
 own. A node that missed such updates asks a peer for all side state (`side_state`), because tables don't show the loss.
 
-Bound: HELD_MAX rows of each kind wait; of more, the oldest leave at once.
+Bound: HELD_MAX rows of each kind are held back; beyond, the oldest leave at once.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ PATH_MIN = 4
 """A path of at least this many rows is an update of its own, which names one parent only."""
 
 ALIKE_S = 1.0
-"""Rows of one update are learned with the oldest evidence among them, so they are of times no further apart."""
+"""An update gives all its rows the oldest evidence among them, so their evidence is no further apart than this."""
 
 Process = tuple[BackendId, int]  # a backend and its generation
 

@@ -7,24 +7,16 @@ its parent. Fingerprints are keyed, so an update shows nobody what a prompt cont
     columns: parent u64 | tokens u32 | token u64, if TOKENS | text u64, if TEXTS | backend u8, if there are several
 
 With PARENTS each row names its parent. Without it the update is a path: the first row names its parent, and each other
-one hangs below the row before. A parent of 0 is the top, or not known. Numbers are little-endian.
+row hangs below the row before. A parent of 0 means the top, or not known. Three other kinds of updates name one process
+of one backend, and have other columns:
 
-Three more kinds of updates name one process of one backend, and have other columns:
-
-    REMOVED      fingerprint u64: neither this prefix nor a longer one is held any more
+    REMOVED      fingerprint u64: the engine has dropped this prefix, and all longer ones
     OWNED        digest u64, age u32: a response or session that this process alone keeps (`routing.owners`)
-    CHECKPOINTS  fingerprint u64, position u32 in tokens, mark u8, age u32: a checkpoint of a hybrid model, or, with a
-                 mark without STATE, that it is gone (`routing.checkpoints.checkpoint_index`)
+    CHECKPOINTS  fingerprint u64, position u32 in tokens, mark u8, age u32: a checkpoint of a hybrid model; a mark
+                 without STATE says that it is gone (`routing.checkpoints.checkpoint_index`)
 
-An age is in seconds when the update was written: entries of one update may be of different times.
-
-- A *removal* has kinds 0 and one column of u64: fingerprints of prefixes that the engine has dropped, with longer ones.
-- *Owners* have the kinds OWNED and one column of u64: digests of what that process alone keeps.
-- *Checkpoints* of hybrid models have the kinds CHECKPOINTS and three columns: fingerprint u64, position u32 in tokens,
-  mark u8 (`routing.checkpoints.checkpoint_index`). A mark without STATE takes a checkpoint back.
-
-Numbers are little-endian. Rules: 1 … ROWS_MAX rows. A row has a depth and one fingerprint or two that differ, and is
-not its own parent. What breaks a rule raises BadRouteUpdate.
+An age is in seconds at the time when the update was encoded. Numbers are little-endian. Rules: 1 … ROWS_MAX rows. A row
+has a depth and one fingerprint or two that differ, and is not its own parent. What breaks a rule raises BadRouteUpdate.
 """
 
 from __future__ import annotations
