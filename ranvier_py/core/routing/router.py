@@ -1,7 +1,7 @@
-"""The Router: one object, two drivers. It composes the core and decides nothing itself.
+"""The Router composes the parts of the routing core and decides nothing itself.
 
-A node drives it with real sockets and a clock, the lab's simulator with a seeded heap. Every method is one synchronous
-call, hence atomic: match, place and learn never see each other half done, and there is no lock.
+It has two drivers: a node with real sockets and a clock, and the simulator with a seeded event heap. Every method is
+one synchronous call, hence atomic: match, place and learn never see each other half done, and there is no lock.
 
     prompt   = router.read(path, body)                  JSON -> chain of boundaries
     found    = router.find(prompt, now)                 chain -> who holds how much, of those who may serve
@@ -68,24 +68,24 @@ __all__ = [
 ]
 
 new = tuple.__new__
-"""Makes a NamedTuple in half the time that its name takes; for those that every request needs."""
+"""Builds a NamedTuple in half the time that calling its class takes; for those that every request needs."""
 
 CHAT_APIS = {path: APIS[rule.reader] for path, rule in PATHS.items() if rule.reader in APIS}
 
 SESSION_LOAD_FACTOR, SESSION_LOAD_FREE = 2, 2
-"""A session is followed to a backend with so much more in flight than the least loaded one, as prefixes are."""
+"""A prompt follows its session to a backend whose load is at most FACTOR x the least load + FREE requests."""
 
 ENOUGH_SHARE = 0.5
-"""A text match below this share of the prompt is too little to place on: tokens may match deeper, in mid-message."""
+"""Below this share of the prompt a text match is too short to place on: tokens may match deeper, in mid-message."""
 
 
 class Router:
     """Composes reader, route table, registry and policy.
 
     Args:
-        texts_match: whether equal messages are equal tokens at every turn (`keeps_turns` of the template). If not, only
-            token fingerprints are trusted.
-        recent_max: decisions kept for the control port.
+        texts_match: whether equal messages become equal tokens at every turn (the template's `keeps_turns`). If not,
+            only token fingerprints are matched and learned.
+        recent_max: how many of the latest decisions are kept for the control port.
     """
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
@@ -123,11 +123,11 @@ class Router:
     # --- read -------------------------------------------------------------------------------------------------------
 
     def read(self, path: bytes, body: bytes, tenant: bytes = b"", session: bytes = b"", *, dry: bool = False) -> Prompt:
-        """The prompt of a request. Raises BadRequest when the body is not JSON.
+        """Return the prompt of a request. Raises BadRequest when the body is not JSON.
 
-        `tenant`: whose it is (`prompts.tenants`); empty where nobody is told apart. `session`: what its fields call
-        the session that it belongs to.
-        `dry`: for `explain`. Nothing of it is remembered, and what is found out about it is found out for it alone.
+        `tenant`: the request's tenant (`prompts.tenants`); empty where tenants are not kept apart. `session`: the name
+        that the request's header fields give its client session.
+        `dry`: for `explain`. The reader remembers nothing of this prompt, and fills in its chain in a private copy.
         """
         reader = self.reader.forgetful(self.hasher) if dry else self.reader
         api = CHAT_APIS.get(path)
@@ -151,11 +151,11 @@ class Router:
     # --- match and place --------------------------------------------------------------------------------------------
 
     def find(self, prompt: Prompt, now: float, tried: Collection[BackendId] = (), *, touch: bool = True) -> PoolMatch:
-        """Who may serve this prompt, and who holds how much of it. `tried` backends are out of the question.
+        """Return the backends that may serve this prompt, without those in `tried`, and how much of it each holds.
 
-        `touch` False: a dry run, which changes nothing; nobody was tried then.
-        Raises NotFound for a model nobody serves and NoBackend when nobody who does can be asked now, ResponseLost for
-        a stored response whose engine is not there any more.
+        With `touch` False this is a dry run for a request that tried no backend: no use of a route is noted.
+        Raises NotFound for a model that no backend serves, NoBackend when none of those that serve it can be asked now,
+        and ResponseLost for a stored response whose engine is gone.
         """
         if prompt.kept:
             return self._found_keeper(prompt, now, tried)
@@ -164,7 +164,7 @@ class Router:
             raise pool.error(prompt.model)
         unheld: list[PrefixKey] = []
         wanted, credit, hybrids = self.policy.depths_wanted, NO_CREDIT, self.checkpoints.known
-        if hybrids and wanted:  # who has most of a prompt may have nothing to go on from
+        if hybrids and wanted:  # the deepest holder may have no checkpoint to go on from
             wanted = max(wanted, SEVERAL_HOLDERS)
         learned, holders = self._holders(prompt, pool, now, wanted, unheld, touch=touch)
         if hybrids and holders:
@@ -172,11 +172,11 @@ class Router:
         return new(PoolMatch, (pool, holders, source_of(prompt, holders), learned, unheld, now, credit))
 
     def _found_keeper(self, prompt: Prompt, now: float, tried: Collection[BackendId]) -> PoolMatch:
-        """The engine that keeps the response which the prompt names: no other may be asked."""
+        """Return a pool of one: the engine that keeps the response that the prompt names. No other may be asked."""
         owner = self.owners.find(prompt.kept, now)
         backend = self.registry.current(owner.backend) if owner is not None else None
         gone = backend is None or owner is None or backend.generation != owner.generation
-        if owner is None and len(self.registry) == 1:  # nobody else can have it: it may be older than this node
+        if owner is None and len(self.registry) == 1:  # no other can have it: the response may be older than this node
             backend, gone = next(iter(self.registry)), False
         if backend is None or gone or backend.health is Health.UNHEALTHY or backend.id in tried:
             self.owners.counters.lost += 1
@@ -191,13 +191,13 @@ class Router:
         tokens = prompt.tokens
         if tokens < self.hasher.block_tokens:
             return False
-        if found.credit:  # that less can be reused is no want of tokens
+        if found.credit:  # hybrid backends reuse less than they hold: tokenizing changes nothing about that
             return found.learned_tokens < ENOUGH_SHARE * tokens
         return not found.holders or found.holders[0].tokens < ENOUGH_SHARE * tokens
 
     def place(self, prompt: Prompt, found: PoolMatch) -> Decision:
-        """The policy's choice among what was found."""
-        hinted = prompt.sub_agent or prompt.end.messages < 2  # others share a home with their like
+        """Choose a backend: that of the prompt's session if nobody holds any of it (`_hinted`), else the policy's."""
+        hinted = prompt.sub_agent or prompt.end.messages < 2  # other prompts share a home with prompts like them
         choice = self._hinted(prompt, found) if hinted and prompt.session and not found.holders else None
         if choice is None:
             match = self._match(prompt, found)
@@ -205,7 +205,7 @@ class Router:
         return self._decision(prompt, found, choice)
 
     def _hinted(self, prompt: Prompt, found: PoolMatch) -> Choice | None:
-        """Where the rest of its session is, unless others there have much less to do."""
+        """Choose the backend that served the prompt's session last, unless the least loaded one has much less to do."""
         owner, backends = self.owners.find(prompt.session, found.at), found.pool.backends
         backend = next((each for each in backends if owner is not None and each.id == owner.backend), None)
         if owner is None or backend is None or backend.generation != owner.generation:
@@ -216,7 +216,7 @@ class Router:
         return Choice(backend.id, "session", 0)
 
     def _match(self, prompt: Prompt, found: PoolMatch) -> Match:
-        """What the policy reads."""
+        """Return what the policy reads, and no more than it says that it reads."""
         holders = found.holders
         if not prompt.end.messages:
             return Match((), prompt.tokens, UNKNOWN, at=found.at)
@@ -239,8 +239,8 @@ class Router:
         return new(Match, fields)
 
     def _is_shared(self, prompt: Prompt, found: PoolMatch, key: PrefixKey) -> bool:
-        """Whether other chats go on from what is held. Most of a prompt that goes on in one way alone is its own
-        history: that way is an answer as its engine made it, which clients change, or a side branch."""
+        """Whether other chats go on from the held prefix. One continuation does not count where half of the prompt is
+        learned: it is the engine's own answer, which the client altered, or a side branch of this chat."""
         depth, learned = found.held_tokens, found.learned_tokens
         if 2 * learned < prompt.tokens:
             return depth > learned or self.routes.branches(key) > 0
@@ -249,19 +249,19 @@ class Router:
         return self.routes.branches(key) > 1
 
     def _key_at(self, end: Boundary, found: PoolMatch, depth: int) -> PrefixKey:
-        """The deepest key up to `depth`: where the walk of the prompt ended, or of a guess, deeper."""
+        """Return the deepest key of at most `depth` tokens: where the prompt's walk ended, or deeper for a guess."""
         if depth == found.learned_tokens:
             return next(islice(self.chain(end), len(found.unheld), None), (0, UNKNOWN, UNKNOWN))
         return next((key for key in self.chain(end) if key[0] <= depth), (0, UNKNOWN, UNKNOWN))
 
     def _several(self, prompt: Prompt, found: PoolMatch) -> Sequence[Holder]:
-        """Holders of `found` and of shorter prefixes, until there are SEVERAL_HOLDERS or all who may serve."""
+        """Return the holders in `found` and those of shorter prefixes: SEVERAL_HOLDERS, or all eligible backends."""
         holders, generations = found.holders, found.pool.generations
         wanted, is_guess = min(SEVERAL_HOLDERS, len(found.pool.ids)), holders[0].tokens > found.learned_tokens
         if found.credit or (len(holders) >= wanted and not is_guess):
             return holders
         first = prompt.end.first.own_chain
-        if not is_guess and (self.texts_match or first[-1][1]):  # whoever holds more holds the top, by text or token
+        if not is_guess and (self.texts_match or first[-1][1]):  # every holder holds the shallowest key, too
             everyone = self.routes.peek((first[0], first[-1]), generations, found.at, wanted, [])
             if len(everyone) == len(holders):
                 return holders
@@ -296,9 +296,9 @@ class Router:
     def _holders(
         self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: list[PrefixKey], *, touch: bool
     ) -> tuple[int, Sequence[Holder]]:
-        """How much of the prompt is learned, and at least `wanted` eligible backends that hold some of it or soon will.
+        """Return how many tokens are learned, and `wanted` or more eligible backends that hold some of it or soon will.
 
-        Deepest first. `unheld` gets the keys that are not learned.
+        Deepest first; fewer where there are not so many. `unheld` gets the keys that are not learned.
         """
         if wanted == 0 or prompt.kind == "opaque":
             return 0, ()
@@ -328,10 +328,10 @@ class Router:
         *,
         quiet: bool = False,
     ) -> Attempt:
-        """The request leaves for the decided backend. Must be followed by exactly one `finish_attempt`.
+        """Count the request as in flight at the decided backend. Exactly one `finish_attempt` must follow.
 
-        `found` is what the decision was made from; without it the prompt is walked again. `quiet`: the caller calls
-        `announce` once the request is on its way.
+        `found`: the match that the decision was made from; without it the prompt's chain is walked again. `quiet`: the
+        caller itself calls `announce` once the request is on its way.
         """
         prompt_tokens, matched_tokens = decision.prompt_tokens, decision.matched_tokens
         computed_tokens = max(0, prompt_tokens - matched_tokens)
@@ -353,7 +353,7 @@ class Router:
         return attempt
 
     def announce(self, attempt: Attempt) -> None:
-        """Notify the observers that it was sent, once. They may walk a long prompt, which no request should await."""
+        """Notify the observers once that it was sent. They may walk a long prompt: no request should wait for that."""
         if attempt.announced:
             return
         attempt.announced = True
@@ -361,7 +361,7 @@ class Router:
             observer.attempt_sent(attempt, attempt.sent_at)
 
     def first_token(self, attempt: Attempt, now: float) -> None:
-        """Output came, so the prefill is done: what the backend served, it holds."""
+        """Learn that the backend holds the prompt: output came, so the prefill is done. Only the first call counts."""
         if attempt.first_at is not None:
             return
         attempt.first_at = now
@@ -377,7 +377,7 @@ class Router:
             observer.started(attempt, now)
 
     def finish_attempt(self, attempt: Attempt, outcome: Outcome, now: float) -> Sequence[Transition]:
-        """The attempt is over, however it ended. Returns the transitions of the backend's health, for the log."""
+        """End the attempt, whatever its outcome. Returns the transitions of the backend's health, for the log."""
         assert not attempt.finished, "an attempt ends once"
         attempt.finished = True
         self.announce(attempt)
@@ -392,7 +392,7 @@ class Router:
         )
 
     def stored(self, attempt: Attempt, name: str, tenant: bytes, now: float) -> None:
-        """The engine has given its answer an id, by which it may be named from now on."""
+        """Remember that this backend keeps the response `name`: later requests may name it by that id."""
         target = attempt.target
         if not target.removed and target.generation == attempt.generation:
             self.owners.learn(self.owners.response_key(name, tenant), attempt.backend, attempt.generation, now)
@@ -400,7 +400,7 @@ class Router:
     # --- learning off the path --------------------------------------------------------------------------------------
 
     def absorb(self, prompt: Prompt, ancestor: Boundary, segments: Sequence[Segment | None]) -> None:
-        """Fill in the tokens of the messages after `ancestor`, which is on the prompt's chain. None = no clean cut."""
+        """Fill in the tokens of the messages after `ancestor`, which is on the chain; None: no clean cut at its end."""
         boundary = prompt.end
         for segment in reversed(segments[: boundary.messages - ancestor.messages]):
             if segment is not None and boundary.state is None:
@@ -411,9 +411,9 @@ class Router:
     def learn_tokens(
         self, attempt: Attempt, ancestor: Boundary, segments: Sequence[Segment | None], answer: Answer, now: float
     ) -> None:
-        """An attempt's tokens and answer came: fill in, extend by the answer, learn what the prefill has proved.
+        """Fill in an attempt's tokens, extend its chain by the answer, and learn what the prefill has proved.
 
-        `segments` are those of the messages after `ancestor`, then of the answer where it could be tokenized.
+        `segments` are those of the messages after `ancestor`, then that of the answer if it could be tokenized.
         """
         prompt = attempt.prompt
         self.absorb(prompt, ancestor, segments)
@@ -428,7 +428,7 @@ class Router:
         self.answered(attempt, end, answer, now)
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
-        """What the engine counted, and how deep it holds the chat: `end` is the prompt's, or continues its chain."""
+        """Add up the engine's counts, and learn the chat down to `end`: the prompt's end, or one that continues it."""
         if answer.prompt_tokens is not None:
             self.counters.engine_prompt_tokens += answer.prompt_tokens
             self.counters.engine_cached_tokens += answer.cached_tokens or 0
@@ -444,7 +444,7 @@ class Router:
     # --- seeing -----------------------------------------------------------------------------------------------------
 
     def explain(self, prompt: Prompt, now: float) -> Mapping[str, Any]:
-        """What would happen to this prompt, which was read `dry`, and why. Changes nothing."""
+        """Return how the policy would place this prompt, which was read `dry`, and why. Changes nothing."""
         policy = copy(self.policy)
         found = self.find(prompt, now, touch=False)
         match = self._match(prompt, found)
@@ -468,22 +468,22 @@ class Router:
         }
 
     def terms(self, prompt: Prompt, found: PoolMatch) -> Sequence[Mapping[str, float]]:
-        """What the policy weighs for each candidate, in their order; nothing for one that weighs nothing."""
+        """Return what the policy weighs for each candidate, in their order; empty for a policy that weighs nothing."""
         return self.policy.terms(self._match(prompt, found), found.pool.backends)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _unmatched(self, prompt: Prompt, decision: Decision, found: PoolMatch | None) -> Sequence[int]:
-        """Fingerprints deeper than what was matched: what this attempt is about to make warm."""
+        """Return the fingerprints deeper than the matched prefix: this attempt is about to make them warm."""
         chain: Iterable[PrefixKey]
         if found is not None and decision.matched_tokens == found.learned_tokens:
             chain = found.unheld
-        else:  # it goes where less is held, or follows a guess
+        else:  # the chosen backend holds less than the deepest holder, or the match was a guess
             chain = takewhile(lambda key: key[0] > decision.matched_tokens, self.chain(prompt.end))
         return [fingerprint for _, token, text in chain for fingerprint in (token, text)]
 
     def settle(self, attempt: Attempt) -> None:
-        """What it claims is learned for real, or was in vain."""
+        """Withdraw the attempt's speculative claims: its routes have been learned for real, or it failed."""
         claimed, attempt.speculation = attempt.speculation, ()
         self.speculation.remove(claimed, attempt.backend)
 

@@ -1,13 +1,13 @@
-"""How much a full route table weighs what routes save against when they were used: alpha, by replay. Pure.
+"""Tunes alpha, by which a full route table weighs what rows save against their last use, by replaying requests. Pure.
 
 The latest requests, as keys and lengths and never as text, are replayed through an empty table under each of eleven
-alphas, 0 (the longest unused leaf) to 2, and under the one in use. What counts is the operations that the last WINDOW
-lookups would have saved; the WARM ones before them fill the table. A change is made for GAIN_LEAST only, by
-half of the step; the lowest of equals wins.
+alphas, from 0 (the longest unused leaf goes) to 2, and under the one in use. What counts are the operations that the
+last WINDOW lookups save; the WARM ones before them fill the table. Alpha changes only if the best one saves GAIN_LEAST
+times as much, and then by half of the step; of equal ones the lowest is best.
 
-A table of a million rows does not turn over within a few hundred requests. So of a large one a sample of its chats is
-kept, and replayed through a table that is smaller by as much: each chat as a whole or not at all, by its fingerprint
-(Waldspurger et al., «Cache modeling and optimization using miniature simulations»).
+A table of a million rows does not turn over within a few hundred requests. So for a large table a sample of its chats
+is kept, and replayed through a table that is smaller by the same share: each chat as a whole or not at all, by its
+fingerprint (Waldspurger et al., «Cache modeling and optimization using miniature simulations»).
 Bounds: WARM + WINDOW requests of KEYS_MAX keys; the oldest goes. Nothing is tuned while nothing is evicted.
 """
 
@@ -35,22 +35,22 @@ from ranvier_py.core.routing.route_table.utility_queue import ALPHA_MAX, DEPTH_S
 WINDOW, WARM = 200, 100
 KEYS_MAX = 1024
 ALPHAS = tuple(ALPHA_MAX * step / 10 for step in (0, 5, 10, 2, 8, 1, 3, 4, 6, 7, 9))
-"""In the order in which they are tried: the ends first, where time may not suffice for all."""
+"""In the order in which they are tried: both ends and the middle first, since time may not suffice for all."""
 
 GAIN_LEAST = 1.02
-STEP_LEAST = 0.05  # a shorter one is not halved: alpha 0 is reached
+STEP_LEAST = 0.05  # half steps shorter than this are made whole, so that alpha 0 can be reached
 LONG_S = 1e9  # replayed routes don't expire
 
 ONE_BACKEND, ONE_GENERATION = BackendId(0), (0,)
 WHOLE = 1 << 32
-"""A share of 1, of chats that are kept."""
+"""The share of chats that are kept, where all are."""
 
 HEAD = Struct("<dII")  # alpha, capacity, requests
 ANSWER = Struct("<d")
 
 
 class LoggedRequest(NamedTuple):
-    """`chain`: of prompt and answer, deepest first."""
+    """One lookup to replay. `chain` is that of prompt and answer, deepest first."""
 
     at: int  # second
     prompt_tokens: int
@@ -58,7 +58,7 @@ class LoggedRequest(NamedTuple):
 
 
 class AlphaJob(NamedTuple):
-    """What is to be found out. `alpha` is in use, `capacity` in rows."""
+    """A replay to run: `alpha` is the one in use, `capacity` the rows of the table to replay through."""
 
     alpha: float
     capacity: int
@@ -75,7 +75,7 @@ class AlphaCounters:
 
 
 class AlphaTuner:
-    """An attempt.Observer. `due` says when `job` has something to find out, whose answer `take` gets."""
+    """An attempt.Observer that keeps the latest requests. When a tuning is `due`, run `job` and `take` its result."""
 
     def __init__(self, routes: RouteTable, chain_of: Callable[[Boundary], Iterable[PrefixKey]]) -> None:
         assert isinstance(routes.leaves, UtilityQueue), "an alpha means nothing to other orders"
@@ -85,8 +85,8 @@ class AlphaTuner:
         self._chain_of = chain_of
         self._requests: deque[LoggedRequest] = deque(maxlen=WARM + WINDOW)
         self._share = WHOLE
-        self._seen = self._new = 0  # requests: all, and those that were kept since the last tuning
-        self._created, self._evicted = routes.tree.counters.created, 0  # rows, by then
+        self._seen = self._new = 0  # since the last tuning: all requests, and those that were kept
+        self._created, self._evicted = routes.tree.counters.created, 0  # rows, up to the last tuning
 
     # ---- watching
 
@@ -116,11 +116,11 @@ class AlphaTuner:
 
     @property
     def due(self) -> bool:
-        """Whether rows were evicted and WINDOW more requests kept since the last tuning."""
+        """Whether since the last tuning rows were evicted, and WINDOW more requests were kept."""
         return self._new >= WINDOW and sum(self._routes.tree.evicted) > self._evicted
 
     def job(self) -> AlphaJob | None:
-        """None: another share of the chats is to be kept from now on, and there is nothing to replay yet."""
+        """Return the replay to run. None: another share of chats is kept from now on, so nothing can be replayed yet."""
         created, capacity = self._routes.tree.counters.created, self._routes.capacity
         rows = WARM * max(1.0, (created - self._created) / max(1, self._seen))
         share = min(WHOLE, int(WHOLE * rows / capacity) + 1)
@@ -133,7 +133,7 @@ class AlphaTuner:
         return AlphaJob(self._queue.alpha, max(1, capacity * self._share // WHOLE), tuple(self._requests))
 
     def take(self, alpha: float | None) -> None:
-        """What a job has found; None: nothing."""
+        """Set the alpha that a job has found; None, or one out of range, counts as a failed replay."""
         self.counters.tunings += 1
         if alpha is None or not 0.0 <= alpha <= ALPHA_MAX:
             self.counters.failed += 1
@@ -143,7 +143,7 @@ class AlphaTuner:
 
 
 def chat_of(end: Boundary) -> int:
-    """What all turns of one chat have in common, and chats of one application have not: its second message."""
+    """Return the fingerprint up to a chat's second message: its turns share it, chats of one application do not."""
     at = end
     while at.messages > 2 and at.parent is not None:
         at = at.parent
@@ -154,7 +154,7 @@ def chat_of(end: Boundary) -> int:
 
 
 def found_alpha(job: AlphaJob, enough: Callable[[], bool] = lambda: False) -> float:
-    """The alpha to go on with. Where it is `enough` after the one in use and LRU, the others are not tried."""
+    """Return the alpha to go on with. Tries the one in use and 0 (LRU), and others as long as it is not `enough`."""
     saved: dict[float, float] = {}
     for alpha in (job.alpha, *ALPHAS):
         if len(saved) > 1 and enough():
@@ -168,7 +168,7 @@ def found_alpha(job: AlphaJob, enough: Callable[[], bool] = lambda: False) -> fl
 
 
 def saved_by(job: AlphaJob, alpha: float) -> float:
-    """Operations that the last WINDOW lookups save under this alpha, in those of a prompt's first token."""
+    """Return the operations that the last WINDOW lookups save under this alpha, in those of a prompt's first token."""
     table = RouteTable(capacity=job.capacity, ttl_s=LONG_S, options=RouteTableOptions(UTILITY))
     assert isinstance(table.leaves, UtilityQueue)
     table.leaves.alpha = alpha
@@ -203,7 +203,7 @@ def encode_job(job: AlphaJob) -> bytes:
 
 
 def decode_job(data: bytes) -> AlphaJob:
-    """Raises ValueError or struct.error for what is none."""
+    """Decode what `encode_job` made. Raises ValueError or struct.error for anything else."""
     alpha, capacity, count = HEAD.unpack_from(data)
     heads = np.frombuffer(data, "<u4", 3 * count, HEAD.size).reshape(count, 3).tolist()
     total, start = sum(keys for _, _, keys in heads), HEAD.size + 12 * count

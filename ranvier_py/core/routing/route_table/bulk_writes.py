@@ -1,13 +1,13 @@
-"""Writing many peers' claims into the route table at once, column by column.
+"""Writing many claims of peers into the route table at once, column by column.
 
-A merge takes claims in columns, parents before children, and does what `RouteTable.learn` would do with each; their
-trust is REMOTE. Rows that are wholly new, nearly all of them when a node joins, are appended with a few numpy calls and
-one update of the index; a claim for a row that is known climbs from there; whatever else there is (a text that gets its
-tokens, two rows that turn out to be one) is stored like any path.
+A merge takes claims in columns, parents before children, and does with each what `RouteTable.learn` would do; their
+trust is REMOTE. Wholly new rows, nearly all rows when a node joins, are appended with a few numpy calls and one update
+of the index. A claim on a known row is raised from that row. Any other claim (on a text that gets its tokens, on two
+rows that turn out to be one) is stored like a path.
 
-Rules: what is malformed, expired or of no known backend is left out. A row hangs under the parent that its claim names
-if that is known or came before it, else under the top: never in a circle, whatever a peer sends. Where the table is
-full each new row evicts one, as ever.
+Rules: claims that are malformed, expired or of no known backend are left out. A row hangs under the parent that its
+claim names if that is known or came before it, else under the top: never in a circle, whatever a peer sends. In a full
+table each new row evicts one, as always.
 Invariants: those of the table, in particular the monotone rule of `claims`.
 """
 
@@ -29,8 +29,8 @@ ONE = np.array([True])
 
 
 class Merge:
-    """One call. `generations` is by backend id: of which process they speak; -1 = leave that backend's out. `on_use`
-    is called with what requests used, if that is what these claims say."""
+    """One merge. `generations`: by backend id, the process that claims are of; -1 = leave out that backend's claims.
+    `on_use`: called with what requests used; None if the claims do not come from requests just served."""
 
     def __init__(
         self, tree: Tree, generations: npt.NDArray[np.int32], now: float, on_use: PrefixUse | None = None
@@ -51,7 +51,7 @@ class Merge:
                 self._merge_one(*claim)
 
     def _sound(self, columns: RouteColumns) -> RouteColumns:
-        """Without what is no claim, or none any more."""
+        """Return these columns without malformed, expired and future claims, and those of unknown backends."""
         backend, evidence, generations = columns.backend, columns.evidence, self._generations
         good = (backend >= 0) & (backend < len(generations)) & (columns.tokens > 0)
         good &= (evidence > self._claims.horizon) & (evidence <= self._now)
@@ -61,7 +61,7 @@ class Merge:
         return columns._replace(text=np.where(columns.text == columns.token, U64(0), columns.text))
 
     def _split(self, columns: RouteColumns) -> tuple[Numbers, list[int]]:
-        """Claims of rows that are wholly new, each row once; and all others."""
+        """Return the indices of claims on wholly new rows, one for each row, and those of all other claims."""
         known_names = self._rows.index.keys()
         tokens, texts = columns.token.tolist(), columns.text.tolist()
         names = [*filter(None, tokens), *filter(None, texts)]
@@ -82,7 +82,7 @@ class Merge:
         return np.array(fresh, np.int64), known
 
     def _unsaid(self, columns: RouteColumns) -> RouteColumns:
-        """Those of these claims that say more than the table holds in its columns."""
+        """Return those of these claims that add something to what the rows' columns hold."""
         rows, get, zero = self._rows, self._rows.index.get, repeat(0)
         _, _, token, text, backend, evidence = columns
         by_text = np.array(list(map(get, text.tolist(), zero)), np.int64)
@@ -95,7 +95,7 @@ class Merge:
         return columns.at(np.flatnonzero(~sent))
 
     def _append(self, columns: RouteColumns) -> None:
-        """Create rows, place them, give them their claims."""
+        """Create rows with their claims, place them, and queue them for eviction."""
         rows, tree, claims = self._rows, self._tree, self._claims
         room = self._make_room(len(columns.token))
         if room < len(columns.token):
@@ -109,7 +109,7 @@ class Merge:
         numbers = ids.tolist()
         for names in (columns.token, columns.text):
             rows.index.update(zip(names.tolist(), numbers, strict=True))
-        rows.index.pop(0, None)  # nobody's name
+        rows.index.pop(0, None)  # 0 is no name
         parents = self._parents(ids, columns.parent)
         place(rows, ids, parents)
         rows.count += room
@@ -121,7 +121,7 @@ class Merge:
         self._leaves.push_many(ids)
 
     def _make_room(self, wanted: int) -> int:
-        """How many of so many rows can be created; older ones go for them."""
+        """Evict rows until `wanted` new ones fit. Returns how many fit."""
         capacity = self._rows.rows_max - 1
         wanted = min(wanted, capacity)
         while self._rows.count + wanted > capacity:
@@ -130,7 +130,7 @@ class Merge:
         return wanted
 
     def _fill(self, ids: Numbers, columns: RouteColumns, generations: npt.NDArray[np.int32]) -> None:
-        """The columns of new rows: what they are, and their first claim. They are not in the tree yet."""
+        """Write the columns of new rows, with their first claims. The rows are not in the tree yet."""
         rows = self._rows
         np.frombuffer(rows.tokens, np.uint32)[ids] = columns.tokens
         np.frombuffer(rows.token, U64)[ids] = columns.token
@@ -143,14 +143,14 @@ class Merge:
         np.frombuffer(rows.best, np.uint8)[ids] = Trust.REMOTE
 
     def _parents(self, ids: Numbers, names: npt.NDArray[np.uint64]) -> Numbers:
-        """The rows that new ones hang under. One of the new rows only under one that came before it."""
+        """Return the parents of new rows; 0, the top, where the named one is unknown or a new row that comes later."""
         parents = np.array(list(map(self._rows.index.get, names.tolist(), repeat(0))), np.int64)
         unplaced = np.frombuffer(self._rows.parent, np.int32)[parents] < 0
         parents[unplaced & (parents >= ids)] = 0
         return parents
 
     def _hand_up(self, columns: RouteColumns, parents: Numbers, generations: npt.NDArray[np.int32]) -> None:
-        """The monotone rule: a parent that lacks the claim of its new child gets it."""
+        """Keep the monotone rule: raise the claim of a new row from its parent, if that lacks it."""
         rows = self._rows
         lacking = parents > 0
         lacking &= (
@@ -167,11 +167,11 @@ class Merge:
     def _note_uses(
         self, on_use: PrefixUse, columns: RouteColumns, parents: Numbers, lacking: npt.NDArray[np.bool_]
     ) -> None:
-        """Nobody had the tokens of new rows. What is above was used, too: where a parent lacks the claim, this says so
-        first."""
+        """Report uses before claims are raised: the tokens of new rows, which no backend had, and the prefixes above
+        them where the parent lacks the claim."""
         rows = self._rows
         below = columns.tokens.astype(np.int64) - np.frombuffer(rows.tokens, np.uint32)[parents]
-        places = (columns.backend.astype(np.int64) << 32) + columns.evidence  # what one second used is used once
+        places = (columns.backend.astype(np.int64) << 32) + columns.evidence  # one report per backend and second
         for place in np.unique(places).tolist():
             of = places == place
             backend, second = BackendId(place >> 32), place & 0xFFFF_FFFF
@@ -180,7 +180,7 @@ class Merge:
             on_use(above, backend, int(self._generations[backend]), second, tokens)
 
     def _merge_one(self, above: int, tokens: int, token: int, text: int, backend: int, evidence: int) -> None:
-        """A claim of a row that is known, at least by one name."""
+        """Store a claim on a row that is known by one name or both."""
         rows, index = self._rows, self._rows.index
         claim = Claim(int(self._generations[backend]), Trust.REMOTE, evidence)
         row, by_text, upper = index.get(token or text, 0), index.get(text, 0), index.get(above, 0)
@@ -188,7 +188,7 @@ class Merge:
             prompt = ((tokens, token, text), (0, 0, above))
             self._on_use((prompt,), BackendId(backend), claim.generation, evidence, 0)
         if not row and by_text and not rows.token[by_text] and upper in (0, rows.parent[by_text]):
-            row = by_text  # a new chat is sent by its texts at once: these are its tokens
+            row = by_text  # peers send a new chat's texts at once; this claim brings its tokens
             self._tree.attach(row, tokens, token)
         if row and (not text or by_text == row) and (rows.parent[row] or not upper):
             self._claims.raise_from(row, backend, claim)
@@ -201,7 +201,7 @@ class Merge:
 
 
 def allot(rows: Rows, count: int) -> Numbers:
-    """Numbers for new rows, ascending. They are unplaced, without claims and names."""
+    """Return the numbers of new rows, ascending. The rows are unplaced and have no claims or names yet."""
     kept = max(0, len(rows.free) - count)
     ids = rows.free[kept:]
     del rows.free[kept:]
@@ -222,8 +222,8 @@ def place(rows: Rows, ids: Numbers, parents: Numbers) -> None:
     order = np.argsort(parents, kind="stable")
     lower, upper = ids[order], parents[order]
     differs = upper[1:] != upper[:-1]
-    first = np.concatenate((ONE, differs))  # of each family: next to the child that was there before
-    last = np.concatenate((differs, ONE))  # becomes the first child
+    first = np.concatenate((ONE, differs))  # the first of each parent: left of the child that was there before
+    last = np.concatenate((differs, ONE))  # the last of each parent: becomes its first child
     older = np.concatenate((lower[:1], lower[:-1]))
     older[first] = child[upper[first]]
     parent[lower] = upper

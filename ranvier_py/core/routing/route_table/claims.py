@@ -1,11 +1,11 @@
-"""Claims: which backend holds the prefix of a row, since when, and who says so.
+"""Claims: which backend holds the prefix of a row, who says so, and when that was last seen.
 
-Most rows have one claim, in the columns. A row shared by several backends keeps the others in a small dict.
+Most rows have one claim, which is in the columns. A row shared by several backends keeps the others in a small dict.
 
-Invariant (monotone): what holds a prefix holds every shorter one. If a row has a live claim, its parent has one of the
-same backend and generation with at least that trust and evidence. So a climb that raises a claim may stop at the first
-row that has it already.
-Generations of one backend only grow: a claim of an older one than is known is void at birth and changes nothing.
+Invariant (monotone): a backend that holds a prefix holds every shorter one. If a row has a live claim, its parent has
+one of the same backend and generation with at least that trust and evidence. So raising a claim, from a row upwards,
+may end at the first row that has it already.
+Generations of one backend only grow: a claim of an older generation than the known one is void and changes nothing.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ranvier_py.core.routing.route_table.rows import NO_BACKEND, SHARED, Rows
 Integers = npt.NDArray[np.signedinteger[Any]]
 
 CLIMB_TOGETHER_MIN = 12
-"""Fewer claims climb one by one in less time."""
+"""Fewer claims are raised faster one by one."""
 
 
 class Hidden(NamedTuple):
-    """Which claims of one backend are too old for its cache."""
+    """Which claims of one backend are hidden, because they are too old for its cache."""
 
-    second: int  # those with evidence up to it
-    left: Mapping[int, int]  # of later seconds: those deeper than so many tokens
+    second: int  # claims with evidence up to this second
+    left: Mapping[int, int]  # by later second: claims of it that are deeper than so many tokens
 
 
 class Climbing(NamedTuple):
-    """Claims on their way up, one element each."""
+    """Claims on their way up the tree, one element each; `rows` are where they are now."""
 
     rows: Integers
     backends: Integers
@@ -47,7 +47,7 @@ class Climbing(NamedTuple):
 
 
 class Claims:
-    """The claims of all rows: `counts[trust]` of them. `now` is the latest time its owner has seen, in seconds."""
+    """The claims of all rows; `counts` is by trust. `now` is the latest time, in seconds, that the table has seen."""
 
     def __init__(self, rows: Rows, leaves: LeafQueue, ttl_s: float) -> None:
         self._rows = rows
@@ -61,7 +61,7 @@ class Claims:
 
     @property
     def horizon(self) -> float:
-        """Claims whose evidence is not after this have expired."""
+        """The second up to which evidence is too old: claims that have none after it have expired."""
         return self.now - self.ttl_s
 
     def raise_from(self, row: int, backend: int, claim: Claim) -> None:
@@ -91,11 +91,11 @@ class Claims:
             row = parents[row]
 
     def raise_many(self, rows: Integers, backends: Integers, generations: Integers, evidence: Integers) -> None:
-        """The same of many REMOTE claims, one for each of these rows: all climb together, a row at a time."""
+        """Raise many REMOTE claims, one from each of these rows, as `raise_from` would: together, level by level."""
         latest = np.argsort(evidence, kind="stable")[::-1]
         places = rows[latest].astype(np.int64) * BACKENDS_MAX + backends[latest]
-        _, once = np.unique(places, return_index=True)  # many rows may hang under one
-        order = latest[np.sort(once)[::-1]]  # where paths meet, the latest is written last
+        _, once = np.unique(places, return_index=True)  # a parent comes once for each of its new rows
+        order = latest[np.sort(once)[::-1]]  # ascending evidence: where paths meet, the latest is written last
         climbing = Climbing(rows[order], backends[order], generations[order], evidence[order])
         holder, number = np.frombuffer(self._rows.backend, np.int16), np.frombuffer(self._rows.generation, np.int32)
         known, parents = np.frombuffer(self._rows.evidence, np.int32), np.frombuffer(self._rows.parent, np.int32)
@@ -104,7 +104,7 @@ class Claims:
             own = (holder[rows] == backends) & (number[rows] == generations) & (known[rows] > self.horizon)
             if not own.all():
                 self._raise_each(climbing.at(~own))
-            climbing = climbing.at(own & (known[rows] < evidence))  # one of the others may have been higher up
+            climbing = climbing.at(own & (known[rows] < evidence))  # `_raise_each` may have raised some of these
             known[climbing.rows] = climbing.evidence
             climbing = climbing._replace(rows=parents[climbing.rows])
             climbing = climbing.at(climbing.rows > 0)
@@ -115,7 +115,7 @@ class Claims:
             self.raise_from(row, backend, Claim(generation, Trust.REMOTE, evidence))
 
     def of(self, row: int) -> Iterator[tuple[int, Claim]]:
-        """All claims of a row. The current one may be dropped meanwhile, if the caller holds a list."""
+        """Yield all claims of a row, by backend. A caller that drops any of them must make a list first."""
         rows = self._rows
         if rows.backend[row] == NO_BACKEND:
             return
@@ -132,16 +132,16 @@ class Claims:
         return None
 
     def is_hidden(self, backend: int, evidence: int, tokens: int) -> bool:
-        """Whether a claim of this backend, at a row of so many tokens, is not to be matched."""
+        """Whether a claim of this backend with this evidence, at a row of so many tokens, must not be matched."""
         hidden = self.hidden.get(backend)
         return hidden is not None and (evidence <= hidden.second or tokens > hidden.left.get(evidence, tokens))
 
     def others(self, row: int) -> dict[int, Claim]:
-        """The claims of a SHARED row that are not in the columns."""
+        """Return the claims of a SHARED row that are not in the columns, by backend."""
         return self._others[row]
 
     def drop(self, row: int, backend: int) -> None:
-        """Forget one claim, which must be there."""
+        """Forget the backend's claim on a row, which must be there."""
         rows = self._rows
         claim = self.get(row, backend)
         assert claim is not None
@@ -175,19 +175,19 @@ class Claims:
         rows.best[row] = 0
 
     def set_tier(self, row: int, backend: int, tier: int) -> None:
-        """Say at which tier a backend holds a row that it has a claim for; 0, the GPU, is what nobody has to say."""
+        """Note at which tier a backend holds a row that it has a claim for. 0, the GPU, is the default."""
         if tier:
             self.lowered.setdefault(row, {})[backend] = tier
         elif (tiers := self.lowered.get(row)) is not None and tiers.pop(backend, 0) and not tiers:
             del self.lowered[row]
 
     def tiered(self, rows: Sequence[int], holders: Sequence[Holder]) -> list[Holder]:
-        """The holders of these rows, with a tier where they hold them below the GPU."""
+        """Return the holders of these rows, with tier 1 for those that hold them below the GPU."""
         tiers = {backend: 1 for row in rows for backend in self.lowered.get(row, ())}
         return [holder._replace(tier=tiers.get(holder.backend, 0)) for holder in holders] if tiers else list(holders)
 
     def _merge(self, row: int, backend: int, claim: Claim) -> bool:
-        """Raise the claim at one row. False: it, or something better, was there already, hence at all ancestors too."""
+        """Raise the claim at one row. False: the row, and so all its ancestors, had it or a better one already."""
         rows = self._rows
         others = self._others.get(row)
         if rows.backend[row] == backend:
@@ -215,7 +215,7 @@ class Claims:
         return True
 
     def _add(self, row: int, backend: int, claim: Claim) -> None:
-        """One more claim for a row that has one."""
+        """Add a claim to a row that has one already."""
         rows = self._rows
         self.counts[claim.trust] += 1
         self._others.setdefault(row, {})[backend] = claim
@@ -228,7 +228,7 @@ class Claims:
         rows.generation[row], rows.trust[row], rows.evidence[row] = claim
 
     def _rank(self, row: int) -> None:
-        """Find the row's best trust anew; a leaf that lost trust moves to its lower lane."""
+        """Compute the row's best trust anew; move a queued row that lost trust to the lower lane."""
         rows = self._rows
         best = rows.best[row] = max((claim.trust for _, claim in self.of(row)), default=0)
         if best < rows.lane[row] & LANES[-1]:

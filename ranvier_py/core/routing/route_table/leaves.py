@@ -1,11 +1,11 @@
 """The order in which leaves are evicted: REMOTE before LOCAL before CONFIRMED, then the longest unused first.
 
-One lane per trust; in a lane, one ring of rows for each whole second of last use; a heap of those seconds. A use only
-writes the second into the row's column: the row is moved to its new ring when it comes to the head of its old one, so a
-match costs nothing here. A row that got children meanwhile stays where it is until it is popped.
+There is one lane per trust. A lane has a ring of rows for each whole second of last use, and a heap of those seconds. A
+use only writes the second into the row's column; the row is moved to its new ring when it comes to the head of its old
+one, so a match costs nothing here. A row that got children meanwhile stays queued until it is popped.
 
-Invariant: the place of a queued leaf is never behind its true place (lane, second of last use), because both only grow;
-whoever lowers a row's trust takes it out first. So the first row found at its true place is the one to evict.
+Invariant: a queued leaf never stands behind its true place (lane, second of last use), because both only grow; code
+that lowers a row's trust takes the row out first. So the first row found at its true place is the one to evict.
 Cost: O(1) amortised for each push and each use; the heap holds seconds, not rows.
 """
 
@@ -21,25 +21,25 @@ from ranvier_py.core.routing.route_table.rows import Rows
 
 LANES = (Trust.REMOTE, Trust.LOCAL, Trust.CONFIRMED)
 TRUST_BITS = 2
-"""Of a lane's number: they say its trust."""
+"""The lowest bits of a lane's number, which say its trust."""
 
 
 class LeafQueue:
-    """Rows that are, or lately were, leaves. Its links are columns of Rows."""
+    """Rows that are, or lately were, leaves. The links of its rings are columns of Rows."""
 
-    takes_inner = False  # rows with one child, too
+    takes_inner = False  # whether rows with one child are queued, too
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self.heads: dict[int, dict[int, int]] = {lane: {} for lane in LANES}  # lane -> second -> oldest row, 0 = empty
-        self._seconds: dict[int, list[int]] = {lane: [] for lane in LANES}  # the keys of the above, as a heap
+        self._seconds: dict[int, list[int]] = {lane: [] for lane in LANES}  # by lane: a heap of the seconds in `heads`
 
     def is_inner(self, row: int) -> bool:  # noqa: ARG002  # who takes some, tells
-        """Whether a row is queued as one with a child."""
+        """Whether a row is queued as one with a child. This order queues none such."""
         return False
 
     def push(self, row: int, lane: int = 0) -> None:
-        """Queue a row that is not queued and has claims, by its trust, or in this lane, and by its last use."""
+        """Queue a row that has claims and is not queued, at its last use in the lane of its trust, or in `lane`."""
         rows = self._rows
         lane, second = lane or rows.best[row], rows.used[row]
         rows.lane[row], rows.bucket[row] = lane, second
@@ -55,11 +55,11 @@ class LeafQueue:
         rows.newer[last] = rows.older[head] = row
 
     def lanes_of(self, leaves: Numbers) -> npt.NDArray[np.uint8]:
-        """The lanes of rows that have claims."""
+        """Return the lane of each of these rows, which have claims."""
         return np.frombuffer(self._rows.best, np.uint8)[leaves]
 
     def push_many(self, leaves: Numbers) -> None:
-        """Queue rows that are not queued and have claims, as one `push` after the other would."""
+        """Queue rows that have claims and are not queued, as a `push` of each in turn would."""
         rows = self._rows
         older, newer = np.frombuffer(rows.older, np.int32), np.frombuffer(rows.newer, np.int32)
         lanes, seconds = self.lanes_of(leaves), np.frombuffer(rows.used, np.int32)[leaves]
@@ -81,7 +81,7 @@ class LeafQueue:
             rows.newer[last], rows.older[head] = head, last
 
     def remove(self, row: int) -> None:
-        """Take a row out, if it is queued."""
+        """Take a row out of the queue if it is in it."""
         rows = self._rows
         lane = rows.lane[row]
         if not lane:
@@ -97,7 +97,7 @@ class LeafQueue:
         rows.lane[row] = 0
 
     def pop(self) -> int:
-        """Take out the next leaf to evict; 0 when there is none."""
+        """Take out the next row to evict, and return it; 0 when there is none."""
         rows = self._rows
         for lane in LANES:
             while row := self.first(lane):
@@ -110,7 +110,7 @@ class LeafQueue:
         return 0
 
     def first(self, lane: int) -> int:
-        """The row of a lane that has waited longest; 0 when there is none. Seconds without rows are forgotten."""
+        """Return the head of a lane's earliest ring, or 0 when the lane is empty. Forgets seconds without rows."""
         heads, seconds = self.heads[lane], self._seconds[lane]
         while seconds:
             row = heads[seconds[0]]

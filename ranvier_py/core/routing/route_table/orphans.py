@@ -1,11 +1,12 @@
-"""Learning from peers pieces of paths, in whatever order they come.
+"""Learning pieces of paths from peers, in whatever order they come.
 
-A piece names the row above it. If that is not known yet, because the update that brings it takes another way, the piece
-is stored all the same, and waits here: when the row comes, the piece is hung under it, and its claims climb. So the
-table in the end does not depend on the order of updates.
+A piece names the row above it. If another update brings that row later, the piece is stored all the same, and waits
+here: when the row comes, the piece is hung under it, and its claim is raised from there. So the final table does not
+depend on the order of updates.
 
-Rules: what waits is looked at again when an update brings the name it waits for, and a few at a time with each update,
-for rows that came otherwise. Bound: ORPHANS_MAX pieces; beyond, the one that has waited longest stays where it is.
+Rules: a waiting piece is looked at when an update brings the name that it waits for, and LOOKS_EACH names with each
+update, for rows that came otherwise. Bound: ORPHANS_MAX pieces; beyond that the first piece of the name looked at
+longest ago is given up, which is counted: it stays where it was stored.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LOOKS_EACH = 2
 
 
 class Orphan(NamedTuple):
-    """The top of a piece: what is to be hung, and the claim that came with it."""
+    """The top row of a piece, which is to be hung under its parent, and the claim that came with it."""
 
     key: PrefixKey
     backend: BackendId
@@ -35,7 +36,7 @@ class Orphan(NamedTuple):
 
 
 class PeerRows(NamedTuple):
-    """What one update says, column by column, parents before children."""
+    """The rows of one update, column by column, parents before children."""
 
     backend: Sequence[BackendId]
     parent: Sequence[int]  # a name of the row above, or 0
@@ -46,13 +47,13 @@ class PeerRows(NamedTuple):
     at: float  # of the evidence
 
     def names(self) -> Sequence[int]:
-        """One for each row."""
+        """Return one name of each row: its token fingerprint if it has one, else that of its text."""
         return (
             self.token if all(self.token) else [one or other for one, other in zip(self.token, self.text, strict=True)]
         )
 
     def paths(self) -> Iterator[tuple[int, list[PrefixKey]]]:
-        """Runs of rows of one backend, each below the one before: where each begins, and its keys, deepest first."""
+        """Yield each run of rows of one backend, each under the one before: its first index, its keys deepest first."""
         keys = list(zip(self.tokens, self.token, self.text, strict=True))
         start = 0
         for at in range(1, len(keys) + 1):
@@ -63,7 +64,7 @@ class PeerRows(NamedTuple):
 
 
 class Orphans:
-    """Peers' pieces on their way into a table."""
+    """Writes peers' pieces into a table, and keeps those that wait for their parent."""
 
     def __init__(self, table: RouteTable) -> None:
         self.adopted = 0  # pieces that found their row later
@@ -74,11 +75,11 @@ class Orphans:
         self._count = 0
 
     def __len__(self) -> int:
-        """Pieces that wait."""
+        """How many pieces wait."""
         return self._count
 
     def learn(self, path: Sequence[PrefixKey], parent: int, backend: BackendId, generation: int, at: float) -> int:
-        """Learn a piece of a path (deepest first) under the row that `parent` names, if not 0. Trust is REMOTE.
+        """Learn a piece of a path (deepest first) with trust REMOTE, under the row that `parent` names (0: none).
 
         Returns the number of new rows. Raises ValueError as `RouteTable.learn` does.
         """
@@ -95,7 +96,7 @@ class Orphans:
         return created
 
     def merge(self, pieces: Sequence[PeerRows], generations: Mapping[BackendId, int], now: float) -> int:
-        """The same of many rows at once. Those without a place are learned one by one."""
+        """Learn the rows of many updates at once. Rows whose parent is not known are learned one by one (`learn`)."""
         columns: list[Sequence[int]] = [
             list(chain.from_iterable(column)) for column in zip(*[piece[:5] for piece in pieces], strict=True)
         ]
@@ -121,7 +122,7 @@ class Orphans:
         return created
 
     def _lost(self, parents: Sequence[int], tokens: Sequence[int], texts: Sequence[int]) -> list[int]:
-        """Rows whose parent is not known here, nor comes with a row before them that has its own."""
+        """Return the indices of rows whose named parent is neither known here nor an earlier row that is not lost."""
         known = self._known
         unknown = [at for at, parent in enumerate(parents) if parent not in known and parent]
         first: dict[int, int] = {}
@@ -131,7 +132,7 @@ class Orphans:
             if not at or parent not in (
                 tokens[above],
                 texts[above],
-            ):  # as nearly all are: the answer to the message before it
+            ):  # nearly always the parent is the row before
                 first = first or first_places(tokens, texts)
                 above = first.get(parent, at)
             if above >= at or above in lost:
@@ -150,14 +151,14 @@ class Orphans:
             self.dropped += 1
 
     def _look_again(self) -> None:
-        """At those that were looked at longest ago."""
+        """Look at the LOOKS_EACH names that were looked at longest ago."""
         for _ in range(min(LOOKS_EACH, len(self._waiting))):
             parent = next(iter(self._waiting))
             if not self._adopt(parent):
                 self._waiting[parent] = self._waiting.pop(parent)
 
     def _adopt(self, parent: int) -> bool:
-        """Hang what waits for this name under its row. False: there is no such row, or nothing waits for it."""
+        """Hang the pieces that wait for this name under its row. False: there is no such row, or none waits for it."""
         if parent not in self._waiting:
             return False
         above = self._table.prefix_key_of(parent)
@@ -167,13 +168,13 @@ class Orphans:
         self._count -= len(orphans)
         self.adopted += len(orphans)
         for key, backend, generation, at in orphans:
-            if self._table.claim(key[1] or key[2], backend) is not None:  # it may have been withdrawn since
+            if self._table.claim(key[1] or key[2], backend) is not None:  # its claim may be withdrawn by now
                 self._table.learn((key, above), backend, generation, Trust.REMOTE, at)
         return True
 
 
 def first_places(*columns: Sequence[int]) -> dict[int, int]:
-    """Name -> where it comes first."""
+    """Return the first index of each name in any of the columns."""
     places: dict[int, int] = {}
     for names in columns:
         for name, at in zip(reversed(names), range(len(names) - 1, -1, -1), strict=True):

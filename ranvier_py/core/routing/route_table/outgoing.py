@@ -1,10 +1,10 @@
-"""What a table has for its peers: what was learned here, and what engines dropped.
+"""The routes that a table has for its peers: those learned on this node, and those that engines dropped.
 
-Learned is what this node served and what engines said themselves. A claim that is only refreshed is sent again when its
-evidence enters another half of the time to live, each row at a time of its own: so peers hold for ever what is in use,
-and one route costs at most two updates in a time to live. Of a request that has nothing new in it the deepest claim is
-sent, too, once a second: an engine keeps what was used last, so peers have to know of it.
-Bounds: QUEUE_MAX of each kind; beyond, the oldest goes and is counted.
+A route is learned here when this node served it or the engine itself reported it. A claim that is merely refreshed is
+sent again when its evidence enters the next half of the time to live, which begins at another moment for each row: so
+peers never forget what is in use, and a refreshed route costs at most two updates in a time to live. Of a request with
+nothing new the deepest claim is sent, once a second at most: engines keep what was used last, so peers must know it.
+Bounds: QUEUE_MAX of each kind; beyond that the oldest is dropped and counted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ranvier_py.core.routing.route_table.route_values import Claim, NewRoutes, R
 from ranvier_py.core.routing.route_table.rows import Rows
 
 QUEUE_MAX = 16_384
-"""Calls of `learn` whose new routes wait to be sent: seconds of full load."""
+"""Calls of `learn` whose new routes wait to be sent, and withdrawals that do: seconds of full load."""
 
 
 class OutgoingRoutes:
-    """For whoever sends them, who empties `new` and `withdrawn`. Nothing is noted before `collect`."""
+    """Queues of what peers have to know; whoever sends it empties `new` and `withdrawn`. Collects from `collect` on."""
 
     def __init__(self, rows: Rows, claims: Claims, counters: RouteTableCounters, ttl_s: float) -> None:
         self.collecting = False
@@ -36,16 +36,16 @@ class OutgoingRoutes:
         self._came: Callable[[], object] = lambda: None
 
     def set_ttl(self, ttl_s: float) -> None:
-        """Life of a claim after its last evidence."""
+        """Set the life of a claim after its last evidence."""
         self._half_ttl_s = max(1, int(ttl_s) // 2)
 
     def collect(self, came: Callable[[], object] = lambda: None) -> None:
-        """From now on. `came` is called when the first of either kind comes."""
+        """Collect from now on. `came` is called when an entry comes into either queue while that is empty."""
         self.collecting = True
         self._came = came
 
     def dropped(self, row: int, backend: int, generation: int, at: float) -> None:
-        """An engine dropped the prefix of a row."""
+        """Queue for peers that an engine dropped the prefix of a row."""
         if len(self.withdrawn) >= QUEUE_MAX:
             self.withdrawn.popleft()
             self._counters.withdrawn_dropped += 1
@@ -54,16 +54,16 @@ class OutgoingRoutes:
             self._came()
 
     def insist(self, fingerprint: int, backend: BackendId) -> None:
-        """Send once more a claim that we know better than a peer, who takes it for withdrawn."""
+        """Send a claim again that a peer has withdrawn, if this node knows it better: by LOCAL trust or more."""
         rows, row = self._rows, self._rows.index.get(fingerprint, 0)
         claim = self._claims.get(row, backend) if row else None
         if claim is not None and claim.trust >= Trust.LOCAL:
             self._append(NewRoutes(backend, claim.generation, (rows.key(row),), rows.above(row), claim.evidence))
 
     def learned(self, chain: Sequence[PrefixKey], known: int, backend: BackendId, claim: Claim, now: float) -> None:
-        """Before a claim is stored: which of these keys will be new to peers, and what stands above them."""
+        """Queue the keys of a chain that will be new to peers, and what is above them, before the claim is stored."""
         fresh: list[PrefixKey] = []
-        found: list[NewRoutes] = []  # each without a gap: peers take what comes together for one below the other
+        found: list[NewRoutes] = []  # each without a gap: peers hang each key of a chain under the next one
         index = self._rows.index
         for key in chain:
             if (key[1] or key[2]) not in index or self._is_new(key, backend, claim):
@@ -80,7 +80,7 @@ class OutgoingRoutes:
             self._use_again(chain[0], backend, claim, now)
 
     def _use_again(self, key: PrefixKey, backend: BackendId, claim: Claim, now: float) -> None:
-        """A request had nothing new in it."""
+        """Queue the deepest claim of a request with nothing new, unless this second has it already."""
         rows, row = self._rows, self._rows.index[key[1] or key[2]]
         old = self._claims.get(row, backend)
         if old is not None and old.evidence < claim.evidence:
@@ -95,9 +95,9 @@ class OutgoingRoutes:
             self._came()
 
     def _add_above(self, known: int, fresh: list[PrefixKey], backend: BackendId, claim: Claim) -> int:
-        """Add the rows above a known one that lack the claim, too. Returns the name of the row above them.
+        """Add the rows above a known one to `fresh` while they lack the claim. Returns the name of the row above these.
 
-        They were sent with a claim of an earlier generation, if at all: a peer that knew better has not taken them.
+        Those rows were sent with an earlier generation's claim, if at all, which a peer may not have taken.
         """
         rows = self._rows
         row = rows.parent[known]

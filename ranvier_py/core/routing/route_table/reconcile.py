@@ -1,10 +1,10 @@
-"""Setting the route table right by what engines are known to hold, some rows at a time.
+"""Correcting the route table by what engines are known to hold, some rows at a time.
 
-Rules: a row with a token fingerprint is raised to CONFIRMED for a backend that holds it, where it is not so already or
-where the evidence ages; a claim of a backend that does not hold it is withdrawn, unless its evidence is too young to
-tell. Neither is a use of the row. Rows that are known by their text alone, and those of prompts with media, of which no
-events tell, follow the rows above them.
-Bound: `rows_max` for each call.
+Rules: a row with a token fingerprint is raised to CONFIRMED for a backend that holds it, unless it is CONFIRMED already
+by fresh evidence. A claim of a backend that does not hold it is withdrawn, unless its evidence is too young to judge.
+Neither is a use of the row. Text-only rows, and rows of prompts with media, which no events cover, follow the rows
+above them.
+Bound: each call looks at `rows_max` rows at most.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from ranvier_py.core.routing.route_table.rows import SHARED
 from ranvier_py.core.routing.route_table.table import RouteTable
 
 FRESH_SHARE = 0.25
-"""Of the time to live: evidence of a held row that is older is renewed. A sweep comes round more often than that."""
+"""Share of the time to live after which the evidence of a held row is renewed. A sweep comes round more often."""
 
 
 class Exact(NamedTuple):
-    """A backend of which all is known. Evidence of this second or later is not doubted, nor is less trust than this."""
+    """A backend whose whole cache is known: claims with older evidence than `doubted_before` are checked against it."""
 
     backend: BackendId
     generation: int
-    held_among: Callable[[Sequence[Fingerprint]], Mapping[Fingerprint, int]]  # those that it holds, and the tier
+    held_among: Callable[[Sequence[Fingerprint]], Mapping[Fingerprint, int]]  # those that it holds, with their tiers
     doubted_before: float
-    trust_min: Trust = Trust.REMOTE
+    trust_min: Trust = Trust.REMOTE  # claims of less trust are not withdrawn
 
 
 class Reconciler:
     """Walks round and round one table.
 
-    Called before each `RouteTable.sweep` with the same number of rows it is always a step ahead of that: where a new
-    generation voids claims of what is held all the same, they are raised before they are removed.
+    Call it before each `RouteTable.sweep` with the same number of rows, so that it stays a step ahead: where a new
+    generation voids claims on prefixes that the engine still holds, it raises them before the sweep removes them.
     """
 
     def __init__(self, table: RouteTable) -> None:
@@ -45,11 +45,11 @@ class Reconciler:
         self._claims = table.claims
         self._cursor = 1
         self._counting: dict[int, int] = {}
-        self.rounds = 0  # that are complete
-        self.confirmed: dict[int, int] = {}  # rows by backend, as the last round found; shared ones count for one
+        self.rounds = 0  # complete rounds
+        self.confirmed: dict[int, int] = {}  # by backend: CONFIRMED rows in the last round; a shared row counts for one
 
     def walk(self, rows_max: int, engines: Sequence[Exact], now: float) -> tuple[int, int]:
-        """Look at the next rows. Returns how many claims were raised or refreshed, and how many withdrawn."""
+        """Look at the next rows. Returns how many claims were raised or refreshed, and how many were withdrawn."""
         window = self._window(rows_max)
         if not engines:
             return 0, 0
@@ -64,7 +64,7 @@ class Reconciler:
         return affirmed, retracted
 
     def _window(self, rows_max: int) -> dict[Fingerprint, int]:
-        """The next rows, by their token fingerprints."""
+        """Return the next rows that have token fingerprints, by these."""
         rows, counting = self._rows, self._counting
         parents, tokens, found = rows.parent, rows.token, {}
         for _ in range(min(rows_max, rows.top - 1)):
@@ -105,7 +105,7 @@ class Reconciler:
         held: Mapping[BackendId, Mapping[Fingerprint, int]],
         now: float,
     ) -> int:
-        """Withdraw what this row claims wrongly, if it is still there: it may have gone with one above it."""
+        """Withdraw the wrong claims of a row, unless the row went meanwhile with one above it. Returns how many."""
         rows = self._rows
         backend = BackendId(rows.backend[row])
         if not rows.flags[row] & SHARED and (backend not in exact or name in held[backend]):

@@ -1,4 +1,4 @@
-"""What goes into the route table and what comes out of it."""
+"""The values that go into the route table and come out of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LRU, UTILITY = "lru", "utility"
 
 @dataclass(frozen=True, slots=True)
 class RouteTableOptions(Options):
-    """What an operator may set of it besides its size."""
+    """What an operator may set of the route table besides its size and time to live."""
 
     SECTION = "Routing"
 
@@ -50,7 +50,7 @@ Fingerprints = npt.NDArray[np.uint64]
 
 
 class Trust(IntEnum):
-    """Who says that a prefix is warm. A higher one outlives a lower one under capacity pressure."""
+    """Who says that a prefix is warm. Under capacity pressure rows of lower trust are evicted first."""
 
     REMOTE = 1  # a peer says so
     LOCAL = 2  # we served it
@@ -58,15 +58,15 @@ class Trust(IntEnum):
 
 
 class Claim(NamedTuple):
-    """A holder of a row: since when, and who says so."""
+    """That a backend (the key it is stored under) holds a row's prefix: which process, who says so, and since when."""
 
     generation: int
     trust: int
-    evidence: int  # whole second
+    evidence: int  # whole second of the latest evidence
 
 
 class NewRoutes(NamedTuple):
-    """What one call of `learn` added to what peers may know. Deepest first; `parent` names the row above, or is 0."""
+    """What one call of `learn` has for peers. Deepest first; `parent` names the row above the chain, or is 0."""
 
     backend: BackendId
     generation: int
@@ -76,7 +76,7 @@ class NewRoutes(NamedTuple):
 
 
 class WithdrawnRoute(NamedTuple):
-    """An engine dropped a prefix, and all that is longer: what peers have to know, if they believe otherwise."""
+    """For peers that believe otherwise: an engine dropped a prefix, and so all longer ones."""
 
     backend: BackendId
     generation: int
@@ -85,7 +85,7 @@ class WithdrawnRoute(NamedTuple):
 
 
 class RouteColumns(NamedTuple):
-    """Claims, one element each, parents first. A row with several claims comes several times, its first claim first."""
+    """Claims, one element each, parents first. A row with several claims has several elements, the first one first."""
 
     parent: Fingerprints  # a name of the row above; 0 = the top, or not known
     tokens: npt.NDArray[np.uint32]
@@ -100,11 +100,11 @@ class RouteColumns(NamedTuple):
 
 
 class BackendNames(NamedTuple):
-    """What this node's backend ids mean to others; by id. `key` 0: this one is not shown to anybody."""
+    """What this node's backend ids mean to peers, by id. A backend with `key` 0 is not shown to any peer."""
 
     key: Fingerprints
-    shared_generation: Fingerprints  # as all nodes count
-    generation: npt.NDArray[np.int32]  # whose claims count here; -1 = none's
+    shared_generation: Fingerprints  # the number that all nodes know its process by
+    generation: npt.NDArray[np.int32]  # the local number of that process, whose claims are read; -1 = no claims are
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
-"""The rows of the route table, in columns: one prefix per row, and no Python object per row but its keys in the index.
+"""The rows of the route table, stored in columns: one row per prefix, and no Python objects but the index's keys.
 
-A row is a number. Row 0 is the empty prefix: parent of every row whose ancestors are not known. Links are plain
-numbers: `parent`, `child` (the first), `left` and `right` (siblings). A free row, and a new one until it is placed, has
-parent -1. The first claim of a row is in the columns `backend` … `evidence`; the rare further ones are in `claims`.
+A row is a number. Row 0 is the empty prefix, the parent of every row whose ancestors are not known. Links are row
+numbers: `parent`, `child` (the first one), `left` and `right` (siblings). A free row, and a new one until it is placed,
+has parent -1. The first claim of a row is in the columns `backend` … `evidence`; the rare further ones in `claims`.
 
 Invariant: following `parent` from any placed row ends at row 0; each fingerprint in `index` names a row that has it.
 Cost: 66 bytes of columns, and about 100 bytes of index per fingerprint.
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from ranvier_py.core.prompts.prompt import PrefixKey
 
 ROWS_MIN = 1024
-"""Columns start with this many rows, 70 kB, and double until the capacity: at most 20 ms, at a million rows. Smaller
+"""Columns start with this many rows, 70 kB, and double up to the capacity: 20 ms at most, at a million rows. Smaller
 steps would leave holes in the heap, 35 bytes for each row (measured)."""
 
 NO_BACKEND = -1
@@ -27,11 +27,11 @@ SHARED = 2
 ALIASED = 4
 """Bit of `flags`: the row has more text fingerprints than the one in the columns."""
 FORKED = 8
-"""Bit of `flags`: the row has, or had, several children: prompts differ behind it."""
+"""Bit of `flags`: the row has, or had, several children, so prompts differ behind it."""
 
 
 class Rows:
-    """Storage and links. Knows nothing of trust, time or order of eviction."""
+    """Stores rows and links them. Decides nothing about trust, time or the order of eviction."""
 
     def __init__(self, capacity: int) -> None:
         self.rows_max = capacity + 1
@@ -43,7 +43,7 @@ class Rows:
         self.parent, self.child, self.left, self.right = array("i"), array("i"), array("i"), array("i")
         self.tokens, self.token, self.text = array("I"), array("Q"), array("Q")
         self.flags = array("B")
-        self.used = array("i")  # whole second of the last use; that of a row with children may lag behind theirs
+        self.used = array("i")  # whole second of the last use; a row with children may lag behind them
         self.backend, self.generation = array("h"), array("i")
         self.trust, self.evidence = array("B"), array("i")
         self.best = array("B")  # highest trust of the row's claims; 0 = it has none
@@ -53,7 +53,7 @@ class Rows:
         self.parent[0] = 0
 
     def grow(self) -> None:
-        """More room in all columns."""
+        """Double all columns, up to the capacity."""
         size = len(self.parent)
         step = min(max(size, ROWS_MIN), self.rows_max - size)
         self.parent.extend(array("i", (-1,)) * step)
@@ -63,7 +63,7 @@ class Rows:
                 column.frombytes(bytes(step * column.itemsize))
 
     def create(self, tokens: int, token: int, text: int, used: int) -> int:
-        """A new row, not placed yet, without claims. At least one fingerprint is not 0, and none is in the index."""
+        """Create a row without claims, not placed yet. One of its fingerprints is not 0; none is in the index yet."""
         if self.free:
             row = self.free.pop()
         else:
@@ -83,7 +83,7 @@ class Rows:
         return row
 
     def release(self, row: int) -> int:
-        """Free a placed row without children, claims and place in the queue. Returns the row that was its parent."""
+        """Free a placed row that has no children and no claims and is not queued. Returns its parent."""
         parent = self.detach(row)
         index, token, text = self.index, self.token[row], self.text[row]
         if token:
@@ -99,7 +99,7 @@ class Rows:
         return parent
 
     def splice(self, row: int) -> int:
-        """Free a placed row with one child, which takes its place. Returns the row above. No use of that one."""
+        """Free a placed row with one child, which takes its place. Returns the parent, whose last use stays."""
         child, parent = self.child[row], self.parent[row]
         above, own = self.used[parent], self.used[row]
         self.detach(child)
@@ -118,7 +118,7 @@ class Rows:
         return (first, *more) if more else (first,)
 
     def add_text(self, row: int, text: int) -> None:
-        """One more text fingerprint for the row; it must not be in the index."""
+        """Give the row one more text fingerprint, which must not be in the index."""
         if self.text[row]:
             self.aliases[row] = (*self.aliases.get(row, ()), text)
             self.flags[row] |= ALIASED
@@ -127,7 +127,7 @@ class Rows:
         self.index[text] = row
 
     def take_texts(self, source: int, target: int) -> None:
-        """The target takes over all text fingerprints of the source."""
+        """Move all text fingerprints of the source to the target."""
         texts = self.texts(source)
         self.text[source] = 0
         self.aliases.pop(source, None)
@@ -147,7 +147,7 @@ class Rows:
         self.child[parent] = row
 
     def detach(self, row: int) -> int:
-        """Take a placed row, with what is below it, from its parent, which inherits its use. Returns the parent."""
+        """Take a placed row and its subtree from its parent, which inherits its last use. Returns the parent."""
         parent, left, right = self.parent[row], self.left[row], self.right[row]
         if left:
             self.right[left] = right
@@ -170,7 +170,7 @@ class Rows:
         return False
 
     def children(self, row: int) -> Iterator[int]:
-        """The children, last placed first. The current one may be moved away meanwhile."""
+        """Yield the children, last placed first. The caller may move away the one that it was given last."""
         child = self.child[row]
         while child:
             following = self.right[child]
@@ -178,7 +178,7 @@ class Rows:
             child = following
 
     def branches(self, key: PrefixKey) -> int:
-        """How many children the rows of this key have: 0, 1, or 2 for more."""
+        """Return how many children the rows of this key have: 0, 1, or 2 for more."""
         found = 0
         for name in key[1:]:
             row = self.index.get(name)  # 0 is nobody's name
@@ -189,7 +189,7 @@ class Rows:
         return found
 
     def name(self, row: int) -> int:
-        """A fingerprint that finds this row; 0 for the empty prefix."""
+        """Return a fingerprint that finds this row; 0 for the empty prefix."""
         return self.token[row] or self.text[row]
 
     def above(self, row: int) -> int:
@@ -200,8 +200,8 @@ class Rows:
         return self.tokens[row], self.token[row], self.text[row]
 
     def known_chain(self, chain: Iterable[PrefixKey]) -> Iterator[PrefixKey]:
-        """These keys, deepest first; from one of text alone that has a row on, the whole keys of that and of all above
-        it, as who tokenized them reported."""
+        """Yield these keys, deepest first, up to the first one without a token fingerprint whose text has a row. From
+        there on yield the rows' own keys, of that row and all above it: they have what other nodes tokenized."""
         for key in chain:
             if not key[1] and key[2] in self.index:
                 row = self.index[key[2]]

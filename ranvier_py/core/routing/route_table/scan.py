@@ -1,13 +1,13 @@
-"""Reading the whole route table with numpy: its bucket sums, and its rows as columns. In steps of at most 2 ms.
+"""Reading the whole route table with numpy, in steps of at most 2 ms: its bucket sums, or its claims as columns.
 
-*Sums*: for each (fingerprint, backend) with a live claim one pseudo-random number, XORed into one of 4096 buckets. Two
-nodes that know the same claims have equal sums, whatever their row numbers and backend ids are; where a bucket differs,
-its claims differ. *Columns*: the claims themselves, parents before children, for a peer that lacks them.
+*Sums*: each (fingerprint, backend) with a live claim gives one pseudo-random number, which is XORed into one of 4096
+buckets. Two nodes that know the same claims have equal sums, whatever their row numbers and backend ids are; where a
+bucket differs, its claims do. *Columns*: the claims themselves, parents before children, for a peer that lacks them.
 
-Rules: only live claims of current generations whose remaining life exceeds a margin, so that what one node forgets now
-and another in a second makes no difference. The table may change between steps: what moves meanwhile may be read twice
-or not at all, which the sync that asked repairs by route updates or by the next sums.
-Invariant: no view of a column outlives a step, for an array with views can't grow.
+Rules: a scan reads only live claims of current generations whose remaining life exceeds a margin, so that it makes no
+difference whether a node forgets a claim now or in a second. The table may change between steps: a row that moves
+meanwhile may be read twice or not at all, which the sync that asked repairs by route updates or by the next sums.
+Invariant: no view of a column outlives a step, since an array with views can't grow.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ BUCKET_SHIFT = np.uint64(64 - BUCKET_BITS)
 SUMS_BYTES = 8 * BUCKETS
 
 SUMS_ROWS = 16_384
-"""Rows of one step of sums, about 1 ms."""
+"""Rows that one step of sums reads: about 1 ms."""
 
 EXTRA_CLAIMS_MAX = 1000
-"""Claims beyond the first of their row, and further texts, are read one by one: a step ends behind these."""
+"""Claims beyond the first of their row, and further texts, are read one by one: a step ends before it exceeds this."""
 
 CHUNK_CLAIMS = 512
-"""Claims of one chunk: what the receiver can merge within 2 ms. A row alone may bring more, one for each backend."""
+"""Claims of one chunk: what the receiver can merge within 2 ms. A single row may exceed it: one claim per backend."""
 
 ROWS_MIN, ROWS_MAX = 64, 16_384
-"""Rows looked at for one chunk; between, as many as filled the last one."""
+"""Limits of the rows looked at for one chunk; between them, as many as would have filled the last one."""
 
 ROW_CLAIMS_MAX = 4096
-"""Claims and further texts that are sent of one row; what is beyond waits for route updates. One for each backend
-fits."""
+"""Most claims and further texts of one row that are sent, enough for a claim of each backend. The others wait for
+route updates."""
 
 CHUNKS_KEPT = 16
-"""So many chunks can be taken back."""
+"""How many of the latest chunks can be taken again (`RowsScan.back`)."""
 
 CLIMBS_MAX = 100
-"""A chunk fetches rows above its own up to so many levels; what hangs deeper arrives without a parent."""
+"""A chunk fetches the rows above its own up to so many levels; a row that hangs deeper arrives without a parent."""
 
 
 class ScannedRows(NamedTuple):
@@ -60,7 +60,7 @@ class ScannedRows(NamedTuple):
     row: Numbers
     backend: npt.NDArray[np.int16]
     evidence: npt.NDArray[np.int32]
-    read: int  # of the rows asked for, so many were looked at
+    read: int  # how many of the rows asked for were looked at
 
 
 class Chosen(NamedTuple):
@@ -90,7 +90,7 @@ NOTHING = np.array((), np.int64)
 
 
 class ClaimReader:
-    """Live claims of given rows."""
+    """Reads the live claims of given rows."""
 
     def __init__(self, rows: Rows, claims: Claims, names: BackendNames, margin_s: float) -> None:
         self.rows = rows
@@ -99,7 +99,7 @@ class ClaimReader:
         self._margin_s = margin_s
 
     def read(self, ids: Numbers, now: float) -> ScannedRows:
-        """The live claims of these ascending rows, or of the first of them if they have many further claims."""
+        """Return the live claims of these rows (ascending), or of the first ones if they have many further claims."""
         claims = self._claims
         claims.now = max(claims.now, now)
         backends = np.frombuffer(self.rows.backend, np.int16)[ids]
@@ -123,13 +123,13 @@ class ClaimReader:
         return ScannedRows(ids[place[live]], backends[live], evidence[live], read)
 
     def texts(self, rows: Numbers) -> tuple[Numbers, Fingerprints]:
-        """Further texts of rows, as (index into `rows`, text)."""
+        """Return the further texts of rows: indices into `rows`, and the texts."""
         at = np.flatnonzero(np.frombuffer(self.rows.flags, np.uint8)[rows] & ALIASED)
         pairs = [(index, text) for index in at.tolist() for text in self.rows.aliases[int(rows[index])]]
         return np.array([index for index, _ in pairs], np.int64), np.array([text for _, text in pairs], U64)
 
     def _others(self, ids: Numbers, backends: npt.NDArray[np.int16]) -> tuple[int, list[tuple[int, int, int, int]]]:
-        """How many rows can be read in one step, and (place, backend, generation, evidence) of their further claims."""
+        """Return how many rows fit one step, and (place, backend, generation, evidence) of their further claims."""
         flags = np.frombuffer(self.rows.flags, np.uint8)[ids]
         special = np.flatnonzero((flags & (SHARED | ALIASED) != 0) & (backends >= 0))
         found: list[tuple[int, int, int, int]] = []
@@ -144,7 +144,7 @@ class ClaimReader:
 
 
 class SumsScan:
-    """The bucket sums, step by step."""
+    """Computes the bucket sums, step by step."""
 
     def __init__(self, reader: ClaimReader) -> None:
         self._reader = reader
@@ -153,7 +153,7 @@ class SumsScan:
         self._next = 1
 
     def step(self, now: float) -> bytes | None:
-        """One step. The sums, 8 bytes for each bucket, little-endian, once all rows are read."""
+        """Read some rows. Returns the sums, 8 little-endian bytes per bucket, once all rows are read; None before."""
         reader, rows = self._reader, self._reader.rows
         ids = np.arange(self._next, min(self._next + SUMS_ROWS, rows.top))
         if len(ids):
@@ -173,7 +173,7 @@ class SumsScan:
 
 
 class RowsScan:
-    """The claims of some buckets, or of all rows when none are named, in chunks."""
+    """Reads, in chunks, the claims of some buckets, or of all rows when no bucket is named."""
 
     def __init__(self, reader: ClaimReader, buckets: npt.NDArray[np.uint16]) -> None:
         self._reader = reader
@@ -189,7 +189,7 @@ class RowsScan:
         self._taken: deque[tuple[int, int, Numbers]] = deque(maxlen=CHUNKS_KEPT)
 
     def take(self, now: float) -> Chunk | None:
-        """One step. None: nothing found yet. The last chunk may be empty."""
+        """Read some rows. Returns their chunk; None: they had no wanted claims. The last chunk may be empty."""
         start, step = self._next, self._step_rows
         ids = np.arange(start, min(start + step, self._end))
         if self._whole:
@@ -211,14 +211,14 @@ class RowsScan:
         return Chunk(self._columns(chosen), last)
 
     def back(self, chunks: int) -> None:
-        """The last so many chunks, at most CHUNKS_KEPT, are to be taken again."""
+        """Go back by so many chunks, CHUNKS_KEPT at most: `take` returns them again."""
         while chunks > 0 and self._taken:
             self._next, self._step_rows, above = self._taken.pop()
             self._sent[above] = False
             chunks -= 1
 
     def _choose(self, ids: Numbers, now: float) -> tuple[Chosen, int]:
-        """The claims of these rows that are wanted and fit a chunk, and the first row that was not looked at."""
+        """Return the wanted claims of these rows that fit a chunk, and the first row that was not looked at."""
         following = min(self._next + self._step_rows, self._end)
         chosen, read = self._claims(ids, now)
         if read < len(ids):
@@ -235,7 +235,10 @@ class RowsScan:
         return chosen, following
 
     def _claims(self, ids: Numbers, now: float) -> tuple[Chosen, int]:
-        """Live claims of rows, in their order; a further text of a row comes with the first of its claims."""
+        """Return the live claims of rows, in row order, and how many rows were looked at.
+
+        Each further text of a row comes with the first of its claims.
+        """
         rows = self._reader.rows
         found = self._reader.read(ids, now)
         token, text = (np.frombuffer(column, U64)[found.row] for column in (rows.token, rows.text))
@@ -248,7 +251,7 @@ class RowsScan:
         return chosen, found.read
 
     def _above(self, ids: Numbers) -> Numbers:
-        """Rows above these that have higher numbers and were not sent: they go first, and not again in their turn."""
+        """Return the ancestors of these rows that come later in the scan and were not sent: they go into this chunk."""
         parents = np.frombuffer(self._reader.rows.parent, np.int32)
         found = [NOTHING]
         room = CHUNK_CLAIMS
@@ -281,7 +284,7 @@ class RowsScan:
         )
 
     def _ranks(self, ids: Numbers) -> Numbers:
-        """For each of these rows a number greater than that of its parent, if that is among them."""
+        """Return a rank for each of these rows, greater than that of its parent if that is among them."""
         count = len(ids)
         self._place[ids] = np.arange(1, count + 1)
         above = self._place[np.frombuffer(self._reader.rows.parent, np.int32)[ids]].astype(np.int64) - 1

@@ -1,13 +1,13 @@
 """The route table: which backend is believed to hold which prefix.
 
 A radix tree of prefixes, found by fingerprint. A prompt comes as its chain of prefix keys, deepest first; `match`
-returns the backends with the deepest live claims, `learn` stores a claim for each key. A claim lives while its
-generation is the backend's current one and its last evidence is younger than the TTL; being looked up is no evidence.
+returns the backends with the deepest live claims, `learn` stores a claim for each key. A claim is live while its
+generation is the backend's current one and its last evidence is younger than the TTL; a lookup is no evidence.
 
 Rules: at most `capacity` rows; a new row beyond that evicts the row that is worth least by `utility_queue`, or the leaf
-that comes first in `leaves.LeafQueue`. A use of a row is a use of its ancestors: they are not touched, they inherit the
-time when a child goes. So a system prompt that others use survives, and by age an idle chat loses its deep rows first.
-Every call is synchronous, hence atomic. Rows and their columns are seen in this package alone.
+that comes first in `leaves.LeafQueue`. A use of a row counts for its ancestors, too, but is not written to them: a row
+inherits the last use of each child that is removed. So a system prompt in use survives, and eviction by age takes the
+deepest rows of an idle chat first. Every call is synchronous, hence atomic. Only this package sees rows and columns.
 Invariants: those of `rows`, `leaves`, `claims` and `tree`; tests/core/routing/route_table/test_routes_properties.py
 holds them.
 """
@@ -47,10 +47,10 @@ from ranvier_py.core.routing.route_table.uses import PrefixUse, RouteUses
 from ranvier_py.core.routing.route_table.utility_queue import make_queue
 
 WITHDRAW_CLAIMS_MAX = 2000
-"""Claims one call of `withdraw` removes, some milliseconds; what is left below goes with the next sweeps."""
+"""Most claims that one call of `withdraw` removes, some milliseconds of work. The next sweeps remove the rest."""
 
 REFUTE_ROWS_MAX = 2000
-"""Looked at for one answer. What lies beyond stays until it expires or is refuted itself."""
+"""Most rows that `refute` looks at for one answer. Claims beyond these stay until they expire or are refuted."""
 
 NOT_BY_ENGINE = -1.0
 
@@ -61,19 +61,19 @@ NO_DEPTHS: Mapping[int, int] = MappingProxyType({})
 TOKENS_MAX = 2**32 - 1
 FINGERPRINT_BITS = 64
 GENERATION_MAX = 2**31 - 1
-"""What the columns hold."""
+"""The greatest values that the columns hold."""
 
 
 class RouteTable:
     """Prefix -> backends, learned from traffic, bounded in rows and in time.
 
     Args:
-        capacity: rows, one for each known prefix.
-        ttl_s: life of a claim after its last evidence; to the second, and never longer.
+        capacity: most rows; there is one for each known prefix.
+        ttl_s: life of a claim after its last evidence. Evidence is cut to whole seconds, so it is never longer.
 
     `now` is monotonic seconds, not negative, given by the caller. Generations of one backend only grow.
-    `outgoing` has what peers have to know, `uses` what claims say of uses. `on_use` may be set. `rows`, `leaves`,
-    `claims` and `tree` are this package's own.
+    `outgoing` has what peers have to know, `uses` reads from claims when prefixes were used. `on_use`, where set, is
+    called before claims are raised. `rows`, `leaves`, `claims` and `tree` are for this package alone.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class RouteTable:
 
     @ttl_s.setter
     def ttl_s(self, ttl_s: float) -> None:
-        """From now on; claims that are older by then are over."""
+        """Set it from now on, for all claims: those that are older already have expired."""
         self.claims.ttl_s = ttl_s
         self.outgoing.set_ttl(ttl_s)
 
     def names(self) -> Container[int]:
-        """All fingerprints that are known, now and later."""
+        """Return a live view of all known fingerprints."""
         return self.rows.index
 
     def __len__(self) -> int:
@@ -124,16 +124,16 @@ class RouteTable:
         touch: bool = True,
         unheld: list[PrefixKey] | None = None,
     ) -> list[Holder]:
-        """At least `wanted` backends that hold a prefix of the prompt, if there are so many: each at its deepest depth.
+        """Return the backends that hold a prefix of the prompt, each at its deepest: `wanted` or more if there are.
 
-        Deepest first; those of one depth come together, all of them, so that load can decide among equals. They come
-        by trust, then by freshness of evidence, then by id.
+        Deepest first. The holders of one depth are returned all or none, so that load can decide among equals; they are
+        in the order of trust, then freshness of evidence, then id.
 
         Args:
             chain: the prompt, deepest first; read no further than needed.
-            generations: by backend id, its current one, or -1 while it is not eligible. Ids beyond the end are not.
-            touch: whether this counts as a use of what it finds (False: a dry run).
-            unheld: gets the keys deeper than the first holder's, or all, so that nobody walks the prompt again.
+            generations: by backend id the current one, or -1 while it is not eligible. Ids beyond the end are not.
+            touch: whether this counts as a use of the rows that it finds (False: a dry run).
+            unheld: gets the keys deeper than the first holder's, or all of them, so that no caller walks them again.
         """
         rows, claims = self.rows, self.claims
         claims.now = max(claims.now, now)
@@ -146,7 +146,7 @@ class RouteTable:
                     rows.used[row] = int(now)
                 if len(found) >= wanted:
                     break
-                passed = []  # what follows is shallower
+                passed = []  # keys passed from here on are shallower than the first holder
             else:
                 passed.append(key)
         if touch:
@@ -157,7 +157,7 @@ class RouteTable:
     def peek(
         self, chain: Iterable[PrefixKey], generations: Sequence[int], now: float, wanted: int, unheld: list[PrefixKey]
     ) -> list[Holder]:
-        """What `match` would find then. Not even the time is noted."""
+        """Return what `match` would find at `now`, and change nothing: even the table's time stays as it was."""
         before = self.claims.now
         try:
             return self.match(chain, generations, now, wanted=wanted, touch=False, unheld=unheld)
@@ -165,21 +165,21 @@ class RouteTable:
             self.claims.now = before
 
     def branches(self, key: PrefixKey) -> int:
-        """In how many ways longer prefixes are known to go on from this one: 0, 1, or 2 for more."""
+        """Return how many different continuations of this prefix are known: 0, 1, or 2 for more."""
         return self.rows.branches(key)
 
     def learn(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int, trust: Trust, now: float) -> int:
         """Store evidence that the backend holds each prefix of a prompt. Returns the number of new rows.
 
-        Reading ends at the first key whose row is found by all fingerprints it brings and whose ancestors are known to
-        be complete (a LOCAL chain went through it). From there the claim climbs the tree to the first row that has it
-        already. A key that brings the token fingerprint of a text-only row attaches it, with the exact depth.
+        Reading ends at the first key whose row all of the key's fingerprints find and whose ancestors are known to be
+        complete (a LOCAL chain went through it). From there the claim climbs the tree to the first row that has it
+        already. A key with both fingerprints adds that of the tokens, and the exact depth, to a row known by text only.
 
         Args:
-            chain: deepest first, down to the first of the prompt; or single keys, as peers send them.
-            now: when it was seen; may lie in the past. Evidence older than the TTL is ignored.
+            chain: all keys of the prompt, deepest first; or single keys, as peers send them.
+            now: when the evidence was seen; may lie in the past. Evidence older than the TTL is ignored.
 
-        Raises ValueError for ids, generations, depths or fingerprints out of range; nothing is changed then.
+        Raises ValueError for ids, generations, depths or fingerprints out of range, and stores nothing then.
         """
         if not (0 <= backend < BACKENDS_MAX and 0 <= generation <= GENERATION_MAX):
             limits = f"a backend id is 0 … {BACKENDS_MAX - 1}, a generation 0 … {GENERATION_MAX}"
@@ -204,17 +204,17 @@ class RouteTable:
     def merge(
         self, columns: RouteColumns, generations: npt.NDArray[np.int32], now: float, *, used: bool = False
     ) -> int:
-        """Learn many claims of peers at once, see `Merge`; `used`: by requests just then. Returns how many came."""
+        """Learn many claims of peers at once (`Merge`). `used`: requests made them. Returns the number of new rows."""
         claims, before = self.claims, self._counters.created
         claims.now = max(claims.now, now)
         Merge(self.tree, generations, now, self.on_use if used else None).run(columns)
         return self._counters.created - before
 
     def withdraw(self, fingerprint: int, backend: BackendId, at: float = NOT_BY_ENGINE) -> bool:
-        """Forget that a backend holds a prefix, and every longer one, which it cannot use then. False: no such claim.
+        """Forget that a backend holds a prefix, and every longer one, which it can't use without. False: no such claim.
 
-        One call removes at most WITHDRAW_CLAIMS_MAX; `sweep` does the rest, and until then what is left is a hint that
-        costs a cache miss. `at`: when the engine itself said so. Peers learn of that, claim by claim, for their trees
+        One call removes at most WITHDRAW_CLAIMS_MAX claims; `sweep` removes the rest, each of which may cost a cache
+        miss until then. `at`: when the engine itself said so. Peers then get each withdrawn claim, since their trees
         may differ.
         """
         row = self.rows.index.get(fingerprint)
@@ -225,10 +225,11 @@ class RouteTable:
         return True
 
     def refute(self, key: PrefixKey, backend: BackendId, before: int) -> int:
-        """An engine answered cold below this prefix: it lost its least recently used blocks, deeper ones first.
+        """Withdraw a backend's old claims below this prefix, beyond which its engine found nothing cached.
 
-        Withdraws, as its own word, its claims below whose evidence is older than that second, when the request came;
-        what was served meanwhile stays, and so does every other prefix. Returns how many subtrees went.
+        An engine loses its least recently used blocks, deeper ones first: so the claims with evidence before `before`,
+        the second when the request was sent, go as if the engine had withdrawn them. What was served since then stays,
+        and so does every other prefix. Looks at REFUTE_ROWS_MAX rows at most. Returns how many subtrees went.
         """
         rows, claims = self.rows, self.claims
         top = rows.index.get(key[1]) or rows.index.get(key[2])
@@ -249,7 +250,7 @@ class RouteTable:
         return sum(self.withdraw(name, backend, before) for name in old)
 
     def affirm(self, row: int, backend: BackendId, generation: int, now: float) -> None:
-        """The engine itself holds the prefix of this row, and all before it. No use of the row."""
+        """Raise to CONFIRMED: the engine itself holds the prefix of this row, and all before it. No use of the row."""
         rows, claims = self.rows, self.claims
         claims.now = max(claims.now, now)
         claim = Claim(generation, int(Trust.CONFIRMED), int(now))
@@ -258,16 +259,16 @@ class RouteTable:
         claims.raise_from(row, backend, claim)
 
     def set_tier(self, fingerprint: int, backend: BackendId, tier: int) -> None:
-        """At which tier the backend holds a prefix that it has a claim for: 0 the GPU, above 0 below it."""
+        """Note at which tier a backend holds a prefix that it has a claim for: 0 is the GPU, above 0 is below it."""
         row = self.rows.index.get(fingerprint) if tier or self.claims.lowered else None
         if row is not None and self.claims.get(row, backend) is not None:
             self.claims.set_tier(row, backend, tier)
 
     def hide(self, backend: BackendId, second: int, left: Mapping[int, int] = NO_DEPTHS) -> None:
-        """From now on claims of this backend whose evidence is not after this second are not matched; -1: all are.
+        """Match no claims of this backend with evidence up to `second` from now on; -1 hides none by age.
 
-        Of later seconds that `left` names, claims up to so many tokens deep are. What is not matched stays, to be
-        matched again after new evidence, or when this moves back, until it expires.
+        Where `left` names a later second, claims of that second are matched down to so many tokens only. Hidden claims
+        stay until they expire: new evidence, or a call with an earlier second, makes them match again.
         """
         if second >= 0 or left:
             self.claims.hidden[backend] = Hidden(second, left)
@@ -275,10 +276,10 @@ class RouteTable:
             self.claims.hidden.pop(backend, None)
 
     def sweep(self, now: float, generations: Sequence[int], limit: int = 2000) -> int:
-        """Remove expired claims, and void ones (not of the backend's current generation), from the next `limit` rows.
+        """Remove expired claims, and void ones (of another than the backend's current generation), from `limit` rows.
 
-        A backend that is only not eligible now (-1) keeps its claims. Returns the number of claims removed.
-        Call it often enough to come round within the TTL.
+        Each call goes on where the last one ended: call it often enough to come round within the TTL. A backend that is
+        merely not eligible now (-1) keeps its claims. Returns the number of claims removed.
         """
         rows, claims = self.rows, self.claims
         claims.now = max(claims.now, now)
@@ -302,7 +303,7 @@ class RouteTable:
 
     @property
     def counters(self) -> RouteTableCounters:
-        """As of now."""
+        """The counters, with gauges as of now."""
         counters, names = self._counters, [trust.name.lower() for trust in Trust]
         counters.rows, counters.fingerprints = self.rows.count, len(self.rows.index)
         counters.claims = dict(zip(names, self.claims.counts[1:], strict=True))
@@ -310,41 +311,41 @@ class RouteTable:
         return counters
 
     def claim(self, fingerprint: int, backend: BackendId) -> Claim | None:
-        """What is believed of one backend and a prefix, expired or not."""
+        """Return a backend's claim for a prefix, expired or not; None: there is none."""
         row = self.rows.index.get(fingerprint)
         return None if row is None else self.claims.get(row, backend)
 
     def holds(self, fingerprint: int, backend: BackendId) -> bool:
-        """Whether anything is believed of them."""
+        """Whether the backend has a claim for the prefix, expired or not."""
         row = self.rows.index.get(fingerprint, 0)
         return self.rows.backend[row] == backend or self.claims.get(row, backend) is not None
 
     def is_alive(self, evidence: float) -> bool:
-        """Whether a claim of this evidence has not expired."""
+        """Whether a claim with this last evidence, in seconds, has not expired."""
         return evidence > self.claims.horizon
 
     def prefix_key_of(self, fingerprint: int) -> PrefixKey | None:
-        """The whole prefix key of a known fingerprint."""
+        """Return the whole prefix key of a known fingerprint; None for others."""
         row = self.rows.index.get(fingerprint)
         return None if row is None else self.rows.key(row)
 
     def exact_depth(self, fingerprint: int) -> int:
-        """Tokens of a known prefix that somebody has tokenized; 0 for others."""
+        """Return the depth in tokens of a known prefix if its token fingerprint is known, else 0."""
         row = self.rows.index.get(fingerprint)
         return 0 if row is None or not self.rows.token[row] else self.rows.tokens[row]
 
     def sums(self, names: BackendNames, margin_s: float) -> SumsScan:
-        """To read the bucket sums of all claims with more than so much life left, step by step."""
+        """Return a scan that sums up, step by step, all claims with more than `margin_s` of life left, by bucket."""
         return SumsScan(ClaimReader(self.rows, self.claims, names, margin_s))
 
     def scan(self, names: BackendNames, margin_s: float, buckets: npt.NDArray[np.uint16]) -> RowsScan:
-        """To read the claims of these buckets, or of all when there are none, chunk by chunk."""
+        """Return a scan that reads, chunk by chunk, the claims of these buckets, or all claims if there are none."""
         return RowsScan(ClaimReader(self.rows, self.claims, names, margin_s), buckets)
 
     def subtree(self, fingerprint: int, *, limit: int = 200) -> list[RouteView]:
-        """The tree under a fingerprint (itself included) or the whole (0): parents before children, `limit` rows.
+        """Return at most `limit` rows of the tree from a fingerprint's row down, or of all (0), parents first.
 
-        Empty when the fingerprint is not known. Ages are counted from the latest `now` the table has seen.
+        Empty when the fingerprint is not known. Ages are counted from the latest `now` that the table has seen.
         """
         rows = self.rows
         if fingerprint == 0:
@@ -364,10 +365,10 @@ class RouteTable:
         return views
 
     def _read(self, chain: Iterable[PrefixKey]) -> tuple[list[PrefixKey], int]:
-        """The keys up to the one that ends the walk, and its row, or 0. A key of no tokens is no prefix."""
+        """Return the keys up to the one that ends the walk, and its row, or 0. Skips keys of no tokens or no name."""
         get, flags = self.rows.index.get, self.rows.flags
         taken: list[PrefixKey] = []
-        texts = False  # an anchor tells nothing of the texts above it: equal tokens can come from other messages
+        texts = False  # equal tokens can come from other messages: an anchor's row does not prove the texts above it
         for key in chain:
             tokens, token, text = key
             if tokens <= 0 or not (token or text):
@@ -383,7 +384,7 @@ class RouteTable:
         return taken, 0
 
     def _add_holders(self, key: PrefixKey, generations: Sequence[int], found: list[Holder]) -> int:
-        """Add those that hold the prompt down to `key` to the deeper ones. Returns its row, or 0: nobody new."""
+        """Add the backends that hold the prompt down to `key` to `found`. Returns the key's row; 0: none was new."""
         rows = self.rows
         _, token, text = key
         row, twin = rows.index.get(token), rows.index.get(text)  # 0 is nobody's name
@@ -413,7 +414,7 @@ class RouteTable:
         return row
 
     def _add_several(self, among: Sequence[int], generations: Sequence[int], found: list[Holder]) -> bool:
-        """Add the holders of the rows that stand for one key. False: it has none that are new."""
+        """Add the holders of the one or two rows that stand for one key. False: none was new."""
         rows, claims, known = self.rows, self.claims, len(generations)
         horizon = claims.horizon
         ranked: list[tuple[int, int, int, int]] = []
@@ -429,7 +430,7 @@ class RouteTable:
         if claims.hidden:
             ranked = [each for each in ranked if not claims.is_hidden(each[2], -each[1], each[3])]
         ranked.sort()
-        if len(among) == 1 and not found:  # the usual row, in which nobody comes twice
+        if len(among) == 1 and not found:  # the usual case: one row, in which no backend comes twice
             new = tuple.__new__  # `Holder(…)` takes twice as long, and a system prompt may have one for each backend
             found += [new(Holder, (number, tokens, -trust, 0)) for trust, _, number, tokens in ranked]
             return bool(found)
@@ -454,7 +455,7 @@ class RouteTable:
         self.tree.tidy(row)
 
     def _withdraw_more(self, limit: int) -> int:
-        """Go on with withdrawals. What was learned or evicted meanwhile shows by the claim or by the parent's."""
+        """Go on with withdrawals, except where the claim is gone or its parent has been claimed again meanwhile."""
         rows, claims, pending = self.rows, self.claims, self._withdrawing
         done = 0
         while pending and done < limit:

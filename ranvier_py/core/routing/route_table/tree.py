@@ -1,14 +1,14 @@
-"""Which row stands for which prefix key, and where it hangs: the part of the route table that changes its shape.
+"""The shape of the route table: this module finds or creates the row of a prefix key and links it into the tree.
 
-One path (the keys of one prompt, deepest first) is stored in three steps: find or create the row of each key; hang
-each row under the next one; raise the claim from the deepest row. Meanwhile the rows of the path are pinned: they are
+It stores one path (the keys of one prompt, deepest first) in three steps: find or create the row of each key; hang each
+row under the next one; raise the claim from the deepest row. Meanwhile the rows of the path are pinned: they are
 neither evicted nor queued.
 
 Rules: a key with both fingerprints has one row; a text-only row joins the token row of the same key. A row that is
 new between two linked ones splits their link. Two chains for one prompt become one where the order is certain: by the
 keys themselves, or by exact depths. Where it is not certain, or would close a circle, the rows stay unlinked and are
-counted: the tree decides who is evicted first, not what matches, so a missing link costs nothing but order.
-Invariant: who is removed is a leaf, or its only child takes its place, so every row keeps the ancestors that are left.
+counted: the tree decides which row is evicted first, not what matches, so a missing link costs nothing but order.
+Invariant: a removed row is a leaf, or its only child takes its place, so every row keeps its remaining ancestors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ranvier_py.core.routing.route_table.route_values import Claim, RouteTableCo
 from ranvier_py.core.routing.route_table.rows import WHOLE, Rows
 
 MERGE_CHILDREN_MAX = 64
-"""A text-only row with more children than this is not merged: each has to be hung elsewhere."""
+"""A text-only row with more children than this is not merged, because each of them has to be moved."""
 
 
 class Tree:
@@ -35,13 +35,13 @@ class Tree:
         self.leaves = leaves
         self.claims = claims
         self._capacity = rows.rows_max - 1
-        self._path: dict[int, None] = {}  # rows of the path at hand, deepest first
-        self.pinned: dict[int, None] = {}  # these, and what else its keys name
-        self.moved: list[int] = []  # rows that got another parent, which may lack their claims
+        self._path: dict[int, None] = {}  # rows of the path that is being stored, deepest first
+        self.pinned: dict[int, None] = {}  # these, and all other rows that the path's keys name
+        self.moved: list[int] = []  # rows that got a new parent, which may lack their claims
         self.evicted = [0, 0, 0, 0]  # by best trust
 
     def add(self, chain: Sequence[PrefixKey], backend: int, claim: Claim, *, whole: bool) -> None:
-        """Store a path, deepest first, and the claim. `whole`: it reaches the top without a gap."""
+        """Store a path, deepest first, and the claim on it. `whole`: the path reaches the top without a gap."""
         refused = self.counters.refused
         path, linked = self._store(chain, claim.evidence)
         for row in path[:1] if linked else path:
@@ -49,11 +49,11 @@ class Tree:
         if linked and whole and refused == self.counters.refused:
             flags = self.rows.flags
             for row in path:
-                flags[row] |= WHOLE  # a walk that meets it need not read on
+                flags[row] |= WHOLE  # a walk that meets this row need not read on
         self._settle()
 
     def _store(self, chain: Sequence[PrefixKey], second: int) -> tuple[list[int], bool]:
-        """The rows of a path, deepest first, created where missing and pinned until `_settle`.
+        """Find or create the rows of a path (deepest first), pin them until `_settle`, and link them.
 
         Returns the rows, each once, and whether each is an ancestor of the one before.
         """
@@ -78,9 +78,9 @@ class Tree:
         return created, self._link(created)
 
     def extend(self, row: int, chain: Sequence[PrefixKey], backend: int, claim: Claim, *, whole: bool) -> bool:
-        """The short path of a chat that goes on: hang a chain of new rows (deepest first) under a row, claims included.
+        """Hang a chain of new rows (deepest first) under a row, and claim them: the shortcut for a chat that goes on.
 
-        False, and nothing changed: a fingerprint is known or comes twice, or the chain does not fit.
+        False, with nothing changed: a fingerprint is known or comes twice, or the chain is too long for the table.
         """
         rows, index, capacity = self.rows, self.rows.index, self._capacity
         if len(chain) == 1:  # the usual turn; 0 is nobody's name
@@ -118,7 +118,7 @@ class Tree:
         return True
 
     def _settle(self) -> None:
-        """Unpin the path: its leaves queue for eviction."""
+        """Unpin the path, and queue its leaves for eviction."""
         pinned, children, lanes = self.pinned, self.rows.child, self.rows.lane
         self._path, self.pinned = {}, {}
         inner = self.leaves.takes_inner
@@ -127,7 +127,7 @@ class Tree:
                 self.tidy(row)
 
     def tidy(self, row: int) -> None:
-        """Queue a row that became a leaf; remove it if it has no claims either, and then look at its parent."""
+        """Queue a row if it became a leaf. If it has no claims either, remove it, and do the same for its parent."""
         rows, leaves = self.rows, self.leaves
         while row > 0 and not rows.child[row] and row not in self.pinned:
             if rows.best[row]:
@@ -142,9 +142,9 @@ class Tree:
             leaves.push(row)
 
     def evict(self) -> bool:
-        """Remove the row that is first in order: a leaf, or one with a single child, which takes its place.
+        """Remove the first row of the queue: a leaf, or a row with a single child, which takes its place.
 
-        False: there is none but those of the path at hand.
+        False: only rows of the path that is being stored are left.
         """
         rows = self.rows
         while row := self.leaves.pop():
@@ -157,7 +157,7 @@ class Tree:
         return False
 
     def _pin_known(self, chain: Sequence[PrefixKey]) -> None:
-        """Pin what the path has already before anything is evicted for the rest of it."""
+        """Pin the rows that the path's keys find, so that none of them is evicted to make room for the others."""
         get = self.rows.index.get
         for _, token, text in chain:
             for row in (get(token), get(text)):
@@ -165,7 +165,7 @@ class Tree:
                     self.pinned[row] = None
 
     def _known(self, tokens: int, token: int, text: int, second: int) -> int:
-        """The row of a key of which one fingerprint is known; 0 when it needs another row and there is no room."""
+        """Return the row of a key with a known fingerprint; 0 when the key needs a new row and there is no room."""
         rows = self.rows
         by_token = rows.index.get(token, 0) if token else 0
         by_text = rows.index.get(text, 0) if text else 0
@@ -180,20 +180,20 @@ class Tree:
         if by_text and not rows.token[by_text]:
             self.attach(by_text, tokens, token)
             return by_text
-        if rows.count >= self._capacity and not self.evict():  # these tokens under a text that has other tokens
+        if rows.count >= self._capacity and not self.evict():  # the text's row has other tokens
             self.counters.refused += 1
             return 0
         self.counters.created += 1
         return rows.create(tokens, token, 0, second)
 
     def attach(self, row: int, tokens: int, token: int) -> None:
-        """Give a row that is known by its text the name and the depth of its tokens."""
+        """Give a text-only row its token fingerprint, and its exact depth."""
         self.rows.token[row], self.rows.tokens[row] = token, tokens
         self.rows.index[token] = row
         self.counters.attached += 1
 
     def _absorb(self, source: int, target: int) -> None:
-        """A text-only row is the same prefix as a token row: the latter takes its children, claims and names."""
+        """Merge a text-only row into the token row of the same prefix: move its children, live claims and texts."""
         rows, claims = self.rows, self.claims
         if (
             source in self._path
@@ -219,7 +219,7 @@ class Tree:
         self.counters.merged += 1
 
     def _link(self, path: Sequence[int]) -> bool:
-        """Hang each row of the path under the next one, from the top down: what is new has no children yet."""
+        """Hang each row of the path under the next one, top first (new rows have no children yet). False: not all."""
         rows, parents, children = self.rows, self.rows.parent, self.rows.child
         linked = True
         upper = 0
@@ -238,13 +238,13 @@ class Tree:
         return linked
 
     def _lift(self, row: int, upper: int) -> bool:
-        """Make `upper` an ancestor of `row`, as near to it as certain order allows. False: left as they were."""
+        """Make `upper` an ancestor of `row`, as near as is certain to be right. False: nothing was changed."""
         rows, parents = self.rows, self.rows.parent
         below, above = row, parents[row]
         while above > 0 and above not in self.pinned and self._is_deeper(above, upper):
             below, above = above, parents[above]
-        one, other = above, upper if above > 0 or rows.child[below] else 0  # who has no children closes no circle
-        while one > 0 or other > 0:  # both walk up at once: as a rule they are near, and the top is not
+        one, other = above, upper if above > 0 or rows.child[below] else 0  # a childless row closes no circle
+        while one > 0 or other > 0:  # walk up both at once: as a rule they are near, and the top is far
             if one == upper:
                 return True
             if other == below:
@@ -261,12 +261,12 @@ class Tree:
         return True
 
     def _is_deeper(self, row: int, other: int) -> bool:
-        """Whether it is certain that one row is the longer prefix of one prompt."""
+        """Whether `row` is certainly deeper than `other`, given that both are prefixes of one prompt."""
         rows = self.rows
         return bool(rows.token[row] and rows.token[other]) and rows.tokens[row] > rows.tokens[other]
 
     def _hang(self, row: int, parent: int) -> None:
-        """Move a row, with all below it, under another parent; -1 leaves it unplaced."""
+        """Move a row and its subtree under another parent; -1 leaves it unplaced."""
         old = self.rows.detach(row) if self.rows.parent[row] >= 0 else 0
         if parent >= 0:
             self.rows.place(row, parent)
@@ -274,7 +274,7 @@ class Tree:
         self.tidy(old)
 
     def _hand_up(self, path: Sequence[int]) -> None:
-        """Restore the monotone rule: what was moved gives its live claims to its new ancestors."""
+        """Restore the monotone rule: give live claims of the path, and of moved rows, to their ancestors."""
         rows, claims = self.rows, self.claims
         for row in (*path, *self.moved):
             for backend, claim in list(claims.of(row)):

@@ -1,11 +1,11 @@
-"""Uses of what a backend holds, as its claims show them.
+"""When the prefixes that a backend holds were last used, read from its claims.
 
-A claim's evidence is the second in which its prefix was last used. So what a request used is known when it is learned,
-here or from a peer, before the claims are raised (`RouteTable.on_use`). A running request uses its prefix until it
-ends, which its evidence does not show: `renew` says so, to peers, too. What a newcomer takes over of a peer's whole
-table is no use: it says what is held, not what is used now.
+A claim's evidence is the second in which its prefix was last used. When a request is learned, here or from a peer, the
+claims still show the uses before it until they are raised; `RouteTable.on_use` is called at that moment. A running
+request uses its prefix until it ends, which evidence alone does not show: `renew` refreshes it, for peers as well. What
+a newcomer copies of a peer's whole table is no use: it says what is held, not what is used now.
 
-Rule: none of this is a use of the rows themselves.
+Rule: none of this counts as a use of the rows, by which eviction goes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ranvier_py.core.routing.route_table.route_values import Claim
 from ranvier_py.core.routing.route_table.rows import Rows
 
 PrefixUse = Callable[[Sequence[Sequence[PrefixKey]], BackendId, int, int, int], object]
-"""Called with what requests used, before its claims are raised: prompts, of which process, in which second, and how
-many tokens below them that nobody had."""
+"""Called with what requests used, before the claims on it are raised: the keys of each prompt, the backend and its
+generation, the second, and how many tokens below these prompts no backend had."""
 
 
 class RouteUses:
-    """Of one table."""
+    """Reads the uses of prefixes in one route table, and renews those of running requests."""
 
     def __init__(self, rows: Rows, claims: Claims, outgoing: OutgoingRoutes) -> None:
         self._rows = rows
@@ -34,9 +34,9 @@ class RouteUses:
         self._outgoing = outgoing
 
     def evidence_of(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int) -> list[tuple[int, int]]:
-        """(depth, second of the last evidence) of the claims one backend has on a prompt, also of hidden ones.
+        """Return (depth, second of last evidence) of the live claims that a backend has on a prompt, hidden ones too.
 
-        Deepest first; of several depths with the same evidence the deepest alone.
+        Deepest first. A claim is left out unless its evidence is later than that of all deeper ones.
         """
         rows, claims = self._rows, self._claims
         row_of, backends, generations, evidences = rows.index.get, rows.backend, rows.generation, rows.evidence
@@ -60,8 +60,8 @@ class RouteUses:
     def used_before(
         self, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int
     ) -> tuple[int, dict[int, int]]:
-        """Of prompts with these keys (deepest first), used in that second: how many tokens the backend had no claim
-        for, and how many it last used in which earlier second. What rows have in common is used once."""
+        """Return what prompts (keys deepest first) used in `second`: how many tokens the backend had no claim for, and
+        how many it had last used in each earlier second. Tokens that prompts share count once."""
         rows, claims = self._rows, self._claims
         parents, depths, backends, evidences = rows.parent, rows.tokens, rows.backend, rows.evidence
         new_tokens, found = 0, dict[int, int]()
@@ -84,14 +84,14 @@ class RouteUses:
                 counted[row] = None
                 row = parents[row]
             found[last] = found.get(last, 0) + depth - depths[row]
-        found.pop(second, None)  # nothing
+        found.pop(second, None)  # already used in this second
         return new_tokens, found
 
     def roughly_used_before(
         self, chain: Sequence[PrefixKey], backend: BackendId, generation: int, second: int
     ) -> tuple[int, dict[int, int]]:
-        """The same of one prompt, in a few looks: all that the backend has of it counts as used when its deepest part
-        was."""
+        """Estimate `used_before` of one prompt in a few look-ups: all that the backend has of it counts as last used
+        when the deepest part of that was."""
         row, claim = self._deepest(chain, backend, generation)
         if claim is None:
             return chain[0][0], {}
@@ -101,8 +101,8 @@ class RouteUses:
     def _goes_on_from(
         self, chain: Sequence[PrefixKey], backend: BackendId, generation: int, counted: dict[int, None]
     ) -> int:
-        """The deepest row of this prompt, or 0, that the backend has a claim for or that is counted. What is below is
-        counted with this prompt."""
+        """Return the deepest row of this prompt, or 0, that the backend has a claim for or that is in `counted`. Adds
+        the rows below it to `counted`: their tokens count for this prompt."""
         rows, claims = self._rows, self._claims
         lacking: dict[int, None] = {}
         found = 0
@@ -121,12 +121,12 @@ class RouteUses:
         return found
 
     def deepest_held(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int) -> PrefixKey | None:
-        """The deepest of these prefixes that the backend has a claim for."""
+        """Return the deepest of these prefixes that the backend has a claim for; None: it has none."""
         row, claim = self._deepest(chain, backend, generation)
         return None if claim is None else self._rows.key(row)
 
     def renew(self, key: PrefixKey, backend: BackendId, generation: int, second: int) -> None:
-        """A running request holds this prefix, for which its backend has a claim, and all before it. Peers learn it."""
+        """Raise the backend's claim on this prefix, which a running request uses, to `second`, and send it to peers."""
         row, claim = self._deepest((key,), backend, generation)
         if claim is not None and claim.evidence < second:
             renewed = claim._replace(evidence=second)
@@ -135,7 +135,7 @@ class RouteUses:
             self._claims.raise_from(row, backend, renewed)
 
     def _deepest(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int) -> tuple[int, Claim | None]:
-        """The row of the first key that the backend has a claim for, and the claim."""
+        """Return the row of the first key that this process of the backend has a claim for, and the claim."""
         index, claims = self._rows.index, self._claims
         for _, token, text in chain:
             row = index.get(token) or index.get(text) or 0

@@ -1,19 +1,19 @@
-"""Eviction by utility: which row is worth least, by when it was used and by what it saves.
+"""Eviction by utility: the row with the least score goes, by when it was last used and by what it saves.
 
-Marconi's score (Pan et al.) over routes: recency + alpha * efficiency, each scaled to [0, 1] over all candidates; the
-least goes. *Recency* is the second of the last use. *Efficiency* is what a match loses without the row, for what the
-row takes: the operations of its own tokens, those beyond the row above, with attention's growing share; a row takes as
-much as any other, so nothing is divided. Candidates are the leaves, and the rows with one child, in whose place that
-child comes: what goes on through the child finds the child, so such a row saves little, unless prompts have differed
-behind it before. So of an idle chat the end outlives its inner rows, and a long edge outlives a short one.
+The score is Marconi's (Pan et al.), of routes: recency + alpha * efficiency, each scaled to [0, 1] over all candidates.
+*Recency* is the second of the last use. *Efficiency* is what a match loses without the row: the operations of the row's
+own tokens, those beyond its parent, of which attention makes later ones dearer. Marconi divides that by the memory
+saved; all rows take the same, so nothing is divided. Candidates are the leaves, and the rows with one child, which
+takes the place of an evicted row: prompts that go on through the child match the child, so such a row saves little,
+unless prompts have differed behind it. So the end of an idle chat outlives its inner rows, and a long edge a short one.
 
-alpha 0 is the longest unused leaf, as `leaves.LeafQueue` has it. REMOTE before LOCAL before CONFIRMED, as there.
+With alpha 0 the longest unused leaf goes, as in `leaves.LeafQueue`. As there, REMOTE goes before LOCAL before CONFIRMED.
 
-Rows of one trust and of alike efficiency, to a factor of two, share a lane, in which the longest unused comes first: so
-the head of each lane has the least score of it but for that factor, and only heads are compared. What changes about a
-row shows when it comes to the head. A lane that was found is followed until its score passes the next one's, within
-one second and at most for FOLLOWED_MAX rows.
-Invariant: that of `leaves`, but that a row may be queued by an efficiency that it no longer has.
+Rows of one trust whose efficiencies lie within a factor of two share a lane, in which the longest unused comes first:
+so its head has the lane's least score but for that factor, and only heads are compared. A change of a row takes effect
+when the row comes to the head. Evictions follow the lane found last until its head's score passes the next lane's,
+within one second and for FOLLOWED_MAX rows at most.
+Invariant: that of `leaves`, except that a row may be queued by an efficiency that it no longer has.
 Cost: O(1) amortised for each push, and for each eviction; the lanes are LANES_MAX at most.
 """
 
@@ -30,23 +30,23 @@ from ranvier_py.core.routing.route_table.route_values import UTILITY, Numbers, R
 from ranvier_py.core.routing.route_table.rows import FORKED, Rows
 
 ALPHA_FIRST, ALPHA_MAX = 1.0, 2.0
-"""Until it is tuned: lifetimes are as long as what rows save. And as far as Marconi looks."""
+"""Alpha until it is tuned, with which recency and efficiency weigh the same; and the greatest alpha, as in Marconi."""
 
 DEPTH_SLOPE = 1 / (3 * 4096)
-"""By which share a token takes more operations for each token before it: Marconi's table 1, a Transformer of width
+"""The share by which each earlier token raises the operations of a token: Marconi's table 1, a Transformer of width
 4096, where attention takes 8 L D^2 + 4 L^2 D and the MLP 16 L D^2."""
 
-CLASS_MAX = 30  # tokens of a row's own are told apart up to 2 ** 29
+CLASS_MAX = 30  # classes of efficiency by powers of two: rows of 2 ** 29 own tokens and more share the last
 LANES_MAX = len(LANES) * 2 * CLASS_MAX
 STRAIGHT_BITS = 3
-"""A row with one child, behind which no prompts have differed so far, saves an eighth of what its length would: what
-goes on through its child does not need it."""
+"""A row with one child, behind which no prompts have differed so far, counts an eighth (2 ** -3) of its operations:
+prompts that go on through its child do not need it."""
 
 FOLLOWED_MAX = 64
 
 
 class Head(NamedTuple):
-    """The first of a lane, and what it is scored by."""
+    """The first row of a lane, and what it is scored by."""
 
     row: int
     lane: int
@@ -55,16 +55,16 @@ class Head(NamedTuple):
 
 
 class ScoreScale(NamedTuple):
-    """Of the scores of one moment: from the oldest candidate on, and from the least efficient one."""
+    """How the heads are scored at one moment: by age from the oldest one on, by efficiency from the least one on."""
 
     trust: int
     lane: int  # of the least score
-    limit: float  # the next lane's
+    limit: float  # the next lane's score
     latest: int  # second of this moment
-    oldest: int
-    age_s: int
-    least: float
-    range: float
+    oldest: int  # second of the last use
+    age_s: int  # from `oldest` to `latest`
+    least: float  # efficiency
+    range: float  # from the least to the greatest efficiency
 
     def score(self, head: Head, alpha: float) -> float:
         efficiency = (head.efficiency - self.least) / self.range if self.range else 1.0
@@ -72,7 +72,7 @@ class ScoreScale(NamedTuple):
 
 
 class UtilityQueue(LeafQueue):
-    """`alpha` weighs what is saved against recency; it may be set at any time."""
+    """Evicts by score. `alpha` weighs efficiency against recency, and may be set at any time."""
 
     takes_inner = True
 
@@ -87,7 +87,7 @@ class UtilityQueue(LeafQueue):
         self._followed = 0
 
     def lane_of(self, row: int) -> int:
-        """Where it belongs; 0: it is no candidate."""
+        """Return the lane that a row belongs to; 0: it is no candidate, for it has no claims or several children."""
         rows = self._rows
         child, trust = rows.child[row], rows.best[row]
         if not trust or (child and rows.right[child]):
@@ -111,7 +111,7 @@ class UtilityQueue(LeafQueue):
         super().push(row, lane)
 
     def lanes_of(self, leaves: Numbers) -> npt.NDArray[np.uint8]:
-        """The same as `lane_of` of each."""
+        """Return what `lane_of` returns for each of these rows, which have claims."""
         rows = self._rows
         child = np.frombuffer(rows.child, np.int32)[leaves]
         tokens, parents = np.frombuffer(rows.tokens, np.uint32), np.frombuffer(rows.parent, np.int32)[leaves]
@@ -141,7 +141,7 @@ class UtilityQueue(LeafQueue):
         return 0
 
     def _followed_head(self, trust: int) -> Head | None:
-        """The next one of the lane that was found last, if it still has the least score."""
+        """Return the head of the lane that was found last, if it still has the least score; None: compare all."""
         scale = self._scale
         if scale is None or (scale.trust, scale.latest) != (trust, self._latest) or self._followed >= FOLLOWED_MAX:
             return None
@@ -152,7 +152,7 @@ class UtilityQueue(LeafQueue):
         return head
 
     def _least(self, trust: int) -> Head | None:
-        """The candidate with the least score."""
+        """Return the head with the least score among all lanes of a trust; None: they are empty."""
         alpha = self.alpha
         lanes = [lane for lane in self._lanes[trust] if alpha or lane >> TRUST_BITS <= CLASS_MAX]
         heads = [head for lane in lanes if (head := self._head(lane)) is not None]
@@ -168,7 +168,7 @@ class UtilityQueue(LeafQueue):
         return found
 
     def _head(self, lane: int) -> Head | None:
-        """The first of a lane that is at its true place; what comes before goes there."""
+        """Return the first row of a lane that is at its true place; move those before it to theirs."""
         rows = self._rows
         while row := self.first(lane):
             second, place = rows.bucket[row], self.lane_of(row)
@@ -180,7 +180,7 @@ class UtilityQueue(LeafQueue):
         return None
 
     def _efficiency(self, row: int) -> float:
-        """Operations, in those of a prompt's first token."""
+        """Return the operations that a row saves, in units of those of a prompt's first token."""
         rows = self._rows
         end, start = rows.tokens[row], rows.tokens[rows.parent[row]]
         found = max(1, end - start) * (1.0 + DEPTH_SLOPE * (start + end) / 2)
@@ -188,5 +188,5 @@ class UtilityQueue(LeafQueue):
 
 
 def make_queue(rows: Rows, options: RouteTableOptions) -> LeafQueue:
-    """The order of eviction that is wanted."""
+    """Make the queue of the order of eviction that the options name."""
     return UtilityQueue(rows) if options.eviction == UTILITY else LeafQueue(rows)
