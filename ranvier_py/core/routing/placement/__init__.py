@@ -1,8 +1,8 @@
-"""Placement: which backend gets this request. One file per policy, one Protocol, one Decision.
+"""Placement: a policy chooses the backend for each request. There is one module per policy.
 
-A policy reads a Match (who holds how much of the prompt) and a Pool (who may serve it) and names a backend with the
-reason why. It changes nothing but its own state, awaits nothing, and draws chance from the `rng` it is given. Filters
-(model served, healthy, not draining, circuit closed, not yet tried) have been applied to the Pool before it is asked.
+A policy reads a Match (which backends hold how much of the prompt) and the candidates of a Pool (which may serve it),
+and names a backend and a reason. It changes only its own state, awaits nothing, and draws random numbers from the `rng`
+that it is given. The Pool is filtered before: model served, healthy, not draining, circuit closed, not tried yet.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Candidate(Protocol):
 
     @property
     def pending_tokens(self) -> int:
-        """Prompt tokens that it has yet to compute for requests that were sent to it and gave no first token yet, as
-        `Policy.work_of` counts them."""
+        """Prompt tokens that it has yet to compute for requests in flight without a first token, as `Policy.work_of`
+        counts them."""
         ...
 
     @property
@@ -48,13 +48,13 @@ class Candidate(Protocol):
 
     @property
     def progress_at(self) -> float:
-        """Seconds, monotonic: when the first of the waiting ones became the first: as it was sent, or at the latest
-        first token there; of peers, when they reported it."""
+        """Monotonic seconds when the first of the waiting requests became the first: when it was sent, or at the latest
+        first token there; for requests of peers, when they reported it."""
         ...
 
     @property
     def success_rate(self) -> float:
-        """Share of its latest requests that it did not fail: 0 to 1, and 1 while there were none."""
+        """Share of its latest requests that it did not fail: 0 to 1, and 1 before any."""
         ...
 
 
@@ -69,7 +69,7 @@ class Holder(NamedTuple):
 
 class Credit(NamedTuple):
     """What a backend of a hybrid model has of a prompt: keys and values of `held` tokens, of which it need not compute
-    the first `tokens`. `worth`: what a policy gets as the tokens that it holds."""
+    the first `tokens`. `worth`: what policies are shown as the tokens that it holds."""
 
     held: int
     tokens: int
@@ -77,38 +77,38 @@ class Credit(NamedTuple):
 
 
 class Match(NamedTuple):
-    """What the route table knows of one prompt. `holders` has each backend once, deepest first."""
+    """What a policy gets to know of one prompt. `holders` has each backend once, deepest first."""
 
     holders: Sequence[Holder]
     prompt_tokens: int  # exact or estimated
     home: Fingerprint  # of the first boundary: names the rendezvous home of a cold prefix; 0 = no prefix known
     home_tokens: int = 0  # depth of the first boundary: what all chats of one application share
-    own: Fingerprint = UNKNOWN  # of the whole prompt: tells it from others with the same home
+    own: Fingerprint = UNKNOWN  # of the whole prompt: distinguishes it from others with the same home
     at: float = 0.0  # seconds, monotonic: when the request is placed
     deepest: Fingerprint = UNKNOWN  # of the prefix that the deepest holder holds, for policies that read all holders
-    opening: bytes = b""  # what names the conversation's opening (`chwbl`), for policies that want it
-    prefix_tokens: int = 0  # depth of the beginning that the request itself names (sticky_least_loaded); 0: it does not
-    shared: bool = False  # others go on from the deepest prefix that is held: it is no chat's own (`wants_shared`)
-    several: Callable[[], Sequence[Holder]] | None = None  # finds more of those that hold any of it, deepest first
+    opening: bytes = b""  # hash of the conversation's opening (`chwbl`), for policies with `opening_bytes`
+    prefix_tokens: int = 0  # depth of the beginning that the request names (`sticky_least_loaded`); 0: it names none
+    shared: bool = False  # other chats go on from the deepest held prefix, too (`wants_shared`)
+    several: Callable[[], Sequence[Holder]] | None = None  # finds holders of shorter prefixes, too, deepest first
 
     def more_holders(self) -> Sequence[Holder]:
-        """Beyond those of the deepest prefix: SEVERAL_HOLDERS in all, if there are so many."""
+        """Return the holders of the deepest and of shorter prefixes: SEVERAL_HOLDERS in all, if there are so many."""
         return self.several() if self.several else self.holders
 
 
 ALL_HOLDERS = 4096
-"""For `depths_wanted`: every backend that holds any of the prompt (as many as there can be backends)."""
+"""For `depths_wanted`: every backend that holds any of the prompt. There can be no more backends."""
 
 
 SEVERAL_HOLDERS = 8
-"""For `Match.more_holders`: enough to choose among, few enough to find behind a prompt that dozens hold."""
+"""For `Match.more_holders`: enough to choose among, and few enough to find for a prompt that dozens hold."""
 
 
 NO_MATCH = Match((), 0, Fingerprint(0))
 
 
 class Choice(NamedTuple):
-    """A policy's answer. `reason` is a word from the policy's own short list; reasons are metrics and a header."""
+    """A policy's answer. `reason` is one of the policy's few words; metrics and a response header show it."""
 
     backend: BackendId
     reason: str
@@ -116,11 +116,11 @@ class Choice(NamedTuple):
 
 
 class Policy:
-    """One placement rule, and what others may do with it.
+    """One placement rule: how it chooses, which members of a Match it reads, and how it learns.
 
-    `depths_wanted` is how many holders a Match must list for it: 1 = the deepest is enough, 0 = it reads none.
-    `opening_bytes`: so much of a prompt's opening, which is `opening_source`, names its key; 0: it reads none.
-    `wants_prefix`, `wants_shared`: it reads these members of a Match, which cost something to find.
+    `depths_wanted`: how many holders a Match must list for it; 1 = the deepest is enough, 0 = it reads none.
+    `opening_bytes`: it reads `Match.opening`, made of so many bytes of the `opening_source`; 0 = it does not.
+    `wants_prefix`, `wants_shared`: it reads `Match.prefix_tokens`, `Match.shared`, which cost something to find.
     """
 
     name: str
@@ -131,52 +131,52 @@ class Policy:
     wants_shared = False
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        """`candidates` is never empty; holders outside it have been left out of `match` already."""
+        """Choose one of `candidates`, of which there is at least one; every holder in `match` is among them."""
         raise NotImplementedError
 
     def __copy__(self) -> Self:
-        """For a dry run: whatever a choice changes is the copy's own. So are caches, which begin anew."""
+        """Copy the policy for a dry run, with its own copy of all that a choice changes. Caches begin empty."""
         twin = object.__new__(type(self))
         vars(twin).update({name: copy(value) for name, value in vars(self).items()})
         return twin
 
     def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:  # noqa: ARG002
-        """What it weighs for each candidate, by name, in their order; none for who weighs nothing.
+        """Return what it weighs for each candidate, by name, in their order; empty for a policy that weighs nothing.
 
         Units are in the names. Changes nothing.
         """
         return ()
 
     def work_of(self, held: int, prompt_tokens: int) -> int:
-        """Tokens of a prompt that a backend has to compute which holds so many of them: those that would take as long
-        at a prompt's beginning, where the policy knows."""
+        """Return how many tokens a backend that holds `held` of a prompt has to compute. A policy that learns how depth
+        slows tokens down returns how many would take as long at a prompt's beginning."""
         return max(0, prompt_tokens - held)
 
     def served(self, service: Service) -> None:
-        """A first token came. `computed_tokens` is the prediction."""
+        """Learn from a first token. `computed_tokens` in the service is the prediction."""
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
-        """The engine said, of an earlier service, how many prompt tokens it had to compute."""
+        """Correct an earlier service: the engine says that it had to compute `computed_tokens` prompt tokens."""
 
 
 class Service(NamedTuple):
-    """How long one backend took to the first token of one request. `computed_tokens` is what it did not have: as
-    predicted, or as the engine said."""
+    """How long one backend took to the first token of one request. `computed_tokens` are the prompt tokens that it had
+    to compute: as predicted, or as the engine said."""
 
     backend: BackendId
     computed_tokens: int
     gap_s: float  # since the backend's last progress: its latest first token, or the sending of a lone request
     queued: bool  # others were waiting when this one was sent
-    decoding: int  # others that had their first token then
-    peer_tokens: int  # that requests of peers had to compute before it
-    prompt_tokens: int = 0  # of the whole prompt, of which the computed ones are the last; 0: they are all
+    decoding: int  # others there that had their first token when this one was sent
+    peer_tokens: int  # prompt tokens that the backend then had to compute for requests of peers
+    prompt_tokens: int = 0  # of the whole prompt, of which the computed tokens are the last; 0: they are all of it
 
 
 class Decision(NamedTuple):
     """What was decided for one request, and from what: enough to explain it later.
 
-    `loads` are the candidates' loads at that moment, in the order of `candidates`. `credit`: where a hybrid model's
-    backend that has some of the prompt was chosen.
+    `loads` are the candidates' loads at that moment, in the order of `candidates`. `credit` is that of the chosen
+    backend, if it serves a hybrid model and has some of the prompt.
     """
 
     backend: BackendId

@@ -1,33 +1,33 @@
 """`affinity` (the default): go where the prefix is, unless that backend is too busy.
 
-A prefix from which nobody but this prompt goes on is a chat's own history. Rule: its deepest holder; among equally
-deep ones the least loaded, then the first in rendezvous order. It is too busy
+*A chat's own history* is a prefix from which no other prompt goes on. It goes to its deepest holder; among equally deep
+ones to the least loaded, then to the first in rendezvous order. A holder is too busy
 
 - by requests, when its load exceeds `divert_factor` (2) x the median + `divert_floor` (2);
-- by work, when the tokens that wait there to be computed exceed `divert_factor` x the median, and the prompt would
-  certainly have its first token sooner at another, by more than it takes to compute the prefix anew there: a second
-  copy has the cache room of somebody else's history.
+- by work, when the tokens that wait there to be computed exceed `divert_factor` x the median, and another backend would
+  certainly give the first token sooner, by more than it takes to compute the prefix anew there: a second copy takes
+  the cache room of another chat's history.
 
-Then the least loaded backend takes the request in the first case (ties: the least predicted time), and the soonest in
-the second. The median is the upper one over all candidates; of two candidates, where nothing could ever exceed twice
-the busier one, the lower one. The floor is in requests and keeps idle clusters from flapping. Loads are compared per
-unit of weight. At least half of the candidates are at or below the median, so someone always is not too busy. Who
-served is learned, not who was preferred.
+In the first case the least loaded backend takes the request (ties: the least predicted time), in the second the one
+with the least predicted time. The median is the upper one over all candidates; of two candidates the lower one, for no
+load ever exceeds twice that of the busier one. The floor, in requests, keeps idle clusters from flapping. Loads are
+compared per unit of weight. At least half of the candidates are at or below the median, so there always is one that is
+not too busy. The table learns who served, not who was preferred.
 
-What others go on from, too, is no chat's own: a system prompt, a document with questions. It goes where the predicted
-time to the first token is least (`ttft`), what is held counted; its holders get company as soon as that pays. So does a
-prefix that nobody holds: to the better of the first two in its rendezvous order, so that peers agree on two before any
-gossip and a node that forgot finds again what engines still hold; or if both are worse than another, there. A prompt of
-one message shares its home with nobody. No prefix at all: any of the least loaded. Whoever is too busy by requests is
-out of the question; a holder of what is shared may bear SHARED_FLOOR more. Of many backends only the holders
-and the least busy are weighed.
+*A shared prefix* is one from which other prompts go on, too: a system prompt, a document with questions. It goes where
+the predicted time to the first token is least (`ttft`), held tokens counted, so it gets further holders as soon as that
+pays. *A cold prefix*, which nobody holds, goes to the better of the first two backends in its rendezvous order, so that
+peers agree on two before any gossip, and a node that forgot finds again what engines still hold; or to another backend
+that is better than both. A prompt of one message has no such home. Without any prefix a request goes to one of the
+least loaded. Backends that are too busy by requests are left out, but a holder of a shared prefix may bear SHARED_FLOOR
+more. Of many backends only the holders and the least busy are weighed.
 
-`placement_compatibility` ranvier is the document to the letter: no floor, load is requests alone, every match is
-followed, and a cold prefix has one home, whose load decides as a holder's does.
+`placement_compatibility` ranvier follows Ranvier's document to the letter: no floor, load is requests alone, every
+match is followed, and a cold prefix has one home, which is left when it is too busy, as a holder is.
 
 Source: Ranvier, «When your load balancer learns» (twice the median), and its code (upper median, + 2, load 0 stays).
-Left out of it: jump and modular hashing (rendezvous moves no key but those of a lost backend), weights of GPU gauges
-(no Candidate has them), cost budgets, priority groups, and what is the route table's business.
+Left out of it: jump and modular hashing (rendezvous moves only the keys of a lost backend), weights by GPU gauges (no
+Candidate has them), cost budgets, priority groups, and what the route table does.
 Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix. Cost: a hit on a holder where nobody waits
 and with load <= floor reads nothing else; else O(candidates).
 """
@@ -48,17 +48,17 @@ from ranvier_py.core.routing.placement.ttft import Ttft
 Floats = Sequence[float]
 
 LIGHTEST = 8
-"""So many of the least loaded backends are weighed, and so many holders: of eight that have little to do one is nearly
-as good as of all."""
+"""So many of the least loaded backends are weighed, and so many holders: the best of eight that have little to do is
+nearly as good as the best of all."""
 
 SHARED_FLOOR = 8
-"""Requests more that a holder of a shared prefix may bear: so many that decode delay a first token less than computing
-the prefix anew does, and those that wait are in the predicted time."""
+"""How many more requests a holder of a shared prefix may bear: so many decoding ones delay a first token less than
+computing the prefix anew does, and waiting ones are in the predicted time."""
 
 
 @dataclass(frozen=True, slots=True)
 class AffinityOptions(Options):
-    """`divert_rule` least is what Ranvier's p2c strategy does to a hit: leave it for one with `divert_floor` fewer."""
+    """`divert_rule` least is Ranvier's p2c strategy for hits: leave a holder over `divert_floor` above the least load."""
 
     load_aware: bool = option(True, "leave a holder, or a cold prefix's home, that is too busy; false: never")
     divert_rule: str = option(
@@ -84,7 +84,7 @@ class Affinity(Policy):
     """State: what `ttft` learned, and the rendezvous tables, which change no answer."""
 
     name = "affinity"
-    # of all depths the deepest alone: walking further up would cost each hit what few need
+    # `depths_wanted` is 1: walking further up would cost each hit what few need
 
     def __init__(self, options: AffinityOptions | None = None) -> None:
         options = options or AffinityOptions()
@@ -107,7 +107,7 @@ class Affinity(Policy):
         return self.choose_cold(match, candidates, rng) if self.wants_shared else self.choose_home(match, candidates)
 
     def choose_own(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        """The deepest holder, unless it is too busy."""
+        """Choose the deepest holder, unless it is too busy."""
         position = self.preferred(match, candidates)
         holder = candidates[position]
         waiting = holder.waiting and not self.literal
@@ -120,7 +120,7 @@ class Affinity(Policy):
         return Choice(holder.id, "affinity", match.holders[0].tokens)
 
     def preferred(self, match: Match, candidates: Sequence[Candidate]) -> int:
-        """Position of the deepest holder; ties by load, then rendezvous."""
+        """Return the position of the deepest holder; ties by load, then by rendezvous order."""
         holders = match.holders
         if len(holders) == 1 or holders[1].tokens < holders[0].tokens:
             return position_of(holders[0].backend, candidates)
@@ -129,14 +129,14 @@ class Affinity(Policy):
         return self.first(match, candidates, [tied[index] for index in least_loaded(loads)])
 
     def divert(self, match: Match, candidates: Sequence[Candidate], loads: Floats, rng: Random) -> Choice:
-        """To the least loaded; ties by the predicted time."""
+        """Choose the least loaded backend; ties by the predicted time."""
         tied, holders = least_loaded(loads), match.more_holders()
         weighed = self.by_time.weigh(tied, match, holders, candidates)
         position = self.by_time.first(match.own, weighed, tied, rng)
         return Choice(candidates[position].id, "diverted", tokens_at(candidates[position], holders))
 
     def sooner(self, match: Match, candidates: Sequence[Candidate], loads: Floats, position: int) -> Choice | None:
-        """Where a chat goes whose holder is too busy by work; None where it is not."""
+        """Choose the backend with the least predicted time if the holder is too busy by work; None if it is not."""
         by_time, holder = self.by_time, candidates[position]
         tokens = [candidate.pending_tokens / candidate.weight for candidate in candidates]
         by_time.waits(match, holder, sum(tokens) / len(tokens))
@@ -152,7 +152,7 @@ class Affinity(Policy):
         return Choice(candidates[best].id, "diverted", tokens_at(candidates[best], holders))
 
     def choose_shared(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        """By the predicted time, what is held counted. An idle holder of most of the prompt needs no weighing."""
+        """Choose by the predicted time, held tokens counted. An idle holder of half the prompt is taken unweighed."""
         first = match.holders[0]
         if 2 * first.tokens >= match.prompt_tokens and candidates[position_of(first.backend, candidates)].load == 0:
             return Choice(first.backend, "affinity", first.tokens)
@@ -164,7 +164,7 @@ class Affinity(Policy):
         return Choice(chosen.id, "affinity" if tokens == deepest else "common", tokens)
 
     def choose_cold(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
-        """By the predicted time, one of its two homes rather than another."""
+        """Choose by the predicted time: one of the prefix's two homes, unless another backend is certainly better."""
         loads = relative_loads(candidates)
         order = [] if match.own == match.home else self.rendezvous.order(match.home, candidates)
         bearable = self.bearable(loads)
@@ -176,7 +176,7 @@ class Affinity(Policy):
         return Choice(candidates[position].id, reason, 0)
 
     def choose_home(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
-        """The one home, unless it is too busy: then the least loaded."""
+        """Choose the prefix's one home, or the least loaded backend if the home is too busy."""
         home = self.rendezvous.best(match.home, candidates)
         loads = relative_loads(candidates)
         if not self.options.load_aware or self.bears(candidates[home], loads[home], self.bearable(loads)):
@@ -188,10 +188,10 @@ class Affinity(Policy):
     def lightest(
         self, match: Match, candidates: Sequence[Candidate], loads: Floats, besides: Sequence[int], more: int = 0
     ) -> list[int]:
-        """Positions of the least loaded, and of the least loaded ones `besides`, LIGHTEST of each; whoever is too busy
-        by requests left out. `besides` may bear so many `more`."""
+        """Return the positions of the LIGHTEST least loaded backends, and of as many of those in `besides`, without any
+        that is too busy by requests. Those in `besides` may bear so many requests `more`."""
         bearable, floor = self.bearable(loads), self.options.divert_floor
-        start = match.own % len(loads)  # of those that are equally idle each prompt looks at others
+        start = match.own % len(loads)  # each prompt looks at other ones of equally idle backends
         found: dict[int, None] = {}
         for each in sorted([*range(start, len(loads)), *range(start)], key=loads.__getitem__):
             if loads[each] <= bearable + floor / candidates[each].weight:
@@ -204,17 +204,17 @@ class Affinity(Policy):
         return list(found)
 
     def bears(self, candidate: Candidate, load: float, bearable: float) -> bool:
-        """Whether it is not too busy. `load` is for its weight."""
+        """Whether a candidate is not too busy by requests. `load` is per unit of weight."""
         return load <= bearable + self.options.divert_floor / candidate.weight
 
     def bearable(self, loads: Floats) -> float:
-        """The highest load per weight, floor apart, at which nobody is too busy yet: never below the least of them."""
+        """Return the highest load per weight, without the floor, that is not too busy: never below the least load."""
         if self.options.divert_rule == "least":
             return min(loads)
         return self.options.divert_factor * median_of(loads, self.options.median)
 
     def first(self, match: Match, candidates: Sequence[Candidate], positions: Sequence[int]) -> int:
-        """Of several the first in rendezvous order of the prompt's first boundary."""
+        """Return the one of these positions that is first in the rendezvous order of the prompt's first boundary."""
         if len(positions) == 1:
             return positions[0]
         return self.rendezvous.first(match.home, candidates, positions)
@@ -232,7 +232,7 @@ class Affinity(Policy):
 
 
 def tokens_at(candidate: Candidate, holders: Sequence[Holder]) -> int:
-    """How much of the prompt it holds, of what these do."""
+    """Return how many tokens of the prompt the candidate holds; 0 if it is not among `holders`."""
     for holder in holders:
         if holder.backend == candidate.id:
             return holder.tokens
@@ -240,7 +240,7 @@ def tokens_at(candidate: Candidate, holders: Sequence[Holder]) -> int:
 
 
 def median_of(loads: Floats, kind: str = "upper") -> float:
-    """Of an even number the upper, the lower, or the middle of both; of two always the lower, see above."""
+    """Return the median; of an even number the upper, the lower, or the middle of both, but of two always the lower."""
     ordered = sorted(loads)
     half = len(ordered) // 2
     if len(ordered) == 2:
@@ -259,7 +259,7 @@ def position_of(backend: BackendId, candidates: Sequence[Candidate]) -> int:
 
 
 def positions_of(holders: Sequence[Holder], candidates: Sequence[Candidate]) -> list[int]:
-    """The same for several, in one pass: a shared prefix can have as many holders as there are candidates."""
+    """Return the positions of several holders in one pass: a shared prefix may be held by every candidate."""
     positions = {candidate.id: position for position, candidate in enumerate(candidates)}
     return [positions[holder.backend] for holder in holders]
 

@@ -1,6 +1,6 @@
-"""Baselines, and what the other policies share with them: `least_loaded`, `power_of_two`, `random`, `round_robin`.
+"""The baseline policies `least_loaded`, `power_of_two`, `random` and `round_robin`, and helpers of all policies.
 
-None of them reads the match.
+No baseline reads the match to choose.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from ranvier_py.core.routing.placement import Candidate, Choice, Match, Policy
 
 
 def relative_loads(candidates: Sequence[Candidate]) -> list[float]:
-    """Requests in flight for one unit of weight, in the order of the candidates."""
+    """Return the requests in flight per unit of weight, in the order of the candidates."""
     return [candidate.load / candidate.weight for candidate in candidates]
 
 
 def least_loaded(loads: Sequence[float]) -> list[int]:
-    """Positions of all that share the least load. Never empty."""
+    """Return the positions of all that have the least load. Never empty."""
     least = min(loads)
     return [position for position, load in enumerate(loads) if load == least]
 
 
 def held_tokens(match: Match, candidate: Candidate) -> int:
-    """How much of the prompt this backend is believed to hold."""
+    """Return how many tokens of the prompt this backend is believed to hold."""
     for holder in match.holders:
         if holder.backend == candidate.id:
             return holder.tokens
@@ -32,12 +32,12 @@ def held_tokens(match: Match, candidate: Candidate) -> int:
 
 
 def mean_load(candidates: Sequence[Candidate], coming: int = 0) -> float:
-    """Requests for one unit of weight over all, with so many that come."""
+    """Return the mean load per unit of weight over all candidates, with so many `coming` requests added."""
     return (sum([one.load for one in candidates]) + coming) / sum([one.weight for one in candidates])
 
 
 def draw_least_loaded(match: Match, candidates: Sequence[Candidate], rng: Random, reason: str) -> Choice:
-    """Any of the least loaded: the refuge of other policies."""
+    """Draw one of the least loaded candidates: what other policies fall back on."""
     chosen = candidates[rng.choice(least_loaded(relative_loads(candidates)))]
     return Choice(chosen.id, reason, held_tokens(match, chosen))
 
@@ -53,7 +53,7 @@ class LeastLoaded(Policy):
 
 
 class PowerOfTwo(Policy):
-    """Draws two different backends and takes the one with the lower load for its weight; the first of equals.
+    """Draws two different backends and takes the one with the lower load per weight; the first of equals.
 
     Source: Mitzenmacher, «The power of two choices», 2001. Nearly as even as `least_loaded`, without its herding when
     load reports are old.
@@ -74,7 +74,7 @@ class PowerOfTwo(Policy):
 
 
 class WeightedRandom(Policy):
-    """Chance decides, in proportion to the weights: what Ranvier's «round_robin» really is."""
+    """Draws a backend in proportion to the weights: what Ranvier's «round_robin» really does."""
 
     name = "random"
     depths_wanted = 0
@@ -85,10 +85,10 @@ class WeightedRandom(Policy):
 
 
 class RoundRobin(Policy):
-    """Each backend in its turn; unequal weights are respected, well spread (nginx's smooth form).
+    """Takes each backend in turn, as often as its weight asks, evenly spread (nginx's smooth form).
 
-    Each candidate gains its weight, the richest is chosen and pays the sum of all. Who is left out of a pool neither
-    gains nor pays. State: one number for each BackendId ever seen, at most 4096.
+    Each candidate's credit grows by its weight; the one with the most is chosen and pays the sum of all weights. A
+    backend outside the pool neither gains nor pays. State: one number for each BackendId ever seen, at most 4096.
     """
 
     name = "round_robin"

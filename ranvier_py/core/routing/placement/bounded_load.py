@@ -1,15 +1,15 @@
-"""`bounded_load`: what Ranvier ships as its default, to show what it costs.
+"""`bounded_load`: Ranvier's default policy, here to show what it costs.
 
 Rule: the preferred backend is the deepest holder, or for a prefix that nobody holds the one that jump hash names. A
 backend takes the request while its load is below cap = max(1, ceil((1 + `bounded_load_epsilon` 0.25) x mean load)).
-Else the next probe is tried, jump hash of the key + 0, 1, 2 …, as many as there are backends; else the least loaded.
-The cap is applied to holders too, and that is what it costs: with few requests in flight it is 1 or 2, so that two
-concurrent requests behind one prefix already part.
+Else probes follow, jump hash of the key + 0, 1, 2 …, as many as there are backends; then the least loaded takes it.
+The cap applies to holders as well, which is what the policy costs: with few requests in flight it is 1 or 2, so that
+two concurrent requests behind one prefix already go apart.
 
-Source: ranvier-core 2.1.0; jump consistent hash is Lamping and Veach, arXiv 1406.2294. Backends are counted in the
-order of their names, so that peers agree; a lost one moves other keys too. What differs: who served is learned, not who
-was preferred; the key is the first boundary's fingerprint, not a hash of 128 tokens; a request without a prefix goes to
-the least loaded, not to the first; caps are shared out by weight, which there is ignored.
+Source: ranvier-core 2.1.0; jump consistent hash is Lamping and Veach, arXiv 1406.2294. Backends are numbered in the
+order of their names, so that peers agree; a lost one moves other keys too. What differs: the table learns who served,
+not who was preferred; the key is the first boundary's fingerprint, not a hash of 128 tokens; a request without a prefix
+goes to the least loaded, not to the first; caps are in proportion to weights, which ranvier-core ignores.
 
 Reasons: hit, hit_probed, cold, cold_probed, least_loaded, no_prefix. Cost: O(candidates); a probe adds O(log n).
 """
@@ -29,7 +29,7 @@ from ranvier_py.core.routing.placement.baselines import draw_least_loaded, held_
 
 MASK = 2**64 - 1
 MULTIPLIER = 2862933555777941757  # the paper's linear congruential generator
-DUST = 1e-9  # a cap that is whole but for rounding is whole
+DUST = 1e-9  # taken off before rounding up: a cap that is whole but for rounding errors stays whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class BoundedLoad(Policy):
 
 
 def cap_of(share: float, weight: float) -> int:
-    """The load at which a backend of this weight takes no more, if one of weight 1 may have `share`; at least 1."""
+    """Return the load at which a backend of this weight is full, if one of weight 1 may have `share`; at least 1."""
     return max(1, ceil(share * weight - DUST))
 
 
 def jump_hash(key: int, buckets: int) -> int:
-    """The bucket of a key: from `buckets` to one more, only the keys that go to the new one move."""
+    """Return the bucket of a key. One bucket more moves only the keys that go to the new bucket."""
     state, bucket, following = key & MASK, -1, 0
     while following < buckets:
         bucket = following

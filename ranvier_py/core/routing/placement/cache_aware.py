@@ -1,14 +1,14 @@
-"""`cache_aware`: SGLang's router as it was last released: a match by threshold, and load by threshold.
+"""`cache_aware`: the rule of SGLang's router in its last release, thresholds for load and for the match.
 
 Rule, per request: if the loads lie more than `balance_abs_threshold` (64) requests apart and the greatest exceeds
 `balance_rel_threshold` (1.5) x the least: the least loaded backend. Else, if more than `cache_threshold` (0.3) of the
-prompt is matched: the holder of the deepest match. Else: the least loaded backend. Equally loaded: the first in the
-order of the candidates, so that new prompts at an idle cluster all go to one backend (observed: 12 of 12).
+prompt is matched: the holder of the deepest match. Else: the least loaded backend. Of equally loaded ones the first
+candidate is taken, so new prompts at an idle cluster all go to one backend (observed: 12 of 12).
 
 Source: Byron Hsu, «Cache-aware load balancer in SGLang», in the form of sglang-router 0.3.2; its successor is
-cache_aware_smg.py. What differs: a match comes from the route table, not from a tree of characters, so it counts tokens
-in whole blocks and ends with a restart, a failure or its time to live. Of several holders of the deepest match it takes
-any; here it is the one with the freshest evidence. Loads are per unit of weight.
+cache_aware_smg.py. What differs: matches come from the route table, not from a tree of characters, so they count tokens
+in whole blocks and end with a restart, a failure or their time to live. SGLang takes any of several holders of the
+deepest match; this policy takes the one of most trust, then of freshest evidence. Loads are per unit of weight.
 
 Reasons: imbalance, match, least_loaded. Cost: O(candidates), for the spread of the loads.
 """
@@ -28,7 +28,7 @@ CACHE_THRESHOLD_MEANING = "share of the prompt above which a match is followed"
 
 @dataclass(frozen=True, slots=True)
 class CacheAwareOptions(Options):
-    """Names and defaults are sglang-router's."""
+    """The names and defaults are sglang-router's."""
 
     cache_threshold: float = option(0.3, CACHE_THRESHOLD_MEANING, most=1.0)
     balance_abs_threshold: float = option(64.0, "requests between greatest and least load above which load decides")

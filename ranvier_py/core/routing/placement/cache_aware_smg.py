@@ -1,17 +1,17 @@
-"""`cache_aware_smg`: SGLang's router as it went on (SMG): holders that are not overloaded, then expected wait.
+"""`cache_aware_smg`: the rule of SMG, the successor of SGLang's router: holders below a load gate, then expected wait.
 
-Rule: if more than `cache_threshold` (0.3) of the prompt is matched, its holders are those of the deepest match alone,
+Rule: if more than `cache_threshold` (0.3) of the prompt is matched, the holders are those of the deepest match alone,
 at most `holders_max` (8) of them. A backend is over the spill gate when its load exceeds `spill_factor` (1.5) x its
 share of all load, and that share by more than a margin of 2 x the square root of the share (the swing of a Poisson
 count), which is at least `spill_margin_min` (4) and at most `spill_margin_max` (64) requests. The holder below the gate
-with the least expected wait serves; where there is none, whoever below the gate has the least. Without such a match:
-the least expected wait of all. Equal waits are drawn.
+with the least expected wait serves; where no holder is below it, any backend below it with the least wait. Without such
+a match the least expected wait of all decides. Equal waits are drawn.
 
 Expected wait = (pending_tokens + decoding x `decode_cost_tokens` (1024)) / (weight x `prefill_tokens_per_s` (2000)).
-What is cached of *this* prompt does not enter it: affinity and load are compared one after the other, never as one.
+The cached part of *this* prompt is not in it: affinity and load are compared one after the other, never in one sum.
 
 Source: SMG 1.13.0, approximate modes (what every HTTP worker gets). What differs: matches come from the route table,
-and waits are counts of our own at this moment. Left out: KV usage (no Candidate has that gauge), overload protection
+and waits from this node's counts at that moment. Left out: KV usage (no Candidate has that gauge), overload protection
 (health and circuits come before the policy), and event mode (it needs gRPC workers).
 
 Reasons: match, spill, expected_wait. Cost: O(candidates).
@@ -33,7 +33,7 @@ from ranvier_py.core.routing.placement.cache_aware import CACHE_THRESHOLD_MEANIN
 
 @dataclass(frozen=True, slots=True)
 class CacheAwareSmgOptions(Options):
-    """Defaults are SMG's; only the first name is."""
+    """The defaults are SMG's; of the names only the first is."""
 
     cache_threshold: float = option(0.3, CACHE_THRESHOLD_MEANING, most=1.0)
     holders_max: int = option(8, "holders of the deepest match that are looked at", least=1, most=4096)
@@ -69,16 +69,16 @@ class CacheAwareSmg(Policy):
         return Choice(chosen.id, reason, held_tokens(match, chosen))
 
     def spills(self, candidate: Candidate, per_weight: float) -> bool:
-        """Whether this backend is over the gate. Rounding apart, someone bears no more than its share and is not."""
+        """Whether this backend is over the gate. Rounding apart, one always bears at most its share, and is not."""
         share = per_weight * candidate.weight
         return candidate.load > self.options.spill_factor * share and candidate.load > share + self.margin(share)
 
     def margin(self, share: float) -> int:
-        """Requests above its share of the load that a backend may bear."""
+        """Return how many requests above its share of the load a backend may bear."""
         return min(self.options.spill_margin_max, max(self.options.spill_margin_min, ceil(2 * sqrt(share))))
 
     def wait_s(self, candidate: Candidate) -> float:
-        """Seconds until a request that comes now would be its turn."""
+        """Return the expected seconds until it is the turn of a request that comes now."""
         tokens = candidate.pending_tokens + candidate.decoding * self.options.decode_cost_tokens
         return tokens / (self.options.prefill_tokens_per_s * candidate.weight)
 

@@ -1,22 +1,22 @@
 """`chwbl`: consistent hashing with bounded loads over the opening of a conversation (Continuum Router, tier 1).
 
 Rule: the key is the hash of the system prompt, or of the first message where there is none (`prefix_source`: of the
-first message in any case, which spreads the chats of one application). Its owner on the ring
-serves, unless it has reached its cap = ceil((1 + `load_factor_epsilon` 0.25) x (all load + 1) x its share of the
-weight), at least 1; then the next backend clockwise that has not. Someone has not: caps together exceed all load. A
-conversation that overflowed stays where it is while there is room (`sticky_overflow`): a backend that holds more of the
-prompt than its opening is asked before the owner. No key: the least loaded, ties drawn. The key is `Match.opening`
-where the node has computed it, else the first boundary's fingerprint, the same message under our own hash.
+first message in any case, which spreads the chats of one application). The key's owner on the ring serves, unless it
+has reached its cap = ceil((1 + `load_factor_epsilon` 0.25) x (all load + 1) x its share of the weight), at least 1;
+then the next backend clockwise below its cap. There always is one, for all caps together exceed the load. A
+conversation that overflowed stays where it is while there is room (`sticky_overflow`): backends that hold more of the
+prompt than its opening are asked before the owner. Without a key the least loaded serves, ties drawn. The key is
+`Match.opening` where the node has computed it, else the first boundary's fingerprint: our own hash of that message.
 
 Each backend has points on a circle of 64 bits; a key belongs to the next point clockwise. Points are mixed from the
-backend's *name* and their number, so that peers agree, and a backend that goes or comes moves its own keys only.
+backend's *name* and their number, so that peers agree, and a backend that goes or comes moves only its own keys.
 Shares are uneven by about 1 / sqrt(points): 8 % with 150.
 
 Source: Continuum Router, «KV cache optimization»; Karger et al. 1997; Mirrokni, Thorup and Zadimoghaddam. What the
-document gets wrong: its cap of (1 + epsilon) x the average is 0 while idle, so the coming request is counted; its
+document gets wrong: its cap of (1 + epsilon) x the average is 0 while idle, so ours counts the coming request; its
 overflow scatters the turns of a conversation, so ours is sticky; a zero byte in the model's name makes its key
-ambiguous, so such a name gives no key. Left out: a second key below the opening, which the conversation's holders make
-needless. Weights act through caps alone.
+ambiguous, so such a name gives no key. Left out: a second key below the opening, since `sticky_overflow` finds the
+conversation's holders. Weights act only through caps.
 Reasons: prefix_hash, overflow, fallback. Cost: a search for an idle owner; else O(candidates).
 """
 
@@ -51,7 +51,7 @@ SOURCE_MEANING = "the opening is the system prompt, else the first message; firs
 
 @dataclass(frozen=True, slots=True)
 class ChwblOptions(Options):
-    """Names, defaults and ranges are Continuum's, but for the last two."""
+    """Names, defaults and ranges are Continuum's, except for the last two options."""
 
     load_factor_epsilon: float = option(0.25, EPSILON_MEANING, least=0.01, most=10.0)
     virtual_nodes: int = option(150, VIRTUAL_NODES_MEANING, least=1, most=1000)
@@ -61,7 +61,7 @@ class ChwblOptions(Options):
 
 
 class Chwbl(Policy):
-    """State: none but the rings and the count of keys, which change no answer."""
+    """State: the rings and the count of keys, which change no answer."""
 
     name = "chwbl"
 
@@ -91,7 +91,7 @@ class Chwbl(Policy):
         raise AssertionError("everybody at the cap")
 
     def overflowed_to(self, match: Match, candidates: Sequence[Candidate]) -> list[int]:
-        """Positions that hold more of this prompt than its opening: where the conversation is."""
+        """Return the positions of the deepest holders, if they hold more of this prompt than its opening."""
         if not self.options.sticky_overflow or not match.holders:
             return []
         if match.holders[0].tokens <= match.home_tokens + COMMON_SLACK_TOKENS:
@@ -100,7 +100,7 @@ class Chwbl(Policy):
 
 
 class Ring:
-    """Finds the owners of keys. Keeps the layouts of recent pools; the answers do not depend on them."""
+    """Finds the owners of keys. Keeps the layouts of recent pools, which change no answer."""
 
     def __init__(self, points: int) -> None:
         self.points = points  # of each backend
@@ -110,12 +110,12 @@ class Ring:
         return Ring(self.points)
 
     def owner(self, key: int, candidates: Sequence[Candidate]) -> int:
-        """Position of the backend to which a key of 64 bits belongs."""
+        """Return the position of the backend to which a key of 64 bits belongs."""
         places, owners = self.layout(candidates)
         return owners[int(places.searchsorted(np.uint64(key))) % len(owners)]
 
     def walk(self, key: int, candidates: Sequence[Candidate]) -> Iterator[int]:
-        """Positions of all backends, the owner first, then each as its first point comes clockwise."""
+        """Yield the positions of all backends, the owner first, then each as its first point comes clockwise."""
         places, owners = self.layout(candidates)
         start = int(places.searchsorted(np.uint64(key)))
         seen = [False] * len(candidates)
@@ -126,7 +126,7 @@ class Ring:
                 yield position
 
     def layout(self, candidates: Sequence[Candidate]) -> tuple[Words, list[int]]:
-        """Places in ascending order, and whose they are. Kept for tuples, which cannot change."""
+        """Return the points in ascending order, and whose they are. Kept for tuples, which cannot change."""
         entry = self.layouts.get(id(candidates))
         if entry is not None:
             return entry[1], entry[2]
@@ -142,7 +142,7 @@ class Ring:
 
 
 def ring_key(match: Match) -> int | None:
-    """64 bits that name where the prompt begins; None where nothing does."""
+    """Return the key of the prompt's opening, 64 bits; None for a prompt without one."""
     if match.opening:
         return int.from_bytes(match.opening[:8], "big")
     return match.home * int(GOLDEN) % 2**64 if match.home != UNKNOWN else None

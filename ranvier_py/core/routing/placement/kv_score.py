@@ -1,17 +1,17 @@
 """`kv_score`: points for what is cached, for little load and for good health (Continuum Router, tier 4).
 
 Rule: score = 0.6 x overlap x tier + 0.3 x (1 - load / greatest load) + 0.1 x success rate; the highest serves. Tier is
-1.0 for what an engine has in its own memory, 0.6 for what it would have to reload. If no overlap x tier reaches
+1.0 for tokens in an engine's own memory, 0.6 for tokens that it must reload. If no overlap x tier reaches
 `min_overlap_threshold` (0.3), the ring decides (chwbl.py), with its reasons. Equal scores: fewer in flight, then the
-order of the ring. What is warm say the route table and, where event sources are configured, the index of
-core/engine_cache/prefix_index (`index`), asked for the key of the opening; the greater counts.
+order of the ring. How much is warm is read from the route table and, where event sources are configured, from the index
+of core/engine_cache/prefix_index (`index`) by the key of the opening; the greater of both counts.
 
 Source: Continuum Router, «KV cache optimization». What the document leaves open or gets wrong:
-- Its overlap is tokens / the tokens of the best backend: so 16 cached tokens of 10,000 weigh as much as all of them,
-  and its threshold never acts. Ours is tokens / prompt tokens (`overlap_norm` coverage; theirs is relative).
-- No load and no failure outweighs 0.6 points of warmth, so one backend takes all that is warm. Here who is at the
-  ring's cap gets no points (`bounded_score`; false: as written), and health is a filter before any policy.
-- Weights must sum to exactly 1, which 0.6 + 0.3 + 0.1 do not in binary: to 1e-6 here. Load 0 of 0 is 0.
+- Its overlap is tokens / the tokens of the best backend, so that 16 cached tokens of 10,000 weigh as much as all of
+  them, and its threshold never acts. Ours is tokens / prompt tokens (`overlap_norm` coverage; theirs is relative).
+- No load and no failure outweighs its 0.6 points of warmth, so one backend takes all that is warm. Here a backend at
+  the ring's cap gets no points (`bounded_score`; false: as written), and health is a filter before any policy.
+- Its weights must sum to exactly 1, which 0.6 + 0.3 + 0.1 do not in binary; ours to within 1e-6. Load 0 of 0 is 0.
 
 Reasons: kv_aware, prefix_hash, overflow, fallback. Cost: O(candidates); the match lists every holder.
 """
@@ -44,7 +44,7 @@ SUM_TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class KvScoreOptions(Options):
-    """Names and defaults are Continuum's, but for overlap_norm and bounded_score."""
+    """Names and defaults are Continuum's, except for overlap_norm and bounded_score."""
 
     overlap_weight: float = option(0.6, "points for the overlap; this, load_weight, health_weight sum to 1", most=1.0)
     load_weight: float = option(0.3, "points for an idle backend", most=1.0)
@@ -71,7 +71,7 @@ class KvScoreOptions(Options):
 
 
 class IndexedPrefix(NamedTuple):
-    """What one backend holds of a prefix; `reload`: not in the engine's own memory. It counts `until` then."""
+    """What one backend holds of a prefix, until when. `reload`: it is not in the engine's own memory."""
 
     tokens: int
     reload: bool
@@ -79,14 +79,14 @@ class IndexedPrefix(NamedTuple):
 
 
 class Index(Protocol):
-    """What event sources say; core/engine_cache/prefix_index has the real one."""
+    """What event sources report to be cached; core/engine_cache/prefix_index implements it."""
 
     def holders(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]: ...
     def placed(self, overlap: float | None) -> None: ...
 
 
 class KvScore(Policy):
-    """State: none but the rings, which change no answer, and the index, which others fill."""
+    """State: the rings, which change no answer, and the index, which others fill."""
 
     name = "kv_score"
     depths_wanted = ALL_HOLDERS
@@ -115,7 +115,7 @@ class KvScore(Policy):
         return Choice(chosen.id, "kv_aware", warm.get(chosen.id, (0, False))[0])
 
     def warm(self, match: Match) -> dict[BackendId, tuple[int, bool]]:
-        """By backend: tokens that it holds of the prompt, and whether it must reload them."""
+        """Return by backend how many tokens of the prompt it holds, and whether it must reload them."""
         found = {one.backend: (one.tokens, one.tier > 0) for one in match.holders}
         if self.index is not None and match.opening:
             for backend, held in self.index.holders(match.opening.hex(), match.at).items():
@@ -125,7 +125,7 @@ class KvScore(Policy):
         return found
 
     def overlaps(self, match: Match, warm: Mapping[BackendId, tuple[int, bool]]) -> dict[BackendId, float]:
-        """Overlap x tier by backend, 0 to 1, of those that hold anything."""
+        """Return overlap x tier, 0 to 1, by backend that holds anything."""
         if not warm:
             return {}
         options = self.options
@@ -137,14 +137,14 @@ class KvScore(Policy):
         }
 
     def below_cap(self, candidates: Sequence[Candidate]) -> Sequence[int]:
-        """Positions that may get points. Never empty."""
+        """Return the positions that may get points: below the ring's cap, or all. Never empty."""
         if not self.options.bounded_score:
             return range(len(candidates))
         share = mean_load(candidates, coming=1) * (1.0 + self.options.load_factor_epsilon)
         return [position for position, one in enumerate(candidates) if one.load < cap_of(share, one.weight)]
 
     def scores(self, overlaps: Mapping[BackendId, float], candidates: Sequence[Candidate]) -> list[float]:
-        """Points in the order of the candidates, 0 to 1."""
+        """Return the scores in the order of the candidates, 0 to 1."""
         options, get = self.options, overlaps.get
         loads = relative_loads(candidates)
         greatest = max(loads) or 1.0
@@ -156,7 +156,7 @@ class KvScore(Policy):
         ]
 
     def first(self, match: Match, candidates: Sequence[Candidate], tied: list[int]) -> int:
-        """Of equal scores: fewer in flight, then the order of the ring."""
+        """Choose among positions of equal score: fewer in flight, then the order of the ring."""
         if len(tied) == 1:
             return tied[0]
         fewest = min([candidates[one].load for one in tied])
@@ -185,5 +185,5 @@ class KvScore(Policy):
 
 
 def ring_of(policy: Policy) -> Chwbl | None:
-    """The ring that places, or that `kv_score` falls back on; None under any other policy."""
+    """Return the ring policy: `policy` itself, or the one that `kv_score` falls back on; None for any other policy."""
     return policy.ring if isinstance(policy, KvScore) else policy if isinstance(policy, Chwbl) else None

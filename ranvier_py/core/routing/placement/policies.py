@@ -1,8 +1,8 @@
-"""The policies by name, and their options by name.
+"""All policies by name, and their options by name.
 
 Options of all policies share one space of names, so that a configuration says `cache_threshold`, whatever the policy.
-Where two policies have an option of one name, it means the same and is set for both. What an option is, and what it
-may be, is written in its policy's own file (`options.option`).
+Where two policies have an option of one name, it means the same and is set for both. The meaning and limits of an
+option are written in its policy's own module (`options.option`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
 class PolicyKind(NamedTuple):
-    """How to make a policy, and its options."""
+    """How to make a policy, and the class of its options."""
 
     make: Callable[[Any], Policy]  # given its own options
     options: type[Options] = Options
@@ -53,7 +53,7 @@ POLICIES: Mapping[str, PolicyKind] = MappingProxyType(
 
 
 class OptionRow(NamedTuple):
-    """One line of the reference."""
+    """One line of the reference of options."""
 
     policy: str
     name: str
@@ -62,7 +62,7 @@ class OptionRow(NamedTuple):
 
 
 def option_reference() -> list[OptionRow]:
-    """Every option of every policy, in the order in which they are written."""
+    """Return every option of every policy, in the order in which they are written."""
     return [
         OptionRow(policy, name, limits.default, limits.meaning)
         for policy, kind in POLICIES.items()
@@ -71,9 +71,9 @@ def option_reference() -> list[OptionRow]:
 
 
 class PlacementOptions:
-    """Options of policies by name, checked for every policy that knows them. What is not named has its default.
+    """Options of policies by name, checked for every policy that knows them. Options that are not named have defaults.
 
-    Numbers and booleans may come as text, as a command line has them.
+    Numbers and booleans may be given as text, as on a command line.
     Raises ConfigError with all problems at once: names that no policy knows, values that make no sense.
     """
 
@@ -88,11 +88,11 @@ class PlacementOptions:
             except ConfigError as error:
                 problems += error.problems
         if problems:
-            raise ConfigError(list(dict.fromkeys(problems)))  # a name that two policies share is wrong once
+            raise ConfigError(list(dict.fromkeys(problems)))  # an option of two policies is reported once
 
     @classmethod
     def parse(cls, items: Iterable[str]) -> PlacementOptions:
-        """The same from NAME=VALUE texts, the last of each name counting. Raises ConfigError."""
+        """Make options from NAME=VALUE texts; the last value of each name counts. Raises ConfigError."""
         named = {}
         for item in items:
             name, equals, value = item.partition("=")
@@ -102,12 +102,12 @@ class PlacementOptions:
         return cls(**named)
 
     def build(self, kind: type[AnyOptions]) -> AnyOptions:
-        """The options of one policy."""
+        """Return the options of one policy, of class `kind`."""
         return kind(**chosen(kind, self.named))
 
 
 def make_policy(name: str, options: PlacementOptions | None = None) -> Policy:
-    """A new policy with its own state. Raises ConfigError for a name that is none."""
+    """Make a policy with its own state. Raises ConfigError if no policy has this name."""
     kind = POLICIES.get(name)
     if kind is None:
         raise ConfigError([f"policy: must be one of {', '.join(POLICIES)}, not {name!r}"])

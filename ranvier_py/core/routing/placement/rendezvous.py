@@ -1,9 +1,9 @@
-"""Weighted rendezvous hashing: where a prefix that nobody holds has its home.
+"""Weighted rendezvous hashing names the home backend of a prefix that nobody holds.
 
-Rule: the backend with the highest score = -weight / ln(u), u in (0, 1) mixed from the prefix's fingerprint and the
-backend's *name*. Names, not our ids, so that peers agree before any gossip arrives. Shares follow the weights
-exactly, and a backend that goes or comes moves its own keys only (Ranvier's jump hash over a sorted list moved 12-98
-% of the others).
+Rule: the home is the backend with the highest score = -weight / ln(u), where u in (0, 1) is mixed from the prefix's
+fingerprint and the backend's *name*: names, not ids, so that peers agree before any gossip arrives. Shares follow the
+weights exactly, and a backend that goes or comes moves only its own keys (Ranvier's jump hash over a sorted list moved
+12-98 % of the others).
 
 Source: Thaler and Ravishankar 1998; the weighted form is Schindelhauer and Schomaker 2005. Each node of a cluster
 must give a backend the same weight. Where all weights are equal the order of u is the order of the scores, and no
@@ -24,7 +24,7 @@ from ranvier_py.core.routing.placement import Candidate
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
-KEPT_MAX = 256  # openings in use at once; of 64 backends 2 kB each
+KEPT_MAX = 256  # openings in use at once; the scores of one for 64 backends are 2 kB
 TABLES_MAX = 64  # pools of different models in use at once; one table of 64 backends is about 1 kB
 MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # the finaliser of splitmix64
 SHIFT_1, SHIFT_2, SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -32,7 +32,7 @@ SHIFT_53 = np.uint64(11)  # the upper 53 bits make an exact float
 
 
 class Rendezvous:
-    """Orders candidates by their score for a key. Keeps tables of recent pools; the answers do not depend on them."""
+    """Orders candidates by their score for a key. Keeps tables of recent pools, which change no answer."""
 
     def __init__(self) -> None:
         self.tables: dict[int, tuple[Sequence[Candidate], Words, Floats | None]] = {}
@@ -42,22 +42,22 @@ class Rendezvous:
         return Rendezvous()
 
     def best(self, key: Fingerprint, candidates: Sequence[Candidate]) -> int:
-        """Position of the home among `candidates`."""
+        """Return the position of the key's home among `candidates`."""
         return int(self.scores(key, candidates).argmax())
 
     def order(self, key: Fingerprint, candidates: Sequence[Candidate]) -> list[int]:
-        """Positions of all candidates, the home first."""
+        """Return the positions of all candidates, the home first."""
         scores = self.scores(key, candidates)
         positions: list[int] = np.argsort(scores, kind="stable")[::-1].tolist()
         return positions
 
     def first(self, key: Fingerprint, candidates: Sequence[Candidate], positions: Sequence[int]) -> int:
-        """The one of `positions` that comes first for a key that may come again: the opening of an application."""
+        """Return the first of `positions` for a key that may come again, an application's opening: keeps its scores."""
         place = (id(candidates), key)
         scores = self.kept.get(place)
         if scores is None:
             found: list[float] = self.scores(key, candidates).tolist()
-            if id(candidates) in self.tables:  # it stays alive, so no other can have its identity
+            if id(candidates) in self.tables:  # the table keeps the tuple alive, so its id is unique
                 if len(self.kept) >= KEPT_MAX:
                     self.kept.clear()
                 self.kept[place] = found
@@ -74,7 +74,7 @@ class Rendezvous:
         return scores
 
     def table(self, candidates: Sequence[Candidate]) -> tuple[Words, Floats | None]:
-        """Seeds and (unless equal) weights. Kept for tuples, which cannot change; the entry keeps its tuple alive."""
+        """Return seeds and weights (None if equal). Kept for tuples, which cannot change and which the entry keeps."""
         entry = self.tables.get(id(candidates))
         if entry is not None:
             return entry[1], entry[2]
@@ -90,7 +90,7 @@ class Rendezvous:
 
 
 def mix(words: Words) -> Words:
-    """The finaliser of splitmix64, in place: each bit of a word comes to depend on all of them."""
+    """Apply the finaliser of splitmix64 in place: each bit of a word comes to depend on all its bits."""
     words ^= words >> SHIFT_1
     words *= MIX_1
     words ^= words >> SHIFT_2
@@ -100,5 +100,5 @@ def mix(words: Words) -> Words:
 
 
 def seed_of(name: str) -> int:
-    """A backend's 64-bit seed: the same on every node."""
+    """Return a backend's 64-bit seed, which is the same on every node."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")

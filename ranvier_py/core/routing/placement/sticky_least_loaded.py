@@ -1,18 +1,18 @@
-"""`sticky_least_loaded`: stay with whoever has the beginning of the prompt, else go to the least loaded (Purdue).
+"""`sticky_least_loaded`: stay with a backend that holds the prompt's beginning, else the least loaded one (Purdue).
 
-Rule: a backend hits when it holds the first `prefix_tokens` (64) tokens of the prompt, or all of it where the prompt
-is shorter; a request may name another length as `prefix_len`, which counts as the next anchor above it. Of those that
-hit the least loaded serves, even if others are idler; where nobody hits, the least loaded of all. Ties among hits: the
-deepest; among all: drawn.
+Rule: a backend is a hit when it holds the first `prefix_tokens` (64) tokens of the prompt, or all of a shorter prompt.
+A request may name another length as `prefix_len`, which is cut to the deepest anchor within it, one block at least. Of
+the hits the least loaded one serves, even if other backends are idler; without a hit the least loaded of all. Ties
+among hits: the deepest; among all: drawn.
 
 Source: Pandey, Kumar, Khanolkar, Avula, «Stateful cache-aware routing», Purdue 2025. Its speculative update is the
-router's own (core/routing/speculation.py). What differs: its key, the hash of the first 64 tokens (`prefix_hash`), is
-kept for who wants to compare, while a hit is a match of the route table at that depth. So a short prompt also matches
-what continues it, and model, adapter and tokenizer are part of the prefix. Where tokens are not known, depths are
+router's own (core/routing/speculation.py). What differs: a hit is a match of the route table at that depth; the paper's
+key, the hash of the first 64 tokens, is only kept for comparison (`prefix_hash`). So a short prompt also matches what
+continues it, and model, adapter and tokenizer are part of the prefix. Where tokens are not known, depths are
 estimates, and the beginning of a long first message is no match.
-Options that the document lacks: a bound of stickiness, for one hot prompt is one backend (`sticky_limit_factor`: off at
-0, else so many times the median, + `sticky_limit_floor`; who exceeds it is no hit), and `multi_depth` (the deepest
-alone hit), for everything behind one chat template is one key.
+Options that the paper lacks: `sticky_limit_factor` bounds the stickiness, since one hot prompt would load one backend
+(0: off; else a backend above so many times the median + `sticky_limit_floor` is no hit); with `multi_depth` only the
+deepest holders are hits, since all prompts behind one chat template have one key.
 
 Reasons: hit, miss, limited. Cost: O(candidates) for a miss, O(holders) for a hit; the match lists every holder.
 """
@@ -65,7 +65,7 @@ class StickyLeastLoaded(Policy):
         return draw_least_loaded(match, candidates, rng, reason)
 
     def within_limit(self, positions: Sequence[int], candidates: Sequence[Candidate]) -> list[int]:
-        """Those of `positions` that are not too busy to be stuck to."""
+        """Return those of `positions` whose load is within the limit of stickiness."""
         loads = relative_loads(candidates)
         bearable = self.options.sticky_limit_factor * median_of(loads)
         floor = self.options.sticky_limit_floor
@@ -73,17 +73,17 @@ class StickyLeastLoaded(Policy):
 
 
 def prefix_hash(token_ids: Sequence[int], length: int = 0) -> str:
-    """The document's key: SHA-256, in hex, of the first `length` token ids as Python writes their tuple; 0: of all."""
+    """Return the paper's key: SHA-256 in hex of the first `length` (0: all) token ids as Python writes their tuple."""
     kept = tuple(token_ids[:length] if length else token_ids)
     return sha256(str(kept).encode()).hexdigest()
 
 
 def anchor_at(tokens: int, block_tokens: int) -> int:
-    """The deepest anchor that is no deeper, in tokens; 0 for less than a block."""
+    """Return the deepest anchor, in tokens, that is at most `tokens` deep; 0 for less than a block."""
     blocks = tokens // block_tokens
     return block_tokens * (blocks if is_anchor(blocks) else anchor_below(blocks))
 
 
 def prefix_depth(length: int, block_tokens: int) -> int:
-    """At which depth the `prefix_len` of a request stands, in tokens: one block at least; 0 where it names none."""
+    """Return the depth in tokens that a request's `prefix_len` stands for: one block at least; 0 if it names none."""
     return max(block_tokens, anchor_at(length, block_tokens)) if length else 0

@@ -1,32 +1,32 @@
-"""`ttft`, ours: the backend with the least predicted time to the first token, and the least harm to the others.
+"""`ttft`: the backend with the least predicted time to the first token, and the least delay of other requests.
 
 Rule. For each candidate, in seconds:
 
-    own     what waits there, at the backend's own rate, + the tokens of this prompt that it does not hold
-    others  each request that will come behind this one waits while it is computed, and a little each that decodes.
-            In a steady state as many arrive during a wait as are waiting: the mean of those there and those anywhere,
-            since placement evens queues out
+    own     the queue there, at the backend's own rate, + the prefill of the tokens that it does not hold
+    others  each request that will come behind this one waits for its prefill, and each that decodes for a little of it.
+            In a steady state as many arrive during a wait as are waiting: the mean of those waiting there and of those
+            waiting anywhere, since placement evens queues out
 
-The least sum wins. Where it is not the deepest holder, it must win by more than what predictions are usually wrong by
-(`error_s`, learned), or chats would move about for nothing. Ties: the fewest requests in flight, the first in
-rendezvous order of the prompt itself. What everybody holds gives nobody an advantage, since all terms are differences
-of work; where a holder saves no more than chance, and less than half of the prompt, that is so little too (`common`).
+The candidate with the least sum wins. Against the deepest holder it must win by more than the usual error of
+predictions (`error_s`, learned), or chats would move about for nothing. Ties: the fewest requests in flight, then the
+first in rendezvous order of the prompt itself. A prefix that all hold favours none, since all terms are differences of
+work. Nor does a holder that saves no more than chance and less than half of the prompt keep it (`common`).
 
 A prefix that nobody is known to hold has two homes, the first in its rendezvous order; the better of them takes it
 unless another is better by more than `error_s`. So nodes agree on two before any gossip.
 
-A prefix gets a second holder as soon as the first one's queue costs more than computing it again (`moved`); and
-earlier, on purpose, as soon as those who asked for it within the last minute have waited longer, at its best holder
-than elsewhere on average, than one prefill costs and those who wait there (`spread`). Chance makes queues too: n
-differences that mean nothing add up to the root of the sum of their squares, and only what is beyond that counts. What
-a chat waits is counted for the first message as well, which it shares with other chats: else these would all begin, and
-so stay, where the first of them was. The claim of who has moved is the lease against flapping: coming back costs
-nothing.
+A prefix gets a second holder as soon as the first one's queue costs more than computing it again (`moved`). It gets one
+earlier, on purpose (`spread`), once the requests for it of the last minute have together waited at its best holder for
+so much longer than the average elsewhere that a copy pays: one prefill, and one more for each request that waits at the
+new holder. Chance makes queues, too: n meaningless differences add up to the root of the sum of their squares, so only
+what is beyond that counts. A chat's waits also count for the first message, which it shares with other chats: else all
+these would begin, and so stay, where the first of them was. Nothing else prevents flapping: both then hold the prefix,
+so going back costs nothing.
 
-There is no constant of speed: rates are learned (`service_rate`), also by how much a token takes longer deep in a
-prompt, and before that the tokens to compute decide.
-Source: none has it; the inequality is Preble's and Dynamo's (queue + uncached prefill), the learned rates, the harm to
-others and the deliberate copies are ours. Reasons: only, warm, common, moved, spread, cold, no_prefix.
+No speed is a constant: rates are learned (`service_rate`), and how much longer a token takes deep in a prompt. Before
+that the tokens to compute decide. Source: the inequality is Preble's and Dynamo's (queue + uncached prefill); the
+learned rates, the delay of others and the deliberate copies are ours.
+Reasons: only, warm, common, moved, spread, cold, no_prefix.
 """
 
 from __future__ import annotations
@@ -44,27 +44,28 @@ from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 from ranvier_py.core.routing.service_rate import ServiceRates, ahead_of, new
 
 COMMON_SHARE = 0.5
-"""A match of at least this share of the prompt is worth following, whoever else shares it."""
+"""A holder that saves at least this share of the prompt's prefill is worth following, however many share the match."""
 
 COMMON_SLACK_TOKENS = 32
-"""Two blocks beyond the first boundary: role markers, and words that every first question of an application begins
-with."""
+"""Two blocks beyond the first boundary may be common to all chats of an application: role markers, and the words that
+every first question begins with."""
 
 TIE_SHARE = 0.05
-"""Sums within a twentieth of the least are equal. Two idle engines of one kind differ by chance alone, and whoever
-always follows chance fills one cache and leaves the others empty."""
+"""Sums within a twentieth of the least count as equal. Two idle engines of one kind differ only by chance, and a policy
+that always follows chance fills one cache and leaves the others empty."""
 
 OTHERS_SHARE = 0.03
-"""Of the harm to those that decode: it is one delay among the dozens of tokens of an answer. All of it would send
-prompts where few decode and not where little waits, which costs the Mooncake trace a tenth of its p90."""
+"""Share of a prefill that counts as the delay of each decoding request: it delays one of an answer's dozens of tokens.
+All of it would send prompts where few decode rather than where little waits, which makes the Mooncake trace's p90 a
+tenth worse."""
 
 
-LOSSES_S = 60.0  # over which waits are counted: long enough for a sum, short enough to forget what nobody wants now
-LOSSES_MAX = 4096  # prefixes whose waits are known; the one that was not asked for longest is forgotten
+LOSSES_S = 60.0  # waits fade over this time: long enough for a sum, short enough to forget what nobody wants now
+LOSSES_MAX = 4096  # prefixes whose waits are kept; the one that was asked for longest ago is forgotten
 
 
 class Weighed(NamedTuple):
-    """What a request would cost at each backend it may go to, in seconds, by position among the candidates."""
+    """What a request would cost at each backend that is weighed, in seconds, by position among the candidates."""
 
     candidates: Sequence[Candidate]
     held: Mapping[BackendId, int]  # tokens of the prompt
@@ -81,7 +82,7 @@ class Weighed(NamedTuple):
 
 
 class Ttft(Policy):
-    """State: the service rates, and what was lost for want of second holders."""
+    """State: the service rates, and the time lost for want of second holders."""
 
     name = "ttft"
     depths_wanted = ALL_HOLDERS
@@ -108,7 +109,7 @@ class Ttft(Policy):
         return Choice(candidates[position].id, reason, weighed.held.get(candidates[position].id, 0))
 
     def warm(self, match: Match, weighed: Weighed, holders: Sequence[Holder], rng: Random) -> tuple[int, str]:
-        """Position and reason for a prefix that somebody holds."""
+        """Choose the position, with its reason, for a prefix that at least one backend holds."""
         candidates, sums, prefill_s = weighed.candidates, weighed.sum_s, weighed.prefill_s
         best = self.first(match.own, weighed, sums, rng)
         deepest = holders[0].tokens
@@ -128,8 +129,8 @@ class Ttft(Policy):
         return (home, "warm") if copy is None else (copy, "spread")
 
     def cold(self, match: Match, weighed: Weighed, homes: Sequence[int], rng: Random) -> int:
-        """Position for a prefix that nobody is known to hold: the better of its homes, unless another is certainly
-        better. A prompt of one message shares its home with nobody, and has none."""
+        """Choose the position for a prefix that nobody is known to hold: the better of its homes, unless another is
+        certainly better. Without `homes`, as for a prompt of one message, the best of all."""
         sums, error_s = weighed.sum_s, self.service_rates.fleet.error_s
         home = self.first(match.home, weighed, homes, rng) if homes else None
         if home is not None and sums[home] - min(sums.values()) <= error_s:
@@ -138,8 +139,8 @@ class Ttft(Policy):
         return best if home is None or sums[home] - sums[best] > error_s else home
 
     def copy_of(self, match: Match, weighed: Weighed, home: int, deepest: int, holding: Container[int]) -> int | None:
-        """Count what this request loses at its best holder. Returns who shall have a copy if that has become worth its
-        prefill."""
+        """Count the time that this request loses at its best holder. Returns the position to copy the prefix to, once
+        the time lost is worth the prefill; None: not yet."""
         candidates, queue_s, losses = weighed.candidates, weighed.queue_s[home], self.losses
         others = [position for position in weighed.sum_s if position not in holding]
         if not others:
@@ -162,8 +163,8 @@ class Ttft(Policy):
         return copy
 
     def waits(self, match: Match, holder: Candidate, tokens: float) -> None:
-        """A request that goes to a holder, whatever it costs, waits there for what it would not elsewhere, where so
-        many tokens wait to be computed. Count it for the first message, which chats share."""
+        """Count for the first message, which chats share, how much longer a request waits at its holder than it would
+        where `tokens` wait to be computed. The request goes to the holder whatever that costs."""
         rate = self.service_rates[holder.id]
         queue_s, _ = rate.predict(0, ahead_of(holder, match.at))
         self.losses.add(match.home, match.at, queue_s - tokens * rate.per_token_s)
@@ -171,7 +172,7 @@ class Ttft(Policy):
     def weigh(
         self, among: Sequence[int], match: Match, holders: Sequence[Holder], candidates: Sequence[Candidate]
     ) -> Weighed:
-        """What the prompt would cost at each of these positions. One flat loop: a decision weighs dozens."""
+        """Compute what the prompt would cost at each of these positions. One flat loop, since there may be dozens."""
         held = {holder.backend: holder.tokens for holder in holders}
         rates, prompt_tokens, slope = self.service_rates, match.prompt_tokens, self.service_rates.fleet.slope
         mean = sum([candidates[position].waiting for position in among]) / len(among)
@@ -193,8 +194,8 @@ class Ttft(Policy):
         return new(Weighed, (candidates, held, queues, prefills, others, sums))
 
     def first(self, key: Fingerprint, weighed: Weighed, among: Iterable[int], rng: Random) -> int:
-        """The one `among` these positions with the least sum. Sums that hardly differ are told apart by requests in
-        flight for the weight, then by rendezvous of the key, which spreads prompts over the caches."""
+        """Return the one `among` these positions with the least sum. Between sums that hardly differ the requests in
+        flight per weight decide, then the rendezvous order of the key, which spreads prompts over the caches."""
         candidates, sums = weighed.candidates, weighed.sum_s
         tied_s = (1.0 + TIE_SHARE) * min([sums[position] for position in among])
         tied = [position for position in among if sums[position] <= tied_s]
@@ -224,7 +225,7 @@ class Ttft(Policy):
     # --- seeing -------------------------------------------------------------------------------------------------------
 
     def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
-        """Seconds of each term, and the rate they were made with."""
+        """Return the seconds of each term, and the rate that they were computed with."""
         weighed = self.weigh(range(len(candidates)), match, match.holders, candidates)
         found = []
         for position, candidate in enumerate(candidates):
@@ -234,7 +235,7 @@ class Ttft(Policy):
 
 
 class Loss(NamedTuple):
-    """Of one prefix: sums that fade."""
+    """The fading sums of what requests for one prefix lost, in seconds, and of its squares."""
 
     sum_s: float
     squares: float
@@ -242,7 +243,7 @@ class Loss(NamedTuple):
 
 
 class Losses:
-    """What those who asked for a prefix within about a minute waited longer at its best holder than they would have
+    """By prefix: how much longer the requests of about the last minute waited at its best holder than they would have
     elsewhere."""
 
     def __init__(self) -> None:
@@ -255,8 +256,8 @@ class Losses:
         return twin
 
     def add(self, prefix: Fingerprint, at: float, lost_s: float) -> float:
-        """Count one more. Returns by how much the sum is more than chance would have made it, in seconds."""
-        if not lost_s and prefix not in self.known:  # most, where nobody waits: they push out nobody who does
+        """Count one more request's loss. Returns by how many seconds the sum exceeds what chance would make it."""
+        if not lost_s and prefix not in self.known:  # nobody waits, as mostly: keep the prefixes that do lose
             return 0.0
         before = self.known.pop(prefix, None) or Loss(0.0, 0.0, at)
         share = exp(-max(0.0, at - before.at) / LOSSES_S)
@@ -268,5 +269,5 @@ class Losses:
         return loss.sum_s - sqrt(loss.squares)
 
     def forget(self, prefix: Fingerprint) -> None:
-        """It has another holder now."""
+        """Forget the losses of a prefix, which has another holder now."""
         self.known.pop(prefix, None)

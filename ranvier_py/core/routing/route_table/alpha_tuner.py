@@ -120,7 +120,7 @@ class AlphaTuner:
         return self._new >= WINDOW and sum(self._routes.tree.evicted) > self._evicted
 
     def job(self) -> AlphaJob | None:
-        """Return the replay to run. None: another share of chats is kept from now on, so nothing can be replayed yet."""
+        """Return the replay to run. None: from now on another share of chats is kept, so there is nothing to replay."""
         created, capacity = self._routes.tree.counters.created, self._routes.capacity
         rows = WARM * max(1.0, (created - self._created) / max(1, self._seen))
         share = min(WHOLE, int(WHOLE * rows / capacity) + 1)

@@ -235,10 +235,7 @@ class RowsScan:
         return chosen, following
 
     def _claims(self, ids: Numbers, now: float) -> tuple[Chosen, int]:
-        """Return the live claims of rows, in row order, and how many rows were looked at.
-
-        Each further text of a row comes with the first of its claims.
-        """
+        """Return rows' live claims in order, further texts with a row's first claim, and how many rows were read."""
         rows = self._reader.rows
         found = self._reader.read(ids, now)
         token, text = (np.frombuffer(column, U64)[found.row] for column in (rows.token, rows.text))

@@ -3,17 +3,17 @@
 The score is Marconi's (Pan et al.), of routes: recency + alpha * efficiency, each scaled to [0, 1] over all candidates.
 *Recency* is the second of the last use. *Efficiency* is what a match loses without the row: the operations of the row's
 own tokens, those beyond its parent, of which attention makes later ones dearer. Marconi divides that by the memory
-saved; all rows take the same, so nothing is divided. Candidates are the leaves, and the rows with one child, which
+taken; all rows take the same, so nothing is divided. Candidates are the leaves, and the rows with one child, which
 takes the place of an evicted row: prompts that go on through the child match the child, so such a row saves little,
 unless prompts have differed behind it. So the end of an idle chat outlives its inner rows, and a long edge a short one.
 
-With alpha 0 the longest unused leaf goes, as in `leaves.LeafQueue`. As there, REMOTE goes before LOCAL before CONFIRMED.
+With alpha 0 the longest unused leaf goes, as in `leaves.LeafQueue`. As there, REMOTE goes before LOCAL and CONFIRMED.
 
-Rows of one trust whose efficiencies lie within a factor of two share a lane, in which the longest unused comes first:
-so its head has the lane's least score but for that factor, and only heads are compared. A change of a row takes effect
-when the row comes to the head. Evictions follow the lane found last until its head's score passes the next lane's,
-within one second and for FOLLOWED_MAX rows at most.
-Invariant: that of `leaves`, except that a row may be queued by an efficiency that it no longer has.
+Rows of one trust share a lane if they are all leaves, or all have a child, and their own tokens have the same power of
+two. A lane has the longest unused row at its head, and only heads are compared. A change of a row takes effect when the
+row comes to the head. Evictions follow the lane found last until its head's score passes the next lane's, within one
+second and for FOLLOWED_MAX rows at most.
+Invariant: that of `leaves`, except that a row may stand in a lane of tokens or children that it no longer has.
 Cost: O(1) amortised for each push, and for each eviction; the lanes are LANES_MAX at most.
 """
 
@@ -30,13 +30,13 @@ from ranvier_py.core.routing.route_table.route_values import UTILITY, Numbers, R
 from ranvier_py.core.routing.route_table.rows import FORKED, Rows
 
 ALPHA_FIRST, ALPHA_MAX = 1.0, 2.0
-"""Alpha until it is tuned, with which recency and efficiency weigh the same; and the greatest alpha, as in Marconi."""
+"""Alpha until it is tuned: recency and efficiency weigh the same. The greatest alpha is as far as Marconi looks."""
 
 DEPTH_SLOPE = 1 / (3 * 4096)
 """The share by which each earlier token raises the operations of a token: Marconi's table 1, a Transformer of width
 4096, where attention takes 8 L D^2 + 4 L^2 D and the MLP 16 L D^2."""
 
-CLASS_MAX = 30  # classes of efficiency by powers of two: rows of 2 ** 29 own tokens and more share the last
+CLASS_MAX = 30  # classes of own tokens, by powers of two: 2 ** 29 and more are the last
 LANES_MAX = len(LANES) * 2 * CLASS_MAX
 STRAIGHT_BITS = 3
 """A row with one child, behind which no prompts have differed so far, counts an eighth (2 ** -3) of its operations:
