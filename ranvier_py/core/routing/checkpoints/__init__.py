@@ -1,1 +1,1 @@
-"""What engines of hybrid models can reuse: where they keep checkpoints, and which of them a prompt can go on from."""
+"""Prefix caches of hybrid models: where engines keep checkpoints, and from which of them a prompt can go on."""

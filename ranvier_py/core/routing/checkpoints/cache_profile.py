@@ -1,7 +1,7 @@
-"""Where an engine keeps checkpoints of a hybrid model, and so what it can reuse. Pure.
+"""The rules by which engines keep checkpoints of hybrid models, and how an engine's rule is recognised. Pure.
 
-Of a prompt of P tokens and an answer up to T, with K tokens that were computed before (never the last of the prompt),
-the engine reuses R: the deepest checkpoint at or before K. Then it keeps some of these positions, on a grid of g:
+The prompt has P tokens, and T with its answer; K of them were computed before (never the prompt's last one). The engine
+reuses R tokens, up to the deepest checkpoint at or before K. Then it keeps some of these positions, on a grid of g:
 
 | rule | position |
 |---|---|
@@ -10,15 +10,15 @@ the engine reuses R: the deepest checkpoint at or before K. Then it keeps some o
 | junction | the last multiple of g in K, where R is at least g before it |
 | decode_end | the last multiple of `decode_grid` before T, where that is behind the prompt |
 
-Positions of vLLM are those of its own cache manager (0.32, `tests/engines`): by default
-(`prefix_cache_retention_interval` 0) it keeps of a request what a prompt can go on from, and nothing of the answer,
-whatever `mamba_cache_mode` is. Those of SGLang (`no_buffer`, `extra_buffer`) are as read in the source of its
-MambaRadixCache; a model of it, in one prefill chunk: the tree itself reuses what `no_buffer` says, and a little less
-than `extra_buffer` (`tests/engines`). Marconi's are exact.
+The positions of vLLM are those of its own cache manager (0.32, `tests/engines`): by default
+(`prefix_cache_retention_interval` 0) it keeps of a request what another prompt can go on from, and nothing of the
+answer, whatever `mamba_cache_mode` is. Those of SGLang (`no_buffer`, `extra_buffer`) were read from the source of its
+MambaRadixCache. They model one prefill chunk: the tree itself reuses what `no_buffer` says, and a little less than
+`extra_buffer` says (`tests/engines`). Marconi's are exact.
 
-A `CacheProfile` is such a rule with the name under which operators know it, or `attention`: every block can be reused.
-`recognised` finds an engine's by what it shows of itself (`Signs`), the best witness first: what the operator wrote,
-the groups in its events, its metrics page, the name on its model card, and the depths that its answers were cached to.
+A `CacheProfile` is such a rule with the name by which operators know it, or `attention`: every block can be reused.
+`recognised` finds an engine's profile by what the engine shows of itself (`Signs`), the best evidence first: what the
+operator wrote, groups in its events, its metrics page, the name on its model card or the depths of its cached counts.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from typing import NamedTuple
 AUTO = "auto"
 
 VLLM_GRID = 528
-"""Tokens of a vLLM block of a hybrid model, while neither its events nor its metrics have named it: Qwen3.5's."""
+"""Tokens of a vLLM block of a hybrid model until its events or metrics name them: those of Qwen3.5."""
 
 EXTRA_BUFFER_GRID = 64
-"""SGLang's `mamba_cache_chunk_size`. That all of sixteen depths elsewhere are multiples of it is no chance."""
+"""SGLang's `mamba_cache_chunk_size`. Sixteen cached depths that all are multiples of it are no coincidence."""
 
 LONGEST_BLOCK = 256
-"""No block of an attention engine is longer: what is cached in longer steps is cut to checkpoints."""
+"""No block of an attention engine is longer: an engine whose cached depths have longer steps keeps checkpoints."""
 
 GRID_MAX = 1 << 20
 
 
 class CheckpointKind(IntEnum):
-    """Why there is a checkpoint: what a router knows of it. Three bits of a mark (`checkpoint_index`)."""
+    """How a router knows of a checkpoint: by which rule or report. Three bits of a mark (`checkpoint_index`)."""
 
     PROMPT_END = 0
     DECODE_END = 1
     JUNCTION = 2
     EVERY = 3
     ANSWERED = 4  # the engine's count of cached tokens ended there
-    AHEAD = 5  # its events have one behind this prefix, that of a prompt which left it there; peers get none
-    EVENT = 6  # its events have it
+    AHEAD = 5  # the engine's events report one behind this prefix, for prompts that left one there; peers get none
+    EVENT = 6  # the engine's events report it
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProfile:
-    """`decode_grid` 0: nothing is kept of answers; `decode_last`: the state after the last token, whatever the grid."""
+    """The positions that an engine keeps. `decode_grid` 0: none of answers; `decode_last`: after the last token, off grid."""
 
     grid: int
     every: bool = False
@@ -69,11 +69,11 @@ class CheckpointProfile:
     last_left: bool = False  # a prompt's last token is left out
 
     def kept(self, prompt: int, total: int, common: int, reused: int) -> Iterator[int]:
-        """Positions that a request keeps, by P, T, K and R; some may be kept already."""
+        """Yield the positions that a request keeps, by P, T, K and R; some may be kept already."""
         return (position for position, _ in self.marked(prompt, total, common, reused))
 
     def marked(self, prompt: int, total: int, common: int, reused: int) -> Iterator[tuple[int, CheckpointKind]]:
-        """The same, each with the rule that keeps it."""
+        """Yield the positions that a request keeps, each with the rule that keeps it."""
         grid = self.grid
         if self.every:
             yield from ((at, CheckpointKind.EVERY) for at in range(grid, (total - 1) // grid * grid + 1, grid))
@@ -87,23 +87,23 @@ class CheckpointProfile:
             yield at, CheckpointKind.DECODE_END
 
     def parts(self, common: int, reused: int) -> bool:
-        """Whether so much more is common than can be reused that a checkpoint in between would pay."""
+        """Whether the common prefix, cut to the grid, exceeds what is reused by one step or more."""
         return common // self.grid * self.grid - reused >= self.grid
 
     @property
     def invests(self) -> bool:
-        """Whether a request leaves a checkpoint where it parts from what was computed before, and none else does (R4).
-        Where every block gets one, what was computed has it already, or gave it up."""
+        """Whether a request leaves a new checkpoint where it parts from what was computed before (R4). Where every block
+        gets one it does not: what was computed before has it already, or gave it up."""
         return self.junction
 
 
 def aligned(grid: int, *, junction: bool = True) -> CheckpointProfile:
-    """vLLM's `mamba_cache_mode` align where it retains all: where a step ends on the grid of its blocks."""
+    """Return the rule of vLLM's `mamba_cache_mode` align where it retains all states of steps that end on its grid."""
     return CheckpointProfile(grid, prompt_end=True, junction=junction, decode_grid=grid)
 
 
 def retained(grid: int) -> CheckpointProfile:
-    """What vLLM keeps by default."""
+    """Return the rule by which vLLM keeps checkpoints by default."""
     return CheckpointProfile(grid, prompt_end=True, junction=True, last_left=True)
 
 
@@ -114,21 +114,21 @@ NOTHING = CheckpointProfile(1)
 
 
 def on_grid(profile: CheckpointProfile, block_tokens: int) -> CheckpointProfile:
-    """The same where only ends of blocks are known: grids become multiples of `block_tokens`."""
+    """Return the rule where only ends of blocks are known: its grids are rounded up to multiples of `block_tokens`."""
     blocks = -(-profile.grid // block_tokens)
     decode = -(-profile.decode_grid // block_tokens) if profile.decode_grid else 0
     return replace(profile, grid=blocks * block_tokens, decode_grid=decode * block_tokens)
 
 
 class CacheProfile(NamedTuple):
-    """What an engine's prefix cache is. `checkpoints` None: attention, which reuses every block."""
+    """What kind of prefix cache an engine has. `checkpoints` None: attention's, which reuses every block."""
 
     name: str
     checkpoints: CheckpointProfile | None = None
 
     @property
     def label(self) -> str:
-        """As an operator may write it."""
+        """The profile as an operator may write it."""
         rule = self.checkpoints
         return f"{self.name}:{rule.grid}" if rule is not None and self.name in GRIDDED else self.name
 
@@ -151,11 +151,11 @@ CACHE_PROFILES = MappingProxyType(
         )
     }
 )
-"""By name; those of vLLM may be followed by `:` and the tokens of its blocks."""
+"""By name. After a name of GRIDDED an operator may write `:` and the tokens of a block."""
 
 
 def profile_named(text: str) -> CacheProfile:
-    """vllm-align, vllm-align:528, sglang-no-buffer … Raises ValueError that lists the names."""
+    """Return the profile of vllm-align, vllm-align:528, sglang-no-buffer … Raises ValueError that lists the names."""
     name, colon, grid = text.partition(":")
     profile = CACHE_PROFILES.get(name)
     if profile is None or (colon and name not in GRIDDED):
@@ -168,7 +168,7 @@ def profile_named(text: str) -> CacheProfile:
 
 
 def with_grid(profile: CacheProfile, grid: int) -> CacheProfile:
-    """The same with blocks of so many tokens."""
+    """Return the profile with blocks of so many tokens; unchanged for 0 or attention."""
     rule = profile.checkpoints
     if rule is None or not grid:
         return profile
@@ -180,7 +180,7 @@ HYBRID_MODELS_NAMED = re.compile(
     r"falcon-?h1|kimi-linear|lfm2|plamo-?2|minimax-text|mamba|rwkv",
     re.IGNORECASE,
 )
-"""Names of models with recurrent layers. Llama's Nemotron Nano and Granite 4 Micro have none."""
+"""Matches names of models with recurrent layers. Llama's Nemotron Nano and Granite 4 Micro have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +193,13 @@ class Signs:
     has_states: bool | None = None  # its metrics page: whether it keeps recurrent states
     state_mode: str = ""  # vLLM's `mamba_cache_mode`: align, all, none
     retention: str = ""  # vLLM's `prefix_cache_retention_interval`: None where it keeps all states that it makes
-    block_tokens: int = 0  # of its blocks, by events or metrics
+    block_tokens: int = 0  # tokens of a block, by events or metrics
     state_groups: bool = False  # its events name groups of recurrent states
-    step_tokens: int = 0  # what all of its latest cached counts are multiples of, if they are cut to that
+    step_tokens: int = 0  # the step that all of its latest counts of cached tokens are multiples of
 
 
 def recognised(signs: Signs) -> CacheProfile:
-    """The profile that fits best what is known."""
+    """Return the profile that fits the signs best."""
     if signs.configured != AUTO:
         return profile_named(signs.configured)
     if not keeps_states(signs):
@@ -213,10 +213,10 @@ def recognised(signs: Signs) -> CacheProfile:
 
 
 def vllm_name(mode: str, retention: str) -> str:
-    """By its options, as its metrics page names them."""
+    """Return the name of a vLLM profile by the engine's options, as its metrics page names them."""
     if mode == "none":
         return "vllm-none"
-    if retention not in ("", "None"):  # 0, or the tokens from one to the next, which are kept beside the rest
+    if retention not in ("", "None"):  # 0, or so many tokens between states that are kept beside the default ones
         return "vllm-align"
     if mode == "all":
         return "vllm-all"
@@ -224,7 +224,7 @@ def vllm_name(mode: str, retention: str) -> str:
 
 
 def keeps_states(signs: Signs) -> bool:
-    """Whether it has recurrent layers. What it does counts for more than what its model is called."""
+    """Whether the engine has recurrent layers. What it does counts for more than the name of its model."""
     if signs.state_groups or signs.has_states is not None:
         return signs.state_groups or bool(signs.has_states)
     return signs.step_tokens >= LONGEST_BLOCK or any(HYBRID_MODELS_NAMED.search(model) for model in signs.models)

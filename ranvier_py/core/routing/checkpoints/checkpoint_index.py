@@ -1,21 +1,21 @@
-"""The checkpoints of one backend that a router knows of: position by prefix, bounded. Pure.
+"""The checkpoints of one backend that a router knows of: positions by prefix, bounded. Pure.
 
-A prompt is a chain of prefix keys, deepest first; a checkpoint at position c stands on the path of every prompt that
-goes through it. It is kept under the shallowest key at or behind its block: whoever shares that key, shares c. Where a
-prompt has no such key it may be kept under the deepest key before it, as one that lies `beyond`: whoever parts from the
-known just behind this key is believed to go as far as others did, unless he parts before.
+A prompt is a chain of prefix keys, deepest first; a checkpoint at position c is on the path of every prompt that passes
+through it. It is stored under the shallowest key at or behind its block: every prompt with that key shares c. Where a
+prompt has no such key, it may be stored under the deepest key before it, as one that lies `beyond`: a prompt that parts
+from the known right behind this key is believed to go as far as others did, unless its next key begins before c.
 
-A mark is one byte, as it travels between nodes: bit 0 keys and values are there, bit 1 so is the checkpoint, bit 2 the
-engine itself said so, bits 3 to 5 its `CheckpointKind`.
+A mark is one byte, as it travels between nodes. Bit 0: keys and values are there; bit 1: the checkpoint is, too; bit 2:
+the engine itself said so; bits 3 to 5: its `CheckpointKind`.
 
-An engine's events name a state by its block, and know no prefix behind the last whole one of a prompt: with blocks of
-528 tokens none that the prompt has. Such a state is kept under the anchor before it as one AHEAD: it is credited to the
-prompts that left a checkpoint just there, to no others that pass the anchor.
+An engine's events name a state by its block, and bring no prefix behind the last whole block of a prompt: with blocks
+of 528 tokens no key of the prompt. Such a state is stored under the anchor before it as one AHEAD: it is credited only
+to prompts that left a checkpoint just there, not to others that pass the anchor.
 
-Rules: what is kept by rule or by count is believed for `ttl_s` after its last evidence, for engines give states up
-without a message; what events brought stays until they take it. A new generation begins with nothing.
-Bounds: `names_max` keys, POSITIONS_MAX positions each; the key that was written longest ago makes room, the shallowest
-position does; both are counted.
+Rules: checkpoints by rule or by count are believed for `ttl_s` after their last evidence, since engines give states up
+without a message; those that events brought stay until events take them. A new generation begins with none.
+Bounds: `names_max` names of keys, POSITIONS_MAX positions each; the name that was written longest ago makes room, and
+of a name's positions one AHEAD, else the shallowest. Both are counted.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.checkpoints.cache_profile import CheckpointKind
 
 CHECKPOINT_TTL_S = 600.0
-"""Shorter than a route's: states are few, and what gives one up says nothing (SGLang #23678)."""
+"""Shorter than a route's: states are few, and engines give them up without a message (SGLang #23678)."""
 
 NAMES_MAX = 131_072
-"""Keys of one backend: what thousands of chats leave within CHECKPOINT_TTL_S, or the surroundings of some thousand
-states by events; 40 MB at most."""
+"""Names of one backend: what thousands of chats leave within CHECKPOINT_TTL_S, or the keys around some thousand states
+by events; 40 MB at most."""
 
 POSITIONS_MAX = 4
 """Between one key and the next there are 256 tokens at most: four states of the finest grid on which any are kept."""
@@ -59,7 +59,7 @@ class Checkpoint(NamedTuple):
 
 
 class KeptCheckpoint(NamedTuple):
-    """A checkpoint, and the key that it is kept under. `is_new`: peers may not know of it."""
+    """A checkpoint, and the key that it is stored under. `is_new`: peers may not know of it."""
 
     key: PrefixKey
     checkpoint: Checkpoint
@@ -67,7 +67,7 @@ class KeptCheckpoint(NamedTuple):
 
 
 def mark_of(kind: CheckpointKind) -> int:
-    """Of a checkpoint that is there."""
+    """Return the mark of an existing checkpoint of this kind."""
     return KV | STATE | kind << KIND_SHIFT | (CONFIRMED if kind >= CheckpointKind.ANSWERED else 0)
 
 
@@ -82,7 +82,7 @@ class CheckpointCounters:
 
 
 class CheckpointIndex:
-    """See the module. `now` is monotonic seconds."""
+    """Stores the checkpoints of one backend, see the module. `now` is monotonic seconds."""
 
     def __init__(self, block_tokens: int, *, ttl_s: float = CHECKPOINT_TTL_S, names_max: int = NAMES_MAX) -> None:
         self.counters = CheckpointCounters()
@@ -93,11 +93,11 @@ class CheckpointIndex:
         self._known: dict[int, tuple[Checkpoint, ...]] = {}  # by fingerprint; the one written last at the end
 
     def __len__(self) -> int:
-        """Names."""
+        """How many names have checkpoints."""
         return len(self._known)
 
     def latest(self, most: int) -> Iterator[tuple[int, Checkpoint]]:
-        """What was noted last, name by name."""
+        """Yield (name, checkpoint) of the `most` names that were written last, latest first."""
         for name in islice(reversed(self._known), most):
             yield from ((name, each) for each in self._known[name])
 
@@ -117,15 +117,15 @@ class CheckpointIndex:
         by_events: bool = False,
         promised: Callable[[int], bool] = lambda _: False,
     ) -> Checkpoint | None:
-        """The deepest checkpoint on this path within its first `held` tokens, and not behind `limit`.
+        """Return the deepest checkpoint on this path under the keys of its first `held` tokens, not behind `limit`.
 
         Args:
             keys: the prompt, deepest first; read no further than needed.
-            by_events: only what events brought counts.
-            promised: whether this prompt left a checkpoint at a position, if nothing took it since: of one ahead.
+            by_events: only checkpoints that events brought count.
+            promised: for one AHEAD: whether this prompt is believed to have left a checkpoint at its position.
         """
         known, oldest = self._known, now - self.ttl_s
-        reach = limit + 1  # of one that lies beyond: where the prompt's next key begins
+        reach = limit + 1  # a checkpoint beyond the top key must lie before the prompt's next key
         is_top = True
         for tokens, token, text in keys:
             if tokens > held:
@@ -148,7 +148,7 @@ class CheckpointIndex:
         return None
 
     def has(self, keys: Sequence[PrefixKey], position: int, now: float) -> bool:
-        """Whether this path is believed to have a checkpoint just there, as `learn` noted it."""
+        """Whether this path is believed to have a checkpoint at exactly this position, as `learn` noted it."""
         block = max(1, position // self._block_tokens * self._block_tokens)
         key = next((key for key in reversed(keys) if key[0] >= block), NO_KEY)
         found = self._known.get(key[1]) or self._known.get(key[2]) or ()
@@ -157,7 +157,7 @@ class CheckpointIndex:
     # --- learning ----------------------------------------------------------------------------------------------------
 
     def learn(self, keys: Iterable[PrefixKey], marks: Sequence[tuple[int, int]], now: float) -> list[KeptCheckpoint]:
-        """Note checkpoints of one path: (position, mark), the deepest first. Returns which were kept, and where."""
+        """Note checkpoints of one path: (position, mark), the deepest first. Returns those stored, with their keys."""
         waiting, size = list(reversed(marks)), self._block_tokens
         placed: list[KeptCheckpoint] = []
         behind: PrefixKey | None = None
@@ -177,7 +177,7 @@ class CheckpointIndex:
     def beyond(
         self, keys: Iterable[PrefixKey], held: int, position: int, mark: int, now: float
     ) -> list[KeptCheckpoint]:
-        """Note one behind the deepest key that was held, for others that part there."""
+        """Note a checkpoint beyond the deepest key that was held, for other prompts that have this key."""
         key = next((key for key in keys if key[0] <= held), NO_KEY)
         if not 0 < key[0] < position // self._block_tokens * self._block_tokens:
             return []
@@ -185,12 +185,12 @@ class CheckpointIndex:
         return [KeptCheckpoint(key, checkpoint, self.put(key, checkpoint))]
 
     def put(self, key: PrefixKey, checkpoint: Checkpoint) -> bool:
-        """Note a checkpoint under both names of a key. Whether peers may not know of it."""
+        """Note a checkpoint under both names of a key. Returns whether it may be new to peers."""
         return sum([self.note(name, checkpoint) for name in key[1:] if name]) > 0
 
     def note(self, name: int, checkpoint: Checkpoint) -> bool:
-        """Under one name. Of what was known of this position the better mark stays, and the later evidence counts.
-        Returns whether that says more than before, or keeps it for longer."""
+        """Note a checkpoint under one name. For a known position the greater mark and the later evidence count. Returns
+        whether the position or mark is new, or its life grew by more than a quarter of `ttl_s`."""
         known = self._known
         before = known.pop(name, ())
         old = next((each for each in before if each.position == checkpoint.position), None)
@@ -211,8 +211,8 @@ class CheckpointIndex:
     # --- forgetting --------------------------------------------------------------------------------------------------
 
     def refute(self, keys: Iterable[PrefixKey], above: int, to: int) -> list[KeptCheckpoint]:
-        """None of this path's checkpoints behind `above` tokens is there, up to `to`: an answer was cached to no more.
-        Returns what was believed. What events brought stays: they take it themselves."""
+        """Forget the checkpoints of this path behind `above` tokens, up to `to`: an answer was cached to no more.
+        Returns them. Those that events brought stay, since events take them themselves."""
         gone: list[KeptCheckpoint] = []
         for key in keys:
             found = self._known.get(key[1]) or self._known.get(key[2]) or ()
@@ -225,7 +225,7 @@ class CheckpointIndex:
         return gone
 
     def lose(self, name: int, position: int, at: float, *, ahead: bool = False) -> bool:
-        """This one is gone since then; its keys and values may not be. False: it was not known, or came again."""
+        """Forget a checkpoint that went at `at`, with `ahead` only one AHEAD. False: none known, or later evidence."""
         known = self._known.get(name, ())
         gone = [each for each in known if each.position == position and each.at <= at]
         found = any(not ahead or each.kind is CheckpointKind.AHEAD for each in gone) and self._forget(name, position)
@@ -233,8 +233,8 @@ class CheckpointIndex:
         return found
 
     def renew_events(self, now: float, names_max: int) -> Iterator[tuple[int, Checkpoint]]:
-        """What events brought and have not taken is still there: of the next `names_max` names those for which that was
-        said half a time to live ago. Called each second it comes round in time."""
+        """Renew what events brought and have not taken: of the next `names_max` names, checkpoints with evidence older
+        than half the time to live. Yields them, for peers. Called each second it comes round in time."""
         if not self._to_renew:
             self._to_renew = list(self._known)
         turn, self._to_renew = self._to_renew[-names_max:], self._to_renew[:-names_max]
@@ -246,7 +246,7 @@ class CheckpointIndex:
                 yield from ((name, each._replace(at=int(now))) for each in old)
 
     def doubt_events(self, now: float) -> None:
-        """What events brought is from now on like what an answer proved: true for a while. O(all)."""
+        """Believe what events brought for `ttl_s` only, as what an answer proved; forget those AHEAD. O(all)."""
         mark = mark_of(CheckpointKind.ANSWERED)
         for name, found in self._known.items():
             self._known[name] = tuple(

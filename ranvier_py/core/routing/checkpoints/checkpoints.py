@@ -1,22 +1,22 @@
-"""What hybrid models' backends can reuse of a prompt, and what a router learns of that from its own traffic.
+"""What backends of hybrid models can reuse of a prompt, and how a router learns that from its own traffic.
 
     checkpoints.set_profile(backend, profile)         recognised, or configured (`cache_profile`)
-    holders, credit = checkpoints.credited(…)        how much each holder of a prompt need not compute
-    an attempt.Observer                               learns where checkpoints were left, and from every count of cached
-                                                      tokens whether that was right
+    holders, credit = checkpoints.credited(…)        how much of a prompt each holder need not compute
+    an attempt.Observer                               learns where requests left checkpoints, and checks that against
+                                                      every count of cached tokens
 
-A holder's keys and values of K tokens are of use up to the deepest checkpoint R at or before K, the prompt's last token
-apart (R2); there may be none. Policies get R as the tokens that a holder has, times the confidence in the profile, and
-a part of K - R where the request will leave a checkpoint behind that the next one can go on from (R4). Decisions,
-predictions and `explain` have R itself.
+A holder's keys and values of K tokens are of use up to the deepest checkpoint R at or before K and before the prompt's
+last token (R2); there may be none. Policies see as a holder's tokens R times the confidence in the profile, plus a part
+of K - R where the request will leave a checkpoint from which the next one can go on (R4). Decisions, predictions and
+`explain` have R itself.
 
-Backends without a profile here are attention's: while there are no others a request costs one look at an empty mapping.
-What is learned or proved here peers get as marks, and what is given up (R10). Of what a peer reports the later evidence
-counts, and it is as good as what an answer proved: for `ttl_s`.
+A backend without a profile here is attention's: while there are no others a request costs one look at an empty mapping.
+Peers get as marks what is learned or proved here, and what is given up (R10). Of a peer's marks the later evidence
+counts; they are believed for `ttl_s`, as what an answer proved.
 Rules: positions are learned by the profile's rule for the backend that served, at the first token and with the answer
-(R3); a count of cached tokens proves its position, and refutes what was believed behind it, of states alone (R5).
-Bounds: one index for each hybrid backend, see there; MARKED_MAX positions of one request; QUEUE_MAX marks that nobody
-has fetched for peers yet, of which the oldest goes.
+(R3). A count of cached tokens proves its position, and refutes the checkpoints believed behind it, not the routes (R5).
+Bounds: one index for each hybrid backend, see there; MARKED_MAX positions of one request; QUEUE_MAX marks that wait to
+be fetched for peers, of which the oldest is dropped.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.placement import Credit, Holder
 
 HALF_LIFE = 200.0
-"""Answers after which one counts half: R5."""
+"""After so many further answers an answer counts half (R5)."""
 
 KEPT_SHARE = 2 ** (-1 / HALF_LIFE)
 
 BELIEF = 10.0
-"""Answers that would have to prove a profile wrong before any has: what recognised it counts as so many right ones."""
+"""Before any answer the profile, as recognised, counts as having been right in so many answers."""
 
 ALARM_BELOW, ALARM_ANSWERS = 0.5, 20
-"""A profile under which less than half of what was credited was there, in so many answers, is another engine's."""
+"""Where less than this share of what was credited was there, in so many answers, the profile is another engine's."""
 
 INVESTMENT = 0.3
-"""Of what a request computes again and leaves a checkpoint behind, the part that counts as saved: R4's omega.
-Of 0, 0.01, 0.03, 0.1, 0.3, 0.6 and 1 the mean hit rate over the long traces of `benchmarks.hybrid` and profiles with
-junctions is within a quarter of a point of the best here; with 0 shared documents lose 5 to 12 points."""
+"""The share of recomputed tokens that counts as saved if the request leaves a checkpoint behind them: R4's omega.
+Of 0, 0.01, 0.03, 0.1, 0.3, 0.6 and 1 this one's mean hit rate, over the long traces of `benchmarks.hybrid` and profiles
+with junctions, is within a quarter of a point of the best; with 0 shared documents lose 5 to 12 points."""
 
 STEPS_SEEN = 16
-"""Counts that agree on one step before it is believed."""
+"""How many counts must agree on one step before it is believed."""
 
 MARKED_MAX = 4096
-"""Positions that one request may leave: a million tokens of vLLM's shortest blocks."""
+"""Most positions that are noted of one request: a million tokens in vLLM's shortest blocks."""
 
 
 PROMISED_MAX = 32_768
-"""Keys of one backend under which requests left checkpoints, while its events say which of those are there."""
+"""Names of one backend under which requests left checkpoints, while its events say which of those are there."""
 
 QUEUE_MAX = 16_384
 RENEWED_MAX = 4096
@@ -83,7 +83,7 @@ LATEST_MAX = 16_384
 
 
 class NewMark(NamedTuple):
-    """What peers are to know of one prefix: a checkpoint at `position`; with a mark without STATE, that it is gone."""
+    """A message for peers: under `name` there is a checkpoint at `position`, or none any more if `mark` lacks STATE."""
 
     backend: BackendId
     generation: int
@@ -99,11 +99,11 @@ class CheckpointsCounters:
 
 
 StateMark = tuple[int, int, bool, bool]
-"""A fingerprint, the position of a state before it, whether that is there, and whether it lies ahead instead."""
+"""(fingerprint, position of a state, whether it is there, whether it lies behind the fingerprint's prefix: AHEAD)."""
 
 
 class Confidence:
-    """Whether what was credited was there: the share of it that was, fading."""
+    """The share of credited tokens that were there, over past answers, older ones fading."""
 
     __slots__ = ("_share", "_weight", "answers")
 
@@ -122,15 +122,15 @@ class Confidence:
 
     @property
     def doubt(self) -> float:
-        """1 where the profile is another engine's; 0 while there were few answers."""
+        """1 or more where the profile is another engine's; 0 before ALARM_ANSWERS answers."""
         return (1 - self.value) / (1 - ALARM_BELOW) if self.answers >= ALARM_ANSWERS else 0.0
 
 
 class BackendCheckpoints:
     """One hybrid backend: its profile, what is known of its checkpoints, and how far both are believed.
 
-    `by_events`: its events bring every state that it keeps, so that nothing else counts; what requests left there
-    (`promised`) tells whose those are that lie ahead of all prefixes of which events know.
+    `by_events`: its events bring every state that it keeps, so that nothing else counts. `promised` then has what
+    requests left there, by which a state AHEAD of all prefixes known by events is credited to the right prompts.
     """
 
     def __init__(self, profile: CacheProfile, rule: CheckpointProfile, block_tokens: int, ttl_s: float) -> None:
@@ -144,17 +144,17 @@ class BackendCheckpoints:
         self._counts: deque[int] = deque(maxlen=STEPS_SEEN)
 
     def counted(self, cached: int) -> None:
-        """An answer was cached to so many tokens."""
+        """Note how many tokens of an answer's prompt were cached."""
         if cached:
             self._counts.append(cached)
 
     @property
     def step_tokens(self) -> int:
-        """What all of its latest counts are multiples of; 0 while there are few."""
+        """The greatest common divisor of its last STEPS_SEEN counts; 0 while there are fewer."""
         return gcd(*self._counts) if len(self._counts) == STEPS_SEEN else 0
 
     def begin(self, generation: int) -> bool:
-        """Whether what is known is of this process: a later one holds nothing, of an earlier one nothing is learned."""
+        """Whether `generation` is the current one. A later one becomes the current one, and begins with no checkpoints."""
         if generation > self.generation:
             self.generation = generation
             self.index.clear()
@@ -164,7 +164,7 @@ class BackendCheckpoints:
     def credit(
         self, keys: Sequence[PrefixKey], held: int, limit: int, generation: int, now: float, *, guessed: bool
     ) -> Credit:
-        """What it need not compute of a prompt of which it has `held` tokens. `guessed`: once those in flight are."""
+        """Return what it need not compute of a prompt of which it holds `held` tokens; `guessed`: or soon will hold."""
         tokens = 0
         if generation == self.generation:
             found = self.index.deepest(
@@ -186,11 +186,11 @@ class BackendCheckpoints:
 
 
 class Checkpoints:
-    """See the module. `known` has the hybrid backends alone.
+    """The checkpoints of all hybrid backends, which alone are in `known`. See the module.
 
     Args:
-        chain: the prefix keys of a prompt, deepest first, as the router matches them.
-        observe: called with this one once there is a hybrid backend: from then on it is to observe attempts.
+        chain: returns the prefix keys of a prompt, deepest first, as the router matches them.
+        observe: called with this object once there is a hybrid backend: it must observe attempts from then on.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Checkpoints:
         self.known: dict[BackendId, BackendCheckpoints] = {}
         self.counters = CheckpointsCounters()
         self.new: deque[NewMark] = deque()
-        self._prefixes: Container[int] | None = None  # that peers can ask for; None: there are no peers
+        self._prefixes: Container[int] | None = None  # prefixes that peers are sent marks of; None: no peers
         self._came: Callable[[], object] = lambda: None
         self._ttl_s = ttl_s
         self._chain = chain
@@ -218,7 +218,7 @@ class Checkpoints:
 
     @ttl_s.setter
     def ttl_s(self, ttl_s: float) -> None:
-        """From now on, of what is known, too."""
+        """Set it from now on, for known checkpoints as well."""
         self._ttl_s = ttl_s
         for own in self.known.values():
             own.index.ttl_s = own.promised.ttl_s = ttl_s
@@ -226,7 +226,7 @@ class Checkpoints:
     # --- which backends are hybrids -----------------------------------------------------------------------------------
 
     def set_profile(self, backend: BackendId, profile: CacheProfile) -> bool:
-        """What its cache is from now on. Returns whether that is another than before, which is forgotten then."""
+        """Set a backend's profile from now on. Returns whether it differs; then all known checkpoints are forgotten."""
         before = self.known.get(backend)
         if profile.checkpoints is None:
             return self.known.pop(backend, None) is not None
@@ -243,7 +243,7 @@ class Checkpoints:
         return own.profile if own is not None else ATTENTION
 
     def forget(self, backend: BackendId) -> None:
-        """It was removed."""
+        """Forget a backend that was removed."""
         self.known.pop(backend, None)
 
     # --- by events ---------------------------------------------------------------------------------------------------
@@ -251,8 +251,8 @@ class Checkpoints:
     def states_known(
         self, backend: BackendId, generation: int, states: Callable[[], Iterable[StateMark]], now: float
     ) -> None:
-        """From now on this backend's checkpoints are those that its events bring: these, and what changes. To be called
-        each second, as long as that is so."""
+        """Take this backend's checkpoints from its events from now on: `states` first, then `states_changed`. Call it
+        each second as long as that holds, so that peers are reminded."""
         own = self.known[backend]
         if own.by_events and own.generation == generation:
             if self._prefixes is not None:
@@ -263,21 +263,21 @@ class Checkpoints:
             self.states_changed(backend, generation, states(), now)
 
     def _renew_events(self, own: BackendCheckpoints, backend: BackendId, now: float) -> None:
-        """Peers forget what they are not reminded of."""
+        """Send peers again what events brought and have not taken: they forget what they are not reminded of."""
         assert self._prefixes is not None
         for name, (position, mark, at) in own.index.renew_events(now, RENEWED_MAX):
             if name in self._prefixes:
                 self._send(NewMark(backend, own.generation, name, position, mark, at))
 
     def states_unknown(self, backend: BackendId, now: float) -> None:
-        """From now on they are what can be learned; what events brought is no more than that."""
+        """Learn checkpoints from traffic again; those that events brought count like learned ones from now on."""
         own = self.known[backend]
         if own.by_events:
             own.by_events = False
             own.index.doubt_events(now)
 
     def states_changed(self, backend: BackendId, generation: int, changes: Iterable[StateMark], now: float) -> None:
-        """States that came, and that went."""
+        """Take in states that came, and states that went."""
         own = self.known.get(backend)
         if own is None or not own.by_events or own.generation != generation:
             return  # `states_known` will bring them
@@ -293,12 +293,12 @@ class Checkpoints:
     # --- among peers -------------------------------------------------------------------------------------------------
 
     def collect(self, prefixes: Container[int], came: Callable[[], object] = lambda: None) -> None:
-        """From now on peers are to know. `prefixes` are those that anybody asks for; `came` is called when the first
-        mark of a batch comes."""
+        """Collect marks for peers from now on. `prefixes`: those whose states by events peers may need; `came` is called
+        when the first mark of a batch comes."""
         self._prefixes, self._came = prefixes, came
 
     def outgoing(self) -> Iterator[NewMark]:
-        """What peers are to know; handed out once."""
+        """Yield the marks for peers, each once."""
         while self.new:
             yield self.new.popleft()
 
@@ -347,7 +347,7 @@ class Checkpoints:
     def credited(
         self, prompt: Prompt, holders: Sequence[Holder], learned: int, generations: Sequence[int], now: float
     ) -> tuple[Sequence[Holder], dict[BackendId, Credit]]:
-        """These holders by what their tokens are worth, the best first, without those that have nothing to go on from.
+        """Return holders by the worth of their tokens, the best first, without those of no worth; and the credits.
 
         Args:
             learned: tokens of the prompt that the route table has; a holder of more is a guess.
@@ -374,10 +374,10 @@ class Checkpoints:
     # --- an observer -------------------------------------------------------------------------------------------------
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
-        """Nothing is known yet."""
+        """Nothing to learn yet."""
 
     def started(self, attempt: Attempt, now: float) -> None:
-        """Its prompt is computed, so its checkpoints are there."""
+        """Learn the checkpoints of the prompt, which is computed now."""
         own = self.known.get(attempt.backend)
         if own is None or attempt.prompt.kind == "opaque" or attempt.prompt.end.state is None:
             return
@@ -393,7 +393,7 @@ class Checkpoints:
         self._learn(own, attempt, end, (answer.prompt_tokens, total), cached, now)
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """What it left is learned with its first token and its answer."""
+        """Nothing to do: checkpoints are learned with the first token and with the answer."""
 
     def _learn(
         self,
@@ -404,7 +404,7 @@ class Checkpoints:
         cached: int | None,
         now: float,
     ) -> None:
-        """`lengths`: of the prompt, and with the answer. `cached`: of the prompt, by the engine's count."""
+        """Learn what a request left. `lengths`: of the prompt, and with the answer. `cached`: by the engine's count."""
         if attempt.target.removed or not own.begin(attempt.generation):
             return
         keys = list(self._chain(end))
@@ -431,14 +431,14 @@ class Checkpoints:
         counts: tuple[int, int, int],
         now: float,
     ) -> None:
-        """`counts`: tokens that were held, of these credited, and by the engine's count cached: R5."""
+        """Check the credit by the engine's count (R5). `counts`: tokens held, of these credited, and cached."""
         held, credited, cached = counts
         if credited:
             own.confidence.add(cached, credited)
         own.counted(cached)
         if own.by_events:
             if cached < credited:
-                own.index.refute(keys, cached, credited)  # of one that lies ahead: it is another prompt's
+                own.index.refute(keys, cached, credited)  # only one AHEAD can go: it was another prompt's
             return
         if cached < credited:
             gone = own.index.refute(keys, cached, credited)
@@ -450,10 +450,10 @@ class Checkpoints:
 
 
 def lost(checkpoint: Checkpoint, now: float) -> Checkpoint:
-    """That it is gone, as peers get it: keys and values may still be there."""
+    """Return the checkpoint as peers get it once it is gone; keys and values may still be there."""
     return Checkpoint(checkpoint.position, KV, int(now))
 
 
 def length_of(prompt: Prompt) -> int:
-    """Its tokens, the last block's included where they are known."""
+    """Return the prompt's length in tokens, with those of its last block where they are known."""
     return max(prompt.tokens, prompt.end.length)

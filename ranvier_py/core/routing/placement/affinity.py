@@ -58,7 +58,7 @@ computing the prefix anew does, and waiting ones are in the predicted time."""
 
 @dataclass(frozen=True, slots=True)
 class AffinityOptions(Options):
-    """`divert_rule` least is Ranvier's p2c strategy for hits: leave a holder over `divert_floor` above the least load."""
+    """`divert_rule` least is Ranvier's p2c strategy for hits: leave holders over `divert_floor` above the least."""
 
     load_aware: bool = option(True, "leave a holder, or a cold prefix's home, that is too busy; false: never")
     divert_rule: str = option(
