@@ -1,4 +1,4 @@
-"""One request at one backend, and who observes it: what the Router hands out."""
+"""The values that the Router hands out: the match of a prompt, and an attempt, which observers may follow."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NO_CREDIT: Mapping[BackendId, Credit] = MappingProxyType({})
 
 
 class PoolMatch(NamedTuple):
-    """What matching found: who may serve, and who holds what.
+    """What matching found: which backends may serve a prompt, and which hold how much of it.
 
-    `unheld` has the prefix keys of the prompt beyond its first `learned_tokens`, which is what the route table has of
-    it: found in the one walk that every prompt gets, and what its attempt is about to make warm. `credit` is that
-    of hybrid models' backends that have some of it.
+    The route table has the first `learned_tokens` of the prompt; `unheld` has the prefix keys beyond, which the one
+    walk of the prompt has read, and which its attempt is about to make warm. `credit` has the hybrid models' backends
+    that hold some of the prompt.
     """
 
     pool: Pool
@@ -33,31 +33,31 @@ class PoolMatch(NamedTuple):
     source: str  # "text", "tokens" or "none"
     learned_tokens: int
     unheld: Sequence[PrefixKey]
-    at: float  # when it was asked
+    at: float  # when the match was made
     credit: Mapping[BackendId, Credit] = NO_CREDIT
 
     @property
     def held_tokens(self) -> int:
-        """What the first holder has, whatever of it is worth."""
+        """The tokens that the first holder has, also where their worth is less (`Credit`)."""
         first = self.holders[0]
         credit = self.credit.get(first.backend) if self.credit else None
         return first.tokens if credit is None else credit.held
 
 
 class Observer(Protocol):
-    """Who is notified of every attempt, in the order of what happens to it: a recorder, policies in the shadow.
+    """Is notified of each event of every attempt, in order: a recorder, policies in the shadow.
 
-    No request waits for its own `attempt_sent`. They raise nothing.
+    No request waits for its own `attempt_sent`. Observers raise nothing.
     """
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None: ...
     def started(self, attempt: Attempt, now: float) -> None:
-        """Its first token came."""
+        """The attempt's first token came."""
         ...
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
-        """Its answer was read, before or after it finished. Not every attempt has one. `end` is the prompt's or
-        continues it."""
+        """The attempt's answer was read, before or after it finished; not every attempt has one. `end` is the prompt's
+        end, or continues its chain."""
         ...
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None: ...
@@ -70,22 +70,22 @@ class Attempt:
     prompt: Prompt
     decision: Decision
     target: Backend
-    computed_tokens: int  # as predicted
-    work_tokens: int  # of these, as the policy weighs them: what waits at the backend until the first token
-    speculation: Sequence[int]  # what it claims, see `Speculation.add`
+    computed_tokens: int  # prompt tokens that the backend has to compute, as predicted
+    work_tokens: int  # the same as the policy weighs them: they wait at the backend until the first token
+    speculation: Sequence[int]  # the fingerprints that it claims, see `Speculation.add`
     sent_at: float
     backend: BackendId = field(init=False)
     url: str = field(init=False)
     generation: int = field(init=False)
-    queued: bool = field(init=False)  # others of ours came before it
-    decoding: int = field(init=False)  # others that had their first token then
-    peer_tokens: int = field(init=False)  # that peers' requests before it had to compute
-    service: Service | None = None  # once it has its first token
+    queued: bool = field(init=False)  # other requests of this node were waiting there when it was sent
+    decoding: int = field(init=False)  # others there that had their first token then
+    peer_tokens: int = field(init=False)  # prompt tokens that the backend then had to compute for peers' requests
+    service: Service | None = None  # set at its first token, if the answer is a stream
     first_at: float | None = None  # when the first token came; until then the prefill is not proved
     status: int = 0  # of the backend's answer; 0 = none came
-    sent_bytes: int = 0  # of it, to the client
-    announced: bool = False  # observers know of it
-    judged: bool = True  # it asks for inference: how it ends tells how well its engine is
+    sent_bytes: int = 0  # of the answer, to the client
+    announced: bool = False  # observers were notified that it was sent
+    judged: bool = True  # it asks for inference, so its outcome shows how well its engine is
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -102,8 +102,8 @@ class Attempt:
 class RouterCounters:
     """What happened since the start.
 
-    Tokens predicted are the router's belief, tokens cached the engines' own count; the distance is the router's error.
-    """
+    Predicted tokens are what the router believes to be cached, cached tokens what the engines count as cached; the
+    difference is the router's error."""
 
     prompts_unread: dict[str, int] = counter("Bodies that were not understood, routed by load.", label="reason")
     decisions: dict[str, int] = counter("Placements by reason.", label="reason")
@@ -121,7 +121,7 @@ class RouterCounters:
 
 
 def candidate_view(backend: Backend, holder: Holder | None, credit: Credit | None) -> dict[str, Any]:
-    """Of a hybrid model's backend `credit_tokens` are those of the matched ones that it need not compute."""
+    """Return a candidate for `explain`. `credit_tokens`: those that a hybrid model's backend need not compute."""
     view = {
         "backend": backend.name,
         "load": backend.load,

@@ -1,6 +1,6 @@
-"""One backend as the node sees it, and the values that are said of it.
+"""One backend as the node sees it: its state, its process, its probes, and the pools of backends.
 
-A Backend is read by everybody and written by the Registry alone (core/routing/backends.py); its machines are in
+Anything may read a Backend; only the Registry writes it (core/routing/backends.py). Its state machines are in
 core/routing/health.py.
 """
 
@@ -21,35 +21,35 @@ from ranvier_py.core.routing.work import Work
 
 NAME_CHARS_MAX = 128  # longer than any host:port in practice; the name travels in a header and in gossip
 NOT_REACHED = (Outcome.CONNECT_ERROR, Outcome.NOT_SENT)
-SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundred has a rate near a third
+SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundred has a rate of about a third
 
 
 START_TOLERANCE_S = 0.5
-"""An exporter may compute its start time anew each time; no engine starts twice in half a second."""
+"""Start times that are closer are equal: some exporters compute theirs anew each time, and no engine starts so fast."""
 
 NEVER_REPORTED = float("-inf")
 SAME_RESTART_S = 30.0
-"""A restart that we see so soon after a peer reported one is the same: three probe intervals of 10 s."""
+"""A restart seen here so soon after a peer reported one is the same restart: three probe intervals of 10 s."""
 
 
 def same_process(started_at: float, other: float) -> bool:
-    """Whether two start times of an engine's own metrics are of one process."""
+    """Whether two start times from an engine's own metrics are of one process."""
     return abs(started_at - other) <= START_TOLERANCE_S
 
 
 @dataclass(slots=True)
 class Process:
-    """Which process is behind a backend: what probes and peers say of it, and when that means another one.
+    """Which process is behind a backend, by probes and peers' reports, and whether a report means another process.
 
-    A claim is worth what the process that served it holds: the next one holds nothing. Evidence, the best first: the
-    start time in the engine's own metrics (another one is another process, the same one is the same); a refused
-    connection (nobody listened, so what answers next is another). A mere time-out proves nothing, since a busy engine
-    keeps its cache.
+    Claims are of one process: the next one holds nothing. Evidence, the best first: the start time in the engine's own
+    metrics (a different one means another process, the same one the same process); a refused connection (nothing
+    listened, so what answers next is another process). A mere time-out proves nothing, since a busy engine keeps its
+    cache.
 
-    The first word of a start time is special: what was claimed until then may be of any process since we began to ask.
-    If a probe failed in between, in whatever way, those claims are void; they are few, since we begin with a probe.
-    A peer's word of a start counts as our own until we look ourselves. Soon after peers reported a restart of an engine
-    that has no start time, ours is taken for the same one.
+    The first start time is special: claims made before it may be of any process since probes began. If the probe before
+    it failed, in whatever way, those claims are void; they are few, since a node begins with a probe. A peer's report
+    of a start time counts as a probe's until this node has one itself. A restart without a start time that is seen soon
+    after peers reported one is taken for the same restart.
     """
 
     started_at: float | None = None  # in the engine's clock; only ever compared with itself
@@ -58,7 +58,7 @@ class Process:
     has_remote_routes: bool = False  # peers' claims were taken since the last restart
 
     def answered(self, started_at: float | None, *, used: bool, failing: bool, now: float) -> str:
-        """A good probe found this start time, or none. Why that is another process than before; "" if it is not.
+        """Take in a good probe's start time, if any. Returns why this is another process than before; "" if it is not.
 
         `used`: it may have claims, or was seen alive before. `failing`: the probe before this one failed.
         """
@@ -67,7 +67,7 @@ class Process:
         return why
 
     def reported(self, started_at: float, *, used: bool, failing: bool, now: float) -> str:
-        """The same of a peer's word, of the process that it counts as we do. It says nothing once we know ourselves."""
+        """Take in a start time by a peer's report, of the process with our generation; ignored once we have one."""
         return "" if self.started_at is not None else self._judge(started_at, used=used, failing=failing, now=now)
 
     def _judge(self, reported: float | None, *, used: bool, failing: bool, now: float) -> str:
@@ -81,7 +81,7 @@ class Process:
         return "back after refused connections" if another else ""
 
     def replaced(self, started_at: float, now: float) -> bool:
-        """A peer saw it restart, at 0 if it knows no start time. Whether that is another process than we know."""
+        """Take in a restart that a peer saw; `started_at` 0: unknown. Whether that is another process than the known."""
         if started_at and self.started_at is not None and same_process(self.started_at, started_at):
             return False
         self.started_at = started_at or None
@@ -92,11 +92,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one probe found. `None` stands for «not asked, or not answered»: it leaves what is known as it is.
+    """What one probe found. None means «not asked, or not answered», and leaves what is known as it is.
 
-    `refused`: nobody listened on the port, so the process was gone. `started_at`: process_start_time_seconds of the
+    `refused`: nothing listened on the port, so the process was gone. `started_at`: process_start_time_seconds of the
     engine's own metrics, in the engine's clock; only ever compared with itself. `cards`: the entries of /v1/models.
-    `hybrid`: whether it has caches beside those of attention, as its metrics say; `signs`: what else these say of them.
+    `hybrid`: whether by its metrics it has caches beside attention's; `signs`: what else its metrics show of these.
     """
 
     ok: bool
@@ -113,7 +113,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Something about a backend changed; for the log and the metrics. `what`: health, circuit, generation or models."""
+    """A change of a backend, for the log and the metrics. `what`: health, circuit, generation or models."""
 
     backend: BackendId
     name: str
@@ -124,7 +124,7 @@ class Transition:
 
 
 SALTED_OWNERS = frozenset(("vllm", "sglang", "tensorrt_llm"))
-"""Owners that the model cards of those engines name whose requests have a `cache_salt`."""
+"""Owners in the model cards of engines that know a `cache_salt` in requests."""
 
 
 HOSTED_NAMES = (
@@ -136,16 +136,16 @@ HOSTED_NAMES = (
     *("hyperbolic.xyz", "sambanova.ai", "replicate.com", "huggingface.co", "githubcopilot.com", "models.github.ai"),
     *("api.nvidia.com", "gateway.ai.cloudflare.com", "baseten.co", "ai21.com", "volces.com", "ai-gateway.vercel.sh"),
 )
-"""Hosts of providers, and all below them. What is not listed has `hosted` to say so."""
+"""Domains of hosted providers, with all names below them. For others the operator sets `hosted`."""
 
-HOSTED_HOST = re.compile(r"bedrock(-\w+)*\.[\w-]+\.amazonaws\.com")  # other names below that are machines of anybody's
+HOSTED_HOST = re.compile(r"bedrock(-\w+)*\.[\w-]+\.amazonaws\.com")  # other names below it are customers' machines
 
 HOSTED_OWNERS = frozenset(("openai", "openai-internal", "system", "anthropic", "google", "mistralai", "azure"))
-"""Owners that model cards of hosted providers name, and of gateways to them."""
+"""Owners in the model cards of hosted providers, and of gateways to them."""
 
 
 def is_hosted_url(url: str) -> bool:
-    """Whether a provider is known to serve there."""
+    """Whether the URL's host is known to be a hosted provider's."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     listed = any(host == name or host.endswith(f".{name}") for name in HOSTED_NAMES)
     return listed or HOSTED_HOST.fullmatch(host) is not None
@@ -164,16 +164,16 @@ class Backend(Work):
     models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
     cards: tuple[Mapping[str, Any], ...] = ()
     listed_hosted: bool | None = (
-        None  # whether a provider's, as the operator has it, else by its URL; None: by its cards
+        None  # whether a hosted provider's, as the operator set it, else by its URL; None: by its cards
     )
     hybrid: bool = False  # has caches beside those of attention
     signs: Signs = field(default_factory=Signs)  # of its cache's profile, by its metrics
-    foreign: int = 0  # requests of others in the engine, by its own count
+    foreign: int = 0  # requests in the engine that no node sent, by the engine's count
     load: int = 0  # always inflight + the peers' + foreign; an attribute because placement reads it 64 times
     success_rate: float = 1.0
     draining: bool = False
     removed: bool = False
-    hit_generation: int = 0  # the last one of which an answer reported cached tokens
+    hit_generation: int = 0  # the last generation of which an answer reported cached tokens
     process: Process = field(default_factory=Process)
     last_probe: ProbeResult | None = None
     probes_ok: int = 0
@@ -182,7 +182,7 @@ class Backend(Work):
 
     @property
     def takes_salt(self) -> bool:
-        """Whether its engine keeps caches apart by the `cache_salt` of a body, as far as its model cards say."""
+        """Whether its engine keeps caches apart by a body's `cache_salt`: by its model cards, and without any, too."""
         return not self.cards or any(card.get("owned_by") in SALTED_OWNERS for card in self.cards)
 
     @property
@@ -192,12 +192,12 @@ class Backend(Work):
 
     @property
     def owners(self) -> frozenset[str]:
-        """Owners that its model cards name: which engine it is, as far as it says."""
+        """The owners that its model cards name, which show what engine it is."""
         return frozenset([str(card.get("owned_by")) for card in self.cards])
 
     @property
     def hosted(self) -> bool:
-        """Whether it is a hosted provider's: no rule of ours changes what it gets."""
+        """Whether it is a hosted provider's, whose requests no rule of `core/clients` may change."""
         if self.listed_hosted is not None:
             return self.listed_hosted
         return not self.owners.isdisjoint(HOSTED_OWNERS)
@@ -221,7 +221,7 @@ class Backend(Work):
         return self.vitals.circuit
 
     def rate(self, outcome: Outcome) -> None:
-        """Count one more request into `success_rate`. What says nothing of the engine does not count."""
+        """Count one more request into `success_rate`. Outcomes that say nothing about the engine do not count."""
         if outcome is Outcome.SUCCESS:
             self.success_rate += (1.0 - self.success_rate) / SUCCESS_WINDOW
         elif outcome in FAULTS:
@@ -232,7 +232,7 @@ class Backend(Work):
 
 
 def normal_url(url: str) -> str:
-    """scheme://host:port of an http or https origin. Raises BadRequest on anything else."""
+    """Return scheme://host:port of an http or https origin. Raises BadRequest on anything else."""
     try:
         parts = checked_url(url.strip(), ("http", "https"))
     except ValueError as error:
@@ -244,10 +244,10 @@ def normal_url(url: str) -> str:
 
 
 class Pool:
-    """Who may serve one model just now. A snapshot: the tuple and the lists are never changed, a new Pool is made.
+    """The backends that may serve one model now. A snapshot: it is never changed, but replaced by a new Pool.
 
-    `generations` is indexed by BackendId and holds -1 for who is not eligible, so that the route table filters claims
-    by one comparison. `last_resort`: the circuits were overruled. `unknown`: nobody serves this model.
+    `generations` is indexed by BackendId and has -1 for backends that are not eligible, so that the route table filters
+    claims by one comparison. `last_resort`: the circuits were overruled. `unknown`: no backend serves this model.
     """
 
     __slots__ = ("backends", "generations", "ids", "last_resort", "unknown")
@@ -262,7 +262,7 @@ class Pool:
         self.unknown = unknown
 
     def error(self, model: str) -> NotFound | NoBackend:
-        """What an empty pool is for the client; the words of the 404 are OpenAI's."""
+        """Return the error that a client gets for an empty pool; the words of the 404 are OpenAI's."""
         if self.unknown:
             return NotFound(f"The model `{model}` does not exist")
         return NoBackend("No backend is available to serve this request")

@@ -58,7 +58,7 @@ class CheckpointKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProfile:
-    """The positions that an engine keeps. `decode_grid` 0: none of answers; `decode_last`: after the last token, off grid."""
+    """Which positions are kept. `decode_grid` 0: none of answers; `decode_last`: after the last token, off the grid."""
 
     grid: int
     every: bool = False
@@ -92,8 +92,8 @@ class CheckpointProfile:
 
     @property
     def invests(self) -> bool:
-        """Whether a request leaves a new checkpoint where it parts from what was computed before (R4). Where every block
-        gets one it does not: what was computed before has it already, or gave it up."""
+        """Whether a request leaves a new checkpoint where it parts from what was computed before (R4). Where every
+        block gets one it does not: what was computed before has it already, or gave it up."""
         return self.junction
 
 

@@ -154,7 +154,7 @@ class BackendCheckpoints:
         return gcd(*self._counts) if len(self._counts) == STEPS_SEEN else 0
 
     def begin(self, generation: int) -> bool:
-        """Whether `generation` is the current one. A later one becomes the current one, and begins with no checkpoints."""
+        """Whether `generation` is the current one. A later one becomes current, and begins without checkpoints."""
         if generation > self.generation:
             self.generation = generation
             self.index.clear()
@@ -204,7 +204,7 @@ class Checkpoints:
         self.known: dict[BackendId, BackendCheckpoints] = {}
         self.counters = CheckpointsCounters()
         self.new: deque[NewMark] = deque()
-        self._prefixes: Container[int] | None = None  # prefixes that peers are sent marks of; None: no peers
+        self._prefixes: Container[int] | None = None  # of the route table; None: no peers
         self._came: Callable[[], object] = lambda: None
         self._ttl_s = ttl_s
         self._chain = chain
@@ -293,8 +293,8 @@ class Checkpoints:
     # --- among peers -------------------------------------------------------------------------------------------------
 
     def collect(self, prefixes: Container[int], came: Callable[[], object] = lambda: None) -> None:
-        """Collect marks for peers from now on. `prefixes`: those whose states by events peers may need; `came` is called
-        when the first mark of a batch comes."""
+        """Collect marks for peers from now on. `prefixes`: names in the route table, of which alone peers get states by
+        events; `came` is called when the first mark of a batch comes."""
         self._prefixes, self._came = prefixes, came
 
     def outgoing(self) -> Iterator[NewMark]:
