@@ -81,7 +81,7 @@ class Process:
         return "back after refused connections" if another else ""
 
     def replaced(self, started_at: float, now: float) -> bool:
-        """Take in a restart that a peer saw; `started_at` 0: unknown. Whether that is another process than the known."""
+        """Take in a restart that a peer saw; `started_at` 0: unknown. Whether it began another process than known."""
         if started_at and self.started_at is not None and same_process(self.started_at, started_at):
             return False
         self.started_at = started_at or None

@@ -1,16 +1,16 @@
-"""The registry of backends: who there is, who may be asked, what each is doing.
+"""The registry of backends: which there are, which may be asked, and what each is doing.
 
-Backends are small integers inside this node. An id is free again only when its backend was removed *and* its last
-request has ended, and it comes back with a higher generation, so no old claim and no late `finished` hits the newcomer.
+Inside this node a backend is a small integer. An id is free again only when its backend was removed *and* its last
+request has ended. The id's next backend has a higher generation, so no old claim and no late `finished` hits it.
 
 Rules: a backend is eligible while it is not draining, not unhealthy, its circuit lets a request through, and it serves
-the model. A new backend is eligible at once. A backend whose model list is not known yet serves anything; a model that
-nobody lists goes to those, and is unknown (404) once every list is known.
+the model. A new backend is eligible at once. A backend whose model list is not known yet serves any model; a model that
+no backend lists goes to those, and is unknown (404) once every list is known.
 
-When every backend that serves the model is kept out by its circuit alone, the pool *fails open* to all of those that
-their probes do not call dead (`last_resort`). Faults everywhere at once point at the request or at something common,
-not at each engine; and our own 503 would be certain, theirs is only likely. All of them are offered, lest everybody
-herds onto one. Unhealthy backends are not: nobody listens there, and a quick 503 with Retry-After beats a wait.
+When no backend that serves the model is eligible, the pool *fails open* to all that are not unhealthy (`last_resort`),
+whatever their circuits. Faults everywhere at once point at the request or at something common, not at each engine; and
+a 503 from here would be certain, one from an engine only likely. All are offered, so that requests do not herd onto
+one. Unhealthy backends are not: nothing listens there, and a quick 503 with Retry-After beats a wait.
 
 Invariant: `inflight` of a backend = its `dispatched` - its `finished`; `version` grows whenever any pool may differ.
 Cost: `pool` is a dictionary look-up until the version changes; `dispatched` and a good `finished` are a few additions.
@@ -61,7 +61,7 @@ class RegistryCounters:
 
 
 class Registry:
-    """All backends of this node. `version` is bumped at every change of eligibility."""
+    """All backends of this node. `version` grows with every change of eligibility."""
 
     def __init__(self, limits: BackendLimits) -> None:
         self.limits = limits
@@ -72,11 +72,11 @@ class Registry:
         self.by_name: dict[str, Backend] = {}  # in order of id
         self.by_url: dict[str, Backend] = {}
         self.listed: dict[str, None] = {}  # models that some backend lists: bounds the cache of pools
-        self.pools: dict[str | None, Pool] = {}  # by model; None: a model nobody lists
+        self.pools: dict[str | None, Pool] = {}  # by model; None: a model that no backend lists
         self.pools_version = -1
-        self.wake_at = NEVER_S  # earliest end of an open time
+        self.wake_at = NEVER_S  # when the first open time, or lease of a trial, ends
         self.counters = RegistryCounters()
-        self.busied: Callable[[], object] = lambda: None  # a backend got its first request in flight
+        self.busied: Callable[[], object] = lambda: None  # called when an idle backend gets a request
 
     def __iter__(self) -> Iterator[Backend]:
         return iter(self.by_name.values())
@@ -85,14 +85,14 @@ class Registry:
         return len(self.by_name)
 
     def __getitem__(self, id: BackendId) -> Backend:  # noqa: A002
-        """The backend with this id, also while it is leaving. KeyError where there is none."""
+        """Return the backend with this id, even if it was removed and is ending its requests. Raises KeyError."""
         backend = self.slots[id] if 0 <= id < len(self.slots) else None
         if backend is None:
             raise KeyError(id)
         return backend
 
     def current(self, id: BackendId) -> Backend | None:  # noqa: A002
-        """The backend with this id, unless there is none or it is leaving."""
+        """Return the backend with this id; None if there is none or it was removed."""
         backend = self.slots[id] if 0 <= id < len(self.slots) else None
         return None if backend is None or backend.removed else backend
 
@@ -108,9 +108,9 @@ class Registry:
     # -- who there is ------------------------------------------------------------------------------------------------
 
     def add(self, url: str, *, weight: float = 1.0, name: str = "", hosted: bool | None = None) -> Backend:
-        """A new backend, eligible at once. `name` defaults to host:port; `hosted` to what its URL and its cards say.
+        """Add a backend, eligible at once. `name` defaults to host:port; `hosted` to what its URL and its cards say.
 
-        Raises BadRequest, with nothing changed: not a URL, a duplicate, a bad weight or name, a full registry.
+        Raises BadRequest, and adds nothing, for a bad URL, weight or name, a duplicate, or when the registry is full.
         """
         url = normal_url(url)
         name = name or url.partition("://")[2]
@@ -149,7 +149,7 @@ class Registry:
         return len(self.slots) - 1
 
     def remove(self, name_or_url: str) -> Backend:
-        """Take a backend out. Its running requests go on; its id is free when the last of them has ended."""
+        """Remove a backend. Its running requests go on; its id is free when the last of them has ended."""
         backend = self.known(name_or_url)
         del self.by_name[backend.name], self.by_url[backend.url]
         backend.removed = True
@@ -187,12 +187,12 @@ class Registry:
     # -- who may be asked --------------------------------------------------------------------------------------------
 
     def engines(self, model: str) -> tuple[bool, Sequence[frozenset[str]]]:
-        """Of all that may ever serve `model`: whether one is hosted, and the owners that the cards of each name."""
+        """Return, of all that may ever serve `model`, whether any is hosted, and the owners that the cards of each name."""
         serving = [backend for backend in self if backend.serves(model)]
         return any(backend.hosted for backend in serving), [backend.owners for backend in serving]
 
     def pool(self, model: str, now: float, exclude: Collection[BackendId] = ()) -> Pool:
-        """Who may serve `model` ("" = any). Cached until the version changes; `exclude` makes a one-off."""
+        """Return the pool for `model` ("" = any), cached until the version changes. With `exclude` it is not cached."""
         if now >= self.wake_at:
             self.tick(now)
         if self.pools_version != self.version:
@@ -207,14 +207,14 @@ class Registry:
         return pool
 
     def pool_then(self, model: str, now: float) -> Pool:
-        """What `pool` would return then, with nothing noted: for a dry run."""
+        """Return what `pool` would return at `now`, and note nothing: for a dry run."""
         before = self.counters.last_resorts
         pool = self.make_pool(model, model if not model or model in self.listed else None, (), now)
         self.counters.last_resorts = before
         return pool
 
     def make_pool(self, model: str, key: str | None, exclude: Collection[BackendId], then: float | None = None) -> Pool:
-        """`then`: when it is to be, if not now."""
+        """Make the pool for `model`, as of now or of the time `then`."""
         serving = [b for b in self if not b.draining and b.id not in exclude and b.serves(model)]
         eligible = [b for b in serving if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
         last_resort = False
@@ -226,7 +226,7 @@ class Registry:
         return Pool(eligible, len(self.slots), last_resort=last_resort, unknown=unknown)
 
     def tick(self, now: float) -> None:
-        """End the open times that are over."""
+        """End the open times and leases of trials that are over."""
         for backend in self:
             before = backend.vitals.admits
             backend.vitals.tick(now)
@@ -236,9 +236,9 @@ class Registry:
     # -- what happens to them ----------------------------------------------------------------------------------------
 
     def dispatched(self, id: BackendId, now: float, tokens: int = 0, *, seen: bool = True) -> Backend:  # noqa: A002
-        """A request is on its way: one more in flight, and the trial is taken where the circuit is half open.
+        """Count a request as in flight; where the circuit is half open, it takes the trial. Returns the backend.
 
-        `tokens` and `seen` as for `Work.begin`. Returns the backend.
+        `tokens` and `seen` as for `Work.begin`.
         """
         backend = self[id]
         backend.begin(tokens, now, seen=seen)
@@ -252,7 +252,7 @@ class Registry:
         return backend
 
     def reported_hit(self, backend: Backend, generation: int) -> None:
-        """An answer of that process said that something was cached."""
+        """Note that an answer of this generation reported cached tokens."""
         backend.hit_generation = max(backend.hit_generation, generation)
 
     def finished(
@@ -265,7 +265,7 @@ class Registry:
         prefilled: bool = False,
         judged: bool = True,
     ) -> Sequence[Transition]:
-        """A dispatched request ended: exactly once for each `dispatched`. Returns what changed by it.
+        """End a dispatched request: exactly once for each `dispatched`. Returns the transitions that it caused.
 
         `tokens` as when it was dispatched; `prefilled`: its first token came, or could not be seen; `judged` as for
         `Vitals.end`.
@@ -288,7 +288,7 @@ class Registry:
         return self.settle(backend, before, outcome.value)
 
     def probed(self, id: BackendId, result: ProbeResult, now: float) -> Sequence[Transition]:  # noqa: A002
-        """A probe came back. One for a backend that has been removed meanwhile is ignored."""
+        """Take in a probe's result, unless the backend has been removed meanwhile. Returns the transitions."""
         backend = self.current(id)
         if backend is None:
             return ()
@@ -307,7 +307,7 @@ class Registry:
         return [*self.settle(backend, before, result.detail or "probe"), *changed]
 
     def doubted(self, id: BackendId, observers: int, now: float) -> Sequence[Transition]:  # noqa: A002
-        """So many peers call it ill just now. Two of them, or one and a failure of our own, are believed."""
+        """Call a backend unhealthy if two peers, or one peer and a failed probe or request here, say so."""
         backend = self[id]
         vitals = backend.vitals
         if observers < 1 or (observers < 2 and vitals.streak >= 0 and not vitals.faults):
@@ -317,7 +317,7 @@ class Registry:
         return self.settle(backend, before, f"{observers} peers say so")
 
     def judge(self, backend: Backend, result: ProbeResult, now: float) -> list[Transition]:
-        """Is it another process than before?"""
+        """Begin the next generation if the probe shows that another process answers."""
         process = backend.process
         if not result.ok:
             process.refused |= result.refused
@@ -327,7 +327,7 @@ class Registry:
         return self.restart(backend, why, now)
 
     def restart(self, backend: Backend, why: str, now: float) -> list[Transition]:
-        """A new process: the claims of the old one are void by its generation, its faults forgiven. "" is no reason."""
+        """Begin the next generation, which voids old claims, and forgive faults. Does nothing if `why` is ""."""
         if not why:
             return []
         before = backend.generation
@@ -342,12 +342,12 @@ class Registry:
     def restart_reported(
         self, backend: Backend, started_at: float, now: float, why: str = "a peer saw it"
     ) -> list[Transition]:
-        """A peer, or the engine's own events, reported it. Not again, if that is the process we know; our own look at
-        it comes later then."""
+        """Begin the next generation by a peer's report or by the engine's own events, unless that is the known process.
+        A probe of this node's own comes later then."""
         return self.restart(backend, why if backend.process.replaced(started_at, now) else "", now)
 
     def start_reported(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
-        """A peer knows when the process began that it counts as we do: it may not be the one our claims are of."""
+        """Take in a peer's start time of the process with our generation, of which our claims may not be."""
         failing = backend.vitals.streak < 0
         why = backend.process.reported(started_at, used=backend.used, failing=failing, now=now)
         return self.restart(backend, why, now)
@@ -368,19 +368,19 @@ class Registry:
         self.listed = dict.fromkeys(model for backend in self for model in backend.models or ())
 
     def set_foreign_load(self, id: BackendId, requests: int) -> None:  # noqa: A002
-        """Requests that neither this node nor a peer sent, as the engine's own count has it. Others use it, too."""
+        """Set how many requests in the engine no node has sent, by the engine's count: others may use it, too."""
         backend = self[id]
         backend.load += requests - backend.foreign
         backend.foreign = requests
 
     def set_peer_load(self, id: BackendId, load: Load, now: float) -> None:  # noqa: A002
-        """What the peers have at it together, as they report, is now this."""
+        """Set the load that the peers together report for this backend."""
         backend = self[id]
         backend.load += load.requests - backend.peers.requests
         backend.set_peers(load, now)
 
     def settle(self, backend: Backend, before: VitalState, why: str) -> list[Transition]:
-        """After its vitals moved: keep the version and the next wake-up true. Returns what changed."""
+        """Update the version and the next wake-up after a change of vitals. Returns the transitions."""
         self.version += backend.vitals.admits is not before.admits
         self.wake_at = min(self.wake_at, backend.vitals.wake_at)
         pairs = (("health", before.health, backend.health), ("circuit", before.circuit, backend.circuit))
@@ -392,5 +392,5 @@ class Registry:
 
     @property
     def leaving(self) -> int:
-        """Removed backends whose last requests still run."""
+        """How many removed backends still have requests in flight."""
         return sum(backend is not None for backend in self.slots) - len(self)

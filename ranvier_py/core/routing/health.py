@@ -1,19 +1,19 @@
-"""Is a backend fit to be asked? Its health says whether it lives, its circuit breaker whether it serves.
+"""Whether a backend may be asked: its health says whether it is alive, its circuit breaker whether it serves.
 
-Health follows probes alone: so many in a row decide. The circuit, whose machine is `TRANSITIONS`, follows requests for
-inference first: answers of `ILL_STATUSES`, time-outs and answers that broke off count as faults; other refusals and
-clients that left do not (they say nothing about the backend, or that it is busy and well). Of any other request only a
-failed connect counts, which fails whatever was to be sent: an engine that knows no OPTIONS serves chats well, and one
-that answers OPTIONS may fail all of them. What needs a count («the fifth in a row») is decided in `Vitals`, so that the
-table itself stays without numbers.
+Health follows probes: so many in a row decide; peers' reports can make it unhealthy as well (`condemn`). The circuit,
+whose state machine is `TRANSITIONS`, follows requests for inference first. Answers of `ILL_STATUSES`, time-outs and
+answers that broke off count as faults; other refusals, and clients that left, do not: they say nothing about the
+backend, or that it is busy and well. Of any other request only a failed connect counts, which would fail whatever was
+sent: an engine that knows no OPTIONS serves chats well, and one that answers OPTIONS may fail all chats. Rules that
+count («the fifth in a row») are in `Vitals`, so that the table has no numbers.
 
-A half-open circuit admits one trial. Whatever comes first decides: the trial request, or a probe. A probe only proves
-that the process answers, so a circuit it closed is on probation: the next fault opens it again, for longer. The open
-time doubles with each opening and falls back after the first request that was served. An engine known to have
-restarted starts with a clean sheet.
+A half-open circuit admits one trial. The trial request or a probe decides, whichever comes first. A probe only proves
+that the process answers, so a circuit that it closed is on probation: the next fault opens it again, for longer. The
+open time doubles with each opening and falls back after the first request that was served. An engine known to have
+restarted starts without faults.
 
 Cost: O(1) for each event.
-Sources: the circuit of Ranvier (5 faults, 30 s) with its two faults mended: 5xx count here, and half-open admits one.
+Sources: the circuit of Ranvier (5 faults, 30 s), with two changes: 5xx count here, and half-open admits one request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ranvier_py.core.options import Options, option, seconds
 
 
 class Health(Enum):
-    """What the probes say. UNKNOWN (no verdict yet) is as good as HEALTHY for placement."""
+    """The verdict of the probes. UNKNOWN (none yet) is as good as HEALTHY for placement."""
 
     UNKNOWN = "unknown"
     HEALTHY = "healthy"
@@ -35,18 +35,18 @@ class Health(Enum):
 
 
 class Circuit(Enum):
-    """What the requests say. Only CLOSED and HALF_OPEN let a request through."""
+    """The verdict of the requests. Only CLOSED and HALF_OPEN let a request through."""
 
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"  # the open time is over and the trial is free
-    TRIAL = "trial"  # the trial is under way: nobody else
+    TRIAL = "trial"  # the trial is in flight: no other request gets through
 
 
 class Outcome(Enum):
     """How a dispatched request ended."""
 
-    __hash__ = object.__hash__  # Enum's is Python's, and each request is counted by it
+    __hash__ = object.__hash__  # Enum's own is in Python, hence slow, and each request is counted by its outcome
 
     SUCCESS = "success"  # a complete answer below 400: the engine did its work
     REFUSED = "refused"  # a complete answer that says no to this one request: neutral
@@ -56,7 +56,7 @@ class Outcome(Enum):
     BROKEN = "broken"  # closed or garbled before the end of its answer
     OVERLOADED = "overloaded"  # 429: neutral
     CANCELLED = "cancelled"  # the client went away: neutral
-    NOT_SENT = "not_sent"  # this node had no means to ask: neutral
+    NOT_SENT = "not_sent"  # this node lacked the means to send it, such as descriptors: neutral
 
 
 class Event(Enum):
@@ -66,20 +66,20 @@ class Event(Enum):
     PROBE_FAILED = "probe_failed"
     DISPATCHED = "dispatched"
     SERVED = "served"
-    FAULT = "fault"  # one that counts: while it is closed, the one that makes the row long enough
+    FAULT = "fault"  # while the circuit is closed, only the one that completes the row of faults
     NEUTRAL = "neutral"
     WAITED = "waited"  # the open time, or the lease of a trial, is over
     RESTARTED = "restarted"
 
 
 class Action(Enum):
-    """What happens to the counters on the way."""
+    """What a transition does to the counters and timers."""
 
     NONE = "none"
-    FORGIVE = "forgive"  # no faults, first open time again
-    PROBATION = "probation"  # the next fault opens
+    FORGIVE = "forgive"  # faults are 0, and the open time is the first one again
+    PROBATION = "probation"  # the next fault opens the circuit
     START_OPEN = "start_open"  # begin the (grown) open time
-    START_LEASE = "start_lease"  # a trial without an end frees its place after one open time
+    START_LEASE = "start_lease"  # a trial that does not end frees its place after one open time
 
 
 TRANSITIONS: Mapping[tuple[Circuit, Event], tuple[Circuit, Action]] = {
@@ -103,22 +103,22 @@ TRANSITIONS: Mapping[tuple[Circuit, Event], tuple[Circuit, Action]] = {
     (Circuit.TRIAL, Event.PROBE_FAILED): (Circuit.OPEN, Action.START_OPEN),
     (Circuit.TRIAL, Event.RESTARTED): (Circuit.CLOSED, Action.FORGIVE),
 }
-"""The whole machine of the circuit: for any other pair nothing changes."""
+"""The whole state machine of the circuit: any other pair changes nothing."""
 
 ILL_STATUSES = frozenset((500, 502, 503, 504))
-"""Answers by which an engine, or what stands before it, says that it cannot serve. Every other 5xx is an opinion on the
-request: 501 and 505 about its method and version, 507 and 508 about what it names. SMG tries again on just these
-of the 5xx, and 4xx in the count of its breakers have caused outages (sglang's issue 25811)."""
+"""Answers by which an engine, or a proxy before it, says that it cannot serve. Every other 5xx is about the request:
+501 and 505 about its method and version, 507 and 508 about what it names. Of the 5xx SMG tries again on just these, and
+4xx in the count of its breakers have caused outages (sglang's issue 25811)."""
 
 FAULTS = frozenset((Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.TIMEOUT, Outcome.BROKEN))
 NEVER_S = float("inf")
 
 CIRCUIT_OPEN_GROWTH_MAX = 8
-"""A circuit that opens again and again stays open at most so many times longer."""
+"""A circuit that opens again and again stays open for at most so many times the first open time."""
 
 
 def outcome_of(status: int) -> Outcome:
-    """What a complete answer says of how the request ended."""
+    """Return how a request with a complete answer of this status ended."""
     if status < 400:
         return Outcome.SUCCESS
     if status == 429:
@@ -151,7 +151,7 @@ class BackendLimits(Options):
 
 
 class VitalState(NamedTuple):
-    """What of a backend's vitals others see."""
+    """The part of a backend's vitals that the Registry watches for changes."""
 
     health: Health
     circuit: Circuit
@@ -164,7 +164,7 @@ class Vitals:
 
     limits: BackendLimits
     health: Health = Health.UNKNOWN
-    by_report: bool = False  # unhealthy on others' word alone: nothing to tell others
+    by_report: bool = False  # unhealthy only by peers' reports, so there is nothing to report to them
     circuit: Circuit = Circuit.CLOSED
     streak: int = 0  # of probes: above 0 successes in a row, below 0 failures in a row
     faults: int = 0  # of requests, in a row
@@ -177,7 +177,7 @@ class Vitals:
 
     @property
     def admits(self) -> bool:
-        """A request may be sent."""
+        """Whether a request may be sent."""
         return self.health is not Health.UNHEALTHY and self.circuit in (Circuit.CLOSED, Circuit.HALF_OPEN)
 
     def admits_then(self, now: float) -> bool:
@@ -188,7 +188,7 @@ class Vitals:
 
     @property
     def quiet(self) -> bool:
-        """A served request would change nothing."""
+        """Whether one more served request would change nothing."""
         return self.faults == 0 and self.circuit is Circuit.CLOSED and self.openings_in_a_row == 0
 
     @property
@@ -211,7 +211,7 @@ class Vitals:
         self.feed(Event.DISPATCHED, now)
 
     def end(self, outcome: Outcome, now: float, *, judged: bool = True) -> None:
-        """A request ended; one that is not `judged` asked for no inference."""
+        """Take in how a request ended. One that is not `judged` asked for no inference."""
         if not judged and outcome is not Outcome.CONNECT_ERROR:
             self.feed(Event.NEUTRAL, now)
         elif outcome in FAULTS:
@@ -226,7 +226,7 @@ class Vitals:
             self.feed(Event.WAITED, now)
 
     def condemn(self, now: float) -> None:
-        """As after all the failed probes it takes: only good probes of our own bring it back."""
+        """Make it unhealthy as enough failed probes would: only good probes of this node make it healthy again."""
         self.by_report = self.by_report or self.health is not Health.UNHEALTHY
         self.streak = -self.limits.probe_failures_to_unhealthy
         self.health = Health.UNHEALTHY
@@ -236,7 +236,7 @@ class Vitals:
         self.feed(Event.RESTARTED, now)
 
     def feed(self, event: Event, now: float) -> None:
-        """One step of the circuit."""
+        """Make one step of the circuit's state machine."""
         circuit, action = TRANSITIONS.get((self.circuit, event), (self.circuit, Action.NONE))
         if circuit is not self.circuit:
             self.circuit = circuit
@@ -254,6 +254,6 @@ class Vitals:
 
     @property
     def open_s(self) -> float:
-        """The open time now due: doubled with each opening in a row, bounded."""
+        """The open time of the latest opening: doubled with each opening in a row, bounded."""
         doublings = min(max(self.openings_in_a_row - 1, 0), 32)  # 32: keeps the power a sane number
         return self.limits.circuit_open_s * min(2.0**doublings, CIRCUIT_OPEN_GROWTH_MAX)

@@ -1,13 +1,14 @@
-"""Who keeps what: responses that an engine stored, and the sessions of clients.
+"""Owners: which engine keeps a stored response, and which one served a client's session last.
 
-An engine keeps a response in its own memory, so who names one by its id must go to the process that made it and to no
-other; a session is but a hint for prompts of one message of which nothing is known. Both are a name in a bounded map:
-keyed digest -> backend and its generation. What is learned here is sent to the peers, what they learn is taken.
+An engine keeps a response in its own memory, so a request that names it by its id must go to the process that made it
+and to no other. A session is only a hint, for prompts of one message or of a sub-agent of which no backend holds
+anything. Both are entries of a bounded map: keyed digest -> backend and its generation. What is learned here is sent to
+the peers, and what they learn is taken over.
 
-Rules: an entry counts for the process it was made of alone. What is learned last holds. No id and no session's name is
-kept or sent, only its digest under the cluster's key, the tenant's included: nobody is led to what another one keeps.
-Bounds: ENTRIES_MAX; the oldest goes, and is counted. RESPONSE_TTL_S, SESSION_TTL_S since an entry was made or renewed;
-QUEUE_MAX that wait to be sent.
+Rules: an entry counts only for the process that it was made for. The latest entry holds. No id and no session's name is
+kept or sent, only its digest under the cluster's key, made with the tenant: no client is led to what another one keeps.
+Bounds: ENTRIES_MAX; the oldest goes, and is counted. Entries live RESPONSE_TTL_S, SESSION_TTL_S after they were made or
+renewed. At most QUEUE_MAX wait to be sent.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, gauge
 
 ENTRIES_MAX = 65_536
-"""Of either kind: some 16 MB."""
+"""Entries of each kind: some 16 MB."""
 
-RESPONSE_TTL_S = 86_400.0  # engines keep them until they end; who goes on after a day gets a 404
+RESPONSE_TTL_S = 86_400.0  # engines keep responses until they end; a client that goes on after a day gets a 404
 SESSION_TTL_S = 3600.0  # no longer than routes: what an engine held an hour ago it has evicted
 QUEUE_MAX = 16_384
 LATEST_MAX = 16_384  # of either kind, for a peer that lacks them: 200 kB
@@ -40,7 +41,7 @@ class Owner(NamedTuple):
 
 
 class NewOwner(NamedTuple):
-    """One that peers are to know."""
+    """An entry to send to peers."""
 
     digest: int
     owner: Owner
@@ -48,7 +49,7 @@ class NewOwner(NamedTuple):
 
 @dataclass(slots=True)
 class OwnerCounters:
-    """What is known of who keeps what."""
+    """How many owners are known, and how they were learned and used."""
 
     responses: int = gauge("Stored responses whose engine is known.")
     sessions: int = gauge("Sessions of clients whose engine is known.")
@@ -62,12 +63,12 @@ class OwnerCounters:
 
 
 class Owners:
-    """See the module. Times are seconds of one monotonic clock."""
+    """The owners of responses and sessions, see the module. Times are seconds of one monotonic clock."""
 
     def __init__(self, digest: Callable[[bytes], bytes], entries_max: int = ENTRIES_MAX) -> None:
-        """`digest` is keyed, the same on all nodes of a cluster."""
+        """`digest` is a keyed hash, the same on all nodes of a cluster."""
         self.counters = OwnerCounters()
-        self.collecting = False  # somebody sends what is new to peers
+        self.collecting = False  # whether new entries are queued for peers
         self.new: deque[NewOwner] = deque()
         self._keyed_digest = digest
         self._responses: BoundedDict[int, Owner] = BoundedDict(entries_max)
@@ -75,25 +76,25 @@ class Owners:
         self._came: Callable[[], object] = lambda: None
 
     def collect(self, came: Callable[[], object]) -> None:
-        """From now on peers are to know. `came` is called when the first entry of a batch comes."""
+        """Queue new entries for peers from now on. `came` is called when the first entry of a batch comes."""
         self.collecting, self._came = True, came
 
     def response_key(self, name: str, tenant: bytes) -> int:
-        """The digest of a response's id: odd, not 0."""
+        """Return the digest of a response's id: odd, hence not 0."""
         return self._digest(b"response", name.encode("utf-8", "surrogatepass"), tenant) | 1
 
     def session_key(self, name: bytes, tenant: bytes) -> int:
-        """The digest of a session's name: even, and 0 for none."""
+        """Return the digest of a session's name: even, and 0 for no name."""
         return self._digest(b"session", name, tenant) & ~1 if name else 0
 
     def find(self, digest: int, now: float) -> Owner | None:
-        """Who keeps it, as far as is known. That process may be gone."""
+        """Return the owner, None if it is not known. Its process may be gone."""
         owner = self._of(digest).get(digest)
         ttl_s = RESPONSE_TTL_S if digest & 1 else SESSION_TTL_S
         return owner if owner is not None and now - owner.at < ttl_s else None
 
     def learn(self, digest: int, backend: BackendId, generation: int, now: float) -> None:
-        """A backend has it, by an answer of ours. A session that stays where it is is sent again now and then."""
+        """Note an owner by an answer of this node. The same one is noted, and sent, again only after SESSION_TTL_S / 4."""
         known = self.find(digest, now)
         if known is not None and known[:2] == (backend, generation) and now - known.at < SESSION_TTL_S / 4:
             return
@@ -109,7 +110,7 @@ class Owners:
                 yield NewOwner(digest, owner)
 
     def take(self, digest: int, backend: BackendId, generation: int, at: float) -> bool:
-        """What a peer learned then. Whether it is new here."""
+        """Take over what a peer learned at `at`, unless a later entry is known. Returns whether it is new here."""
         known = self._of(digest).get(digest)
         if known is not None and known.at >= at:
             return False
@@ -118,7 +119,7 @@ class Owners:
         return known is None or known[:2] != (backend, generation)
 
     def outgoing(self) -> Iterator[NewOwner]:
-        """What peers are to know; handed out once."""
+        """Yield the entries for peers, each once."""
         while self.new:
             yield self.new.popleft()
 

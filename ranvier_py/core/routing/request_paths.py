@@ -1,7 +1,7 @@
-"""Every path of the public port that has an engine compute: how its body is read, where it goes, what may follow.
+"""The paths of the public port that make an engine compute: how a body is read, placed, learned from and sent again.
 
-One table, which the documents repeat (`table`, held by a test). What is not in it goes on under /v1/ as it came, to any
-engine, and is sent once: files, batches and whatever else an engine may keep.
+The documents repeat this table (`table`, held by a test). Any other path under /v1/ is passed on as it came, to any
+engine, and sent once: files, batches and whatever else an engine may keep.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ VLLM, SGLANG, BOTH = "vLLM", "SGLang", "vLLM, SGLang"
 class PathRule(NamedTuple):
     """What is done with the POSTs of one path, or with the WebSockets of REALTIME_PATH.
 
-    `engines` that serve it; `reader` of its body: an API of a chat (`prompts.request_apis`), "completion", "generate",
-    or none: then its model is all that counts. `repeated`: whether it is sent again after some of it was sent.
+    `engines`: those that serve it. `reader`: how its body is read, as a chat API of `prompts.request_apis`, as
+    "completion" or "generate", or for its model only (""). `repeated`: whether it may be sent again once a part was.
     """
 
     engines: str

@@ -1,10 +1,10 @@
-"""After a failed attempt: again here, elsewhere, or give up.
+"""What follows a failed attempt: another try at the same backend, one at another backend, or an error.
 
-The rule of SGLang's slides, bounded twice: `worker_retries_max` failed tries at one backend within a request move it
-on to the next backend (the circuit, not this file, takes a failing backend out for everybody), and after
-`total_retries_max` retries the client gets an error. Nothing is retried once a byte of an answer was relayed, nor for
-a client that is gone. Once a byte of the request was sent it may have been carried out, whatever became of the answer:
-only what `may_repeat` allows is sent again then. Where no connection was made, anything is.
+The rule of SGLang's slides, bounded twice: `worker_retries_max` failed tries at one backend move a request on to the
+next backend (the circuit, not this module, takes a failing backend out for all requests), and after `total_retries_max`
+retries the client gets an error. Nothing is retried once a byte of an answer was relayed, nor for a client that is
+gone. Once a byte of the request was sent, the engine may have carried it out, whatever became of the answer: then only
+requests that `may_repeat` allows are sent again. Where no connection was made, any request is.
 
 A budget is made for one request at its first failure, so requests that succeed pay nothing. Cost: O(1) per attempt.
 """
@@ -23,19 +23,19 @@ from ranvier_py.core.routing.request_paths import ALWAYS, PATHS, REALTIME_PATH, 
 
 REREAD_BYTES_MAX = 1 << 20
 REREAD_BRACKETS_MAX = 20_000
-"""Bodies of responses beyond either are not read for their `store` and never repeated: a million tokens of text are
-4 MB, but a failure must not occupy the event loop either."""
+"""Bodies for /v1/responses beyond either limit are not read for their `store` and never repeated: a million tokens of
+text are 4 MB, but a failure must not occupy the event loop."""
 
 
 def is_inference(method: bytes, path: bytes) -> bool:
-    """Whether a request has an engine compute; `path` is without its query."""
+    """Whether a request makes an engine compute; `path` is without its query."""
     return method == b"POST" and path in PATHS and path != REALTIME_PATH
 
 
 def may_repeat(method: bytes, path: bytes, body: bytes) -> bool:
-    """Whether a request may be sent again after some of it was sent: nothing stays of it at an engine.
+    """Whether a request may be sent again after some of it was sent, because nothing of it stays at an engine.
 
-    A response is stored unless its body says otherwise, and one in the background goes on without us.
+    A response is stored unless its body says otherwise, and one in the background goes on without a connection.
     """
     rule = PATHS.get(path) if method == b"POST" else None
     if rule is None:
@@ -44,7 +44,7 @@ def may_repeat(method: bytes, path: bytes, body: bytes) -> bool:
 
 
 def is_stored(body: bytes) -> bool:
-    """Whether something of a response may stay at the engine."""
+    """Whether something may stay at the engine of the response that this body asks for."""
     if len(body) > REREAD_BYTES_MAX or body.count(b"{") + body.count(b"[") > REREAD_BRACKETS_MAX:
         return True
     try:
@@ -64,7 +64,7 @@ class Next(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits(Options):
-    """How often a request is tried again, and after what."""
+    """How often a request is tried again, and after which statuses."""
 
     SECTION = "Retries"
 
@@ -98,10 +98,10 @@ class RetryBudget:
         self.tried: list[BackendId] = []
 
     def next_attempt(self, backend: BackendId, outcome: Outcome, *, relayed: bool, others: bool) -> Next:
-        """What follows a failed attempt at `backend`.
+        """Count a failed attempt at `backend`, and return what follows.
 
-        `relayed`: some byte of this answer is with the client already. `others`: a backend not in `tried`, and not this
-        one, could be asked. A backend that is busy (429) is not asked again by this request.
+        `relayed`: a byte of this answer was sent to the client. `others`: a backend could be asked that is not in
+        `tried` and not this one. A backend that is busy (429) is not asked again by this request.
         """
         self.failures[backend] = self.failures.get(backend, 0) + 1
         if relayed or outcome is Outcome.CANCELLED or self.retries >= self.limits.total_retries_max:

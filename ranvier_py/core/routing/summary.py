@@ -1,7 +1,7 @@
-"""One request in one line: all that is ever logged about it.
+"""The one log line of a request: all that is ever logged about it.
 
-Of what the client sent there are the path, without its query, which may hold a key, and the request id; no field for a
-body or another header, and so no way to log one.
+Of what the client sent it has only the path, without the query, which may hold a key, and the request id. It has no
+field for a body or another header, so none can be logged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class RequestSummary(NamedTuple):
-    """What became of one request, by the names that the log has. Times count from its last byte; 0 = never."""
+    """What became of one request, under the log's names. Times count from the request's last byte; 0 = never."""
 
     id: str
     method: str
@@ -27,4 +27,4 @@ class RequestSummary(NamedTuple):
     first_byte_ms: float = 0.0
     total_ms: float = 0.0
     sent_bytes: int = 0
-    error: str = ""  # of the last attempt that failed, also where another one served: backend and words
+    error: str = ""  # of the last attempt that failed, even if another one served: its backend and message
