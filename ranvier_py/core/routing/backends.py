@@ -187,7 +187,7 @@ class Registry:
     # -- who may be asked --------------------------------------------------------------------------------------------
 
     def engines(self, model: str) -> tuple[bool, Sequence[frozenset[str]]]:
-        """Return, of all that may ever serve `model`, whether any is hosted, and the owners that the cards of each name."""
+        """Return whether any backend that may serve `model` is hosted, and the owners that the cards of each name."""
         serving = [backend for backend in self if backend.serves(model)]
         return any(backend.hosted for backend in serving), [backend.owners for backend in serving]
 

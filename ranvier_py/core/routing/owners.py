@@ -1,9 +1,8 @@
 """Owners: which engine keeps a stored response, and which one served a client's session last.
 
 An engine keeps a response in its own memory, so a request that names it by its id must go to the process that made it
-and to no other. A session is only a hint, for prompts of one message or of a sub-agent of which no backend holds
-anything. Both are entries of a bounded map: keyed digest -> backend and its generation. What is learned here is sent to
-the peers, and what they learn is taken over.
+and to no other. A session is only a hint, for prompts of one message or of a sub-agent of which nobody holds anything.
+Both are in a bounded map: keyed digest -> backend and its generation. Nodes send each other what they learn.
 
 Rules: an entry counts only for the process that it was made for. The latest entry holds. No id and no session's name is
 kept or sent, only its digest under the cluster's key, made with the tenant: no client is led to what another one keeps.
@@ -94,7 +93,7 @@ class Owners:
         return owner if owner is not None and now - owner.at < ttl_s else None
 
     def learn(self, digest: int, backend: BackendId, generation: int, now: float) -> None:
-        """Note an owner by an answer of this node. The same one is noted, and sent, again only after SESSION_TTL_S / 4."""
+        """Note an owner by an answer of this node. The same owner is noted again only after SESSION_TTL_S / 4."""
         known = self.find(digest, now)
         if known is not None and known[:2] == (backend, generation) and now - known.at < SESSION_TTL_S / 4:
             return

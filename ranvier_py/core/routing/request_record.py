@@ -1,14 +1,13 @@
-"""What became of one request, as a line that a replay reads back. Pure.
+"""The record of one attempt, as a line of a recording that a replay reads back. Pure.
 
     {"ranvier_recording":1,"started":1795240216.1,"block_tokens":16,"scheme":"9f…"}                        the header
     {"at":12.5,"model":"m","kind":"chat","chain":[[16,"c0ffee0123456789"],…],"ends":[3,7],"prompt_tokens":1210,…}
 
-Rules: a line holds numbers, names that operators chose (the model's is what the client asked for, cut), a known
-client's name and keyed fingerprints, of token prefixes and of the session's name; no text, no token id, no header, no
-key. The chain is that of prompt and answer, as far as it had been tokenized. One line for each attempt: a request that
-was tried elsewhere has several, of which replays take those that were served. Lines of different `scheme` share no
-fingerprint.
-Bound: a line has about 25 bytes for each 256 tokens, and 400 more.
+Rules: a line holds numbers, names that operators chose (the model's is the one that the client asked for, cut), a known
+client's name, and keyed fingerprints of token prefixes and of the session's name. It holds no text, no token id, no
+header and no key. The chain is that of prompt and answer, as far as they were tokenized. Each attempt has its line: a
+request that was tried elsewhere has several, of which replays take those that were served. Lines of different `scheme`
+share no fingerprint. Bound: a line has about 25 bytes for each 256 tokens, and 400 more.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from ranvier_py.core.routing.backends import Outcome
 
 VERSION = 1
 MARK = "ranvier_recording"  # names the header
-NAME_CHARACTERS_MAX = 200  # of the model; whoever sends more has no model in mind
+NAME_CHARACTERS_MAX = 200  # of a model's name, longer than any real one
 TIME_DIGITS = 6  # microseconds
-NUMBER_MAX = 1 << 53  # what every reader of JSON takes for a whole number
+NUMBER_MAX = 1 << 53  # up to this every reader of JSON keeps whole numbers exact
 CHAIN_KEYS_MAX = 1 << 20
 
 OUTCOMES = frozenset(outcome.value for outcome in Outcome)
@@ -39,18 +38,18 @@ KINDS = frozenset(("chat", "completion", "opaque"))
 COUNTS = ("prompt_tokens", "answer_tokens", "matched_tokens", "holders", "status", "request_bytes", "sent_bytes")
 NAMES = ("model", "backend", "policy", "reason", "source")
 LATER_NAMES = {"client": re.compile("[a-z0-9-]{0,64}"), "session": re.compile("([0-9a-f]{16})?")}
-"""Which lines of older nodes have not."""
+"""Names that lines of older nodes lack, and what their values match."""
 
 
 class BadRecord(ValueError):
-    """A line that is none of ours. The message says what was found and what was expected."""
+    """A line is not one of a recording. The message says what was found and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first line of a file.
+    """The first line of a recording.
 
-    `started` is the wall clock at 0 s, `scheme` differs between secrets, tokenizers and block sizes.
+    `started` is the wall clock at 0 s of the records; `scheme` differs between secrets, tokenizers and block sizes.
     """
 
     started: float  # seconds since 1970
@@ -63,7 +62,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One attempt. Tokens are the engine's count where it gave one, else as known here; 0 answer tokens: not known."""
+    """One attempt. Token counts are the engine's where it gave any, else this node's; 0 answer tokens: not known."""
 
     at: float  # seconds since the header's `started`, when it was sent
     model: str
@@ -95,12 +94,12 @@ class RequestRecord:
 
     @property
     def served(self) -> bool:
-        """Whether an engine worked for it: it answered, or at least began to."""
+        """Whether an engine worked on it: it gave a first token, or answered with success below status 300."""
         return self.first_token_s is not None or (self.outcome == Outcome.SUCCESS.value and self.status < 300)
 
 
 def scheme_mark(identity: str, key: bytes) -> str:
-    """Names a way of making fingerprints without showing its key."""
+    """Return a name for a scheme of fingerprints that does not show its key."""
     return blake2b(identity.encode(), digest_size=8, key=key, person=b"recording").hexdigest()
 
 
@@ -112,7 +111,7 @@ def record_of(
     end: Boundary | None = None,
     answer: Answer = NOTHING,
 ) -> RequestRecord:
-    """What is written of a attempt. `end` is the end of its answer, where that was learned; times are monotonic."""
+    """Return the record of an attempt. `end`: the end of its answer, where that was learned. Times are monotonic."""
     prompt, decision = attempt.prompt, attempt.decision
     end = end or prompt.end
     chain, ends = chain_of(end)
@@ -144,7 +143,7 @@ def record_of(
 
 
 def chain_of(end: Boundary) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
-    """(chain, ends) of a prompt, ascending: what of it has been tokenized."""
+    """Return (chain, ends), both ascending, of the tokenized part of a prompt."""
     chain: list[tuple[int, int]] = []
     ends: list[int] = []
     for tokens, token, text in reversed(list(end.chain())):
@@ -158,7 +157,7 @@ def chain_of(end: Boundary) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...
 
 
 def printable(model: str) -> str:
-    """A client's name for a model, as JSON can carry it."""
+    """Return a client's name for a model, cut, in characters that JSON can carry."""
     return model[:NAME_CHARACTERS_MAX].encode("utf-8", "replace").decode()
 
 

@@ -1,21 +1,21 @@
-"""How fast backends get to first tokens, learned from those they gave. Pure, and without a constant of speed.
+"""Service rates: predicts when backends give first tokens, learned from those that they gave. Pure; no fixed speed.
 
-An engine computes prompts one after the other (or in shared steps, which takes as long together). So the time from one
-first token to the next is what the second one cost: a fixed part, a part for each token that was computed, and a part
-for each request that decodes beside it. The fixed part is another one for a request that came to an idle engine (the
-way there, a step that was under way) than for one that had to queue (a place in the batch that had to become free).
+An engine computes prompts one after the other (or in shared steps, which take as long together). So the time from one
+first token to the next is the cost of the second prompt: a fixed part, a part for each computed token, and a part for
+each request that decodes beside it. The fixed part differs between a request that came to an idle engine (the network,
+a step in progress) and one that had to queue (until a place in the batch became free).
 
-All are fitted by least squares to what the whole fleet showed, older observations fading by a window, beside a few
-assumed ones. Of one backend only one number is learned: how many times as long as the fleet's line says it takes. For
-four of each a node among several sees too little, and chance in them sends requests about.
+All four parts are fitted by least squares to what the whole fleet showed, older observations fading by a window, and to
+a few assumed observations. Of each backend only one number is learned: how many times as long it takes as the fleet's
+line says. A node among several sees too little of each to learn all four, and errors of chance would move requests.
 
-Attention reads what is before a token, so a token deep in a prompt takes longer than one at its beginning. How much
-longer is learned of the fleet as well (`slope_of`), as soon as it can't be chance; what is to be computed is counted in
-*weighed* tokens from then on: those that would take as long at a prompt's beginning. Until then, and for ever where
-prompts are short, a token is a token.
+Attention reads all earlier tokens, so a token deep in a prompt takes longer than one at its beginning. How much longer
+is learned of the fleet as well (`slope_of`), once it can't be chance. From then on work is counted in *weighed* tokens:
+the number that would take as long at a prompt's beginning. Until then, and wherever prompts stay short, each token
+counts as one.
 
 Before anything is learned the fixed parts are 0 and a token takes a nominal time, so that predictions still rank
-backends by the tokens they have to compute.
+backends by the tokens that they have to compute.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement import Candidate, Service
 
 NOMINAL_S_PER_TOKEN = 1e-4
-"""10,000 tokens/s, until something is known: only the order of predictions matters then, and that needs no rate."""
+"""10,000 tokens/s until something is learned: only the order of predictions matters then, and that needs no rate."""
 
 WINDOW = 200.0
-"""Observations that count: a backend that gets slower is known within minutes, and chance averages out."""
+"""Number of observations that count: enough to average chance out, few enough to notice a slower backend in minutes."""
 
 BORROWED = 16.0
-"""Observations that each assumption counts for: a backend is as fast as the fleet, requests that decode cost nothing,
-and at first, what has nothing to compute takes no time. Work that a node can't see grows with the load, as decoding
-does, and would else pass for its cost; and prompts that are all alike tell nothing of what a token takes."""
+"""How many observations each assumption counts for: a backend is as fast as the fleet, decoding requests cost nothing,
+and at first, a prompt with nothing to compute takes no time. Work that a node can't see grows with load, as decoding
+does, and would else be counted as decoding's cost; and prompts of one length alone don't show what a token takes."""
 
 new = tuple.__new__
-"""Makes a NamedTuple in half the time that its name takes: a decision needs dozens."""
+"""Builds a NamedTuple in half the time that calling its class takes: a decision needs dozens."""
 
 SINGULAR = 1e-6  # share of a determinant below which two slopes can't be told apart
 SLOPE_EVERY = 16  # observations between two looks at whether depth counts
 SLOPE_MAX = 1e-3  # a token behind a thousand others takes twice as long: several times what any model shows
 SLOPE_CERTAINTY = 10.0
-"""Standard errors that the slope must be above 0. Queues make errors that are no chance of one request alone; fewer
-would find a slope now and then in engines that have none."""
+"""How many standard errors above 0 the slope must be. Queues make errors that several requests share, so fewer would
+sometimes find a slope in engines that have none."""
 SLOPE_LOOKS = 16
-"""So many looks in a row must find one, over more than the window: a cache that loses deep prefixes looks like a slope
-until the counts in answers amend that."""
+"""How many looks in a row must find a slope, over more than the window: a cache that loses deep prefixes looks like a
+slope until the counts in answers amend that."""
 
 GAP_MAX_S = 600.0  # longer gaps are no service: an engine that hung, a node that slept
 
 
 class Moments:
-    """Sums over observations (tokens, their depths together, requests decoding, seconds), fading."""
+    """Fading sums over observations: t tokens, a their summed depths, d requests decoding, y seconds, and products."""
 
     __slots__ = (
         *("count", "dd", "dy", "sum_d", "sum_t", "sum_y", "td", "tt", "ty"),
@@ -72,7 +72,7 @@ class Moments:
             setattr(self, name, getattr(self, name) * share)
 
     def add(self, tokens: float, decoding: float, seconds: float, weight: float = 1.0, depths: float = 0.0) -> None:
-        """`depths`: of all these tokens together, see `depths_of`."""
+        """Add an observation. `depths`: the sum of the depths of all its tokens, see `depths_of`."""
         self.count += weight
         self.sum_t += weight * tokens
         self.sum_d += weight * decoding
@@ -91,7 +91,7 @@ class Moments:
             self.ay += weight * depths * seconds
 
     def weighed(self, slope: float) -> Moments:
-        """The same with tokens weighed by their depths."""
+        """Return these sums with tokens weighed by their depths."""
         if not slope:
             return self
         found = copy(self)
@@ -103,22 +103,22 @@ class Moments:
 
 
 class FittedLine(NamedTuple):
-    """What is predicted with: seconds. Tokens are weighed ones."""
+    """The fitted costs in seconds, with which predictions are made. Tokens are weighed ones."""
 
     per_token: float
-    per_decoding: float  # for each request that decodes there: it shares the steps
-    alone: float  # fixed part for a request that comes to a backend where nobody waits
-    queued: float  # fixed part for each request in a queue
+    per_decoding: float  # for each request that decodes there, which shares the steps
+    alone: float  # fixed part of a request that comes to a backend where none waits
+    queued: float  # fixed part of each request in a queue
 
     def gap_s(self, tokens: float, decoding: float, *, queued: bool) -> float:
-        """What it says of one request that has so many weighed tokens to compute."""
+        """Predict the gap before the first token of one request with so many weighed tokens to compute."""
         return tokens * self.per_token + decoding * self.per_decoding + (self.queued if queued else self.alone)
 
 
 class Ahead(NamedTuple):
-    """What a request finds at a backend: others that wait for their first token, and others that have it."""
+    """What a request finds ahead of it at a backend: requests that wait for a first token, and those that have it."""
 
-    tokens: int  # weighed, that the waiting ones have to compute
+    tokens: int  # weighed, to be computed for the waiting ones
     waiting: int
     decoding: int
     since_progress_s: float  # since the first of the waiting ones became the first
@@ -128,30 +128,30 @@ NOMINAL = FittedLine(NOMINAL_S_PER_TOKEN, 0.0, 0.0, 0.0)
 
 
 class Fleet:
-    """All backends together: a line, and what it is wrong by."""
+    """All backends together: the fitted line, its usual error, and the slope."""
 
     def __init__(self) -> None:
         self._alone = Moments()
         self._queued = Moments()
-        self._assumed = BORROWED  # observations with nothing to compute, that took no time
+        self._assumed = BORROWED  # assumed observations with nothing to compute that took no time
         self._line: FittedLine | None = NOMINAL
         self._seen = 0
         self._steep = 0  # looks in a row that found a slope
-        self.error_s = 0.0  # what predictions of a gap are wrong by, on average
-        self.slope = 0.0  # by which share of its time a token takes longer for each token before it
+        self.error_s = 0.0  # mean absolute error of predicted gaps
+        self.slope = 0.0  # the share of its time by which each earlier token makes a token slower
 
     @property
     def count(self) -> float:
-        """Observations that still count."""
+        """How many observations still count."""
         return self._alone.count + self._queued.count
 
     @property
     def gap_s(self) -> float:
-        """A gap on average."""
+        """The mean gap."""
         return (self._alone.sum_y + self._queued.sum_y) / self.count if self.count else 0.0
 
     def observe(self, tokens: int, decoding: int, gap_s: float, *, queued: bool, depths: float = 0.0) -> None:
-        """A first token came `gap_s` after the one before it (or after the request was sent)."""
+        """Learn from a first token that came `gap_s` after the one before it (or after its request was sent)."""
         error_s = abs(gap_s - self.line().gap_s(tokens + self.slope * depths, decoding, queued=queued))
         self.error_s += (error_s - self.error_s) / min(self.count + 1.0, WINDOW)
         self._assumed *= 1.0 - 1.0 / WINDOW
@@ -166,7 +166,7 @@ class Fleet:
         self._line = None
 
     def amend(self, service: Service, tokens: int) -> None:
-        """What was observed had really computed so many tokens."""
+        """Correct an observation whose backend had really computed so many tokens."""
         moments = self._queued if service.queued else self._alone
         if moments.count > 1.0:
             before, decoding, gap_s = service.computed_tokens, service.decoding, service.gap_s
@@ -182,23 +182,23 @@ class Fleet:
 
 
 class ServiceRate:
-    """One backend's: the fleet's, times a factor."""
+    """One backend's service rate: the fleet's line, times a factor."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._line: FittedLine | None = None  # that the factor is of
+        self._line: FittedLine | None = None  # the fleet's line that `_factor` was computed for
         self._factor = 1.0
-        self.tokens = self.depths = self.decoding = self.gaps_s = 0.0  # sums over observations, fading
-        self.alone = self.queued = 0.0  # how many there were
+        self.tokens = self.depths = self.decoding = self.gaps_s = 0.0  # fading sums over observations
+        self.alone = self.queued = 0.0  # fading counts of observations
 
     @property
     def per_token_s(self) -> float:
-        """Of a weighed token."""
+        """Seconds for a weighed token."""
         return self.factor * self._fleet.line().per_token
 
     @property
     def factor(self) -> float:
-        """How many times as long it takes as the fleet's line says."""
+        """How many times as long this backend takes as the fleet's line says."""
         line = self._fleet.line()
         if line is not self._line:
             tokens = self.tokens + self._fleet.slope * self.depths
@@ -210,7 +210,7 @@ class ServiceRate:
         return self._factor
 
     def observe(self, tokens: int, decoding: int, gap_s: float, *, queued: bool, depths: float = 0.0) -> None:
-        """As the fleet's."""
+        """Learn from a first token, as `Fleet.observe` does."""
         self.tokens += tokens - self.tokens / WINDOW
         self.depths += depths - self.depths / WINDOW
         self.decoding += decoding - self.decoding / WINDOW
@@ -220,17 +220,17 @@ class ServiceRate:
         self._line = None
 
     def amend(self, service: Service, tokens: int) -> None:
-        """As the fleet's."""
+        """Correct an observation, as `Fleet.amend` does."""
         before, prompt_tokens = service.computed_tokens, service.prompt_tokens
         self.tokens = max(0.0, self.tokens + tokens - before)
         self.depths = max(0.0, self.depths + depths_of(tokens, prompt_tokens) - depths_of(before, prompt_tokens))
         self._line = None
 
     def predict(self, tokens: float, ahead: Ahead) -> tuple[float, float]:
-        """Seconds until the turn of a request with so many weighed tokens to compute, and of its own prefill.
+        """Return the seconds until the turn of a request with so many weighed tokens, and those of its own prefill.
 
-        Whoever waits ahead decodes while those behind it are computed, so each step is longer than the one before. What
-        the first of them has got done since it became the first is taken off, up to its average share.
+        A request ahead decodes while those behind it are computed, so each of these takes longer than the one before.
+        The time since the first of them became the first is taken off, up to its average share.
         """
         line = self._fleet.line()
         ahead_tokens, waiting, ahead_decoding, since_progress_s = ahead
@@ -247,14 +247,14 @@ class ServiceRate:
 
 
 def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> FittedLine:
-    """Least squares with two slopes and two fixed parts, none of them negative.
+    """Fit two slopes and two fixed parts by least squares, none of them negative.
 
-    `assumed`: observations in each group that had nothing to compute and took no time, beside as many that decode.
+    `assumed`: observations added to each group: nothing to compute, no time taken, decoding as in the group's mean.
     """
     tokens, seconds = alone.sum_t + queued.sum_t, alone.sum_y + queued.sum_y
     if tokens <= 0.0 or seconds <= 0.0:
         return NOMINAL
-    tt = td = ty = dy = 0.0  # within the groups: the fixed parts take what is between them
+    tt = td = ty = dy = 0.0  # within groups: fixed parts take the differences between them
     dd = BORROWED * ((alone.sum_d + queued.sum_d) / (alone.count + queued.count)) ** 2
     for group in (alone, queued):
         if group.count > 0.0:
@@ -264,13 +264,13 @@ def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> FittedLine:
             dd += group.dd - group.sum_d**2 / group.count
             ty += group.ty - group.sum_t * group.sum_y / count
             dy += group.dy - group.sum_d * group.sum_y / group.count
-    steepest = seconds / tokens  # all time to the tokens, none to anything else
+    steepest = seconds / tokens  # the tokens take all of the time
     determinant = tt * dd - td * td
     per_token = per_decoding = 0.0
     if determinant > SINGULAR * tt * dd:
         per_token = (ty * dd - dy * td) / determinant
         per_decoding = (dy * tt - ty * td) / determinant
-    if per_decoding <= 0.0 or per_token <= 0.0:  # what decodes seems to help, or tells nothing: leave it out
+    if per_decoding <= 0.0 or per_token <= 0.0:  # decoding seems to help, or can't be told apart: leave it out
         per_token, per_decoding = (ty / tt if tt > 0.0 else steepest), 0.0
     if not 0.0 < per_token <= steepest:
         per_token, per_decoding = steepest, 0.0
@@ -280,15 +280,15 @@ def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> FittedLine:
 
 
 def depths_of(tokens: int, prompt_tokens: int) -> float:
-    """Of the last `tokens` of a prompt: how many tokens are before each, all together."""
+    """Return the sum, over the last `tokens` tokens of a prompt, of how many tokens are before each."""
     return tokens * (max(prompt_tokens, tokens) - tokens / 2)
 
 
 def slope_of(alone: Moments, queued: Moments, assumed: float) -> float:
-    """By which share of its time a token takes longer for each token before it; 0 where that may be chance.
+    """Return the share of its time by which each earlier token makes a token slower; 0 where that may be chance.
 
-    Least squares with tokens and their depths, what decodes and fixed parts taken out first, against tokens alone: what
-    the depths leave unexplained must be less by more than chance would make it.
+    Compares least squares by tokens and their depths with those by tokens alone, decoding and fixed parts taken out
+    first: the depths must explain more of the rest than chance would.
     """
     tt = ta = aa = ty = ay = yy = td = ad = dy = 0.0
     dd = SINGULAR
@@ -321,7 +321,7 @@ def slope_of(alone: Moments, queued: Moments, assumed: float) -> float:
 
 
 def fixed(group: Moments, per_token: float, per_decoding: float, assumed: float) -> float:
-    """What the slopes leave, on average."""
+    """Return the mean time that the slopes leave unexplained, at least 0."""
     if group.count <= 0.0:
         return 0.0
     left_s = (group.sum_y - per_token * group.sum_t) / (group.count + assumed)
@@ -329,7 +329,7 @@ def fixed(group: Moments, per_token: float, per_decoding: float, assumed: float)
 
 
 def ahead_of(work: Candidate, now: float) -> Ahead:
-    """What a request would find at a backend."""
+    """Return what a request would find ahead of it at a backend."""
     waiting = work.waiting
     if not waiting:
         return new(Ahead, (0, 0, work.decoding, 0.0))
@@ -337,9 +337,9 @@ def ahead_of(work: Candidate, now: float) -> Ahead:
 
 
 class ServiceRates:
-    """The service rates of all backends, and what they have in common. Bounded by the backends there can be.
+    """The service rates of all backends, and the fleet's line. Bounded by how many backends there can be.
 
-    What is computed beside peers' requests does not count: how far those had come is not known.
+    Prompts that were computed behind peers' requests are not learned from: how far those had come is not known.
     """
 
     def __init__(self) -> None:
@@ -358,7 +358,7 @@ class ServiceRates:
         return rate
 
     def work_of(self, held: int, prompt_tokens: int) -> int:
-        """Weighed tokens that a backend has to compute which holds so much of a prompt."""
+        """Return the weighed tokens that a backend that holds `held` tokens of a prompt has to compute."""
         tokens = max(0, prompt_tokens - held)
         slope = self.fleet.slope
         return round(tokens + slope * depths_of(tokens, prompt_tokens)) if slope else tokens

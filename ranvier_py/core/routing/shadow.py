@@ -1,12 +1,12 @@
-"""Policies in the shadow: what another policy would have done with this traffic, without effect on it.
+"""Policies in the shadow: how other policies would place this traffic, without any effect on it.
 
-Each shadow is a whole router of its own: its routes, its speculation, its requests in flight at each backend. It places
-every request that is sent, in the world that its own earlier choices have made. What it can't know is how long the
-request would have taken elsewhere: its first token and its end are those of the real one.
+Each shadow is a whole router of its own, with its own routes, speculation, and requests in flight at each backend. It
+places every request that is sent in the world that its own earlier choices have made. It can't know how long a request
+would have taken at another backend: the first token and the end come when those of the real request come.
 
-The difference is counted twice: in prompt tokens that would have been found (or lost), and in seconds to the first
+The difference is counted twice: in prompt tokens that would have been cached (or not), and in seconds to the first
 token, by service rates learned from the real answers. So the figures rank policies; the replay of a recording
-(`ranvier replay`) shows what they would really have come to.
+(`ranvier replay`) shows what the policies would really have achieved.
 
 Bounds: a route table of the given capacity for each shadow; its attempts are those of the node.
 Cost: about one more placement for each request and shadow.
@@ -36,12 +36,12 @@ from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.routing.work import Work
 
 FINISHED_MAX = 1024  # attempts whose answers may still be read: the tokenizer worker is seconds behind at most
-FINISHED_BYTES_MAX = 64 << 20  # of their bodies, which an attempt keeps alive
-POOLS_MAX = 64  # as many snapshots of pools are translated at once; then all are forgotten
+FINISHED_BYTES_MAX = 64 << 20  # of their requests' bodies, which an attempt keeps alive
+POOLS_MAX = 64  # mirrored pools that are kept; one more, and all are forgotten
 
 
 class Mirrored(Work):
-    """A real backend, but with the load that a shadow has put on it. What peers have there is there in any world."""
+    """A real backend with the load that a shadow has put on it. The peers' load is the same in every world."""
 
     def __init__(self, real: Backend) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Mirrored(Work):
 
 
 class MirroredRegistry:
-    """What a Router asks of a Registry, answered by the real one but for loads."""
+    """Answers what a Router asks of a Registry: as the real one does, but with the shadow's own loads."""
 
     def __init__(self, real: Registry) -> None:
         self._real = real
@@ -105,14 +105,14 @@ class MirroredRegistry:
         prefilled: bool = False,
         judged: bool = True,  # noqa: ARG002
     ) -> Sequence[Transition]:
-        """Health is the real registry's business."""
+        """End a request. Health is not touched: the real registry judges it."""
         self[id].end(tokens, decoding=prefilled)
         return ()
 
 
 @dataclass(slots=True)
 class ShadowCounters:
-    """Since the start. What would have been saved may be less than 0: what it would have cost."""
+    """Counted since the start. A saving below 0 is a cost."""
 
     placed: int = counter("Requests placed in the shadow.")
     elsewhere: int = counter("Of these, at another backend.")
@@ -121,7 +121,7 @@ class ShadowCounters:
 
 
 class Shadow:
-    """One policy's world, and how it compares. `router` is its own, over a MirroredRegistry."""
+    """One policy's world, and how it compares to the real one. `router` is its own, over a MirroredRegistry."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
@@ -131,15 +131,15 @@ class Shadow:
     def attempt_sent(
         self, attempt: Attempt, judge: ServiceRates, real_s: float, now: float, tried: Collection[BackendId] = ()
     ) -> None:
-        """Place it in this world. `real_s` is what it is expected to take in the real one, where it has `tried` some
-        backends in vain: they would have failed here, too.
+        """Place a sent attempt in this world. `real_s`: the predicted seconds to its first token in the real one.
+        `tried`: the backends that failed it there, and would have failed it here.
         """
         router = self.router
         if attempt.prompt.kept:  # no policy chooses the engine that keeps a response
             return
         try:
             found = router.find(attempt.prompt, now, tried)
-        except RanvierError:  # nobody may serve any more: the real one was sent as the last
+        except RanvierError:  # no backend may serve it any more: the real one got the last place
             return
         decision = router.place(attempt.prompt, found)
         computed_tokens = max(0, decision.prompt_tokens - decision.matched_tokens)
@@ -163,7 +163,7 @@ class Shadow:
             self.router.answered(own, end, NOTHING, now)
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """Where the shadow's backend was removed its id may be another's: for its real requests alone it is kept."""
+        """End the shadow's attempt. A removed backend's id may be another's by now: only real requests keep an id."""
         own = self.attempts.get(attempt)
         if own is None:
             return
@@ -174,10 +174,10 @@ class Shadow:
 
 
 class Shadows:
-    """An attempt.Observer that lets every shadow place what is sent.
+    """An attempt.Observer that has every shadow place each attempt.
 
-    Answers are read after an attempt has finished, too, and not of every attempt: finished ones are kept until
-    `FINISHED_MAX` later ones have finished, or those with `FINISHED_BYTES_MAX` of bodies.
+    An answer may be read after its attempt has finished, or not at all: the latest finished attempts are kept, at most
+    `FINISHED_MAX` of them, with at most `FINISHED_BYTES_MAX` of bodies.
     """
 
     def __init__(self, shadows: Sequence[Shadow], registry: Registry) -> None:
@@ -188,7 +188,7 @@ class Shadows:
         self._finished_bytes = 0
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
-        ahead = ahead_of(self._registry[attempt.backend], now)  # it is counted there already: not ahead of itself
+        ahead = ahead_of(self._registry[attempt.backend], now)  # counts the attempt itself, which is taken out
         if attempt.prompt.stream:
             ahead = ahead._replace(tokens=ahead.tokens - attempt.work_tokens, waiting=ahead.waiting - 1)
         else:
@@ -200,7 +200,7 @@ class Shadows:
             shadow.attempt_sent(attempt, self.judge, queue_s + prefill_s, now, tried)
 
     def _tried(self, attempt: Attempt, now: float) -> Collection[BackendId]:
-        """Whom the real router did not ask for this request, though they may be asked."""
+        """Return the backends that may be asked now but were no candidates of this attempt: it tried them before."""
         able, asked = self._registry.pool(attempt.prompt.model, now).ids, attempt.decision.candidates
         return () if able is asked or able == asked else [backend for backend in able if backend not in asked]
 
@@ -230,8 +230,8 @@ class Shadows:
 
 
 def make_shadow(real: Router, policy: Policy, routes: RouteTable, rng: Random) -> Shadow:
-    """A shadow of `real` by another policy. It reads the same prompts: what they are is no matter of policy. Of what
-    hybrid models' backends can go on from it knows what the real one knows: it has no answers of its own to learn from.
+    """Make a shadow of `real` with another policy. It shares the real router's prompts, which do not depend on policy,
+    and its checkpoints of hybrid models' backends, since a shadow has no answers of its own to learn from.
     """
     router = Router(
         reader=real.reader,

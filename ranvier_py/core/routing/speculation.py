@@ -1,13 +1,13 @@
-"""Speculative claims: what the requests in flight will leave in the caches, before it is proved.
+"""Speculative claims: prefixes that the requests in flight will leave in the caches, before that is proved.
 
-A burst of equal new prefixes would scatter, because nothing is learned before the first answer. So each request writes,
-when it is sent, its backend under the fingerprints that the route table did not have; the next one finds it. The claim
-goes when the request is learned for real, and when it fails.
+Without them a burst of requests with one new prefix would scatter, because nothing is learned before the first answer.
+So a request that is sent stores its backend under the fingerprints that the route table did not have; the next request
+finds it there. The claims go when the request is learned for real, or fails.
 
-Rules: a fingerprint may be claimed by several attempts, of one backend or of several; it stays until the last of them
-is removed. Beyond `capacity` fingerprints (counted per attempt) no claim of an attempt is made, which is counted.
+Rules: several attempts may claim a fingerprint, at one backend or at several; it stays until the last of these claims
+is removed. An attempt that would exceed `capacity` fingerprints (counted per attempt) claims none, which is counted.
 Peers learn of prompts that take long to compute (`gossip.backend_state.prefills`), and claim what those will leave.
-Invariant: when no attempt is left, nothing is left.
+Invariant: when no attempt is left, nothing is claimed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import Trust
 
 SHARED_TOKENS_MIN = 1024
-"""Prompts of which an engine has less to compute are done before a peer could follow: a tenth of a second."""
+"""Prompts with fewer tokens to compute are not shared: they are done in a tenth of a second, before a peer follows."""
 
 ENDED_MAX = 4096
 
 
 class Prefill(NamedTuple):
-    """A long prompt that an engine computes. Fingerprints: the deepest first."""
+    """A long prompt that an engine is computing. `fingerprints`: the deepest first."""
 
     backend: BackendId
     generation: int
@@ -38,7 +38,7 @@ class Prefill(NamedTuple):
 
 @dataclass(slots=True)
 class SpeculationCounters:
-    """What is claimed now, and what was since the start."""
+    """What is claimed now, and what has been claimed since the start."""
 
     attempts: int = gauge("Attempts in flight whose prefixes are claimed, with those of peers.")
     fingerprints: int = gauge("Fingerprints that they claim, counted for each attempt.")
@@ -50,33 +50,33 @@ class SpeculationCounters:
 
 
 class Speculation:
-    """Fingerprint -> backends of the requests in flight.
+    """Maps fingerprints to the backends of the requests in flight that claim them.
 
     Args:
-        capacity: fingerprints of all attempts together. The default is room for 1000 attempts of long chats, or 20 MB.
+        capacity: most fingerprints of all attempts together. The default has room for 1000 long chats: 20 MB.
     """
 
     def __init__(self, capacity: int = 100_000) -> None:
         self.capacity = capacity
         self._attempts: dict[int, dict[BackendId, int]] = {}  # fingerprint -> backend -> number of attempts
         self.counters = SpeculationCounters()
-        self.begun: dict[int, Prefill] = {}  # by number, u32; for whoever sends them, who empties this and the next
+        self.begun: dict[int, Prefill] = {}  # by number, u32; who sends them empties this and `ended`
         self.ended: list[int] = []
         self._came: Callable[[], object] | None = None
         self._numbers: dict[int, int] = {}  # of claims that are shared, by their identity
         self._number = 0
 
     def collect(self, came: Callable[[], object]) -> None:
-        """From now on note what peers should learn of. `came` is called with each."""
+        """Note from now on which prefills begin and end, for peers. `came` is called for each."""
         self._came = came
 
     def __len__(self) -> int:
-        """Different fingerprints claimed now."""
+        """How many different fingerprints are claimed now."""
         return len(self._attempts)
 
     def add(self, fps: Sequence[int], backend: BackendId, generation: int = 0, tokens: int = 0) -> Sequence[int]:
-        """Claim fingerprints (0 is none) for a request that is sent. Returns those claimed, for `remove`: none where
-        there is no room for all. `tokens`: what that process of the backend has to compute; 0 for a peer's request."""
+        """Claim fingerprints (0 is none) for a request that is sent. Returns the claimed ones, for `remove`: none if
+        there is no room for all. `tokens`: how many the backend has to compute for it; 0 for a peer's request."""
         known = [fingerprint for fingerprint in fps if fingerprint]
         if self.counters.fingerprints + len(known) > self.capacity:
             self.counters.dropped += 1
@@ -98,7 +98,7 @@ class Speculation:
         return known
 
     def remove(self, claimed: Sequence[int], backend: BackendId) -> None:
-        """Withdraw the claims of one attempt, once: it was learned for real, or it failed."""
+        """Withdraw an attempt's claims, once, with what `add` returned: it was learned for real, or it failed."""
         attempts = self._attempts
         for fingerprint in claimed:
             backends = attempts[fingerprint]
@@ -119,17 +119,17 @@ class Speculation:
     def match(
         self, chain: Iterable[PrefixKey], eligible_generations: Sequence[int], wanted: int = 1, *, deeper_than: int = 0
     ) -> list[Holder]:
-        """The first `wanted` eligible backends that will hold a prefix of the prompt, each once, deepest first.
+        """Return the first `wanted` eligible backends that will hold a prefix of the prompt, each once, deepest first.
 
-        The same shape as `RouteTable.match`; backends beyond `eligible_generations`, or with -1 there, do not count.
-        Keys of `deeper_than` tokens and less are not read.
+        As for `RouteTable.match`, backends beyond `eligible_generations`, or with -1 there, are not eligible. Keys of
+        `deeper_than` tokens and less are not read.
         """
         attempts, known = self._attempts, len(eligible_generations)
         found: list[Holder] = []
         for tokens, token, text in chain:
             if tokens <= deeper_than:
                 break
-            if token in attempts or (text and text in attempts):  # for most prompts nowhere
+            if token in attempts or (text and text in attempts):  # true for few prompts
                 for backend in (*attempts.get(token, ()), *attempts.get(text, ())):
                     eligible = backend < known and eligible_generations[backend] >= 0
                     if eligible and all(holder.backend != backend for holder in found):
@@ -140,7 +140,7 @@ class Speculation:
 
 
 def merged(found: Sequence[Holder], guessed: Sequence[Holder], wanted: int) -> Sequence[Holder]:
-    """Both lists as one: each backend once at its deepest, deepest first."""
+    """Merge both lists into one of at most `wanted`: each backend once at its deepest, deepest first."""
     best: dict[int, Holder] = {}
     for holder in (*found, *guessed):
         known = best.get(holder.backend)

@@ -1,7 +1,7 @@
-"""What one router has at one backend, and its peers: requests in flight, and the prefill that waits there.
+"""The work that one router and its peers have at one backend: requests in flight, and the prefill that waits there.
 
-Sums are kept, not computed when they are read: placement reads them of dozens of backends for each request.
-Invariant: every `begin` has one `end`, and at most one `prefilled` between them; then all counts are exact.
+The sums are kept up to date, not computed when read: placement reads those of dozens of backends for each request.
+Invariant: all counts are exact if every `begin` has one `end`, and at most one `prefilled` between them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 
 class Load(NamedTuple):
-    """What one router, or several together, have at one backend."""
+    """The load that one router, or several together, put on one backend."""
 
-    requests: int
+    requests: int  # in flight
     waiting: int = 0  # of these, those whose first token has not come
-    tokens: int = 0  # of these: prompt tokens to be computed before it
+    tokens: int = 0  # prompt tokens to be computed for the waiting ones
 
     def plus(self, other: Load) -> Load:
         return Load(self.requests + other.requests, self.waiting + other.waiting, self.tokens + other.tokens)
@@ -29,19 +29,19 @@ NO_LOAD = Load(0)
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One router's own requests at one backend and those of its peers: the engine serves all in turn.
+    """One router's own requests at one backend and those of its peers: the engine serves all of them in turn.
 
-    `mirrors` are what other policies would have there in this router's place (`shadow`): peers are the same for all.
+    `mirrors` are the work that policies in the shadow would have there (`shadow`); they get the peers' load, too.
     """
 
-    peers: Load = NO_LOAD  # of all of them together, as they report
-    inflight: int = 0  # own requests
+    peers: Load = NO_LOAD  # all peers' together, as they report
+    inflight: int = 0  # own requests in flight
     own_decoding: int = 0  # of these, those whose first token has come
-    own_tokens: int = 0  # of the others: prompt tokens to be computed before it
-    waiting: int = 0  # anybody's requests in flight whose first token has not come
-    decoding: int = 0  # those whose first token has come
-    pending_tokens: int = 0  # prompt tokens to be computed for those that wait
-    progress_at: float = 0.0  # when the first of those that wait became the first
+    own_tokens: int = 0  # prompt tokens to be computed for the other own ones
+    waiting: int = 0  # own and peers' requests in flight whose first token has not come
+    decoding: int = 0  # own and peers' requests in flight whose first token has come
+    pending_tokens: int = 0  # prompt tokens to be computed for the waiting ones
+    progress_at: float = 0.0  # when the first of the waiting ones became the first
     mirrors: list[Work] = field(default_factory=list)
 
     @property
@@ -54,9 +54,9 @@ class Work:
         return Load(self.inflight, self.own_waiting, self.own_tokens)
 
     def begin(self, tokens: int, now: float, *, seen: bool) -> None:
-        """A request is on its way with so many tokens to compute.
+        """Count a request that was sent, with so many tokens to compute.
 
-        Where its first token will not be `seen`, since the answer comes as a whole, it counts as decoding at once.
+        If its first token can't be `seen`, because the answer comes as a whole, it counts as decoding at once.
         """
         if not seen:
             self.own_decoding += 1
@@ -70,7 +70,7 @@ class Work:
         self.inflight += 1
 
     def prefilled(self, tokens: int, now: float) -> float:
-        """A first token that can be seen came; `tokens` as when it began. Returns seconds since the last progress."""
+        """Count a seen first token; `tokens` as for `begin`. Returns the seconds since the last progress."""
         gap_s = now - self.progress_at
         self.own_tokens -= tokens
         self.pending_tokens -= tokens
@@ -81,7 +81,7 @@ class Work:
         return gap_s
 
     def end(self, tokens: int, *, decoding: bool) -> None:
-        """A request ended; `tokens` as when it began, `decoding`: its first token came, or could not be seen."""
+        """Count the end of a request; `tokens` as for `begin`. `decoding`: its first token came, or can't be seen."""
         assert self.inflight > 0, f"ended without beginning: {self!r}"
         self.inflight -= 1
         if decoding:
@@ -93,7 +93,7 @@ class Work:
             self.waiting -= 1
 
     def set_peers(self, load: Load, now: float) -> None:
-        """What the peers have there together, as they report, is now this."""
+        """Set the load that the peers together report, here and in the mirrors."""
         before, self.peers = self.peers, load
         came = load.waiting < before.waiting or load.tokens < before.tokens  # a first token
         if came or (load.waiting and not before.waiting and not self.own_waiting):
