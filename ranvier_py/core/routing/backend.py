@@ -25,7 +25,7 @@ SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundre
 
 
 START_TOLERANCE_S = 0.5
-"""Start times that are closer are equal: some exporters compute theirs anew each time, and no engine starts so fast."""
+"""Start times so close are equal: an exporter may compute it anew each time, and no engine starts twice so soon."""
 
 NEVER_REPORTED = float("-inf")
 SAME_RESTART_S = 30.0

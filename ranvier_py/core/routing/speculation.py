@@ -60,7 +60,7 @@ class Speculation:
         self.capacity = capacity
         self._attempts: dict[int, dict[BackendId, int]] = {}  # fingerprint -> backend -> number of attempts
         self.counters = SpeculationCounters()
-        self.begun: dict[int, Prefill] = {}  # by number, u32; who sends them empties this and `ended`
+        self.begun: dict[int, Prefill] = {}  # by number, u32; the sender empties this and `ended`
         self.ended: list[int] = []
         self._came: Callable[[], object] | None = None
         self._numbers: dict[int, int] = {}  # of claims that are shared, by their identity

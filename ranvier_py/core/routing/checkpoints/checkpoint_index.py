@@ -2,8 +2,8 @@
 
 A prompt is a chain of prefix keys, deepest first; a checkpoint at position c is on the path of every prompt that passes
 through it. It is stored under the shallowest key at or behind its block: every prompt with that key shares c. Where a
-prompt has no such key, it may be stored under the deepest key before it, as one that lies `beyond`: a prompt that parts
-from the known right behind this key is believed to go as far as others did, unless its next key begins before c.
+prompt has no such key, it may be stored under the deepest key before it, as one that lies `beyond`: other prompts with
+this key are believed to reach c, except where their next key is at or before c and so shows that they do not share it.
 
 A mark is one byte, as it travels between nodes. Bit 0: keys and values are there; bit 1: the checkpoint is, too; bit 2:
 the engine itself said so; bits 3 to 5: its `CheckpointKind`.

@@ -10,18 +10,18 @@ Rule. For each candidate, in seconds:
 The candidate with the least sum wins. Against the deepest holder it must win by more than the usual error of
 predictions (`error_s`, learned), or chats would move about for nothing. Ties: the fewest requests in flight, then the
 first in rendezvous order of the prompt itself. A prefix that all hold favours none, since all terms are differences of
-work. Nor does a holder that saves no more than chance and less than half of the prompt keep it (`common`).
+work; nor is a holder favoured that saves no more than chance does, and less than half of the prompt (`common`).
 
 A prefix that nobody is known to hold has two homes, the first in its rendezvous order; the better of them takes it
 unless another is better by more than `error_s`. So nodes agree on two before any gossip.
 
 A prefix gets a second holder as soon as the first one's queue costs more than computing it again (`moved`). It gets one
-earlier, on purpose (`spread`), once the requests for it of the last minute have together waited at its best holder for
-so much longer than the average elsewhere that a copy pays: one prefill, and one more for each request that waits at the
-new holder. Chance makes queues, too: n meaningless differences add up to the root of the sum of their squares, so only
-what is beyond that counts. A chat's waits also count for the first message, which it shares with other chats: else all
-these would begin, and so stay, where the first of them was. Nothing else prevents flapping: both then hold the prefix,
-so going back costs nothing.
+earlier, on purpose (`spread`), once the requests for it of the last minute have together waited at its best holder, in
+excess of the average elsewhere, for longer than a copy costs: one prefill, and one more for each request that waits at
+the new holder. Chance makes queues, too: n meaningless differences add up to the root of the sum of their squares, so
+only what is beyond that counts. A chat's waits also count for the first message, which it shares with other chats: else
+all these would begin, and so stay, where the first of them was. Flapping needs no other guard: both backends then hold
+the prefix, so going back costs nothing.
 
 No speed is a constant: rates are learned (`service_rate`), and how much longer a token takes deep in a prompt. Before
 that the tokens to compute decide. Source: the inequality is Preble's and Dynamo's (queue + uncached prefill); the

@@ -58,7 +58,7 @@ class Trust(IntEnum):
 
 
 class Claim(NamedTuple):
-    """That a backend (the key it is stored under) holds a row's prefix: which process, who says so, and since when."""
+    """One backend's claim on the prefix of a row: which process holds it, who says so, and when that was last seen."""
 
     generation: int
     trust: int

@@ -1,4 +1,4 @@
-"""The rows of the route table, stored in columns: one row per prefix, and no Python objects but the index's keys.
+"""The rows of the route table, stored in columns: one row per prefix. Only the index has Python objects for each.
 
 A row is a number. Row 0 is the empty prefix, the parent of every row whose ancestors are not known. Links are row
 numbers: `parent`, `child` (the first one), `left` and `right` (siblings). A free row, and a new one until it is placed,

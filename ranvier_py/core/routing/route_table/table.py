@@ -7,7 +7,7 @@ generation is the backend's current one and its last evidence is younger than th
 Rules: at most `capacity` rows; a new row beyond that evicts the row that is worth least by `utility_queue`, or the leaf
 that comes first in `leaves.LeafQueue`. A use of a row counts for its ancestors, too, but is not written to them: a row
 inherits the last use of each child that is removed. So a system prompt in use survives, and eviction by age takes the
-deepest rows of an idle chat first. Every call is synchronous, hence atomic. Only this package sees rows and columns.
+deepest rows of an idle chat first. Every call is synchronous, hence atomic. Only this package writes rows and columns.
 Invariants: those of `rows`, `leaves`, `claims` and `tree`; tests/core/routing/route_table/test_routes_properties.py
 holds them.
 """
@@ -73,8 +73,8 @@ class RouteTable:
 
     `now` is monotonic seconds, not negative, given by the caller. Generations of one backend only grow.
     `outgoing` has what peers have to know, `uses` reads from claims when prefixes were used. `on_use`, where set, is
-    called before claims are raised. `rows`, `leaves`, `claims` and `tree` are for this package alone.
-    """
+    called before claims are raised. `rows`, `leaves`, `claims` and `tree` are this package's own; of these the Router
+    reads `rows.known_chain`."""
 
     def __init__(
         self, *, capacity: int = 1_000_000, ttl_s: float = ROUTE_TTL_S, options: RouteTableOptions = STANDARD

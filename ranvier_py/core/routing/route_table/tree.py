@@ -219,7 +219,7 @@ class Tree:
         self.counters.merged += 1
 
     def _link(self, path: Sequence[int]) -> bool:
-        """Hang each row of the path under the next one, top first (new rows have no children yet). False: not all."""
+        """Hang each row of the path under the next one, top first: new rows have no children yet. False: not all."""
         rows, parents, children = self.rows, self.rows.parent, self.rows.child
         linked = True
         upper = 0
