@@ -24,9 +24,8 @@ all these would begin, and so stay, where the first of them was. Flapping needs 
 the prefix, so going back costs nothing.
 
 No speed is a constant: rates are learned (`service_rate`), and how much longer a token takes deep in a prompt. Before
-that the tokens to compute decide. Source: the inequality is Preble's and Dynamo's (queue + uncached prefill); the
-learned rates, the delay of others and the deliberate copies are ours.
-Reasons: only, warm, common, moved, spread, cold, no_prefix.
+that the tokens to compute decide. Source: the inequality is Preble's and Dynamo's (queue + uncached prefill); learned
+rates, the delay of others and deliberate copies are ours. Reasons: only, warm, common, moved, spread, cold, no_prefix.
 """
 
 from __future__ import annotations

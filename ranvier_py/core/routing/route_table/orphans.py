@@ -4,9 +4,8 @@ A piece names the row above it. If another update brings that row later, the pie
 here: when the row comes, the piece is hung under it, and its claim is raised from there. So the final table does not
 depend on the order of updates.
 
-Rules: the pieces that wait for a name are looked at when an update brings it, and those of LOOKS_EACH names with each
-update, for rows that came otherwise. Bound: ORPHANS_MAX pieces; beyond that the first piece of the name looked at
-longest ago is given up, which is counted: it stays where it was stored.
+Rules: a piece is looked at when an update brings the name it waits for; each update also looks at LOOKS_EACH names, for
+rows that came otherwise. Bound: ORPHANS_MAX; beyond, one piece that waits for the oldest name is given up and counted.
 """
 
 from __future__ import annotations

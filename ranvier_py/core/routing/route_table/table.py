@@ -213,9 +213,8 @@ class RouteTable:
     def withdraw(self, fingerprint: int, backend: BackendId, at: float = NOT_BY_ENGINE) -> bool:
         """Forget that a backend holds a prefix, and every longer one, which it can't use without. False: no such claim.
 
-        One call removes at most WITHDRAW_CLAIMS_MAX claims; `sweep` removes the rest, each of which may cost a cache
-        miss until then. `at`: when the engine itself said so. Peers then get each withdrawn claim, since their trees
-        may differ.
+        One call removes at most WITHDRAW_CLAIMS_MAX claims; `sweep` removes the rest, which may cost cache misses until
+        then. `at`: when the engine itself said so; peers then get each claim that goes, for their trees may differ.
         """
         row = self.rows.index.get(fingerprint)
         if row is None or self.claims.get(row, backend) is None:
