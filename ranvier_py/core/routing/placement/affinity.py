@@ -4,9 +4,9 @@
 ones to the least loaded, then to the first in rendezvous order. A holder is too busy
 
 - by requests, when its load exceeds `divert_factor` (2) x the median + `divert_floor` (2);
-- by work, when the tokens that wait there to be computed exceed `divert_factor` x the median, and another backend would
-  certainly give the first token sooner, by more than it takes to compute the prefix anew there: a second copy takes
-  the cache room of another chat's history.
+- by work, when the tokens that wait there to be computed exceed `divert_factor` x the median, and the predicted time at
+  another backend (of `ttft`: own and others') is certainly less, by more than it takes to compute the prefix anew
+  there: a second copy takes the cache room of another chat's history.
 
 In the first case the least loaded backend takes the request (ties: the least predicted time), in the second the one
 with the least predicted time. The median is the upper one over all candidates; of two candidates the lower one, for no
@@ -15,12 +15,12 @@ compared per unit of weight. At least half of the candidates are at or below the
 not too busy. The table learns who served, not who was preferred.
 
 *A shared prefix* is one from which other prompts go on, too: a system prompt, a document with questions. It goes where
-the predicted time to the first token is least (`ttft`), held tokens counted, so it gets further holders as soon as that
-pays. *A cold prefix*, which nobody holds, goes to the better of the first two backends in its rendezvous order, so that
-peers agree on two before any gossip, and a node that forgot finds again what engines still hold; or to another backend
-that is better than both. A prompt of one message has no such home. Without any prefix a request goes to one of the
-least loaded. Backends that are too busy by requests are left out, but a holder of a shared prefix may bear SHARED_FLOOR
-more. Of many backends only the holders and the least busy are weighed.
+the predicted time is least, held tokens counted, so it gets further holders as soon as that pays. *A cold prefix*,
+which nobody holds, goes to the better of the first two backends in its rendezvous order, so that peers agree on two
+before any gossip, and a node that forgot finds again what engines still hold; or to another backend that is better than
+both. A prompt of one message has no such home. Without any prefix a request goes to one of the least loaded. Backends
+that are too busy by requests are left out, but a holder of a shared prefix may bear SHARED_FLOOR more. Of many backends
+only the holders and the least busy are weighed.
 
 `placement_compatibility` ranvier follows Ranvier's document to the letter: no floor, load is requests alone, every
 match is followed, and a cold prefix has one home, which is left when it is too busy, as a holder is.
