@@ -158,7 +158,7 @@ class Router:
         and ResponseLost for a stored response whose engine is gone.
         """
         if prompt.kept:
-            return self._found_keeper(prompt, now, tried)
+            return self._found_keeper(prompt, now, tried, touch=touch)
         pool = self.registry.pool(prompt.model, now, tried) if touch else self.registry.pool_then(prompt.model, now)
         if not pool.ids:
             raise pool.error(prompt.model)
@@ -171,7 +171,7 @@ class Router:
             holders, credit = self.checkpoints.credited(prompt, holders, learned, pool.generations, now)
         return new(PoolMatch, (pool, holders, source_of(prompt, holders), learned, unheld, now, credit))
 
-    def _found_keeper(self, prompt: Prompt, now: float, tried: Collection[BackendId]) -> PoolMatch:
+    def _found_keeper(self, prompt: Prompt, now: float, tried: Collection[BackendId], *, touch: bool) -> PoolMatch:
         """Return a pool of one: the engine that keeps the response that the prompt names. No other may be asked."""
         owner = self.owners.find(prompt.kept, now)
         backend = self.registry.current(owner.backend) if owner is not None else None
@@ -179,7 +179,7 @@ class Router:
         if owner is None and len(self.registry) == 1:  # no other can have it: the response may be older than this node
             backend, gone = next(iter(self.registry)), False
         if backend is None or gone or backend.health is Health.UNHEALTHY or backend.id in tried:
-            self.owners.counters.lost += 1
+            self.owners.counters.lost += touch
             raise ResponseLost("no engine keeps this response: it was never stored, or its engine has ended since")
         pool = Pool([backend], len(self.registry.slots), last_resort=False, unknown=False)
         return PoolMatch(pool, (), "none", 0, (), now)
@@ -197,22 +197,21 @@ class Router:
 
     def place(self, prompt: Prompt, found: PoolMatch) -> Decision:
         """Choose a backend: that of the prompt's session if nobody holds any of it (`_hinted`), else the policy's."""
-        hinted = prompt.sub_agent or prompt.end.messages < 2  # other prompts share a home with prompts like them
-        choice = self._hinted(prompt, found) if hinted and prompt.session and not found.holders else None
-        if choice is None:
-            match = self._match(prompt, found)
-            choice = self.policy.choose(match, found.pool.backends, self._rng)
+        hinted = self._hinted(prompt, found)
+        self.owners.counters.hinted += hinted is not None
+        choice = hinted or self.policy.choose(self._match(prompt, found), found.pool.backends, self._rng)
         return self._decision(prompt, found, choice)
 
     def _hinted(self, prompt: Prompt, found: PoolMatch) -> Choice | None:
         """Choose the backend that served the prompt's session last, unless the least loaded one has much less to do."""
+        if not prompt.session or found.holders or not (prompt.sub_agent or prompt.end.messages < 2):
+            return None  # longer prompts share a home with prompts like them
         owner, backends = self.owners.find(prompt.session, found.at), found.pool.backends
         backend = next((each for each in backends if owner is not None and each.id == owner.backend), None)
         if owner is None or backend is None or backend.generation != owner.generation:
             return None
         if backend.load > SESSION_LOAD_FACTOR * min(each.load for each in backends) + SESSION_LOAD_FREE:
             return None
-        self.owners.counters.hinted += 1
         return Choice(backend.id, "session", 0)
 
     def _match(self, prompt: Prompt, found: PoolMatch) -> Match:
@@ -448,7 +447,8 @@ class Router:
         policy = copy(self.policy)
         found = self.find(prompt, now, touch=False)
         match = self._match(prompt, found)
-        decision = self._decision(prompt, found, policy.choose(match, found.pool.backends, copy(self._rng)))
+        choice = self._hinted(prompt, found) or policy.choose(match, found.pool.backends, copy(self._rng))
+        decision = self._decision(prompt, found, choice)
         _, everyone = self._holders(prompt, found.pool, now, len(found.pool.ids), [], touch=False)
         depth = {holder.backend: holder for holder in everyone}
         credit = self.checkpoints.credited(prompt, everyone, found.learned_tokens, found.pool.generations, now)[1]

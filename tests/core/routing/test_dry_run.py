@@ -16,15 +16,17 @@ import pytest
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import KvIndex
-from ranvier_py.core.errors import RanvierError
+from ranvier_py.core.errors import RanvierError, ResponseLost
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import Segment
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement.kv_score import KvScore
 from ranvier_py.core.routing.placement.policies import POLICIES
+from ranvier_py.core.routing.request_paths import RESPONSES_PATH
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Router
 from tests.core.routing.test_router import chat, make_router, start_attempt
 
+NAMED = b'{"messages":[{"role":"user","content":"%b"}],"prompt_cache_key":"s"}'  # of a session
 PLAIN = (int, float, str, bytes, bool, type(None), Enum, FunctionType, MethodType, type)
 
 
@@ -140,6 +142,20 @@ def test_a_dry_run_that_nobody_may_serve_changes_nothing_either() -> None:
     prompt = router.read(*BODIES["a hit"], dry=True)
     with pytest.raises(RanvierError):
         router.explain(prompt, 30.0)
+    assert state_of(router) == before
+
+
+def test_a_dry_run_follows_a_session_and_misses_a_lost_response_without_counting_either() -> None:
+    router = busy_router("affinity")
+    first = start_attempt(router, NAMED % (b"x" * 99))
+    router.first_token(first, 0.1)
+    router.finish_attempt(first, Outcome.SUCCESS, 0.2)
+    before = state_of(router)
+    report = router.explain(router.read(CHAT_PATH, NAMED % (b"y" * 99), dry=True), 30.0)
+    assert (report["chosen"], report["reason"]) == (first.target.name, "session")
+    lost = router.read(RESPONSES_PATH, b'{"input":"so?","previous_response_id":"resp_9"}', dry=True)
+    with pytest.raises(ResponseLost):
+        router.explain(lost, 30.0)
     assert state_of(router) == before
 
 
