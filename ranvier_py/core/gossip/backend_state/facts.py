@@ -7,11 +7,14 @@
   DOUBT_S, or one doubt and a failure that we saw, are believed; "healthy" is only what we saw ourselves.
 - *Load*: see `loads`.
 
-Generations and drains spread by repetition: a node that learns something sends its peers what it now knows, and each
-node sends all it knows to a random peer from time to time. So they reach every node that can be reached, in any order
-and however often. Until a peer has sent a backend's count, no claim on that backend is taken (`RegistrySync.holder`);
-so a node that lacks counts asks for them, one peer after the other, by sending empty facts.
-Bounds: BACKENDS_MAX backends, with those that the operator has not added here yet; observers are live peers.
+Generations and drains travel by being repeated: whoever learns something sends its peers what it now knows, and
+everybody sends it to somebody now and then. So they reach everyone who can be reached, in any order and however often.
+Until a peer has sent a backend's count, no claim on it is taken: so a node that misses some asks for them, one peer
+after the other, by facts of no backend.
+Facts of backends that are not ours are kept, for the day the operator adds them here: each travels with the time since
+somebody last had the backend, so that those of removed ones end everywhere, KEPT_S after the last registry had them.
+Bounds: BACKENDS_MAX backends. Ours always fit; for one more, what longest nobody had goes, and is counted. Observers
+are live peers.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from math import inf
+from math import ceil, inf
 from random import Random
 from typing import NamedTuple
 
@@ -31,11 +34,13 @@ from ranvier_py.core.routing.backend import same_process
 
 FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
 REPAIR_INTERVAL_S = 10.0  # everything known, to one random peer
-ASK_S = 0.5  # until a missing count is asked for; the time to the next question doubles
-EVERYONE_MAX = 16  # up to this many peers are sent what is new; further ones get it through others
+ASK_S = 0.5  # until a count that a peer should have sent is asked for, and again, ever more seldom
+EVERYONE_MAX = 16  # so many peers are sent what is new; more get it through others
+KEPT_S = 3600.0  # without any registry that has the backend: as long an addition of it may be on its way
 GENERATION_MAX = 2**32 - 1
-DOUBT_S = 3.0  # doubts this close together are of one illness: Lifeguard's independent confirmation, for backends
-GENERATION_BITS = 8  # low bits of a generation that a route update carries
+IDLE_S_MAX = 2**16 - 1
+DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
+GENERATION_BITS = 8  # of one in a route update
 
 
 class Verdict(IntEnum):
@@ -109,6 +114,7 @@ class BackendFacts:
         self._outbox = outbox
         self._rng = rng
         self._known: dict[int, KnownBackend] = {}
+        self._others: dict[int, float] = {}  # of `_known` those that are not ours: when somebody last had each
         self._doubts: dict[int, dict[int, float]] = {}
         self._peers: Sequence[Peer] = ()
         self._answered: dict[int, None] = {}  # live peers that sent us facts, and were then sent all of ours
@@ -123,19 +129,21 @@ class BackendFacts:
         """How many backends anything is known of."""
         return len(self._known)
 
-    def known(self) -> list[Fact]:
-        """Return all facts, as peers are sent them."""
-        return [fact_of(backend, known) for backend, known in self._known.items()]
+    def known(self, now: float) -> list[Fact]:
+        """All that is known, as peers are sent it."""
+        return [self._fact(backend, now) for backend in self._known]
 
     def observe(self, backend: int, verdict: Verdict, started_at: float) -> None:
         """Note our own view of one of our backends; cheap when nothing changed."""
         known = self._known.get(backend)
         if known is None:
-            if len(self._known) >= BACKENDS_MAX:
-                self.counters.dropped += 1
-                return
             known = self._made(backend)
             self._changed[backend] = None
+        elif backend in self._others:
+            del self._others[backend]
+            self._changed[backend] = None
+            if not known.counted:
+                self._uncounted[backend] = None
         if started_at and not known.started_at:
             known.started_at = started_at
             self._changed[backend] = None
@@ -167,6 +175,12 @@ class BackendFacts:
             known.draining = draining
             known.drain_clock += 1
             self._changed[backend] = None
+
+    def left(self, backend: int, now: float) -> None:
+        """Our registry has it no more."""
+        if backend in self._known:
+            self._others[backend] = now
+            self._uncounted.pop(backend, None)
 
     def generation(self, backend: int) -> int:
         return self._known.get(backend, UNKNOWN).generation
@@ -203,8 +217,8 @@ class BackendFacts:
         ask_at = inf if not self._uncounted else 0.0 if self._ask_at == inf else self._ask_at
         return min(self._repair_at, self.loads.wake_at, ask_at)
 
-    def peers(self, live: Sequence[Peer], load_peers: Sequence[Peer] | None = None) -> None:
-        """Set the live peers. A newcomer is sent everything; the loads of peers that are gone are dropped.
+    def peers(self, live: Sequence[Peer], now: float, load_peers: Sequence[Peer] | None = None) -> None:
+        """Who is there now. A newcomer is sent everything; who is gone takes its loads with it.
 
         `load_peers`: the peers to exchange loads with, if these are others.
         """
@@ -215,8 +229,8 @@ class BackendFacts:
         self._answered = {session: None for session in self._answered if session in now_there}
         newcomers = [peer for peer in live if peer.session not in before]
         if newcomers:
-            targets = self._some(newcomers)  # each newcomer gets it from as many nodes
-            self._send(targets, list(self._known))
+            targets = self._some(newcomers)  # each gets it of as many others
+            self._send(targets, list(self._known), now)
             self.loads.newcomers()
             self._asked, self._ask_at = 0, inf
 
@@ -227,50 +241,57 @@ class BackendFacts:
 
     def tick(self, now: float) -> None:
         if self._changed:
-            self._send(self._some(self._peers), list(self._changed))
+            self._send(self._some(self._peers), list(self._changed), now)
             self._changed.clear()
         self.loads.tick(now)
         if now >= self._repair_at:
             self._repair_at = now + REPAIR_INTERVAL_S * self._rng.uniform(0.8, 1.2)
+            for backend in [backend for backend, had_at in self._others.items() if now - had_at > KEPT_S]:
+                self._drop(backend)
             if self._peers and self._known:
-                self._send([self._rng.choice(self._peers)], list(self._known))
-
+                self._send([self._rng.choice(self._peers)], list(self._known), now)
         if self._ask_at == inf and self._peers:
             self._ask_at = now + ASK_S
         if now >= self._ask_at and self._uncounted and self._peers:
             self._ask_at = now + doubled(ASK_S, self._asked, REPAIR_INTERVAL_S) * self._rng.uniform(0.8, 1.2)
             self._asked += 1
-            self._put(self._rng.choice(self._peers), self._numbered(()))
+            self._put(self._rng.choice(self._peers), self._numbered((), now))
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
         if isinstance(message, Loads):
             self.loads.receive(peer, message, now)
         elif isinstance(message, Facts) and message.observer == peer.session:
             if not message.facts:
-                self._send([peer], list(self._known))
+                self._send([peer], list(self._known), now)
                 return
             for fact in message.facts:
                 self._take_fact(peer, fact, now)
-            self._answer(peer)
+            self._answer(peer, now)
 
-    def _answer(self, peer: Peer) -> None:
-        """Send all facts to a peer that sends some for the first time: ours may have come too early when we met."""
+    def _answer(self, peer: Peer, now: float) -> None:
+        """Whoever sends something for the first time is sent all: what went when we met may have come too early."""
         if peer.session not in self._answered and len(self._peers) <= EVERYONE_MAX:
             self._answered[peer.session] = None
-            self._send([peer], list(self._known))
+            self._send([peer], list(self._known), now)
 
     def _take_fact(self, peer: Peer, fact: Fact, now: float) -> None:
         self.counters.facts_received += 1
-        known = self._known.get(fact.backend)
+        known, had_at = self._known.get(fact.backend), now - fact.idle_s
         if known is None:
-            if len(self._known) >= BACKENDS_MAX:
+            if fact.idle_s > KEPT_S:
+                return
+            if not self._has_room(had_at):
                 self.counters.dropped += 1
                 return
             known = self._known[fact.backend] = KnownBackend(fact.generation, fact.started_at)
+            self._others[fact.backend] = had_at
             self._changed[fact.backend] = None
             self.changes.append(NewGeneration(fact.backend, fact.generation, fact.started_at))
         else:
             self._merge_generation(fact, known)
+            if had_at > self._others.get(fact.backend, inf):
+                del self._others[fact.backend]
+                self._others[fact.backend] = had_at  # the last of them
         known.counted = True
         self._uncounted.pop(fact.backend, None)
         if fact.drain_clock > known.drain_clock or (
@@ -315,27 +336,50 @@ class BackendFacts:
         self.changes.append(NewGeneration(backend, generation, started_at))
 
     def _made(self, backend: int) -> KnownBackend:
-        """Begin the facts of a backend of which no peer has sent a count."""
+        """What is known of one more, which is ours, by ourselves alone."""
+        self._has_room(inf)
         known = self._known[backend] = KnownBackend()
         self._uncounted[backend] = None
         return known
 
+    def _has_room(self, had_at: float) -> bool:
+        """Whether one more fits that somebody had then: if need be, in place of one that nobody has had for longer."""
+        if len(self._known) >= BACKENDS_MAX:
+            oldest = next(iter(self._others), None)
+            if oldest is None or self._others[oldest] >= had_at:
+                return False
+            self._drop(oldest)
+            self.counters.dropped += 1
+        return True
+
+    def _drop(self, backend: int) -> None:
+        for known in (self._known, self._others, self._doubts, self._changed):
+            known.pop(backend, None)
+
     def _some(self, peers: Sequence[Peer]) -> Sequence[Peer]:
         return peers if len(peers) <= EVERYONE_MAX else self._rng.sample(peers, EVERYONE_MAX)
 
-    def _send(self, targets: Sequence[Peer], backends: Sequence[int]) -> None:
+    def _send(self, targets: Sequence[Peer], backends: Sequence[int], now: float) -> None:
         for start in range(0, len(backends), FACTS_PER_MESSAGE):
-            message = self._numbered(backends[start : start + FACTS_PER_MESSAGE])
+            message = self._numbered(backends[start : start + FACTS_PER_MESSAGE], now)
             for peer in targets:
                 self._put(peer, message)
 
     def _put(self, peer: Peer, message: Facts) -> None:
         self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
 
-    def _numbered(self, backends: Sequence[int]) -> Facts:
+    def _numbered(self, backends: Sequence[int], now: float) -> Facts:
         self._seq += 1
-        return Facts(self._session, self._seq, tuple(fact_of(backend, self._known[backend]) for backend in backends))
+        return Facts(self._session, self._seq, tuple([self._fact(backend, now) for backend in backends]))
 
-
-def fact_of(backend: int, known: KnownBackend) -> Fact:
-    return Fact(backend, known.generation, known.started_at, known.verdict, known.draining, known.drain_clock)
+    def _fact(self, backend: int, now: float) -> Fact:
+        known, idle_s = self._known[backend], now - self._others.get(backend, now)
+        return Fact(
+            backend,
+            known.generation,
+            known.started_at,
+            known.verdict,
+            known.draining,
+            known.drain_clock,
+            ceil(min(max(0.0, idle_s), IDLE_S_MAX)),
+        )

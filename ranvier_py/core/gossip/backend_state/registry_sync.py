@@ -172,6 +172,9 @@ class RegistrySync:
             self._keys[backend.id] = key
             if not same:
                 self.registry.set_peer_load(backend.id, self.facts.loads.of(key), now)
+        for key in before:
+            if key not in self._seen:
+                self.facts.left(key, now)
 
     def follow(self, now: float) -> None:
         """Apply the loads and facts that were received since the last call to the registry."""

@@ -95,7 +95,7 @@ class LiveMembers:
         self.sharing = {peer.session: None for peer in sharing}
         self._list(members.alive())
         self._routes.peers(sharing, now, self._everybody)
-        self._facts.peers(peers, met)
+        self._facts.peers(peers, now, met)
         self._orders.peers(peers, now)
         self._streams.peers(sharing, met, self._able)
         self._answers.peers(peers, sharing, now)

@@ -4,8 +4,9 @@ A node sends its changed reports to its peers together, at most every `REPORT_IN
 a newcomer; and all of them to a random peer from time to time. In a cluster whose members are not all peers, a node
 passes on the reports that are new to it. So they reach every node that can be reached, in any order and however often.
 
-Rules: nobody reports anything of another. A report counts while its member lives, which the user of this module checks.
-Bounds: CLAIMS_MAX reports; beyond, new ones are dropped and counted.
+Rules: nobody reports anything of another; a report counts while its member lives, which its user sees to.
+Bounds: CLAIMS_MAX reports. That somebody reads a stream no more is kept, lest an older report be believed; for one more
+the oldest of these goes, and only where there is none the new one is dropped. Either is counted.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class ReaderClaimTable:
         self._outbox = outbox
         self._rng = rng
         self.known: dict[tuple[int, int], ReaderClaim] = {}  # by member and backend
+        self._ended: dict[tuple[int, int], None] = {}  # of `known` those of streams that are read no more
+        self._clock = 0  # of our reports that went: no later one begins below
         self._changed: dict[tuple[int, int], None] = {}
         self._peers: Sequence[Peer] = ()
         self._passes_on = False
@@ -49,11 +52,11 @@ class ReaderClaimTable:
         """Report our state of a stream; cheap when nothing changed."""
         place = (self._session, backend)
         known = self.known.get(place)
-        if known is None and (not state or len(self.known) >= CLAIMS_MAX):
+        if known is None and (not state or not self._has_room(state)):
             self.dropped += bool(state)
         elif known is None or known.state != state:
-            clock = 1 if known is None else known.clock + 1
-            self.known[place] = ReaderClaim(backend, self._session, clock, state)
+            clock = self._clock + 1 if known is None else known.clock + 1
+            self._keep(ReaderClaim(backend, self._session, clock, state))
             self._changed[place] = None
 
     def peers(self, live: Sequence[Peer], *, passes_on: bool) -> None:
@@ -68,8 +71,7 @@ class ReaderClaimTable:
     def forget(self, session: int) -> None:
         """Drop the reports of a member that is gone for good."""
         for place in [place for place in self.known if place[0] == session]:
-            del self.known[place]
-            self._changed.pop(place, None)
+            self._drop(place)
 
     def tick(self, now: float) -> None:
         if self._changed and now >= self._sent_at + REPORT_INTERVAL_S:
@@ -87,14 +89,35 @@ class ReaderClaimTable:
             known = self.known.get(place)
             if claim.member == self._session or (known is not None and claim.clock <= known.clock):
                 continue
-            if known is None and len(self.known) >= CLAIMS_MAX:
-                self.dropped += 1
+            if known is None and not self._has_room(claim.state):
+                self.dropped += bool(claim.state)
                 continue
             self.received += 1
-            self.known[place] = claim
+            self._keep(claim)
             self.new.append(claim)
             if self._passes_on:
                 self._changed[place] = None
+
+    def _keep(self, claim: ReaderClaim) -> None:
+        place = (claim.member, claim.backend)
+        self.known[place] = claim
+        self._ended.pop(place, None)
+        if not claim.state:
+            self._ended[place] = None
+
+    def _has_room(self, state: int) -> bool:
+        """Whether one more fits. One that reads nothing takes nobody's place."""
+        if state and len(self.known) >= CLAIMS_MAX and self._ended:
+            self._drop(next(iter(self._ended)))
+            self.dropped += 1
+        return len(self.known) < CLAIMS_MAX
+
+    def _drop(self, place: tuple[int, int]) -> None:
+        claim = self.known.pop(place)
+        if claim.member == self._session:
+            self._clock = max(self._clock, claim.clock)
+        self._changed.pop(place, None)
+        self._ended.pop(place, None)
 
     def _some(self, peers: Sequence[Peer]) -> Sequence[Peer]:
         return peers if len(peers) <= EVERYONE_MAX else self._rng.sample(peers, EVERYONE_MAX)

@@ -86,10 +86,12 @@ def rows_field(layout: str, rows_max: int, read: Callable[..., Any] | None = Non
     return Field(pack_rows, unpack_rows)
 
 
-def read_fact(backend: int, generation: int, started_at: float, verdict: int, draining: int, clock: int) -> Fact:
+def read_fact(
+    backend: int, generation: int, started_at: float, verdict: int, draining: int, clock: int, idle_s: int
+) -> Fact:
     if verdict > VERDICT_MAX or draining > 1:
         bad("fact")
-    return Fact(backend, generation, amount(started_at), verdict, draining == 1, clock)
+    return Fact(backend, generation, amount(started_at), verdict, draining == 1, clock, idle_s)
 
 
 def read_reader_claim(backend: int, member: int, clock: int, state: int) -> ReaderClaim:
@@ -102,7 +104,7 @@ VECTOR = rows_field("<QQ", VECTOR_ENTRIES_MAX)
 BACKENDS = rows_field("<QI", BACKENDS_MAX)
 LOADS = rows_field("<QH", BACKENDS_MAX)
 WAITS = rows_field("<HI", BACKENDS_MAX)
-FACTS = rows_field("<QIdBBI", BACKENDS_MAX, read_fact)
+FACTS = rows_field("<QIdBBIH", BACKENDS_MAX, read_fact)
 READER_CLAIMS = rows_field("<QQIB", READER_CLAIMS_MAX, read_reader_claim)
 
 

@@ -253,6 +253,7 @@ class Fact(NamedTuple):
     verdict: int  # u8: 0 unknown, 1 healthy, 2 unhealthy, 3 circuit open
     draining: bool
     drain_clock: int  # u32: the greater one decides about draining
+    idle_s: int = 0  # u16: since somebody, as far as the observer knows, last had it in its registry, rounded up
 
 
 class Facts(NamedTuple):

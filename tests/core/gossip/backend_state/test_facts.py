@@ -2,8 +2,16 @@
 
 from random import Random
 
-from ranvier_py.core.gossip.backend_state.facts import ASK_S, BackendFacts, Doubt, NewGeneration, Verdict
-from ranvier_py.core.gossip.backend_state.loads import LOAD_INTERVAL_S
+from ranvier_py.core.gossip.backend_state.facts import (
+    ASK_S,
+    KEPT_S,
+    REPAIR_INTERVAL_S,
+    BackendFacts,
+    Doubt,
+    NewGeneration,
+    Verdict,
+)
+from ranvier_py.core.gossip.backend_state.loads import BACKENDS_MAX, LOAD_INTERVAL_S
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads
 from ranvier_py.core.routing.work import NO_LOAD, Load
@@ -19,7 +27,7 @@ class Net:
         self.outbox: dict[Peer, list[Outgoing]] = {peer: [] for peer in peers}
         self.nodes = {peer: BackendFacts(peer.session, self.outbox[peer], Random(peer.session), 0.0) for peer in peers}
         for peer, node in self.nodes.items():
-            node.peers([other for other in peers if other != peer])
+            node.peers([other for other in peers if other != peer], 0.0)
 
     def __getitem__(self, peer: Peer) -> BackendFacts:
         return self.nodes[peer]
@@ -79,7 +87,7 @@ def test_the_load_of_a_silent_peer_expires() -> None:
 def test_the_load_of_a_peer_that_left_goes_at_once() -> None:
     node = Net(A, B)[A]
     node.receive(B, Loads(1, ((ENGINE, 7),), ()), 1.0)
-    node.peers([])
+    node.peers([], 1.0)
     assert node.loads.of(ENGINE) == NO_LOAD
 
 
@@ -96,11 +104,11 @@ def test_load_travels_by_datagram_while_it_fits_one() -> None:
 def test_a_newcomer_is_sent_loads_within_a_tick() -> None:
     """Else it would think engines idle until the next repetition, and fill them."""
     net = Net(A, B, C)
-    net[A].peers([B])
+    net[A].peers([B], 0.0)
     net[A].loads.carry({ENGINE: Load(4)})
     net[A].tick(1.0)
     net.outbox[A].clear()
-    net[A].peers([B, C])
+    net[A].peers([B, C], 1.0)
     assert net[A].wake_at <= 1.0 + LOAD_INTERVAL_S
     net.run(1.0 + LOAD_INTERVAL_S)
     assert net[C].loads.of(ENGINE) == Load(4)
@@ -176,6 +184,70 @@ def test_facts_of_more_backends_than_there_can_be_are_dropped_and_counted() -> N
     assert node.counters.dropped == 5000 - 4096
 
 
+def test_a_new_backend_finds_room_however_many_there_were_in_the_life_of_the_cluster() -> None:
+    """Nobody counted the backends of a cluster whose engines come with a new address each time, after 4096 of them."""
+    net = Net(A, B)
+    now = 0.0
+    for first in range(0, BACKENDS_MAX + 2000, 1000):
+        now += 1.0
+        for backend in range(first, first + 1000):
+            for node in (A, B):
+                net[node].observe(backend, Verdict.HEALTHY, 1.0)
+        net.run(now)
+        assert all(net[node].of(backend).counted for node in (A, B) for backend in range(first, first + 1000))
+        for backend in range(first, first + 1000):
+            for node in (A, B):
+                net[node].left(backend, now)
+    assert len(net[A]) == BACKENDS_MAX
+
+
+def test_our_own_backends_always_have_room_and_are_never_dropped_for_those_of_others() -> None:
+    node = Net(A, B)[A]
+    node.observe(ENGINE, Verdict.HEALTHY, 1.0)
+    receive(node, B, *[Fact(key, 1, 0.0, 1, False, 0) for key in range(100, 100 + BACKENDS_MAX)], now=1.0)
+    assert (len(node), node.counters.dropped) == (BACKENDS_MAX, 1)
+    node.observe(OTHER, Verdict.HEALTHY, 1.0)
+    receive(node, B, *[Fact(key, 1, 0.0, 1, False, 0) for key in range(9000, 9000 + BACKENDS_MAX)], now=9.0)
+    assert {ENGINE, OTHER} <= {fact.backend for fact in node.known(9.0)}
+    assert len(node) == BACKENDS_MAX
+
+
+def test_what_longer_nobody_had_takes_the_place_of_no_later_fact() -> None:
+    node = Net(A, B)[A]
+    receive(node, B, *[Fact(key, 1, 0.0, 1, False, 0, 10) for key in range(BACKENDS_MAX)], now=100.0)
+    receive(node, B, Fact(9001, 1, 0.0, 1, False, 0, 11), now=100.0)
+    assert not node.of(9001).counted
+    receive(node, B, Fact(9002, 1, 0.0, 1, False, 0, 9), now=100.0)
+    assert node.of(9002).counted
+    assert node.counters.dropped == 2
+
+
+def test_facts_of_a_backend_that_no_registry_has_end_on_all_nodes_though_they_are_repeated() -> None:
+    net = Net(A, B, C)
+    net[A].observe(ENGINE, Verdict.HEALTHY, 1.0)
+    net[A].observe(OTHER, Verdict.HEALTHY, 1.0)
+    net.run(1.0)
+    net[A].left(OTHER, 2.0)
+    for step in range(int(KEPT_S / REPAIR_INTERVAL_S) - 1):
+        net.run(2.0 + step * REPAIR_INTERVAL_S)
+    assert [len(node) for node in net.nodes.values()] == [2, 2, 2]
+    for step in range(6):
+        net.run(2.0 + KEPT_S + step * REPAIR_INTERVAL_S)
+    assert [[fact.backend for fact in node.known(4000.0)] for node in net.nodes.values()] == [[ENGINE]] * 3
+
+
+def test_a_backend_that_is_ours_again_is_counted_by_what_was_known_of_it() -> None:
+    net = Net(A, B)
+    for node in (A, B):
+        net[node].observe(ENGINE, Verdict.HEALTHY, 1.0)
+    net[A].restarted(ENGINE, 2.0)
+    net.run(1.0)
+    net[A].left(ENGINE, 2.0)
+    net[A].observe(ENGINE, Verdict.HEALTHY, 2.0)
+    assert net[A].of(ENGINE).counted
+    assert net[A].generation(ENGINE) == 2
+
+
 def test_a_peer_that_reports_no_waits_is_received_all_the_same() -> None:
     node = Net(A, B)[A]
     node.receive(B, Loads(1, ((ENGINE, 7), (OTHER, 1)), ((9, 500),)), 1.0)
@@ -192,7 +264,7 @@ def test_a_node_that_was_sent_its_peers_counts_too_early_asks_for_them() -> None
     net.run(0.0)
     assert net[A].of(ENGINE).counted
     late = BackendFacts(A.session, net.outbox[A], Random(1), 0.0)  # all that came before it could read is lost
-    late.peers([B])
+    late.peers([B], 0.0)
     late.observe(ENGINE, Verdict.HEALTHY, 1.0)
     net.nodes[A] = late
     net.run(0.1)
@@ -207,7 +279,7 @@ def test_who_has_no_answer_asks_ever_more_seldom() -> None:
     outbox: list[Outgoing] = []
     alone = BackendFacts(A.session, outbox, Random(1), 0.0)
     alone.observe(ENGINE, Verdict.HEALTHY, 1.0)
-    alone.peers([B])
+    alone.peers([B], 0.0)
     for tick in range(1200):
         alone.tick(0.1 * tick)
     questions = [each for each in outbox if isinstance(each.message, Facts) and not each.message.facts]

@@ -52,7 +52,7 @@ def test_a_backend_added_later_starts_with_the_load_peers_already_reported() -> 
 
 def test_our_own_requests_in_flight_are_reported() -> None:
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
-    first.facts.peers([second.peer])
+    first.facts.peers([second.peer], 0.0)
     first.registry.dispatched(first.engine().id, 1.0)
     first.backends.look(1.0)
     first.facts.tick(1.0)
@@ -112,7 +112,7 @@ def test_an_illness_that_is_believed_on_others_word_is_not_reported_on() -> None
 
 def reported_verdict(node: RouteNode) -> Verdict:
     node.backends.look(5.0)
-    return next(Verdict(fact.verdict) for fact in node.facts.known())
+    return next(Verdict(fact.verdict) for fact in node.facts.known(5.0))
 
 
 def test_one_restart_that_a_peer_reported_first_is_one_restart() -> None:

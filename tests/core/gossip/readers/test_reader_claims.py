@@ -84,6 +84,33 @@ def test_the_number_of_reports_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert (len(table.known), table.dropped) == (3, 3)
 
 
+def test_a_report_of_a_new_engine_takes_the_place_of_one_that_somebody_reads_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Engines that come with a new address each time filled the table with those that were gone, for ever."""
+    monkeypatch.setattr(reader_claims, "CLAIMS_MAX", 4)
+    net = StreamNet(2)
+    one, two = (node.gossip.claims for node in net.nodes.values())
+    for backend in range(20):
+        for table in (one, two):
+            table.report(backend, 5)
+        net.run(1.0)
+        assert states(net, 1, backend) == states(net, 2, backend) == [5, 5]
+        for table in (one, two):
+            table.report(backend, 0)
+        net.run(1.0)
+    assert len(one.known) == len(two.known) == 4
+    one.report(3, 4)
+    net.run(1.0)
+    assert state_in(two, 1, 3) == 4, "it is later than all reports of it so far"
+
+
+def test_a_report_that_ended_is_known_before_an_older_one_comes() -> None:
+    table = StreamNet(2).nodes[1].gossip.claims
+    table.receive(ReaderClaims((ReaderClaim(11, 2, 7, 0), ReaderClaim(11, 2, 6, 5))))
+    assert state_in(table, 2, 11) == 0
+
+
 def test_nothing_is_reported_of_streams_that_were_never_read() -> None:
     net = StreamNet(2)
     net.nodes[1].gossip.claims.report(11, 0)

@@ -98,7 +98,7 @@ class RouteNode:
     def meet(self, other: RouteNode, now: float = 0.0) -> None:
         """Each sends the other what it knows of its backends, as peers do at once."""
         for one, two in ((self, other), (other, self)):
-            two.facts.receive(one.peer, Facts(one.session, 1, tuple(one.facts.known())), now)
+            two.facts.receive(one.peer, Facts(one.session, 1, tuple(one.facts.known(now))), now)
             two.backends.follow(now)
 
     def receive(self, other: RouteNode, now: float, **changes: object) -> None:
@@ -136,7 +136,7 @@ class GossipNode(RouteNode):
         self, session: int, urls: Sequence[str], capacity: int, settings: RouteGossipSettings, now: float
     ) -> None:
         super().__init__(session, urls, capacity, settings.ttl_s)
-        self.facts.receive(peer_of(0), Facts(0, 1, tuple(self.facts.known())), now)  # so that they count
+        self.facts.receive(peer_of(0), Facts(0, 1, tuple(self.facts.known(now))), now)  # so that they count
         self.backends.follow(now)
         self.gossip = RouteGossip(session, self.sync, settings, self.outbox, Random(session), now)
         self.outbox.clear()
