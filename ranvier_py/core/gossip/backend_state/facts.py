@@ -1,10 +1,11 @@
 """Facts about backends, as all nodes share them: generation, draining, verdict on health, and load.
 
-- *Generation*: how many processes of this backend the cluster has seen. The greater number wins; only its claims count.
-  The engine's start time, where it gives one, tells one restart that two nodes saw from two restarts.
-- *Draining*: the operator's command with the greater clock wins; of equal clocks, draining wins.
-- *Verdict*: never merged. A peer's "unhealthy" is a doubt, a reason to probe now. Doubts of two observers within
-  DOUBT_S, or one doubt and a failure that we saw, are believed; "healthy" is only what we saw ourselves.
+- *Generation*: how many processes of this backend the cluster has seen. The greater wins; only its claims count. Two
+  nodes that saw one restart are told apart from two restarts by the engine's start time, where it gives one.
+- *Draining*: the order with the greater clock wins. It ends where nobody has had the backend for HELD_S: what is added
+  again after that is to serve.
+- *Verdict*: never merged. A peer's "unhealthy" is a doubt: a reason to probe now. Doubts of two observers within
+  DOUBT_S, or one and a failure of our own, are believed; "healthy" is only what we saw ourselves.
 - *Load*: see `loads`.
 
 Generations and drains travel by being repeated: whoever learns something sends its peers what it now knows, and
@@ -35,6 +36,7 @@ from ranvier_py.core.routing.backend import same_process
 FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
 REPAIR_INTERVAL_S = 10.0  # everything known, to one random peer
 ASK_S = 0.5  # until a count that a peer should have sent is asked for, and again, ever more seldom
+HELD_S = 3 * REPAIR_INTERVAL_S  # without a word of a peer that has a draining backend: it is nobody's
 EVERYONE_MAX = 16  # so many peers are sent what is new; more get it through others
 KEPT_S = 3600.0  # without any registry that has the backend: as long an addition of it may be on its way
 GENERATION_MAX = 2**32 - 1
@@ -176,6 +178,10 @@ class BackendFacts:
             known.drain_clock += 1
             self._changed[backend] = None
 
+    def drains(self, backend: int, now: float) -> bool:
+        """Whether it drains by an order that still holds: see the module."""
+        return self.of(backend).draining and now - self._others.get(backend, now) <= HELD_S
+
     def left(self, backend: int, now: float) -> None:
         """Our registry has it no more."""
         if backend in self._known:
@@ -250,6 +256,8 @@ class BackendFacts:
                 self._drop(backend)
             if self._peers and self._known:
                 self._send([self._rng.choice(self._peers)], list(self._known), now)
+                draining = [each for each, known in self._known.items() if known.draining and each not in self._others]
+                self._send(self._some(self._peers), draining, now)
         if self._ask_at == inf and self._peers:
             self._ask_at = now + ASK_S
         if now >= self._ask_at and self._uncounted and self._peers:

@@ -166,12 +166,16 @@ class RegistrySync:
         before, self._seen, self._keys = self._seen, {}, {}
         for backend in self.registry:
             key = keyed(self._key, backend.url)
-            old = before.get(key)
-            same = old is not None and old.backend is backend
-            self._seen[key] = old if old is not None and same else Seen(backend, backend.generation, backend.draining)
             self._keys[backend.id] = key
-            if not same:
-                self.registry.set_peer_load(backend.id, self.facts.loads.of(key), now)
+            old = before.get(key)
+            if old is not None and old.backend is backend:
+                self._seen[key] = old
+                continue
+            if self.facts.drains(key, now):
+                self.registry.drain(backend.url)
+            # as the facts have it: an order that ended is taken back, one that came before this look is sent
+            self._seen[key] = Seen(backend, backend.generation, self.facts.of(key).draining)
+            self.registry.set_peer_load(backend.id, self.facts.loads.of(key), now)
         for key in before:
             if key not in self._seen:
                 self.facts.left(key, now)

@@ -236,6 +236,21 @@ def test_facts_of_a_backend_that_no_registry_has_end_on_all_nodes_though_they_ar
     assert [[fact.backend for fact in node.known(4000.0)] for node in net.nodes.values()] == [[ENGINE]] * 3
 
 
+def test_what_drains_is_repeated_to_everybody() -> None:
+    """Whoever adds it must know; all else is repeated to one peer at a time."""
+    outbox: list[Outgoing] = []
+    node = BackendFacts(A.session, outbox, Random(1), 0.0)
+    for backend in (ENGINE, OTHER):
+        node.observe(backend, Verdict.HEALTHY, 1.0)
+    node.drain(ENGINE, draining=True)
+    node.peers([B, C], 0.0)
+    node.tick(0.1)
+    outbox.clear()
+    node.tick(0.1 + 2 * REPAIR_INTERVAL_S)
+    sent = [(each.session, len(each.message.facts)) for each in outbox if isinstance(each.message, Facts)]
+    assert {(B.session, 1), (C.session, 1)} <= set(sent)
+
+
 def test_a_backend_that_is_ours_again_is_counted_by_what_was_known_of_it() -> None:
     net = Net(A, B)
     for node in (A, B):

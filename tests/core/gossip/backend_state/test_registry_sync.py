@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ranvier_py.core.gossip.backend_state.facts import Verdict
+from ranvier_py.core.gossip.backend_state.facts import HELD_S, REPAIR_INTERVAL_S, Verdict
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads
 from ranvier_py.core.routing.backends import Health, Outcome, ProbeResult
 from ranvier_py.core.routing.route_table import Trust
@@ -69,6 +69,68 @@ def test_a_drain_ordered_on_one_node_holds_on_another_until_it_is_taken_back() -
     second.backends.look(2.0)
     second.receive(first, 3.0, draining=True, drain_clock=1)
     assert not second.engine().draining
+
+
+def drained(*urls: str) -> tuple[RouteNode, RouteNode]:
+    """Two nodes, of which the first alone has ENGINE, and drains it."""
+    first, second = RouteNode(1, [ENGINE, OTHER]), RouteNode(2, urls)
+    first.registry.drain(ENGINE)
+    first.backends.look(1.0)
+    first.meet(second, 1.0)
+    return first, second
+
+
+def test_a_backend_that_is_added_after_its_drain_drains_there_too() -> None:
+    first, second = drained(OTHER)
+    second.registry.add(ENGINE)
+    second.backends.look(2.0)
+    assert second.engine().draining
+    second.registry.drain(ENGINE, draining=False)
+    second.backends.look(3.0)
+    second.meet(first, 3.0)
+    assert not first.engine().draining
+
+
+def test_a_backend_that_one_node_removes_and_adds_again_drains_as_it_does_on_the_others() -> None:
+    _, second = drained(ENGINE, OTHER)
+    assert second.engine().draining
+    for pause_s in (0.0, 1.0):
+        second.registry.remove(ENGINE)
+        second.backends.look(2.0 + pause_s / 2)
+        second.engines[ENGINE] = second.registry.add(ENGINE)
+        second.backends.look(2.0 + pause_s)
+        assert second.engine().draining
+
+
+def test_a_drain_ends_when_all_nodes_have_removed_the_backend() -> None:
+    """An engine is drained, removed, started anew and added: it is to serve, on nodes that join later as well."""
+    first, second = drained(ENGINE, OTHER)
+    for node in (first, second):
+        node.registry.remove(ENGINE)
+        node.backends.look(2.0)
+    later = 2.0 + HELD_S + 1.0
+    for node in (first, second):
+        first.meet(second, later)
+        node.engines[ENGINE] = node.registry.add(ENGINE)
+        node.backends.look(later)
+        first.meet(second, later)
+    third = RouteNode(3, [ENGINE])
+    third.meet(first, later)
+    assert not any(node.engine().draining for node in (first, second, third))
+
+
+def test_a_node_knows_of_a_drain_as_long_as_any_peer_has_the_backend() -> None:
+    first, second = drained(OTHER)
+    first.facts.peers([second.peer], 1.0)
+    for step in range(1, 30):
+        now = 1.0 + step * REPAIR_INTERVAL_S
+        first.facts.tick(now)
+        for each in first.outbox:
+            second.facts.receive(first.peer, each.message, now)
+        first.outbox.clear()
+    second.registry.add(ENGINE)
+    second.backends.look(now)
+    assert second.engine().draining
 
 
 def test_what_peers_report_of_a_backend_that_was_removed_a_moment_ago_changes_nothing() -> None:
