@@ -171,7 +171,10 @@ class RouterPeer:
         outbox: list[Outgoing] = []
         self.router = router
         self.settings = settings
-        self.facts = BackendFacts(session, outbox, rng, now, datagrams=settings.datagrams)
+        self.members = Membership(
+            me, settings.profile, outbox, rng, now, room_bytes=room_bytes, datagrams=settings.datagrams
+        )
+        self.facts = BackendFacts(session, outbox, rng, now, plane_of=self.members.plane_of)
         self.signed_commands = SignedCommands(
             settings.admin_key, outbox, rng, now, wall_ms=settings.wall_ms, floors=floors
         )
@@ -181,9 +184,6 @@ class RouterPeer:
         self.sealer = Sealer(session, ring, settings.label, subkeys)
         self.counters = GossipCounters(self.sealer.refused, self.sealer.sealed, self.sealer.opened)
         self.sessions = Sessions(me, outbox, rng)
-        self.members = Membership(
-            me, settings.profile, outbox, rng, now, room_bytes=room_bytes, datagrams=settings.datagrams
-        )
         self.routes = RouteGossip(
             session, self.route_sync, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
         )

@@ -77,6 +77,22 @@ def test_nodes_that_join_at_once_are_reported_to_the_routes_in_a_few_steps(monke
     assert len(reported) < 30 * 10  # 30 x 29 proofs: each once would be 870
 
 
+def test_in_flight_counts_reach_peers_where_datagrams_do_not() -> None:
+    """They went by datagram wherever this node could send any, whoever these reached."""
+    size, cut = Size(nodes=3, engines=2), Step(0.1, "cut", nodes=(0, 1, 2), planes=("udp",))
+    run = Run(Scenario("no udp", "ever", 60.0, cluster=size, load=Load(chats_per_s=0.0), steps=(cut,)), 1, SimNodes())
+    run.steps.plan()
+    run.world.time.run(40.0)
+    nodes = [host.node for host in run.world.hosts]
+    routers = [node.router for node in nodes if isinstance(node, SimNode)]
+    registry = routers[0].registry
+    busy = next(iter(registry))
+    for _ in range(5):
+        registry.dispatched(busy.id, run.world.time.now)
+    run.world.time.run(run.world.time.now + 1.0)
+    assert [router.registry.known(busy.url).peers.requests for router in routers] == [0, 5, 5]
+
+
 class Keeper:
     """Somebody on the wire who keeps one stream packet with route updates that never arrives, and delivers it when
     reported."""

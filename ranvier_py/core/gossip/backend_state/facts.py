@@ -20,7 +20,7 @@ are live peers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import ceil, inf
@@ -104,14 +104,23 @@ UNKNOWN = KnownBackend()  # stands for every backend that is not known; never ch
 
 
 class BackendFacts:
-    """The facts of one node about all backends, by their key (`registry_sync`)."""
+    """One node's knowledge of all backends, by their key (`registry_sync`).
+
+    `plane_of`: how what is short and frequent reaches a session.
+    """
 
     def __init__(
-        self, session: int, outbox: list[Outgoing], rng: Random, now: float, *, datagrams: bool = True
+        self,
+        session: int,
+        outbox: list[Outgoing],
+        rng: Random,
+        now: float,
+        *,
+        plane_of: Callable[[int], Plane] = lambda _: Plane.DATAGRAM,
     ) -> None:
         self.counters = FactCounters()
-        self.changes: list[FactChange] = []  # drained by the owner after every call; at most three for each fact
-        self.loads = PeerLoads(outbox, rng, self.counters, now, datagrams=datagrams)
+        self.changes: list[FactChange] = []  # drained by the owner after every call; at most two for each fact
+        self.loads = PeerLoads(outbox, rng, self.counters, now, plane_of)
         self._session = session
         self._outbox = outbox
         self._rng = rng

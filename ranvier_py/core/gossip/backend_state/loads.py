@@ -8,7 +8,7 @@ Bounds: observers are among the peers; BACKENDS_MAX backends of one observer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -51,11 +51,11 @@ class PeerLoads:
     """Sends our own loads, and keeps the loads of the peers with their sums."""
 
     def __init__(
-        self, outbox: list[Outgoing], rng: Random, counters: FactCounters, now: float, *, datagrams: bool
+        self, outbox: list[Outgoing], rng: Random, counters: FactCounters, now: float, plane_of: Callable[[int], Plane]
     ) -> None:
         self.moved: dict[int, None] = {}  # backends where the load of peers changed; drained by the owner
         self._expire_at = inf
-        self._datagrams = datagrams
+        self._plane_of = plane_of
         self._outbox = outbox
         self._rng = rng
         self._counters = counters
@@ -117,10 +117,10 @@ class PeerLoads:
         self._sent_at = now
         self._seq += 1
         message = loads_message(self._seq, self._own)
-        small = self._datagrams and len(message.loads) <= LOADS_PER_DATAGRAM
-        plane = Plane.DATAGRAM if small else Plane.BULK
+        small = len(message.loads) <= LOADS_PER_DATAGRAM
         peers = self._peers
         for peer in peers if len(peers) <= LOAD_PEERS_MAX else self._rng.sample(peers, LOAD_PEERS_MAX):
+            plane = self._plane_of(peer.session) if small else Plane.BULK
             self._outbox.append(Outgoing(peer.address, peer.session, plane, message))
 
     def receive(self, peer: Peer, message: Loads, now: float) -> None:

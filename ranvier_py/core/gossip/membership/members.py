@@ -255,6 +255,11 @@ class Membership:
         fallen = (member.record for member in dead if member is not None and member.record.state is State.DEAD)
         return list(islice(chain((member.record for member in self.alive()), fallen), EXPORTED_MAX))
 
+    def plane_of(self, session: int) -> Plane:
+        """How what is short and sent often reaches this member, as the probes found out."""
+        member = self.member(session)
+        return best_plane(member) if member is not None and self._outbox.datagrams else Plane.PROBE
+
     def remember(self, records: Sequence[Record], now: float) -> None:
         """Take what `export` returned before a restart. Only addresses count: sessions there prove themselves anew."""
         for record in records:

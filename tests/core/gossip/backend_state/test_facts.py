@@ -101,6 +101,17 @@ def test_load_travels_by_datagram_while_it_fits_one() -> None:
     assert planes == [Plane.DATAGRAM, Plane.BULK]
 
 
+def test_load_travels_by_stream_to_those_alone_whom_datagrams_do_not_reach() -> None:
+    """In a cluster without UDP nobody ever knew what the others had in flight."""
+    outbox: list[Outgoing] = []
+    planes = {B.session: Plane.DATAGRAM, C.session: Plane.PROBE}
+    node = BackendFacts(A.session, outbox, Random(1), 0.0, plane_of=planes.__getitem__)
+    node.peers([B, C], 0.0)
+    node.loads.carry({ENGINE: Load(1)})
+    node.tick(1.0)
+    assert {each.session: each.plane for each in outbox if isinstance(each.message, Loads)} == planes
+
+
 def test_a_newcomer_is_sent_loads_within_a_tick() -> None:
     """Else it would think engines idle until the next repetition, and fill them."""
     net = Net(A, B, C)
