@@ -29,7 +29,7 @@ from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, endpoint_
 from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.options import option
 from ranvier_py.core.prompts.tenants import checked_isolation
-from ranvier_py.core.routing.backend import normal_url
+from ranvier_py.core.routing.backend import NAME_CHARS_MAX, normal_url
 from ranvier_py.core.routing.checkpoints.cache_profile import AUTO, profile_named
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
 
@@ -166,7 +166,7 @@ class BackendSpec(BaseModel):
 
     url: Annotated[str, AfterValidator(backend_url)]
     weight: float = Field(default=1.0, gt=0, le=1000, allow_inf_nan=False)
-    name: str = Field(default="", max_length=200, pattern=r"^[\x21-\x7e]*$")
+    name: str = Field(default="", max_length=NAME_CHARS_MAX, pattern=r"^[\x21-\x7e]*$")
     kv_events: Annotated[str, AfterValidator(kv_endpoint_or_off)] = ""
     kv_replay: Annotated[str, AfterValidator(kv_endpoint)] = ""
     kv_ranks: int = Field(default=1, ge=1, le=RANKS_MAX)

@@ -19,7 +19,7 @@ from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
 from ranvier_py.core.routing.work import Work
 
-NAME_CHARS_MAX = 128  # longer than any host:port in practice; the name travels in a header and in gossip
+NAME_CHARS_MAX = 128  # of ASCII; longer than any host:port in practice; the name travels in a header and in gossip
 NOT_REACHED = (Outcome.CONNECT_ERROR, Outcome.NOT_SENT)
 SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundred has a rate of about a third
 

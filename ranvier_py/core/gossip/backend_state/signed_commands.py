@@ -4,9 +4,10 @@ An address taken from gossip could send prompts anywhere, so the cluster key is 
 with the admin key, which a node has only where its operator allows such commands. Without an admin key a node signs and
 follows nothing, and does not even pass on what peers send.
 
-Rules: one command for each URL, the one with the greatest clock. A removal is kept like an addition, or an old addition
-would return. Commands are sent to all peers when they are new here, to a newcomer, and all of them to a random peer
-from time to time. At most COMMANDS_MAX URLs: a command for one more is refused, and counted if a peer sent it.
+Rules: one command for each URL, the one with the greatest clock; a removal is kept like an addition, or an old addition
+would return. Commands go to all peers when they are new here, to a newcomer, and all of them to somebody now and then.
+At most COMMANDS_MAX URLs; a command for one more is refused and counted. So is one that the wire does not take: no other
+could travel beside it.
 
 Time: a recorded command must not return when all nodes that knew a later one are gone. So each command says when it was
 signed, and is taken for VALID_S only. Nodes that follow a command sign it anew before that, with its old clock: it
@@ -28,7 +29,9 @@ from struct import pack
 from typing import NamedTuple
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.wire.codec import encode
 from ranvier_py.core.gossip.wire.columns import COMMANDS_MAX as COMMANDS_PER_MESSAGE
+from ranvier_py.core.gossip.wire.columns import SIGNATURE_BYTES
 from ranvier_py.core.gossip.wire.messages import Command, Commands
 from ranvier_py.core.metrics import increment
 
@@ -66,7 +69,7 @@ class SignedCommands:
         floors: Mapping[int, int] = {},
     ) -> None:
         self.new: list[Command] = []  # to be followed; drained by the owner after every call
-        self.refused: dict[str, int] = dict.fromkeys(("signature", "time", "old", "full"), 0)
+        self.refused: dict[str, int] = dict.fromkeys(("signature", "time", "old", "full", "wire"), 0)
         self._key = admin_key
         self._outbox = outbox
         self._rng = rng
@@ -107,7 +110,13 @@ class SignedCommands:
             return False
         last = held.command.clock if held is not None else self._floors.get(digest_of(url), 0)
         clock = max(last + 1, self._wall_ms(now))
-        self._fresh.append(self._signed(Command(clock, 0, verb, url, weight, name, b""), now))
+        command = Command(clock, 0, verb, url, weight, name, signature=bytes(SIGNATURE_BYTES))
+        try:
+            encode(Commands((command,)))
+        except ValueError:
+            increment(self.refused, "wire")
+            return False
+        self._fresh.append(self._signed(command, now))
         return True
 
     def peers(self, live: Sequence[Peer], now: float) -> None:

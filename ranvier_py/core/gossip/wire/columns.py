@@ -29,6 +29,7 @@ from ranvier_py.core.gossip.wire.messages import (
     TableRows,
     VoidedAnswers,
 )
+from ranvier_py.core.routing.backend import NAME_CHARS_MAX
 
 ENTRIES_MAX = 4096  # route updates, or numbers of ended prefills, in a message
 ENTRY_BYTES = 4  # what an entry takes beside its route update
@@ -48,7 +49,7 @@ SNAPSHOT_HEAD_BYTES = 24
 PREFILLS_MAX = 128  # in a message: 130 KiB at most
 PREFILL_FINGERPRINTS_MAX = 128
 PREFILL = Struct("<IQBH")
-VERB_BYTES_MAX, URL_BYTES_MAX, COMMAND_NAME_BYTES_MAX, SIGNATURE_BYTES = 16, 512, 64, 32
+VERB_BYTES_MAX, URL_BYTES_MAX, COMMAND_NAME_BYTES_MAX, SIGNATURE_BYTES = 16, 512, NAME_CHARS_MAX, 32
 
 ANSWER_KEYS_MAX = 16_384  # of one node, in one message: 160 KiB
 ANSWER_NAME_BYTES = 32

@@ -17,6 +17,7 @@ from ranvier_py.core.gossip.backend_state.signed_commands import (
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.wire.codec import encode
 from ranvier_py.core.gossip.wire.messages import Command, Commands
+from ranvier_py.core.routing.backend import NAME_CHARS_MAX
 
 KEY = b"k" * 32
 URL = "http://10.0.0.1:8000"
@@ -110,6 +111,28 @@ def test_a_newcomer_is_sent_all_commands_in_messages_that_the_wire_takes() -> No
         giver.give("add", f"http://10.0.0.1:{port + 1}", 1.0, "", 0.0)
     giver.peers([PEER], 0.0)
     assert len(commands(outbox)) == 300
+
+
+def test_a_name_as_long_as_the_registry_takes_is_shared() -> None:
+    giver, outbox = node()
+    assert giver.give("add", URL, 1.0, "e" * NAME_CHARS_MAX, 0.0)
+    giver.peers([PEER], 0.0)
+    assert [len(each.name) for each in commands(outbox)] == [NAME_CHARS_MAX]
+
+
+@pytest.mark.parametrize(
+    ("url", "weight", "name"),
+    [(f"http://{'a' * 600}:1", 1.0, "e"), (URL, 1.0, "e" * 129), (URL, 1.0, "\n")],
+)
+def test_a_command_that_the_wire_does_not_take_is_refused_and_keeps_no_other_from_travelling(
+    url: str, weight: float, name: str
+) -> None:
+    giver, outbox = node()
+    assert not giver.give("add", url, weight, name, 0.0)
+    assert giver.refused["wire"] == 1
+    assert giver.give("add", "http://10.0.0.2:1", 1.0, "", 0.0)
+    giver.peers([PEER], 0.0)
+    assert [each.url for each in commands(outbox)] == ["http://10.0.0.2:1"]
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
