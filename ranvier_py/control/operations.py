@@ -54,17 +54,19 @@ class Admin:
             undo.callback(self._node.remove_backend, backend.name)
             events = {name: value for name, value in spec.model_dump().items() if name.startswith("kv_")}
             view = {**self._view(backend.name), **events}
-            if self._node.clustering is not None:
-                self._node.clustering.order("add", backend.url, spec.weight, spec.name)
+            view |= self._order("add", backend.url, spec.weight, spec.name)
             undo.pop_all()
         return view
 
     def remove_backend(self, url: str) -> Mapping[str, Any]:
         view = self._view(url)
         self._node.remove_backend(url)
-        if self._node.clustering is not None:
-            self._node.clustering.order("remove", view["url"], 1.0, "")
-        return view
+        return {**view, **self._order("remove", view["url"], 1.0, "")}
+
+    def _order(self, verb: str, url: str, weight: float, name: str) -> Mapping[str, bool]:
+        """`shared`: whether the peers are sent it; nothing where there is no gossip."""
+        clustering = self._node.clustering
+        return {} if clustering is None else {"shared": clustering.order(verb, url, weight, name)}
 
     def drain_backend(self, url: str, draining: bool) -> Mapping[str, Any]:
         return self._view(self._node.registry.drain(url, draining).name)

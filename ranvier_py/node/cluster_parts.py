@@ -186,10 +186,12 @@ class ClusterParts:
                 why = "has another tokenizer, template, block size or secret: no route is shared"
                 log.warning("gossip.other_routes %s %s", record.name, why)
 
-    def order(self, verb: str, url: str, weight: float, name: str) -> None:
-        """The operator gave an order here: tell the peers, where they may follow it."""
-        if self.peer.signed_commands.give(verb, url, weight, name, time.monotonic()):
+    def order(self, verb: str, url: str, weight: float, name: str) -> bool:
+        """The operator gave an order here: tell the peers, where they may follow it. False: it stays on this node."""
+        shared = self.peer.signed_commands.give(verb, url, weight, name, time.monotonic())
+        if shared:
             self.port.poke()
+        return shared
 
     @property
     def synced(self) -> bool:

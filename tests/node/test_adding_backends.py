@@ -45,7 +45,8 @@ def fail(*_: object, **__: object) -> Any:
 class Clustering:
     """Peers, as far as commands go."""
 
-    def __init__(self, *commands: Command | None) -> None:
+    def __init__(self, *commands: Command | None, is_shared: bool = True) -> None:
+        self.is_shared = is_shared
         self.ordered: list[object] = []
         self.peer = SimpleNamespace(transitions=list, doubted=list, commands=self._take)
         self._commands = commands
@@ -54,8 +55,9 @@ class Clustering:
         commands, self._commands = self._commands, ()
         return commands
 
-    def order(self, verb: str, url: str, weight: float, name: str) -> None:
+    def order(self, verb: str, url: str, weight: float, name: str) -> bool:
         self.ordered.append((verb, url))
+        return self.is_shared
 
     def look(self) -> None: ...
 
@@ -110,6 +112,15 @@ async def test_a_step_that_fails_leaves_nothing_of_a_backend(
                 assert Admin(node).add_backend(FIELDS)["name"] == "second"
                 assert known(node) == ([FIRST, FIELDS["url"]], [FIRST, FIELDS["url"]], 0)
                 assert clustering.ordered == [("add", FIELDS["url"])]
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_whoever_adds_or_removes_a_backend_learns_whether_the_peers_are_sent_it(is_shared: bool) -> None:
+    async with built(Clustering(is_shared=is_shared)) as node:
+        assert Admin(node).add_backend(FIELDS)["shared"] is is_shared
+        assert Admin(node).remove_backend("second")["shared"] is is_shared
+        node.clustering = None
+        assert "shared" not in Admin(node).add_backend(FIELDS)
 
 
 @pytest.mark.parametrize(

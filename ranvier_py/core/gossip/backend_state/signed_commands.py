@@ -6,8 +6,9 @@ follows nothing, and does not even pass on what peers send.
 
 Rules: one command for each URL, the one with the greatest clock; a removal is kept like an addition, or an old addition
 would return. Commands go to all peers when they are new here, to a newcomer, and all of them to somebody now and then.
-At most COMMANDS_MAX URLs; a command for one more is refused and counted. So is one that the wire does not take: no other
-could travel beside it.
+At most COMMANDS_MAX URLs: one more takes the place of the oldest removal, and what is older than that is refused if its
+URL is not known, as is one more where there is no removal. So is what the wire does not take, beside which no other
+command could travel. All of it is counted.
 
 Time: a recorded command must not return when all nodes that knew a later one are gone. So each command says when it was
 signed, and is taken for VALID_S only. Nodes that follow a command sign it anew before that, with its old clock: it
@@ -74,6 +75,7 @@ class SignedCommands:
         self._outbox = outbox
         self._rng = rng
         self._floors = dict(floors)
+        self._forgotten = 0  # the greatest clock of a removal that gave its place away
         self._known: dict[str, HeldCommand] = {}
         self._fresh: list[Command] = []
         self._peers: Sequence[Peer] = ()
@@ -104,17 +106,20 @@ class SignedCommands:
         return max(0, round(self._wall_ms_before + 1000 * now))
 
     def give(self, verb: str, url: str, weight: float, name: str, now: float) -> bool:
-        """Sign and share a command that the operator gave here. False: there is no admin key, or the table is full."""
-        held = self._known.get(url)
-        if not self._key or (held is None and len(self._known) >= COMMANDS_MAX):
+        """The operator gave it here. False: it is not shared, since no command is on this node, or it was refused."""
+        if not self._key:
             return False
-        last = held.command.clock if held is not None else self._floors.get(digest_of(url), 0)
+        held = self._known.get(url)
+        last = held.command.clock if held is not None else max(self._forgotten, self._floors.get(digest_of(url), 0))
         clock = max(last + 1, self._wall_ms(now))
         command = Command(clock, 0, verb, url, weight, name, signature=bytes(SIGNATURE_BYTES))
         try:
             encode(Commands((command,)))
         except ValueError:
             increment(self.refused, "wire")
+            return False
+        if not self._has_room(command):
+            increment(self.refused, "full")
             return False
         self._fresh.append(self._signed(command, now))
         return True
@@ -139,7 +144,7 @@ class SignedCommands:
 
     def receive(self, message: Commands, now: float) -> None:
         for command in message.commands:
-            reason = self._refusal(command, now)
+            reason = self._refusal(command, now) or ("" if self._has_room(command) else "full")
             if reason:
                 increment(self.refused, reason)
             else:
@@ -156,9 +161,23 @@ class SignedCommands:
             return "time"
         if command.clock > wall_ms + CLOCK_AHEAD_MS:
             return "time"
-        if command.url not in self._known and command.clock < self._floors.get(digest_of(command.url), 0):
+        if command.url not in self._known and (
+            command.clock <= self._forgotten or command.clock < self._floors.get(digest_of(command.url), 0)
+        ):
             return "old"
-        return "full" if command.url not in self._known and len(self._known) >= COMMANDS_MAX else ""
+        return ""
+
+    def _has_room(self, command: Command) -> bool:
+        """Whether its URL is known, or one more fits: if need be, in place of the oldest removal."""
+        if command.url in self._known or len(self._known) < COMMANDS_MAX:
+            return True
+        removals = [held.command for held in self._known.values() if held.command.verb == "remove"]
+        oldest = min(removals, key=by_clock, default=command)
+        if oldest.clock >= command.clock:
+            return False
+        del self._known[oldest.url]
+        self._forgotten = max(self._forgotten, oldest.clock)
+        return True
 
     def _take(self, command: Command, now: float) -> None:
         held = self._known.get(command.url)

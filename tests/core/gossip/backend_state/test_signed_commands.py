@@ -6,6 +6,7 @@ import pytest
 
 from ranvier_py.core.gossip.backend_state.signed_commands import (
     CLOCK_AHEAD_MS,
+    COMMANDS_MAX,
     FLOORS_MAX,
     RENEW_S,
     REPAIR_INTERVAL_S,
@@ -133,6 +134,47 @@ def test_a_command_that_the_wire_does_not_take_is_refused_and_keeps_no_other_fro
     assert giver.give("add", "http://10.0.0.2:1", 1.0, "", 0.0)
     giver.peers([PEER], 0.0)
     assert [each.url for each in commands(outbox)] == ["http://10.0.0.2:1"]
+
+
+def test_commands_are_shared_however_many_backends_there_were_in_the_life_of_the_cluster() -> None:
+    """After 4096 URLs nothing that the operator said reached another node, and nobody was told."""
+    giver, outbox = node()
+    taker, _ = node()
+    giver.peers([PEER], 0.0)
+    for port in range(COMMANDS_MAX + 100):
+        url = f"http://10.0.0.1:{port + 1}"
+        assert giver.give("add", url, 1.0, "", port)
+        assert giver.give("remove", url, 1.0, "", port)
+        giver.tick(0.0)
+        sent = commands(outbox)
+        taker.receive(Commands(tuple(sent)), port)
+        assert [(new.verb, new.url) for new in taker.new] == [("add", url), ("remove", url)]
+        taker.new.clear()
+    assert len(giver) == len(taker) == COMMANDS_MAX
+    assert taker.refused["full"] == 0
+
+
+def test_an_addition_whose_removal_gave_its_place_away_can_not_be_brought_back() -> None:
+    taker, _ = node()
+    added, removed = command(1), command(2, "remove")
+    many = [command(3 + port, url=f"http://10.0.0.2:{port + 1}") for port in range(COMMANDS_MAX)]
+    taker.receive(Commands((added, removed, *many)), 0.0)
+    assert (len(taker), taker.refused["full"]) == (COMMANDS_MAX, 0)
+    taker.receive(Commands((added, removed)), 0.0)
+    assert taker.refused["old"] == 2
+    assert len(taker.new) == 2 + COMMANDS_MAX
+
+
+def test_one_more_addition_than_there_can_be_backends_is_refused_and_counted() -> None:
+    giver, _ = node()
+    taker, _ = node()
+    for port in range(COMMANDS_MAX):
+        assert giver.give("add", f"http://10.0.0.2:{port + 1}", 1.0, "", 0.0)
+    assert not giver.give("add", URL, 1.0, "", 1.0)
+    assert giver.refused["full"] == 1
+    many = [command(3 + port, url=f"http://10.0.0.2:{port + 1}") for port in range(COMMANDS_MAX)]
+    taker.receive(Commands((*many, command(9000))), 0.0)
+    assert taker.refused["full"] == 1
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
