@@ -31,6 +31,8 @@ from ranvier_py.core.routing.work import Load
 
 TRANSITIONS_MAX = 1000  # that wait for the log; later ones are not logged
 
+NEVER = (-1, -1)
+
 VERDICTS = {Health.UNKNOWN: Verdict.UNKNOWN, Health.HEALTHY: Verdict.HEALTHY, Health.UNHEALTHY: Verdict.UNHEALTHY}
 
 
@@ -58,9 +60,9 @@ class RegistrySync:
         self._key = key
         self._seen: dict[int, Seen] = {}  # by key
         self._keys: dict[BackendId, int] = {}
-        self._version = (-1, -1)
-        self._restarts = 0  # restarts in the registry that the facts have counted
-        self._passed_over: dict[int, None] = {}  # keys of backends whose claims were refused for want of their count
+        self._version = NEVER
+        self._restarts = 0  # that the facts know of
+        self._passed_over: dict[int, None] = {}  # of whom claims were not taken, for want of their count or of them
 
     def key_of(self, backend: BackendId) -> int | None:
         """Return a backend's key; None if the registry did not have it at the last look."""
@@ -116,7 +118,7 @@ class RegistrySync:
         return backend.id, backend.generation
 
     def regained(self) -> bool:
-        """Whether a count has come for want of which claims were refused. True once for each backend."""
+        """Whether there is a backend now, and the count of it, whose claims could not be taken before. Says so once."""
         if not self._passed_over:
             return False
         known = [key for key in self._passed_over if self.facts.of(key).counted]
@@ -128,8 +130,12 @@ class RegistrySync:
         """Note in the facts what changed since the last look. Returns whether anything is in flight."""
         registry = self.registry
         if self._version != (registry.counters.backends_added, registry.counters.backends_removed):
+            is_first = self._version == NEVER
             self._version = (registry.counters.backends_added, registry.counters.backends_removed)
-            self._rename(now)
+            newcomers = self._rename(now)
+            self._passed_over = {key: None for key in self._passed_over if key in self._seen}
+            if not is_first:  # whoever starts copies a whole table
+                self._passed_over |= newcomers
         loads: dict[int, Load] = {}
         for key, seen in self._seen.items():
             backend = seen.backend
@@ -161,9 +167,10 @@ class RegistrySync:
             seen.generation = backend.generation
             self.facts.restarted(key, started_at)
 
-    def _rename(self, now: float) -> None:
-        """Rebuild the keys after backends came or went. A new backend starts with the load that peers have sent."""
+    def _rename(self, now: float) -> dict[int, None]:
+        """Backends came or went. A newcomer starts as what peers already sent of it. Returns the keys of newcomers."""
         before, self._seen, self._keys = self._seen, {}, {}
+        newcomers: dict[int, None] = {}
         for backend in self.registry:
             key = keyed(self._key, backend.url)
             self._keys[backend.id] = key
@@ -171,6 +178,7 @@ class RegistrySync:
             if old is not None and old.backend is backend:
                 self._seen[key] = old
                 continue
+            newcomers[key] = None
             if self.facts.drains(key, now):
                 self.registry.drain(backend.url)
             # as the facts have it: an order that ended is taken back, one that came before this look is sent
@@ -179,6 +187,7 @@ class RegistrySync:
         for key in before:
             if key not in self._seen:
                 self.facts.left(key, now)
+        return newcomers
 
     def follow(self, now: float) -> None:
         """Apply the loads and facts that were received since the last call to the registry."""

@@ -291,6 +291,26 @@ def test_nothing_is_taken_from_peers_before_their_counts_are_known() -> None:
     assert not first.backends.regained()
 
 
+def test_routes_of_a_backend_that_is_added_later_are_to_be_had_by_comparing_tables() -> None:
+    """What peers sent of it before was not taken; they would come with the next comparison, in minutes."""
+    first, second = RouteNode(1, [ENGINE, OTHER]), RouteNode(2, [OTHER])
+    first.meet(second, 1.0)
+    assert not second.backends.regained()
+    for url in (ENGINE, OTHER):
+        first.serve(CHAT, 2.0, url)
+    first.send(second, now=2.0)
+    second.registry.add(ENGINE)
+    second.backends.look(3.0)
+    assert second.backends.regained()
+    assert not second.backends.regained()
+
+
+def test_a_node_that_starts_does_not_compare_tables_for_backends_that_it_starts_with() -> None:
+    first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
+    first.meet(second, 1.0)
+    assert not first.backends.regained()
+
+
 def test_a_process_that_peers_count_otherwise_starts_anew_though_we_know_it() -> None:
     """What peers told of the one before, by the number that we gave this one, would pass for its own."""
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
