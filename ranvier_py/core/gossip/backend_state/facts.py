@@ -39,7 +39,8 @@ ASK_S = 0.5  # until a count that a peer should have sent is asked for, and agai
 HELD_S = 3 * REPAIR_INTERVAL_S  # without a word of a peer that has a draining backend: it is nobody's
 EVERYONE_MAX = 16  # so many peers are sent what is new; more get it through others
 KEPT_S = 3600.0  # without any registry that has the backend: as long an addition of it may be on its way
-GENERATION_MAX = 2**32 - 1
+COUNT_MAX = 2**32 - 1  # of generations and of orders to drain: what the wire holds
+COUNT_STEP_MAX = 2**16  # most that one fact may raise a count: nobody else may end it, and honest ones rise by one
 IDLE_S_MAX = 2**16 - 1
 DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
 GENERATION_BITS = 8  # of one in a route update
@@ -168,7 +169,7 @@ class BackendFacts:
         known = self._known.get(backend) or self._made(backend)
         same_start = started_at and known.started_at and same_process(started_at, known.started_at)
         if not same_start:
-            known.generation = min(known.generation + 1, GENERATION_MAX)
+            known.generation = min(known.generation + 1, COUNT_MAX)
             known.started_at = started_at
             self._changed[backend] = None
         return known.generation
@@ -184,7 +185,7 @@ class BackendFacts:
         known = self._known.get(backend) or self._made(backend)
         if known.draining is not draining:
             known.draining = draining
-            known.drain_clock += 1
+            known.drain_clock = min(known.drain_clock + 1, COUNT_MAX)
             self._changed[backend] = None
 
     def drains(self, backend: int, now: float) -> bool:
@@ -216,7 +217,7 @@ class BackendFacts:
             return generation
         if ahead >= 1 << (GENERATION_BITS - 1):
             return generation + ahead - (1 << GENERATION_BITS)
-        self._adopt(backend, generation + ahead, 0.0)
+        self._adopt(backend, min(generation + ahead, COUNT_MAX), 0.0)
         return generation + ahead
 
     def doubts(self, backend: int, now: float) -> int:
@@ -293,7 +294,11 @@ class BackendFacts:
 
     def _take_fact(self, peer: Peer, fact: Fact, now: float) -> None:
         self.counters.facts_received += 1
-        known, had_at = self._known.get(fact.backend), now - fact.idle_s
+        ours, had_at = self.of(fact.backend), now - fact.idle_s
+        if max(fact.generation - ours.generation, fact.drain_clock - ours.drain_clock) > COUNT_STEP_MAX:
+            self.counters.facts_absurd += 1
+            return
+        known = self._known.get(fact.backend)
         if known is None:
             if fact.idle_s > KEPT_S:
                 return
@@ -336,11 +341,11 @@ class BackendFacts:
                 self._adopt(fact.backend, fact.generation, fact.started_at)
         elif both_known and not same:
             if fact.started_at > known.started_at:
-                self._adopt(fact.backend, min(known.generation + 1, GENERATION_MAX), fact.started_at)
-            elif fact.generation == known.generation and known.counted:  # claims under that number may be of either
-                self._adopt(fact.backend, min(known.generation + 1, GENERATION_MAX), known.started_at)
+                self._adopt(fact.backend, min(known.generation + 1, COUNT_MAX), fact.started_at)
+            elif fact.generation == known.generation and known.counted:  # what came by that number may be of either
+                self._adopt(fact.backend, min(known.generation + 1, COUNT_MAX), known.started_at)
             elif fact.generation == known.generation:
-                known.generation = min(known.generation + 1, GENERATION_MAX)
+                known.generation = min(known.generation + 1, COUNT_MAX)
                 self._changed[fact.backend] = None
         elif fact.generation == known.generation and fact.started_at and not known.started_at:
             self.changes.append(KnownStart(fact.backend, fact.started_at))

@@ -35,6 +35,7 @@ class FactCounters:
     loads_received: int = counter("Load reports of peers.")
     loads_old: int = counter("Load reports that came after a later one.")
     loads_expired: int = counter("Load reports that were not renewed in time.")
+    facts_absurd: int = counter("Facts of peers with a count far ahead of ours.")
     dropped: int = counter("Facts and load reports of too many backends.")
 
 

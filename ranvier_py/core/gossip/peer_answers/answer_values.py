@@ -40,7 +40,7 @@ class PeerAnswerCounters:
     key_lists: int = counter("Whole lists of keys sent: to who joined, or missed something.")
     invalidations: int = gauge("Invalidations that count now.")
     invalidations_received: int = counter("Invalidations of peers that were new here.")
-    invalidations_refused: int = counter("Invalidations of peers without the admin key's signature.")
+    invalidations_refused: int = counter("Invalidations of peers without the admin key's signature, or of no number.")
     invalidations_folded: int = counter("Times that invalidations were too many, and became one of everything.")
 
     def __post_init__(self) -> None:

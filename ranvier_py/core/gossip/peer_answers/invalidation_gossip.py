@@ -21,7 +21,7 @@ from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerCounters
 from ranvier_py.core.gossip.wire.columns import VOIDED_MAX
 from ranvier_py.core.gossip.wire.messages import Voided, VoidedAnswers
-from ranvier_py.core.response_cache.invalidations import NUMBER_BITS, Invalidations, VoidMark, VoidScope
+from ranvier_py.core.response_cache.invalidations import NUMBER_BITS, NUMBER_MAX, Invalidations, VoidMark, VoidScope
 
 RESEND_S = 2.0  # the shortest time between two lists to one peer whose digest differs
 OLDER_MS_MAX = (1 << 32) - 1
@@ -52,6 +52,9 @@ class InvalidationGossip:
     def receive(self, message: Voided, now: float) -> None:
         for one in message.invalidations:
             scope = VoidScope(one.model, one.tenant)
+            if one.number > NUMBER_MAX:
+                self._counters.invalidations_refused += 1
+                continue
             if self._key and not hmac.compare_digest(signature_of(self._key, one.number, scope), one.signature):
                 self._counters.invalidations_refused += 1
                 continue

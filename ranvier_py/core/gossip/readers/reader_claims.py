@@ -4,7 +4,8 @@ A node sends its changed reports to its peers together, at most every `REPORT_IN
 a newcomer; and all of them to a random peer from time to time. In a cluster whose members are not all peers, a node
 passes on the reports that are new to it. So they reach every node that can be reached, in any order and however often.
 
-Rules: nobody reports anything of another; a report counts while its member lives, which its user sees to.
+Rules: nobody reports anything of another; a report counts while its member lives, which its user sees to. A member
+outbids what goes about in its name and is not its own; a number far ahead of those so far is nobody's.
 Bounds: CLAIMS_MAX reports. That somebody reads a stream no more is kept, lest an older report be believed; for one more
 the oldest of these goes, and only where there is none the new one is dropped. Either is counted.
 """
@@ -19,6 +20,8 @@ from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import ReaderClaim, ReaderClaims
 
 CLAIMS_MAX = 16_384  # two subscribers and two former ones of each of 4096 engines
+CLOCK_MAX = 2**32 - 1  # what the wire holds
+CLOCK_STEP_MAX = 2**30  # most that a report may be ahead: ten changes a second for three years
 PER_MESSAGE = 2048  # 43 kB: far below a frame
 REPORT_INTERVAL_S = 0.25  # the level of an engine whose stream has gaps changes many times a second
 REPAIR_INTERVAL_S = 10.0
@@ -55,8 +58,8 @@ class ReaderClaimTable:
         if known is None and (not state or not self._has_room(state)):
             self.dropped += bool(state)
         elif known is None or known.state != state:
-            clock = self._clock + 1 if known is None else known.clock + 1
-            self._keep(ReaderClaim(backend, self._session, clock, state))
+            clock = self._clock if known is None else known.clock
+            self._keep(ReaderClaim(backend, self._session, min(clock + 1, CLOCK_MAX), state))
             self._changed[place] = None
 
     def peers(self, live: Sequence[Peer], *, passes_on: bool) -> None:
@@ -87,7 +90,14 @@ class ReaderClaimTable:
         for claim in message.claims:
             place = (claim.member, claim.backend)
             known = self.known.get(place)
-            if claim.member == self._session or (known is not None and claim.clock <= known.clock):
+            clock = known.clock if known is not None else 0
+            if claim.clock <= clock:
+                continue
+            if claim.clock - clock > CLOCK_STEP_MAX:
+                self.dropped += 1
+                continue
+            if claim.member == self._session:
+                self._outbid(claim, known)
                 continue
             if known is None and not self._has_room(claim.state):
                 self.dropped += bool(claim.state)
@@ -97,6 +107,13 @@ class ReaderClaimTable:
             self.new.append(claim)
             if self._passes_on:
                 self._changed[place] = None
+
+    def _outbid(self, claim: ReaderClaim, known: ReaderClaim | None) -> None:
+        """It is in our name. Where nothing is known of it here it is void, unless it says no more than that."""
+        if known is not None or (claim.state and self._has_room(0)):
+            clock, state = max(claim.clock, self._clock), 0 if known is None else known.state
+            self._keep(claim._replace(clock=min(clock + 1, CLOCK_MAX), state=state))
+            self._changed[claim.member, claim.backend] = None
 
     def _keep(self, claim: ReaderClaim) -> None:
         place = (claim.member, claim.backend)

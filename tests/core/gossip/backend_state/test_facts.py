@@ -2,8 +2,12 @@
 
 from random import Random
 
+import pytest
+
 from ranvier_py.core.gossip.backend_state.facts import (
     ASK_S,
+    COUNT_MAX,
+    COUNT_STEP_MAX,
     KEPT_S,
     REPAIR_INTERVAL_S,
     BackendFacts,
@@ -13,6 +17,7 @@ from ranvier_py.core.gossip.backend_state.facts import (
 )
 from ranvier_py.core.gossip.backend_state.loads import BACKENDS_MAX, LOAD_INTERVAL_S
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.wire.codec import encode
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads
 from ranvier_py.core.routing.work import NO_LOAD, Load
 
@@ -159,6 +164,38 @@ def test_a_route_update_of_an_unknown_generation_is_believed_and_an_old_one_is_n
     assert node.generation_of(ENGINE, 3) == 3 == node.generation(ENGINE)
     assert node.generation_of(ENGINE, 2) == 2 < node.generation(ENGINE)
     assert node.generation_of(ENGINE, 250) < node.generation(ENGINE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ({"generation": COUNT_MAX}, False),
+        ({"drain_clock": COUNT_MAX}, False),
+        ({"generation": 2 + COUNT_STEP_MAX}, False),
+        ({"generation": 1 + COUNT_STEP_MAX, "drain_clock": COUNT_STEP_MAX}, True),
+    ],
+)
+def test_a_count_far_ahead_of_ours_is_not_taken(changes: dict[str, int], taken: bool) -> None:
+    node = Net(A, B)[A]
+    node.observe(ENGINE, Verdict.HEALTHY, 0.0)
+    receive(node, B, fact(draining=True)._replace(**changes))  # type: ignore[arg-type]
+    assert node.of(ENGINE).counted is taken
+    assert node.counters.facts_absurd == (not taken)
+    assert (node.generation(ENGINE) > 1) is taken
+
+
+def test_counts_that_peers_drove_to_their_end_still_travel() -> None:
+    """The next order to drain made one that no message holds: all facts beside it were lost with it, for ever."""
+    net = Net(A, B)
+    for node in (A, B):
+        net[node].observe(ENGINE, Verdict.HEALTHY, 0.0)
+    for count in (*range(1, COUNT_MAX, COUNT_STEP_MAX), COUNT_MAX):
+        receive(net[A], B, fact(count, drain_clock=count, draining=False))
+    assert net[A].of(ENGINE).drain_clock == net[A].generation(ENGINE) == COUNT_MAX
+    assert net[A].generation_of(ENGINE, 5) > COUNT_MAX
+    net[A].restarted(ENGINE, 1.0)
+    net[A].drain(ENGINE, draining=True)
+    encode(Facts(A.session, 1, tuple(net[A].known(1.0))))
 
 
 def test_what_is_ill_is_a_doubt_that_passes() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ranvier_py.core.gossip.wire.messages import Voided, VoidedAnswers
 from ranvier_py.core.response_cache.invalidations import EVERYTHING, VoidScope
-from tests.core.gossip.peer_answers.answer_net import TENANT, AnswerNet, key_of
+from tests.core.gossip.peer_answers.answer_net import TENANT, AnswerNet, key_of, peer_of
 
 
 def void(net: AnswerNet, session: int, scope: VoidScope = EVERYTHING, older_s: float = 0.0) -> None:
@@ -37,6 +37,19 @@ def test_what_is_void_on_one_node_is_void_on_all_at_once(scope: VoidScope) -> No
         assert known.void("m", TENANT, at)
         assert not known.void("m", TENANT, net.now)
         assert known.void("other", b"o" * 16, at) == (scope == EVERYTHING)
+
+
+def test_a_number_at_its_end_keeps_no_invalidation_from_the_others() -> None:
+    net = AnswerNet(2)
+    last = VoidedAnswers(2**64 - 1, 0, "m", b"", b"")
+    net.nodes[1].answers.receive(peer_of(2), Voided((last, last._replace(model="other", number=5))), net.now)
+    assert net.nodes[1].answers.counters.invalidations_refused == 1
+    assert net.nodes[1].answers.invalidations.known.void("other", TENANT, net.now)
+    net.run(1.0)
+    void(net, 1, VoidScope("m"))
+    at = net.now
+    net.run(0.1)
+    assert net.nodes[2].answers.invalidations.known.void("m", TENANT, at)
 
 
 def test_younger_answers_than_was_meant_stay() -> None:

@@ -111,6 +111,22 @@ def test_a_report_that_ended_is_known_before_an_older_one_comes() -> None:
     assert state_in(table, 2, 11) == 0
 
 
+def test_a_member_outbids_what_goes_about_in_its_name() -> None:
+    """Else nobody took its own reports any more, or all waited for a reader that there is not."""
+    net = StreamNet(3)
+    net.nodes[2].gossip.claims.report(11, 5)
+    net.run(1.0)
+    forged = ReaderClaims((ReaderClaim(11, 2, 900, 1), ReaderClaim(12, 2, 7, 5), ReaderClaim(13, 2, 2**32 - 1, 5)))
+    net.nodes[1].gossip.claims.receive(forged)
+    net.run(5 * REPAIR_INTERVAL_S)
+    assert states(net, 2, 11) == [5, 5, 5]
+    assert states(net, 2, 12) == [0, 0, 0]
+    for backend in (11, 12, 13):
+        net.nodes[2].gossip.claims.report(backend, 4)
+        net.run(1.0)
+        assert states(net, 2, backend) == [4, 4, 4]
+
+
 def test_nothing_is_reported_of_streams_that_were_never_read() -> None:
     net = StreamNet(2)
     net.nodes[1].gossip.claims.report(11, 0)
