@@ -174,11 +174,12 @@ class Node:
                 self.poller.probe_soon(backend)
             for command in peer.commands():
                 with self.faults.caught("commands"):
-                    self._follow(command)
+                    if not self._follow(command):
+                        peer.signed_commands.failed(command)
             clustering.look()
 
-    def _follow(self, command: Command) -> None:
-        """A command that the operator gave on another node."""
+    def _follow(self, command: Command) -> bool:
+        """A command that the operator gave on another node. False: it can't be followed now."""
         known = self.registry.find(command.url)
         try:
             if command.verb == "add" and known is None:
@@ -187,6 +188,8 @@ class Node:
                 self.remove_backend(command.url)
         except RanvierError as error:
             log.warning("backend.command_refused %s %s: %s", command.verb, command.url, error)
+            return False
+        return True
 
     def _address_of(self, url: str) -> BackendAddress:
         """Parsed once for each backend; one that is leaving may still be asked for."""

@@ -48,7 +48,11 @@ class Clustering:
     def __init__(self, *commands: Command | None, is_shared: bool = True) -> None:
         self.is_shared = is_shared
         self.ordered: list[object] = []
-        self.peer = SimpleNamespace(transitions=list, doubted=list, commands=self._take)
+        self.failed: list[Command] = []
+        signed_commands = SimpleNamespace(failed=self.failed.append)
+        self.peer = SimpleNamespace(
+            transitions=list, doubted=list, commands=self._take, signed_commands=signed_commands
+        )
         self._commands = commands
 
     def _take(self) -> tuple[Command | None, ...]:
@@ -139,6 +143,7 @@ async def test_a_command_of_a_peer_is_checked_like_any_other_input(
             await node.follow(node.clustering)  # type: ignore[arg-type]
         assert known(node)[0] == [FIRST, "http://127.0.0.1:10"]
         assert f"backend.command_refused add {url}: " in caplog.text
+        assert node.clustering.failed == [commands[0]]  # type: ignore[union-attr]
         assert node.faults.counters.unexpected_errors == {"commands": 1}, "of the one that is none, and cost itself"
 
 

@@ -337,8 +337,7 @@ class RouterPeer:
 
     def commands(self) -> list[Command]:
         """Return the signed commands of other nodes since the last call; the caller follows them."""
-        commands, self.signed_commands.new = self.signed_commands.new, []
-        return commands
+        return self.signed_commands.take_new()
 
     # --- from the router --------------------------------------------------------------------------------------------
 

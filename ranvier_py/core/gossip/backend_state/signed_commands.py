@@ -39,10 +39,11 @@ from ranvier_py.core.metrics import increment
 COMMANDS_MAX = 4096  # URLs: as many as there can be backends
 FLOORS_MAX = 1024  # kept across a restart: 16 KiB
 REPAIR_INTERVAL_S = 30.0
-VALID_S = 3600.0  # how long after its signing a command is taken, so that an old one may still be brought back
-RENEW_S = 1200.0  # age at which a command is signed anew; two renewals may fail
-SKEW_S = 300.0  # how far apart the clocks of nodes may be
-CLOCK_AHEAD_MS = 86_400_000  # how far a command's clock may be ahead, as a node's may be wrong; nobody may use up all
+VALID_S = 3600.0  # as long an old command may still be brought back
+RETRY_S = 300.0  # what a command needs, such as its name, may be free when another thing than a command freed it
+RENEW_S = 1200.0  # two renewals may fail
+SKEW_S = 300.0  # clocks of nodes may be so far apart
+CLOCK_AHEAD_MS = 86_400_000  # of a clock that was wrong when the operator gave a command: nobody may end the count
 VERBS = ("add", "remove")
 
 
@@ -69,7 +70,7 @@ class SignedCommands:
         wall_ms: int = 0,
         floors: Mapping[int, int] = {},
     ) -> None:
-        self.new: list[Command] = []  # to be followed; drained by the owner after every call
+        self.new: list[Command] = []  # to be followed: see `take_new`
         self.refused: dict[str, int] = dict.fromkeys(("signature", "time", "old", "full", "wire"), 0)
         self._key = admin_key
         self._outbox = outbox
@@ -78,6 +79,8 @@ class SignedCommands:
         self._forgotten = 0  # the greatest clock of a removal that gave its place away
         self._known: dict[str, HeldCommand] = {}
         self._fresh: list[Command] = []
+        self._failed: dict[str, Command] = {}  # by URL, until they are tried again
+        self._retry_at = now
         self._peers: Sequence[Peer] = ()
         self._repair_at = now + rng.uniform(0, REPAIR_INTERVAL_S)
         self.set_wall_clock(wall_ms, now)
@@ -124,6 +127,29 @@ class SignedCommands:
         self._fresh.append(self._signed(command, now))
         return True
 
+    def take_new(self) -> list[Command]:
+        """What is to be followed now, in the order in which it was given, with what could not be followed before.
+
+        By that order a name or a place is free when the next command needs it, even if they came otherwise.
+        """
+        if self.new:
+            self._try_again()
+        new, self.new = sorted(self.new, key=by_clock), []
+        return new
+
+    def failed(self, command: Command) -> None:
+        """It could not be followed. It is tried again after whatever comes next, and every RETRY_S."""
+        if self._holds(command):
+            self._failed[command.url] = command
+
+    def _try_again(self) -> None:
+        self.new += filter(self._holds, self._failed.values())
+        self._failed.clear()
+
+    def _holds(self, command: Command) -> bool:
+        held = self._known.get(command.url)
+        return held is not None and by_clock(held.command) == by_clock(command)
+
     def peers(self, live: Sequence[Peer], now: float) -> None:
         before = {peer.session for peer in self._peers}
         self._peers = live
@@ -139,6 +165,9 @@ class SignedCommands:
         if now >= self._repair_at:
             self._repair_at = now + REPAIR_INTERVAL_S * self._rng.uniform(0.8, 1.2)
             self._send(self._peers, self._renew(now))
+            if now >= self._retry_at and self._failed:
+                self._retry_at = now + RETRY_S
+                self._try_again()
             if self._peers:
                 self._send([self._rng.choice(self._peers)], self._commands())
 

@@ -177,6 +177,47 @@ def test_one_more_addition_than_there_can_be_backends_is_refused_and_counted() -
     assert taker.refused["full"] == 1
 
 
+def test_commands_are_followed_in_the_order_in_which_the_operator_gave_them() -> None:
+    """A node that was cut off got the new backend of a name before the removal of the old one, and refused it."""
+    giver, outbox = node()
+    taker, _ = node()
+    steps = [("add", 2, "a"), ("remove", 2, ""), ("add", 1, "a"), ("remove", 1, ""), ("add", 2, "a")]
+    for at, (verb, port, name) in enumerate(steps):
+        giver.give(verb, f"http://10.0.0.1:{port}", 1.0, name, at)
+    giver.peers([PEER], 9.0)
+    taker.receive(Commands(tuple(commands(outbox))), 9.0)
+    assert [(new.verb, new.url[-1]) for new in taker.take_new()] == [("remove", "1"), ("add", "2")]
+    assert not taker.take_new()
+
+
+def test_a_command_that_could_not_be_followed_is_tried_after_the_next_one() -> None:
+    taker, _ = node()
+    taker.receive(Commands((command(2),)), 0.0)
+    (failed,) = taker.take_new()
+    taker.failed(failed)
+    assert not taker.take_new()
+    taker.receive(Commands((command(1, "remove", url="http://10.0.0.9:1"),)), 1.0)
+    assert [new.clock for new in taker.take_new()] == [1, 2]
+    taker.receive(Commands((command(3, "remove", url="http://10.0.0.9:1"),)), 1.0)
+    assert [new.clock for new in taker.take_new()] == [3], "it did not fail again"
+
+
+def test_a_command_that_could_not_be_followed_is_tried_now_and_then_until_a_later_one_comes() -> None:
+    taker, _ = node()
+    taker.receive(Commands((command(1), command(2, url="http://10.0.0.9:1"))), 0.0)
+    for failed in taker.take_new():
+        taker.failed(failed)
+    tries = 0
+    while (now := taker.wake_at) < 3600.0:
+        taker.tick(now)
+        for failed in taker.take_new():
+            tries += 1
+            taker.failed(failed)
+    assert 2 * 10 <= tries <= 2 * 13
+    taker.receive(Commands((command(5, "remove"),)), 3600.0)
+    assert [(new.clock, new.verb) for new in taker.take_new()] == [(2, "add"), (5, "remove")]
+
+
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
