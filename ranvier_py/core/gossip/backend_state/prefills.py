@@ -5,10 +5,11 @@ and through this module of its peers': a node that begins a prefill of SHARED_TO
 fingerprints of the prefixes that it will leave, and later that it has ended. A peer makes the same claims as for a
 request of its own.
 
-Rules: claims of a prefill that has ended stay KEPT_S longer, as the routes that replace them travel by themselves. A
-prefill that has not ended within LIFE_S is dropped. Nothing is sent twice: a lost message costs a prefill. In a large
-cluster only neighbours are sent it. Bounds: FROM_ONE_MAX prefills of one peer, PREFILL_FINGERPRINTS_MAX prefixes of one
-prompt, evenly spread. Once half of the room for claims is used, the rest is left to our own requests.
+Rules: what ends stays KEPT_S longer, since the routes that take its place travel by themselves. What is not ended in
+LIFE_S is dropped, and at once what a process was to compute that is gone: the next backend may have the id of this one.
+Nothing is sent twice: what is lost costs a prefill. In a large cluster neighbours alone are sent it.
+Bounds: FROM_ONE_MAX claims of one peer, PREFILL_FINGERPRINTS_MAX prefixes of one prompt, evenly spread. Half of the
+room for claims is left to requests of our own.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ FROM_ONE_MAX = 128
 
 @dataclass(slots=True)
 class ReceivedPrefill:
-    """A peer's prefill: these fingerprints are claimed for the backend here until `until`."""
+    """A peer's, claimed here `until` then, if the backend's process lives as long."""
 
     backend: BackendId
+    generation: int
     claimed: Sequence[int]
     until: float
 
@@ -54,6 +56,7 @@ class PrefillGossip:
         self._peers: Sequence[Peer] = ()
         self._received: dict[int, dict[int, ReceivedPrefill]] = {}  # by session and number
         self._expire_at = inf
+        self._gone = (0, 0)  # backends removed and restarted, when last looked at
         self._sent_at = now
 
     @property
@@ -76,7 +79,10 @@ class PrefillGossip:
         own = self._speculation
         if (own.begun or own.ended) and now >= self._sent_at + INTERVAL_S:
             self._send(now)
-        if now >= self._expire_at:
+        counters = self._backends.registry.counters
+        gone = (counters.backends_removed, counters.backend_restarts)
+        if now >= self._expire_at or gone != self._gone:
+            self._gone = gone
             self._expire(now)
 
     def receive(self, peer: Peer, message: Prefills, now: float) -> None:
@@ -89,7 +95,7 @@ class PrefillGossip:
                 continue
             claimed = self._speculation.add(np.frombuffer(fingerprints, "<u8").tolist(), holder[0])
             if claimed:
-                known[number] = ReceivedPrefill(holder[0], claimed, now + LIFE_S)
+                known[number] = ReceivedPrefill(*holder, claimed, now + LIFE_S)
                 counters.received += 1
         for number in np.frombuffer(message.ended, "<u4").tolist():
             if number in known:
@@ -113,11 +119,15 @@ class PrefillGossip:
     def _expire(self, now: float) -> None:
         least = inf
         for known in self._received.values():
-            for number in [number for number, received in known.items() if received.until <= now]:
+            for number in [number for number, received in known.items() if self._is_over(received, now)]:
                 received = known.pop(number)
                 self._speculation.remove(received.claimed, received.backend)
             least = min([least, *[received.until for received in known.values()]])
         self._expire_at = least
+
+    def _is_over(self, received: ReceivedPrefill, now: float) -> bool:
+        backend = self._backends.registry.current(received.backend)
+        return received.until <= now or backend is None or backend.generation != received.generation
 
 
 def spread(prefill: Prefill) -> bytes:

@@ -117,6 +117,22 @@ def test_a_peer_that_dies_takes_its_prefills_with_it() -> None:
     assert [lab.node(number).router.speculation.counters.fingerprints for number in (1, 2)] == [0, 0]
 
 
+def test_a_prefill_ends_with_its_backend_whose_id_is_another_ones_next() -> None:
+    lab = Lab()
+    attempt = lab.send(0, DOCUMENT, "what?")
+    for number, registry in ((number, lab.node(number).router.registry) for number in (1, 2)):
+        backend = registry.known(lab.node(0).router.registry[attempt.backend].url)
+        if number == 1:
+            registry.remove(backend.url)
+            assert registry.add("http://10.9.9.9:1").id == backend.id
+        else:
+            registry.restart(backend, "test", lab.now)
+    lab.pass_by(0.5)
+    assert lab.speculated()[0] > 0
+    assert lab.speculated()[1:] == [0, 0]
+    assert lab.placed(1, DOCUMENT, "who?").matched_tokens == 0
+
+
 def test_a_prefill_whose_end_is_lost_is_forgotten_in_time() -> None:
     lab = Lab()
     lab.send(0, DOCUMENT, "what?")
