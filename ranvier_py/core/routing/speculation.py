@@ -45,6 +45,7 @@ class SpeculationCounters:
     added: int = counter("Attempts whose prefixes were claimed.")
     dropped: int = counter("Attempts that found no room for claims.")
     shared: int = counter("Attempts of which peers were sent the prefixes.")
+    unshared: int = counter("Attempts whose prefixes were not sent to peers: too many began at once.")
     received: int = counter("Attempts of peers whose prefixes were claimed here.")
     void: int = counter("Attempts of peers that were not taken: an unknown process of an engine, or too many.")
 

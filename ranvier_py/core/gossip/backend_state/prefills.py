@@ -110,6 +110,7 @@ class PrefillGossip:
             if name is not None:
                 begun.append(SharedPrefill(number, *name, spread(prefill)))
         message = Prefills(tuple(begun), np.array(own.ended, "<u4").tobytes())
+        own.counters.unshared += max(0, len(own.begun) - PREFILLS_MAX) if self._peers else 0
         own.begun.clear()
         own.ended.clear()
         own.counters.shared += len(begun) if self._peers else 0

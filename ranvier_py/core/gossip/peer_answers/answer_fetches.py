@@ -123,8 +123,10 @@ class AnswerFetches:
 
     def forget(self, session: int, now: float) -> None:
         """Drop a member that is gone, and ask others in its place."""
-        for fetch in [fetch for fetch in self._open.values() if fetch.peer.session == session]:
-            self._next(fetch, "absent", now)
+        for fetch in list(self._open.values()):
+            fetch.others = [peer for peer in fetch.others if peer.session != session]
+            if fetch.peer.session == session:
+                self._next(fetch, "absent", now)
         self._holders.pop(session, None)
 
     @property

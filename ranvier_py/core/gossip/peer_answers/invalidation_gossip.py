@@ -72,7 +72,8 @@ class InvalidationGossip:
         """Set the live peers. A newcomer is sent everything."""
         before = {peer.session: None for peer in self._peers}
         self._peers = live
-        self._sent_at = {session: at for session, at in self._sent_at.items() if session in before}
+        there = {peer.session for peer in live}
+        self._sent_at = {session: at for session, at in self._sent_at.items() if session in there}
         self._send([peer for peer in live if peer.session not in before], self.known, now)
 
     @property

@@ -81,6 +81,7 @@ class RouteGossipCounters:
     chunks_sent: int = counter("Chunks of rows sent.")
     chunks_resent: int = counter("Chunks of rows sent again, for they were lost.")
     refused: int = counter("Requests for a table answered with Busy.")
+    sums_refused: int = counter("Questions for sums that were not answered: too many waited.")
     broken_transfers: int = counter("Transfers whose peer left or fell silent.")
     sent_bytes: int = counter("Bytes of route messages but rows, as reckoned.")
     sent_rows_bytes: int = counter("Bytes of rows and sums, as reckoned.")

@@ -127,7 +127,11 @@ class SnapshotSource:
 
     def sums(self, peer: Peer, message: AnySums, now: float) -> None:
         """Queue a peer's question for our sums. Its second question is answered from the sums of the first."""
-        if message.reply and (peer.session in self._sums_wanted or len(self._sums_wanted) < SUMS_WAITING_MAX):
+        if not message.reply:
+            return
+        if peer.session not in self._sums_wanted and len(self._sums_wanted) >= SUMS_WAITING_MAX:
+            self._counters.sums_refused += 1
+        else:
             first = self._answered.pop(peer.session, None)
             known = isinstance(message, PartSums) and first is not None and first.message.request == message.request
             self._sums_wanted[peer.session] = SumsWanted(message, first.since if first is not None and known else now)

@@ -12,7 +12,7 @@ from cluster.simulation.sim_node import SimNode, SimNodes
 from cluster.simulation.sim_run import Run
 from ranvier_py.core.gossip.backend_state.prefills import FROM_ONE_MAX, INTERVAL_S, KEPT_S, LIFE_S, PrefillGossip
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
-from ranvier_py.core.gossip.wire.columns import PREFILL_FINGERPRINTS_MAX
+from ranvier_py.core.gossip.wire.columns import PREFILL_FINGERPRINTS_MAX, PREFILLS_MAX
 from ranvier_py.core.gossip.wire.messages import Prefills, SharedPrefill
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.attempt import Attempt
@@ -190,3 +190,15 @@ def test_of_a_long_prompt_its_end_and_prefixes_all_along_are_sent(count: int) ->
     steps = {after - before for before, after in pairwise(sent)}
     assert len(steps) <= 1
     assert count - sent[-1] <= max(steps, default=1)
+
+
+def test_what_begins_beyond_the_bound_of_a_message_is_counted() -> None:
+    lab = Lab()
+    speculation = Speculation()
+    gossip = PrefillGossip(speculation, lab.node(0).peer.backends, [], 0.0)
+    gossip.peers([Peer(9, ("10.9.9.9", 1))])
+    backend = next(iter(lab.node(0).router.registry))
+    for number in range(PREFILLS_MAX + 3):
+        speculation.begun[number] = Prefill(backend.id, backend.generation, [1, 2, 3])
+    gossip.tick(1.0)
+    assert (speculation.counters.shared, speculation.counters.unshared) == (PREFILLS_MAX, 3)

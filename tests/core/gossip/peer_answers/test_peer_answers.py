@@ -150,6 +150,21 @@ def test_while_one_holder_hangs_the_other_gives_within_one_deadline() -> None:
         assert took_s <= TIMEOUT_S
 
 
+def test_a_member_that_is_gone_is_not_asked_in_place_of_one_that_hangs() -> None:
+    net = AnswerNet(3)
+    for session in (1, 2):
+        net.nodes[session].keep(1, net.now)
+    net.run(0.2)
+    request = net.nodes[3].answers.ask(key_of(1), 1e9, net.now)
+    net.run(0.002)
+    [asked] = [to for _, to, message in net.sent if isinstance(message, AnswerWanted)]
+    net.asleep.append(asked)
+    net.nodes[3].answers.forget(3 - asked, net.now)
+    net.run(TIMEOUT_S)
+    assert request in net.nodes[3].results
+    assert [to for _, to, message in net.sent if isinstance(message, AnswerWanted)] == [asked]
+
+
 def test_so_many_questions_at_once_are_asked_of_one_peer_and_no_more() -> None:
     net = AnswerNet(2)
     for number in range(OPEN_PER_PEER_MAX + 10):

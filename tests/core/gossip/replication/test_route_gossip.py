@@ -22,6 +22,7 @@ from ranvier_py.core.gossip.replication.route_gossip import (
 from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX, ROWS_MAX, UpdateRow, encode_rows
+from ranvier_py.core.gossip.replication.snapshot_source import SUMS_WAITING_MAX
 from ranvier_py.core.gossip.replication.update_log import BATCH_BYTES_MAX
 from ranvier_py.core.gossip.wire.messages import (
     Busy,
@@ -412,6 +413,14 @@ def test_nothing_is_kept_of_a_thousand_peers_that_came_and_went() -> None:
     assert gossip.vector() == {}
     assert gossip.counters.logged == 0
     assert {key for keys in keys_within(gossip) for key in keys} & set(range(10, 1010)) == set()
+
+
+def test_questions_for_sums_beyond_the_bound_are_counted() -> None:
+    peers = [Peer(session, ("10.0.0.1", 7000)) for session in range(10, 10 + SUMS_WAITING_MAX + 3)]
+    one = One(*peers)
+    for peer in peers:
+        one.gossip.receive(peer, TotalSum(1, b"", True, 7), NOW)
+    assert one.gossip.counters.sums_refused == 3
 
 
 def test_a_pushed_range_survives_a_trimmed_log() -> None:
