@@ -1,4 +1,4 @@
-"""`python -m cluster COMMAND ...`: the lab's commands. Each is `main(argv)` of its module, imported when used."""
+"""`python -m cluster COMMAND ...` runs a command of the lab: `main(argv)` of its module, imported only when needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODULES = {
 
 
 def main(argv: list[str]) -> int:
-    """Exit code of the command; 2 for a wrong one."""
+    """Run a command and return its exit code; 2 for an unknown or missing command."""
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: python -m cluster COMMAND ... (each has --help)\n")
         print("\n".join(f"  {name:<8} {meaning}" for name, meaning in COMMANDS.items()))

@@ -1,4 +1,4 @@
-"""What a scenario expects, judged alike in the simulator and on processes: bounds, agreement, equal route tables."""
+"""Judges what a scenario expects, alike for simulator and processes: bounds, agreement, equal route tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIVING = (State.ALIVE, State.SUSPECT)
 
 
 class Bound(NamedTuple):
-    """A field of `Expect`: the invariant that it belongs to, its name on the screen, and its direction."""
+    """How a field of `Expect` is judged: its invariant, its name on the screen, and whether it is a minimum."""
 
     invariant: str
     name: str
@@ -37,7 +37,7 @@ BOUNDS: Mapping[str, Bound] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One bound of the scenario against what was measured. `holds` None: could not be measured, which is not good."""
+    """The result for one bound. `holds` None: the value could not be measured, which counts as not good."""
 
     invariant: str
     name: str
@@ -51,7 +51,7 @@ class Verdict:
 
 
 def judge(expect: Expect, measured: Mapping[str, float | None]) -> list[Verdict]:
-    """Every bound that the scenario names among those that are `measured`."""
+    """Judge every bound that the scenario names, if `measured` has its value."""
     found: list[Verdict] = []
     for key, bound in BOUNDS.items():
         most = getattr(expect, key)
@@ -67,7 +67,7 @@ def shown(value: float | None) -> str:
 
 
 class Knowledge(NamedTuple):
-    """What one node knows of who runs: its own session, and the state of every session that it knows of."""
+    """What one node knows about membership: its own session, and the state of every session in its member table."""
 
     session: Hashable
     states: Mapping[Any, State]
@@ -81,13 +81,13 @@ class Difference(NamedTuple):
 
 
 def core_of(steps: Iterable[Step]) -> frozenset[int] | None:
-    """Those who alone are judged in the end; None: all."""
+    """Return the nodes that alone are judged at the end: those of the last `core` step. None: all are judged."""
     cores = [frozenset(numbers(step.nodes)) for step in steps if step.do == "core"]
     return cores[-1] if cores else None
 
 
 def groups(nodes: Iterable[int], labels: Mapping[int, str]) -> list[list[int]]:
-    """Those who belong to one cluster, each: nodes of different labels are judged apart."""
+    """Group nodes by the label of their cluster. Nodes with different labels are judged apart."""
     found: dict[str, list[int]] = {}
     for node in nodes:
         found.setdefault(labels.get(node, ""), []).append(node)
@@ -95,7 +95,7 @@ def groups(nodes: Iterable[int], labels: Mapping[int, str]) -> list[list[int]]:
 
 
 def disagreement(known: Mapping[int, Knowledge | None], *, ghosts: bool = True) -> Difference | None:
-    """The first node of a cluster that is wrong about who runs; None: all are right. `ghosts`: past sessions count."""
+    """Return the first node that is wrong about which nodes run; None: all are right. `ghosts`: past sessions count."""
     running = {one.session: node for node, one in known.items() if one is not None}
     for observer, one in known.items():
         if one is None:
@@ -115,7 +115,7 @@ def name_of(state: State | None) -> str:
 
 
 def difference(sums: Mapping[int, Sequence[int]]) -> Difference | None:
-    """Two nodes of a cluster whose route tables differ, by the sums of their buckets."""
+    """Return the first two nodes of a cluster whose route tables differ, by their bucket sums; None: all are equal."""
     (first, known), *others = sums.items()
     for node, theirs in others:
         count = sum(one != other for one, other in zip(known, theirs, strict=False)) + abs(len(known) - len(theirs))

@@ -1,9 +1,9 @@
-"""`python -m cluster fuzz`: arbitrary bytes into every reader of gossip, steered by which code they reach (atheris).
+"""`python -m cluster fuzz` feeds arbitrary bytes to every reader of gossip, guided by code coverage (atheris).
 
     python -m cluster fuzz --for 60              one minute; exit code 0: nothing was found
-    python -m cluster fuzz --input crash-1234    one kept input again
+    python -m cluster fuzz --input crash-1234    run one kept input again
 
-`make soak` installs atheris, which nothing else needs. What it finds it writes to a file whose name it says.
+`make soak` installs atheris, which nothing else needs. An input that fails is kept in a file, whose name it prints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INSTRUMENTED = ["ranvier_py.core.gossip"]
 
 
 def main(argv: list[str]) -> int:
-    """Exit code; without atheris 2."""
+    """Run the fuzzer and return the exit code; 2 without atheris."""
     parser = argparse.ArgumentParser(prog="python -m cluster fuzz", description="arbitrary bytes into gossip's readers")
     parser.add_argument("--for", dest="for_s", type=int, default=60, help="seconds")
     parser.add_argument("--input", type=Path, help="only this one, kept from an earlier run")
@@ -40,5 +40,5 @@ def main(argv: list[str]) -> int:
             (Path(corpus) / str(number)).write_bytes(data)
         limits = [f"-max_total_time={options.for_s}", f"-max_len={INPUT_BYTES_MAX}", "-verbosity=0"]
         atheris.Setup(["fuzz", *limits, corpus], targets.check)
-        atheris.Fuzz()  # ends the process: 0, or 77 for what it found
+        atheris.Fuzz()  # ends the process with code 0, or 77 if an input failed
     return 0

@@ -1,8 +1,8 @@
-"""What is tried with arbitrary bytes: every reader of what comes from other nodes, and the state file of a node.
+"""The fuzzer's targets: every reader of input from other nodes, and the reader of a node's state file.
 
-The first byte says which reader, the rest is what it reads. Rules that `check` holds them to: nothing is raised but the
-one error of that reader; what was read is written and read again as the same; nothing is allocated for what has not
-arrived.
+The first byte of an input selects the reader, which gets the rest. `check` holds readers to these rules: a reader
+raises nothing but its one error; a value that was read, written and read again is the same; memory is bounded by the
+bytes that have arrived, not by the lengths that they announce.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ranvier_py.core.gossip.wire.seal import Sealer
 KINDS: Sequence[Kind] = tuple(Kind)
 MEMORY_EVERY = 16
 MEMORY_TIMES, MEMORY_MORE_BYTES = 20, 16 * 1024
-"""Rows that are well formed cost the objects that they are (tests/core/gossip/wire/test_wire.py has the figures by
-message); what is refused costs 4 times its bytes at most."""
+"""Bounds of memory. Well-formed rows cost the objects that they become (figures by message:
+tests/core/gossip/wire/test_wire.py); refused input costs at most 4 times its bytes."""
 
 SEALER = Sealer(7, KeyRing({1: bytes(range(32))}, 1), "fuzz")
 
@@ -50,7 +50,7 @@ def read_message(kind: int, data: bytes) -> None:
 def read_update(data: bytes) -> None:
     if route_updates.kind_of(data) is not None:
         assert route_updates.encode_process(route_updates.decode_process(data)) == data
-    else:  # several spellings of one update are read, and one is written
+    else:  # decode accepts several encodings of one update, encode writes one of them
         rows = route_updates.decode_rows(data)
         assert route_updates.decode_rows(route_updates.encode_rows(rows)) == rows
 
@@ -61,7 +61,7 @@ def read_packet(data: bytes) -> None:
 
 
 def readers() -> Sequence[Callable[[bytes], object]]:
-    """One for each message, and the others. A reader's place is the first byte of its inputs."""
+    """Return a reader for each message kind, then the others. The first byte of an input is an index into these."""
     of_kinds = [lambda data, kind=kind: read_message(kind, data) for kind in KINDS]
     return (*of_kinds, read_update, read_packet, read_state)
 
@@ -71,7 +71,7 @@ ROUTE_UPDATE, PACKET, STATE = range(len(KINDS), len(KINDS) + 3)
 
 
 def check(data: bytes) -> None:
-    """Raises whatever a reader must not raise; AssertionError for what breaks another rule."""
+    """Give an input to its reader. Raises whatever a reader must not raise, and AssertionError for a broken rule."""
     if not data:
         return
     read, body = READERS[data[0] % len(READERS)], data[1:]
@@ -91,7 +91,7 @@ def check(data: bytes) -> None:
 
 
 def beginnings() -> Sequence[bytes]:
-    """Inputs that are well formed, to start from."""
+    """Return well-formed inputs, from which the fuzzer starts."""
     record = Record("n1", 11, 1_700_000_000_000, 3, State.ALIVE, "10.1.2.3", 7946, 99, "10.1.2.3:8080")
     route_update = route_updates.encode_rows(
         [UpdateRow((7, 1), 5, 288, 14, 0), UpdateRow((7, 1), 14, 320, 11, 12), UpdateRow((8, 1), 14, 320, 0, 13)]

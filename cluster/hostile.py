@@ -1,12 +1,12 @@
-"""`python -m cluster hostile`: what nobody should send, to every port of a real node and from both sides of each.
+"""`python -m cluster hostile` sends every port of a real node what nobody should send, as its client and its server.
 
-    public    clients that send it, and an engine that answers with it
-    control   clients that send it, and an engine whose pages, which the node asks for by itself, are made of it
-    gossip    strangers, a member that has the cluster's key, and streams of the node to that member
+    public    clients send malformed requests, and an engine malformed answers
+    control   clients send malformed requests, and an engine malformed pages that the node polls by itself
+    gossip    strangers and a member with the cluster's key send bad packets; the member spoils the node's streams
 
-After each case the node must be there, be healthy, and serve a plain chat; at the end its engine must have got nothing
-that is not strict HTTP, its log must have no traceback, and it must end in order. `--seconds` adds, after the cases,
-mixtures: each case is cut, doubled, or has bytes turned, from a seed, until the time is over.
+After each case the node must run, be healthy, and serve a plain chat. At the end its engine must have got nothing but
+strict HTTP, the node's log must have no traceback, and the node must end with code 0. With `--seconds`, mixtures follow
+the cases for that long: cases that are cut, doubled or have bytes replaced or inserted, drawn from a seed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SIDES = ("public", "control", "answers", "polls", "strangers", "member")
 
 @dataclass(frozen=True, slots=True)
 class HostileCase:
-    """`run` returns what was wrong, or nothing."""
+    """One case; `run` returns what was wrong, or an empty text."""
 
     side: str
     name: str
@@ -46,14 +46,14 @@ class HostileCase:
 
 @dataclass
 class HostileReport:
-    """`found`: what was wrong, one line for each. `cases`: how many ran, by side."""
+    """What a run found. `found`: one line for each fault. `cases`: how many cases ran, by side."""
 
     cases: dict[str, int]
     found: list[str]
 
 
 def statuses_of(reply: bytes) -> list[int]:
-    """Statuses of all answers in these bytes, whose bodies have no line that begins like one; none for no answer."""
+    """Return the statuses of all answers in these bytes. No line of their bodies may begin like a status line."""
     return [int(part[:3]) for part in reply.split(b"HTTP/1.1 ")[1:] if part[:3].isdigit()]
 
 
@@ -94,7 +94,7 @@ async def be_answered(lab: HostileLab, case: AnswerCase) -> str:
 
 
 async def be_polled(lab: HostileLab, path: str, page: bytes) -> str:
-    """Another engine that has this page is added, asked for it by the node, and removed."""
+    """Add an engine that serves this page, wait until the node polls it, and remove the engine."""
     engine = StrictEngine({}, {path: page})
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
@@ -139,7 +139,7 @@ async def hold_streams(lab: HostileLab) -> str:
 
 
 async def be_a_member(lab: HostileLab, kind: int, body: bytes) -> str:
-    """By a datagram and by a stream."""
+    """Send the body as the member, by datagram and by stream."""
     await lab.peer.send(kind, body)
     return await send_stream(lab, lab.peer.frame(kind, body))
 
@@ -153,7 +153,7 @@ async def lie(lab: HostileLab, message: Message) -> str:
 
 
 def spoilt(data: bytes, rng: Random) -> bytes:
-    """Cut, doubled, or with some bytes turned."""
+    """Return a copy of the first 256 KiB that is cut, doubled in part, or has bytes replaced or inserted."""
     made = bytearray(data[: 1 << 18])
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(made) + 1)
@@ -170,7 +170,7 @@ def spoilt(data: bytes, rng: Random) -> bytes:
 
 
 async def mix(lab: HostileLab, rng: Random, seconds: float) -> list[str]:
-    """Spoilt cases of both HTTP ports and of gossip; what was wrong."""
+    """Send spoilt cases to both HTTP ports and to gossip for so many seconds, or until a fault; return the faults."""
     requests = [*public_cases(), *control_cases()]
     packets = [packet for _, packet in stranger_packets(rng)]
     end, found = time.monotonic() + seconds, list[str]()
@@ -193,7 +193,7 @@ async def mix(lab: HostileLab, rng: Random, seconds: float) -> list[str]:
 
 
 async def run(seed: int, seconds: float, sides: Sequence[str] = SIDES) -> HostileReport:
-    """All cases of these sides, then mixtures for so many seconds."""
+    """Run all cases of these sides, then mixtures for so many seconds. The run breaks off when the node has ended."""
     rng = Random(seed)  # no secrets
     report = HostileReport(dict.fromkeys(sides, 0), [])
     answers = {case.name: case.pieces for case in answer_cases()}

@@ -1,7 +1,7 @@
-"""What a hostile engine answers: to requests (`x-hostile` names the case), and to what the node asks it by itself.
+"""What a hostile engine answers: to requests (`x-hostile` names the case), and to the polls of the node itself.
 
-`statuses` are what the client may get for it: the engine's own status where its answer is one, 502 where it is none,
-CLOSED where it breaks after the client has got a part.
+`statuses` are those that the client may get: the engine's own status where its answer is valid HTTP, 502 where it is
+not, CLOSED where the answer breaks off after the client has got a part of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cluster.hostile_requests import CLOSED
 
 BAD = (502,)
 CUT = (CLOSED, 200, 502)
-"""The status may have reached the client before the fault was there."""
+"""A fault that comes after the status, which may have reached the client by then."""
 TYPE = b"content-type: application/json"
 
 
@@ -115,7 +115,7 @@ def stream_answers() -> Iterator[AnswerCase]:
 
 
 def poll_cases() -> Iterator[tuple[str, str, bytes]]:
-    """(name, path, what it is answered with for a while)"""
+    """Yield (name, path, page): what an engine answers when the node polls this path."""
 
     def page(body: bytes, kind: bytes = TYPE) -> bytes:
         return answer(kind, b"content-length: %d" % len(body), body=body)

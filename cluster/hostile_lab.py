@@ -1,7 +1,7 @@
-"""A real node, an engine that takes nothing that is not strict HTTP, and a peer that is no friend: what cases run in.
+"""The lab that hostile cases run in: a real node, an engine that accepts only strict HTTP, and a hostile peer.
 
-The engine answers what `x-hostile: NAME` of a request asks for, byte for byte, and whatever else it gets as vLLM would.
-What it gets is read by h11, which refuses what RFC 9112 forbids; each refusal is kept in `violations`.
+To a request with `x-hostile: NAME` the engine sends that case's answer, byte for byte; all others it answers like vLLM.
+It reads requests with h11, which refuses what RFC 9112 forbids; each refusal is kept in `violations`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODEL = "lab-model"
 KEY = "an operator's control key"
 START_S = 60.0
 READ_S = 20.0
-"""Longest wait for an answer to end. Time limits of the node are shorter, so who waits that long has found a fault."""
+"""The longest wait for an answer to end. The node's own time limits are shorter, so a longer wait shows a fault."""
 HEALTH_S = 10.0
 END_S = 15.0
 FLAGS = (
@@ -57,7 +57,7 @@ FORBIDDEN_FIELDS = frozenset(
 
 
 class StrictEngine:
-    """Listens on loopback. `answers`: what a request may ask for, by name; `pages`: what paths have instead."""
+    """An engine on loopback. `answers`: the answers to `x-hostile` requests, by name; `pages`: by path, else vLLM's."""
 
     def __init__(self, answers: Mapping[str, tuple[bytes, ...]], pages: Mapping[str, bytes]) -> None:
         self.answers = answers
@@ -81,10 +81,10 @@ class StrictEngine:
             except h11.RemoteProtocolError as error:
                 self.violations.append(str(error))
             except (trio.BrokenResourceError, trio.ClosedResourceError, h11.LocalProtocolError):
-                pass  # the node went away, or the next request of a connection that we end
+                pass  # the node closed the connection, or sent a next request on one that this engine ends
 
     async def _exchange(self, stream: trio.SocketStream, connection: h11.Connection) -> bool:
-        """One request and its answer. False: the connection is over."""
+        """Read one request and answer it. False: the connection is over."""
         body = bytearray()
         request: h11.Request | None = None
         while True:
@@ -117,7 +117,7 @@ class StrictEngine:
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE
 
     def _look(self, request: h11.Request) -> None:
-        """What h11 lets pass, and an engine behind a router should not have to see."""
+        """Record a violation for what h11 accepts but an engine behind a router should never get."""
         names = [name for name, _ in request.headers]
         found = FORBIDDEN_FIELDS.intersection(names)
         if found or (len(names) != len(frozenset(names)) and names.count(b"content-length") > 1):
@@ -130,7 +130,7 @@ class StrictEngine:
 
 
 def answer_of(path: str, method: bytes, body: bytes) -> list[h11.Event]:
-    """As vLLM answers: 200 with a page, a completion or a stream, else 404."""
+    """Return vLLM's answer: 200 with a page, a completion or a stream, else 404."""
     kind, status, data = b"application/json", 200, b""
     if path in PAGES:
         data = orjson.dumps(PAGES[path])
@@ -151,7 +151,7 @@ def answer_of(path: str, method: bytes, body: bytes) -> list[h11.Event]:
 
 @dataclass
 class HostileLab:
-    """A node that runs, and where it can be reached."""
+    """A running node with its engine, its peer and its addresses."""
 
     engine: StrictEngine
     peer: HostilePeer
@@ -162,7 +162,7 @@ class HostileLab:
     gossip: tuple[str, int]
 
     async def talk(self, to: tuple[str, int], pieces: tuple[bytes, ...], *, half_close: bool = False) -> bytes:
-        """Send the pieces, and read until the node ends the connection, or READ_S have passed."""
+        """Send the pieces, and read until the node closes the connection or READ_S have passed."""
         reply = bytearray()
         with trio.move_on_after(READ_S) as waited:
             try:
@@ -182,7 +182,7 @@ class HostileLab:
         return bytes(reply)
 
     async def alive(self) -> str:
-        """Why the node does not serve as before; empty where it does."""
+        """Return why the node does not serve as before; "" if it does."""
         if self.process.poll() is not None:
             return f"the node ended with code {self.process.returncode}"
         with trio.move_on_after(HEALTH_S):
@@ -212,7 +212,7 @@ def chat_bytes() -> bytes:
 
 @asynccontextmanager
 async def hostile_lab(answers: Mapping[str, tuple[bytes, ...]], folder: Path, rng: Random) -> AsyncIterator[HostileLab]:
-    """The node, its engine and its only peer, until the block ends; then the node is told to end."""
+    """Run a node with its engine and its only peer until the block ends; then terminate the node."""
     key, taken = rng.randbytes(32), [free_port(["127.0.0.1"], rng) for _ in range(2)]
     gossip, joined = (("127.0.0.1", port) for port in taken)
     ring = parse_key_ring(key.hex())

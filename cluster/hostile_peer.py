@@ -1,7 +1,7 @@
-"""Hostile peers of the gossip port: strangers without a key, and a member that has the key and means no good.
+"""Hostile peers of the gossip port: strangers without a key, and a hostile member that has the key.
 
-The member is who the node is told to join. It answers the node's greeting, so that whatever it sends then is taken for
-a member's word, and keeps the node's probes content. Streams that the node opens to it are spoilt, each in another way.
+The node joins the cluster through this member. The member answers the node's greeting and probes, so the node accepts
+as a member's whatever it sends later. It spoils the streams that the node opens to it, in three ways by turns.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MET_S = 30.0
 
 
 class HostilePeer:
-    """A member at `address`, by datagrams and streams."""
+    """A member at `address`, with a UDP socket and a TCP listener."""
 
     def __init__(self, address: Address, ring: KeyRing, rng: Random) -> None:
         self.address = address
         self.sealer = Sealer(rng.getrandbits(63) + 1, ring, LABEL)
         self.record = m.Record("hostile", self.sealer.session, 1, 0, m.State.ALIVE, *address, 0)
-        self.node = 0  # its session
+        self.node = 0  # the node's session
         self.node_address = address
         self.met = trio.Event()
-        self.spoilt = 0  # streams of the node
+        self.spoilt = 0  # streams from the node so far
         self._rng = rng
         self._socket = trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
@@ -64,13 +64,13 @@ class HostilePeer:
         await self.send(*encode(message))
 
     async def send(self, kind: int, body: bytes) -> None:
-        """Any body, sealed as it should be, in a datagram."""
+        """Seal any body correctly and send it in a datagram; one that is too long for a datagram is not sent."""
         with suppress(ValueError):  # longer than a datagram may be
             packet = self.sealer.seal(Plane.DATAGRAM, self.node, kind, body)
             await self._socket.sendto(packet, self.node_address)
 
     def frame(self, kind: int, body: bytes) -> bytes:
-        """The same for a stream."""
+        """Return a body, sealed and framed for a stream."""
         packet = self.sealer.seal(Plane.BULK, self.node, kind, body[: FRAME_BYTES_MAX // 2])
         return STREAM_HEAD.pack(len(packet)) + packet
 
@@ -90,7 +90,7 @@ class HostilePeer:
 
 
 def stranger_packets(rng: Random) -> Iterator[tuple[str, bytes]]:
-    """Datagrams, and what goes over a stream without its length."""
+    """Yield (name, bytes) of datagrams; streams carry the same bytes behind their length."""
     other = Sealer(9, KeyRing({7: rng.randbytes(32)}, 7), LABEL)
     kind, body = encode(m.Ping(1))
     sealed = other.seal(Plane.DATAGRAM, 0, kind, body)
@@ -111,7 +111,7 @@ def stranger_packets(rng: Random) -> Iterator[tuple[str, bytes]]:
 
 
 def stranger_streams(rng: Random) -> Iterator[tuple[str, bytes]]:
-    """What goes over a stream, lengths included."""
+    """Yield (name, bytes) for streams, with lengths."""
     for name, packet in stranger_packets(rng):
         yield name, STREAM_HEAD.pack(len(packet)) + packet
     yield "a length of four gigabytes", STREAM_HEAD.pack(U32)
@@ -125,7 +125,7 @@ def stranger_streams(rng: Random) -> Iterator[tuple[str, bytes]]:
 
 
 def sealed_bodies(rng: Random) -> Iterator[tuple[str, int, bytes]]:
-    """Bodies of each kind that are none, and of kinds that nobody has."""
+    """Yield (name, kind, body): malformed bodies of each kind, and bodies of kinds that do not exist."""
     for kind, _, fields in LAYOUT:
         yield f"{kind.name} of random bytes", kind, rng.randbytes(200)
         yield f"{kind.name} of the greatest numbers", kind, pack(*[U64] * len(fields))
@@ -136,7 +136,7 @@ def sealed_bodies(rng: Random) -> Iterator[tuple[str, int, bytes]]:
 
 
 def lies(peer: HostilePeer) -> Iterator[tuple[str, m.Message]]:
-    """Well formed, and untrue."""
+    """Yield (name, message): well-formed messages that are untrue."""
     own = peer.record
     node = own._replace(name="node", session=peer.node, host=peer.node_address[0], port=peer.node_address[1])
     for state in m.State:

@@ -1,8 +1,8 @@
-"""What hostile clients send to the public port and to the control port, and what they may be answered with.
+"""What hostile clients send to the public port and to the control port, and which answers are right.
 
-Each case is bytes as they go over the wire. `statuses` are all answers that are right; CLOSED is a connection that is
-ended without one. A body that is not understood is no fault of its sender: it is the engine's to refuse, so the
-engine's 200 counts as well where the framing is sound.
+Each case is bytes as they go over the wire. `statuses` are all right answers; CLOSED means that the node closes the
+connection without an answer. The node forwards a body that it does not understand, since the engine has to refuse that.
+So where the framing is sound the engine's 200 is right as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RequestCase:
     statuses: Sequence[int]
     port: str = "public"
     half_close: bool = False
-    count: int = 1  # answers on this one connection
+    count: int = 1  # of answers on this one connection
 
 
 def raw(*lines: bytes, body: bytes = b"") -> bytes:
@@ -37,7 +37,7 @@ def raw(*lines: bytes, body: bytes = b"") -> bytes:
 
 
 def post(body: bytes, *fields: bytes, path: str = CHAT, length: bool = True) -> bytes:
-    """A POST that is sound but for what its arguments say."""
+    """Return a POST that is valid but for what the arguments change."""
     own = (b"content-length: %d" % len(body),) if length else ()
     line = f"POST {path} HTTP/1.1".encode("latin-1")
     return raw(line, b"host: x", b"connection: close", b"content-type: application/json", *own, *fields, body=body)
@@ -48,7 +48,7 @@ def get(target: bytes, *fields: bytes, method: bytes = b"GET") -> bytes:
 
 
 def chat(**members: bytes) -> bytes:
-    """A chat with these members, written as JSON already, instead of or beside the plain ones."""
+    """Return the body of a chat with these members (values are JSON), which replace or join the plain ones."""
     fields = {"model": b'"%b"' % MODEL.encode(), "messages": b'[{"role":"user","content":"hello"}]'} | members
     return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items()) + b"}"
 
@@ -212,7 +212,7 @@ def json_bodies() -> Iterator[tuple[str, bytes, Sequence[int]]]:
 
 
 def decoys(size: int) -> bytes:
-    """Objects by the million, and between them what looks like the member that asks for counts."""
+    """Return a chat with very many objects, and among them members that look like the one that asks for counts."""
     unit = b'{},{"stream_options":{"include_usage":false}},'
     return chat(stream=b"true", x=b"[" + unit * (size // len(unit)) + b"{}]")
 
@@ -292,7 +292,7 @@ CLIENT_ERROR = tuple(range(400, 500))
 
 
 def control_request(method: bytes, path: str, body: bytes) -> bytes:
-    """With the key."""
+    """Return a request with the operator's key."""
     fields = (BEARER, b"content-type: application/json", b"content-length: %d" % len(body))
     return get(path.encode(), *fields, method=method) + body
 

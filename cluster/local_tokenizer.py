@@ -1,7 +1,7 @@
-"""A tokenizer in the node's own process, for tests and benchmarks: what is asked and answered are the same bytes.
+"""A tokenizer in the node's own process, for tests and benchmarks. Its jobs and results pass through the real frames.
 
-A process of its own takes a second to start. Whoever starts many nodes, or measures one without its tokenizer, hands
-this one to it.
+A tokenizer process takes a second to start. Tests that start many nodes and benchmarks that measure a node without its
+tokenizer process use this one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ranvier_py.node.parts import tokenizer_process
 
 
 class LocalTokenizer(TokenizerProcess):
-    """Answers at once, in the caller's thread."""
+    """Tokenizes at once, in the caller's thread."""
 
     def __init__(self, setup: Setup, tokenizer: Tokenizer, facts: TokenizerFacts) -> None:
         super().__init__(setup)
@@ -64,12 +64,12 @@ class LocalTokenizer(TokenizerProcess):
 
 @cache
 def embedded() -> ChatTokenizer:
-    """Loaded once: it takes a while."""
+    """Return the embedded tokenizer. It is loaded once, since that takes a while."""
     return ChatTokenizer.load("embedded")
 
 
 def local_tokenizer(config: Config, key: bytes) -> TokenizerProcess:
-    """What a node asks: the embedded tokenizer without a process, a configured one in its own."""
+    """Return the embedded tokenizer in this process; a configured tokenizer or template runs in its own process."""
     made = tokenizer_process(config, key)
     if config.tokenizer != "embedded" or config.chat_template:
         return made

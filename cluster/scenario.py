@@ -1,18 +1,18 @@
-"""A scenario: what happens to a cluster, when, and what must hold afterwards. One file for simulator and processes.
+"""Reads scenarios: what happens to a cluster, when, and what must hold afterwards. Simulator and processes share them.
 
     about = "One sentence."
     for_s = 40.0                     # how long it runs, from the moment the first nodes start
-    runs_on = ["sim", "processes"]   # default: both. What a harness cannot do to it, it must refuse, never skip.
-    [cluster]                        # who there is, see `Cluster`
+    runs_on = ["sim", "processes"]   # default: both. A harness must refuse, never skip, what it cannot do.
+    [cluster]                        # its nodes and engines, see `Cluster`
     [load]                           # multi-turn chats from clients outside, see `Load`; without it no traffic
     [[step]]                         # in order of at_s: at_s, do, and the keys of that verb, see `VERBS` and `Step`
-    [expect]                         # bounds, see `Expect`; what is not named is not asked
+    [expect]                         # bounds, see `Expect`; a bound that is left out is not checked
 
 Nodes and engines are numbered from 0. A *selector* is a list of numbers or one of "all", "none", "one", "half", "30%",
-and for `others` "rest" (all that `nodes` does not name). `settle` turns them into numbers by a seeded draw: the same
-seed picks the same victims on both harnesses. A step with `for_s` undoes itself after so long; `every_s` lets the
-step take its nodes one after the other. Reading is strict: an unknown key, verb or a wrong type is a ScenarioError that
-names the place. Pure: nothing here knows who runs it.
+and for `others` "rest" (all that `nodes` does not name). `settle` turns selectors into numbers by a seeded draw, so the
+same seed picks the same victims on both harnesses. A step with `for_s` is undone after that time; with `every_s` it
+takes its nodes one after the other. Reading is strict: an unknown key or verb or a wrong type raises a ScenarioError
+that names the place. Pure: nothing here knows which harness runs a scenario.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ SCENARIOS = Path(__file__).with_name("scenarios")
 Harness: TypeAlias = Literal["sim", "processes"]
 HARNESSES: tuple[Harness, ...] = get_args(Harness)
 SECONDS_MAX = 7 * 86_400.0
-"""A week: longer than any memory of the protocol."""
+"""A week: longer than the protocol remembers anything."""
 
 Seconds: TypeAlias = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
-"""Any number of a scenario: none is negative, or larger."""
+"""The type of all numbers of a scenario that are no counts or shares: from 0 to SECONDS_MAX."""
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Selector: TypeAlias = tuple[Count, ...] | str
 WORDS = ("all", "none", "one", "half", "rest")
 Dns: TypeAlias = Literal["all", "subset", "empty", "self", "stale", "foreign", "failing", "slow", "flapping"]
-"""What the cluster's name says: every running node; a third of them, another third each time; nobody; only who asks;
-those of the beginning; addresses of another cluster; SERVFAIL; the right answer after 5 s; one of these by turns."""
+"""What the cluster's name resolves to: all running nodes; a third of them, another third each time; nothing; the asking
+node alone; the nodes of the beginning; another cluster's addresses; SERVFAIL; `all` after 5 s; some of them in turn."""
 
 
 STRICT = with_config(ConfigDict(extra="forbid"))
@@ -57,28 +57,28 @@ class ScenarioError(ValueError):
 @STRICT
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Who there is."""
+    """The nodes and engines of a scenario, and how they are set up."""
 
     nodes: Count = 5
     engines: Count = 3
-    running: Selector = "all"  # who is started at 0; the others wait for a `start`
-    spread_s: Seconds = 0.0  # the starts at 0 are spread evenly over so long
-    formed: bool = False  # those who start at 0 know each other already; only where they are simulated
-    dns: Dns = "all"  # what the name says at first
+    running: Selector = "all"  # nodes that start at 0 s; the others wait for a `start` step
+    spread_s: Seconds = 0.0  # over which the starts at 0 s are spread evenly
+    formed: bool = False  # whether nodes that start at 0 s know each other already; in the simulator only
+    dns: Dns = "all"  # what the cluster's name resolves to at first
     profile: Literal["lan", "wan"] = "lan"  # of membership
     names: tuple[str, ...] = ()  # of the nodes, where they matter (two alike); default n0, n1, …
     budget_bytes_per_s: Count = 0  # of one node for gossip; 0 = the default of the node
     route_ttl_s: Seconds = 0.0  # 0 = the default of the node
-    log_entries: Count = 0  # route updates an origin keeps for repair; 0 = the default of the node
+    log_entries: Count = 0  # route updates that an origin keeps for repair; 0 = the default of the node
     events: bool = False  # engines publish KV events, chats have tokens
     cache_blocks: Count = 4000  # of 16 tokens, of each engine that publishes events
-    replay_messages: Count = 10_000  # of its last ones that it can tell again
+    replay_messages: Count = 10_000  # the number of its last messages that such an engine can send again
 
 
 @STRICT
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Chats: each begins at any node, and each next turn goes to any node, `think_s` (mean) after the last answer."""
+    """Chats: each turn goes to any node, and follows the last answer after `think_s` (mean)."""
 
     chats_per_s: Seconds = 2.0
     turns: Count = 4
@@ -88,7 +88,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that happens. Which fields a verb takes says `VERBS`; the others keep their defaults."""
+    """One thing that happens. `VERBS` lists the fields that each verb takes; other fields keep their defaults."""
 
     at_s: Seconds
     do: str
@@ -100,20 +100,20 @@ class Step:
     one_direction: bool = False  # only from `nodes` to `others`
     keep_state: bool = True  # whether the small state file survives
     down_s: Seconds = 1.0  # between kill and start of a restart
-    loss: Share = 0.0  # share of datagrams; a stream is delayed instead
-    delay_s: Seconds = 0.0  # added one way
-    jitter_s: Seconds = 0.0  # mean of an exponential part added to that
+    loss: Share = 0.0  # share of datagrams that are lost; streams are delayed instead
+    delay_s: Seconds = 0.0  # added in each direction
+    jitter_s: Seconds = 0.0  # mean of an exponential part added to `delay_s`
     duplicate: Share = 0.0
     reorder: Share = 0.0  # share of datagrams held back for `reorder_s`
     reorder_s: Seconds = 0.05
     corrupt: Share = 0.0  # share of datagrams with a flipped bit
     mtu: Count = 0  # larger datagrams vanish; 0 = no limit
     planes: tuple[Literal["udp", "tcp"], ...] = ("udp", "tcp")
-    refuse: bool = False  # sender is told at once (connection refused, network unreachable) instead of silence
+    refuse: bool = False  # the sender gets an error at once (connection refused, network unreachable), not silence
     factor: Seconds = 10.0  # how much slower
     dns: Dns = "all"
-    keys: tuple[Count, ...] = ()  # the key ring from now on, primary first; keys are numbers here, secrets in a run
-    label: str = ""  # of another cluster
+    keys: tuple[Count, ...] = ()  # the key ring from now on, primary first: numbers here, secrets in a run
+    label: str = ""  # of the other cluster
     chats_per_s: Seconds = 0.0
     packets_per_s: Seconds = 0.0
 
@@ -121,20 +121,20 @@ class Step:
 @STRICT
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """Bounds at the end, for the nodes that run then (or the core of a `core` step). None: not asked."""
+    """Bounds for the nodes that run at the end (or those of the last `core` step). None: not checked."""
 
     failed_requests_max: Count | None = None  # without those that were streaming on a killed node or engine
-    agree_s: Seconds | None = None  # after the last step or its undoing: everybody knows exactly who runs
-    one_reader: bool = False  # each engine's events are read by one node, once all is quiet
-    exact: bool = False  # … which knows all of them
-    wrong_share_max: Seconds | None = None  # of the claims of all nodes, at the end, on what an engine does not hold
-    unknown_share_max: Seconds | None = None  # of what engines hold at depths that are told, at the end
-    same_routes_s: Seconds | None = None  # after that moment, and without traffic since: no bucket differs
-    dead_s: Seconds | None = None  # each kill that lasts is known to every running node within
-    learned_s: Seconds | None = None  # a route update of a running node is at every other within (p99)
+    agree_s: Seconds | None = None  # from `quiet_at` until every node knows exactly which nodes run
+    one_reader: bool = False  # at the end each engine's events are read by one node
+    exact: bool = False  # … which knows all blocks of the engine
+    wrong_share_max: Seconds | None = None  # of all nodes' claims at the end, those on what an engine does not hold
+    unknown_share_max: Seconds | None = None  # of the claims that engines' caches justify at the end, those missing
+    same_routes_s: Seconds | None = None  # from `quiet_at`, or the last traffic, until no bucket differs
+    dead_s: Seconds | None = None  # until every running node knows of a kill that lasts
+    learned_s: Seconds | None = None  # until a running node's route update is at all others (p99)
     false_deaths_max: Count | None = None  # (observer, subject) pairs, over the whole run
     hit_share_min: Seconds | None = None  # hit rate of the last third over that before the first step
-    hits_back_s: Seconds | None = None  # 95 % of that rate is back so soon after the last step; processes only
+    hits_back_s: Seconds | None = None  # from the last step until 95 % of that rate is back; processes only
     bytes_per_node_s_max: Seconds | None = None  # mean over the run, sent, all planes
 
 
@@ -155,16 +155,16 @@ READER = TypeAdapter(Scenario)
 
 
 class Verb(NamedTuple):
-    """A kind of step: keys it needs and may have, and how a driver carries it out.
+    """A kind of step: the keys that it needs and may have, and how a driver carries it out.
 
-    Its method `do_METHOD(step, whom)` is called for each of `whom`, `every_s` apart, and returns what undoes it; that
-    is called after as many seconds as the key `lasts` says, never if they are 0.
+    A driver's method `do_METHOD(step, whom)` is called for each of `whom`, `every_s` apart, and returns a function that
+    undoes the step. That is called after the number of seconds under the key `lasts`; never, if that is 0.
     """
 
     needs: tuple[str, ...] = ()
     may: tuple[str, ...] = ()
-    whom: str = "node"  # node, engine, nodes (all at once, or one by one with every_s), all (of the step, as a whole)
-    method: str = ""  # where it is not called like the verb
+    whom: str = "node"  # node, engine, nodes (all at once, or one by one with every_s), all (once for the whole step)
+    method: str = ""  # if it is not named like the verb
     lasts: str = "for_s"
     runs_on: tuple[str, ...] = HARNESSES
 
@@ -173,7 +173,7 @@ LINK = ("loss", "delay_s", "jitter_s", "duplicate", "reorder", "reorder_s", "cor
 SIM = ("sim",)
 VERBS: Mapping[str, Verb] = {
     "start": Verb(("nodes",), ("every_s", "keep_state")),
-    "stop": Verb(("nodes",), ("every_s",)),  # politely: says goodbye
+    "stop": Verb(("nodes",), ("every_s",)),  # orderly: the node says goodbye
     "kill": Verb(("nodes",), ("every_s",)),
     "restart": Verb(("nodes",), ("every_s", "down_s", "keep_state"), method="kill", lasts="down_s"),
     "roll": Verb(("nodes",), ("every_s", "down_s", "keep_state"), method="stop", lasts="down_s"),
@@ -183,8 +183,8 @@ VERBS: Mapping[str, Verb] = {
     "descriptors": Verb(("nodes", "for_s"), ("every_s",), runs_on=("processes",)),  # hardly a file descriptor left
     "cut": Verb(("nodes",), ("others", "one_direction", "planes", "refuse", "for_s", "every_s"), "nodes"),
     "link": Verb(("nodes",), ("others", "one_direction", "for_s", *LINK), "nodes"),  # at least one of LINK
-    "heal": Verb(whom="all"),  # every cut and link
-    "core": Verb(("nodes",), whom="all"),  # these run, and all between them is well for good; nothing else is mended
+    "heal": Verb(whom="all"),  # ends every cut and link
+    "core": Verb(("nodes",), whom="all"),  # these run, and all links between them are well for good; no others change
     "dns": Verb(("dns",), ("nodes", "for_s"), "all"),  # for these nodes, default all
     "keys": Verb(("nodes", "keys"), ("every_s",)),
     "foreign": Verb(("nodes", "label")),  # these addresses belong to another cluster from now on (restart)
@@ -193,21 +193,21 @@ VERBS: Mapping[str, Verb] = {
     "engine_stop": Verb(("engines",), ("for_s",), "engine"),
     "engine_restart": Verb(("engines",), ("down_s",), "engine", "engine_stop", "down_s"),  # with an empty cache
     "engine_slow": Verb(("engines", "factor"), ("for_s",), "engine"),
-    "events_cut": Verb(("engines",), ("for_s",), "engine", runs_on=SIM),  # nobody reaches the publisher
+    "events_cut": Verb(("engines",), ("for_s",), "engine", runs_on=SIM),  # no node reaches the publisher
     "events_loss": Verb(("engines", "loss"), ("for_s",), "engine", runs_on=SIM),  # share of its messages
-    "events_garbage": Verb(("engines", "for_s"), (), "engine", runs_on=SIM),  # it writes what nobody can read
-    "events_strange": Verb(("engines", "for_s"), (), "engine", runs_on=SIM),  # as a version nobody knows, and back
+    "events_garbage": Verb(("engines", "for_s"), (), "engine", runs_on=SIM),  # its messages are unreadable
+    "events_strange": Verb(("engines", "for_s"), (), "engine", runs_on=SIM),  # encoded as by an unknown version
     "load": Verb(("chats_per_s",), ("for_s",), "all"),
 }
 
 
 def scenario_names() -> list[str]:
-    """Those that come with the lab."""
+    """Return the names of the scenarios that come with the lab."""
     return sorted(path.stem for path in SCENARIOS.glob("*.toml"))
 
 
 def load_scenario(name_or_path: str) -> Scenario:
-    """One of the lab's by name, or a file by its path (ending in .toml). Raises ScenarioError, OSError."""
+    """Load a scenario of the lab by name, or a file by its path (ending in .toml). Raises ScenarioError, OSError."""
     path = Path(name_or_path) if name_or_path.endswith(".toml") else SCENARIOS / f"{name_or_path}.toml"
     if not path.exists() and not name_or_path.endswith(".toml"):
         raise ScenarioError(f"no scenario {name_or_path!r}; there are: {', '.join(scenario_names())}")
@@ -217,7 +217,7 @@ def load_scenario(name_or_path: str) -> Scenario:
 def settled(
     name: str, harness: Harness, seed: int, nodes: int | None, engines: int | None, for_s: float | None
 ) -> Scenario:
-    """One for this harness, of the sizes that are given, with its victims drawn. Raises ScenarioError, OSError."""
+    """Load a scenario for this harness, in the given sizes, and draw its victims. Raises ScenarioError, OSError."""
     found = load_scenario(name)
     if harness not in found.runs_on:
         raise ScenarioError(f"{name}: not for {harness}, only for {', '.join(found.runs_on)}")
@@ -228,7 +228,7 @@ def settled(
 
 
 def read_scenario(text: str, name: str, place: str = "scenario") -> Scenario:
-    """Parse and check. `place` is how errors call the text. Raises ScenarioError."""
+    """Parse and check a scenario. Errors call the text `place`. Raises ScenarioError."""
     try:
         table = {"name": name, **tomllib.loads(text)}
     except tomllib.TOMLDecodeError as error:
@@ -247,7 +247,7 @@ def read_scenario(text: str, name: str, place: str = "scenario") -> Scenario:
 
 
 def check_keys(step: Any, place: str) -> None:
-    """That a step has what its verb needs, and nothing that it does not take. Raises ScenarioError."""
+    """Check that a step has all keys that its verb needs, and none that it does not take. Raises ScenarioError."""
     if not isinstance(step, dict) or "do" not in step:
         raise ScenarioError(f"{place}: a step needs do = VERB")
     verb = step["do"]
@@ -265,7 +265,7 @@ def check_keys(step: Any, place: str) -> None:
 
 
 def mistake(error: ValidationError) -> str:
-    """The first of them, with its place."""
+    """Describe the first mistake, with its place."""
     first = error.errors()[0]
     *above, key = (str(part + 1) if isinstance(part, int) else part for part in first["loc"])
     where = f"[{' '.join(above)}] " if above else ""
@@ -277,7 +277,7 @@ def mistake(error: ValidationError) -> str:
 
 
 def check(scenario: Scenario, place: str) -> None:
-    """What the types do not say. Raises ScenarioError."""
+    """Check what the types do not express. Raises ScenarioError."""
     cluster = scenario.cluster
     if cluster.nodes < 1 or scenario.for_s <= 0:
         raise ScenarioError(f"{place}: want at least one node and some time")
@@ -312,7 +312,7 @@ def check_selector(selector: Selector, count: int, where: str) -> None:
 
 
 def settle(scenario: Scenario, seed: int) -> Scenario:
-    """The same with every selector turned into sorted numbers. A share is rounded, at least one."""
+    """Turn every selector into sorted numbers. A share of the nodes is rounded, and at least one."""
     rng = Random(f"{seed}/{scenario.name}/victims")
     cluster = scenario.cluster
     steps: list[Step] = []
@@ -339,7 +339,7 @@ def picked(selector: Selector, count: int, rng: Random, without: Sequence[int] =
 
 
 def quiet_at(scenario: Scenario) -> float:
-    """When the last step has happened and has undone itself, in seconds: bounds of `expect` count from here."""
+    """Return the second at which the last step has happened and was undone. Bounds of `expect` count from it."""
     ends = [0.0, scenario.cluster.spread_s]
     for step in scenario.steps:
         turns = len(step.nodes) if isinstance(step.nodes, tuple) else scenario.cluster.nodes
@@ -349,13 +349,13 @@ def quiet_at(scenario: Scenario) -> float:
 
 
 def numbers(selector: Selector) -> tuple[int, ...]:
-    """Of a selector that `settle` has turned into numbers."""
+    """Return the numbers of a selector that `settle` has turned into numbers."""
     assert isinstance(selector, tuple), "settle the scenario first"
     return selector
 
 
 def targets(step: Step) -> list[Any]:
-    """Whom a settled step concerns, one after the other: see `Verb.whom`."""
+    """Return the values of `whom` for a settled step, one for each call of its method, see `Verb.whom`."""
     match VERBS[step.do].whom:
         case "node":
             return [*numbers(step.nodes)]
@@ -367,7 +367,7 @@ def targets(step: Step) -> list[Any]:
 
 
 def rule_of(step: Step, nodes: Sequence[int], addresses: Sequence[Hashable]) -> Rule:
-    """What a cut or a bad link is between these nodes and the others; where there are no others, among themselves."""
+    """Return the rule for a cut or bad link between these nodes and the others; among themselves if there are none."""
     others = numbers(step.others) or nodes
     return Rule(
         frozenset(addresses[number] for number in nodes),
@@ -384,7 +384,7 @@ def rule_of(step: Step, nodes: Sequence[int], addresses: Sequence[Hashable]) -> 
 
 
 def write_scenario(scenario: Scenario) -> str:
-    """As TOML that `read_scenario` reads back equal: a failing schedule is kept as a scenario of its own."""
+    """Write a scenario as TOML that `read_scenario` reads back equal, so that a failing schedule can be kept."""
     head = ("name", "about", "for_s", "runs_on")
     lines = [f"{name} = {json.dumps(getattr(scenario, name))}" for name in head]
     for key, part in (("cluster", scenario.cluster), ("load", scenario.load), ("expect", scenario.expect)):

@@ -1,1 +1,1 @@
-"""What real agents send: as shapes that replay it, and where each of their prompts was held when it came."""
+"""The requests of real agents: shapes that replay them, and which engine held how much of each prompt when it came."""

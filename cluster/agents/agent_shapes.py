@@ -1,11 +1,11 @@
-"""What agents send, as shapes: the structure of requests and the lengths of their texts, and none of the words.
+"""Shapes of agents' requests: the structure of the requests and the lengths of their texts, without their words.
 
-A shape is JSON: `texts` are [length, earlier text, characters it begins with of that one, kind], `parts`
-the items, tools and blocks that bodies consist of, each once, `requests` the bodies themselves. In both {"#": n} stands
-for a text and {"@": [n, …]} for a list of parts. So two prompts of a shape share what the recorded ones shared, to the
-character, and nothing else of them is kept: names of tools and of their arguments are texts, too.
+A shape is JSON. `texts` has [length, number of an earlier text, characters that both begin with, kind]; `parts` has
+each item, tool and block of bodies once; `requests` has the bodies. In parts and requests {"#": n} stands for a text,
+{"@": [n, …]} for a list of parts. So two prompts of a shape share as many characters as the recorded prompts did, and
+nothing else of those is kept: names of tools and of their arguments become texts, too.
 
-Read back, a text is made-up words of its length. The same shape gives the same bytes everywhere.
+A reader makes each text of invented words with the recorded length. The same shape gives the same bytes everywhere.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from cluster.engine.engine_text import WORDS
 SHAPES = Path(__file__).parent / "shapes"
 
 PARTED = ("messages", "input", "tools", "system")
-"""Members of bodies whose entries come again in the next turn."""
+"""Members of bodies whose entries are repeated in the next turn."""
 
 STRUCTURE = ("role", "type", "status", "tool_choice", "effort", "summary", "include", "verbosity", "detail")
-"""Members whose value is a word of the API's, where it looks like one."""
+"""Members whose value is kept if it looks like a word of the API (`WORD`)."""
 
 WORD = re.compile(r"[a-z_.0-9]{1,40}")
 PLAIN_FIELDS = ("user-agent", "originator", "anthropic-version", "content-type", "accept")
 HIDDEN_FIELDS = ("authorization", "x-api-key", "cookie", "host", "content-length", "accept-encoding", "connection")
 WORDS_ONLY, JSON_TEXT, NAME = 0, 1, 2
-"""Kinds of text. Names of tools and of calls have no spaces."""
+"""Kinds of text. Names of tools and calls have no spaces."""
 NAMED = ("name", "id", "call_id", "tool_call_id", "tool_use_id")
 JSON_HEAD, JSON_TAIL = '{"x": "', '"}'
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """One request of an agent. `at`: seconds since its first one. `task`: its session. `kind`: main, sub (of a
-    sub-agent) or bg (titles, suggestions)."""
+    """One request of an agent. `at`: seconds since the agent's first request. `task`: its session. `kind`: main, sub
+    (of a sub-agent) or bg (titles, suggestions)."""
 
     at: float
     task: str
@@ -74,7 +74,7 @@ class ShapeWriter:
         return {"#": self._known[value]}
 
     def value(self, value: Any, key: str = "") -> Any:
-        """The structure of a JSON value, the member `key` of something."""
+        """Return the structure of a JSON value, which is the member `key` of an object."""
         if isinstance(value, str):
             if key in STRUCTURE and WORD.fullmatch(value):
                 return value
@@ -111,7 +111,7 @@ class ShapeWriter:
 
 
 def shared_length(one: str, other: str) -> int:
-    """Characters that both begin with."""
+    """Return how many characters both texts begin with."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -123,7 +123,7 @@ def shared_length(one: str, other: str) -> int:
 
 
 def shape_of(requests: Sequence[AgentRequest]) -> dict[str, Any]:
-    """As `written` takes it. Bodies must be JSON objects."""
+    """Return the shape of requests, for `written`. Bodies must be JSON objects."""
     writer = ShapeWriter()
     made = [writer.request(request) for request in requests]
     return {"texts": writer.texts, "parts": writer.parts, "requests": made}
@@ -137,12 +137,12 @@ def written(shape: Mapping[str, Any], name: str, folder: Path = SHAPES) -> Path:
 
 
 def names(folder: Path = SHAPES) -> list[str]:
-    """Of the shapes that are there."""
+    """Return the names of the shapes in a folder."""
     return sorted(path.name.removesuffix(".json.gz") for path in folder.glob("*.json.gz"))
 
 
 def requests_of(name: str, model: str, folder: Path = SHAPES) -> list[AgentRequest]:
-    """A shape as requests for this model, in order of time."""
+    """Read a shape as requests for this model, in order of time."""
     shape = orjson.loads(gzip.decompress((folder / f"{name}.json.gz").read_bytes()))
     reader = ShapeReader(shape)
     return [
@@ -159,7 +159,7 @@ def requests_of(name: str, model: str, folder: Path = SHAPES) -> list[AgentReque
 
 
 class ShapeReader:
-    """Makes requests of a shape."""
+    """Makes requests from a shape."""
 
     def __init__(self, shape: Mapping[str, Any]) -> None:
         self.texts: list[str] = []
@@ -168,7 +168,7 @@ class ShapeReader:
             text = json_words(number, length) if kind == JSON_TEXT else made_up(number, length, before, shared)
             self.texts.append(text.replace(" ", "_").replace("|", "x") if kind == NAME else text)
         self.parts: list[Any] = []
-        for part in shape["parts"]:  # one may consist of those before it
+        for part in shape["parts"]:  # a part may contain earlier parts
             self.parts.append(self.value(part))
 
     def value(self, value: Any) -> Any:
@@ -183,12 +183,12 @@ class ShapeReader:
         return {name: self.value(each) for name, each in value.items()}
 
     def header(self, value: Any) -> str:
-        """A text that a header can have."""
+        """Return a text as the value of a header."""
         return str(self.value(value)).replace(" ", "-")
 
 
 def made_up(number: int, length: int, before: str, shared: int) -> str:
-    """Words of this length that begin as `before` does, and go on otherwise."""
+    """Return words of this length that share exactly `shared` first characters with `before`."""
     fresh = words_of(number, length - shared)
     if fresh and shared < len(before) and before[shared] == fresh[0]:
         fresh = "|" + fresh[1:]
@@ -200,12 +200,12 @@ def json_words(number: int, length: int) -> str:
 
 
 def words_of(number: int, length: int) -> str:
-    """So many characters of words, other ones for each number."""
+    """Return `length` characters of words, different for each number."""
     return "".join(several_words(Random(number), length))[: max(0, length)]
 
 
 def several_words(rng: Random, length: int) -> Iterator[str]:
-    """At least `length` characters."""
+    """Yield words that together have at least `length` characters."""
     while length > 0:
         word = f"{rng.choice(WORDS)} "
         length -= len(word)

@@ -1,9 +1,9 @@
-"""Sends a shape to routers, as its agent did: each request at its time, and none before its history is answered.
+"""Sends a shape to routers as its agent did: each request at its time, but not before the one before it is answered.
 
-Requests of one task and kind follow one another; those of other tasks, titles and sub-agents run beside them. Tasks
-that were recorded at once begin apart here: what is asked is whether agents find what was computed for them, not how a
-crowd of equal first prompts is spread. Each request goes to the next router in turn, which is the hardest that DNS can
-do to a conversation.
+The requests of one task and kind follow one another. Other tasks, titles and sub-agents run beside them. The first
+requests of tasks are spread in time even if they were recorded at once, since this measures whether agents find what
+was computed for them, not how equal first prompts are spread. Each request goes to the next router in turn, which is
+the worst that DNS can do to a conversation.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from cluster.agents.agent_shapes import AgentRequest
 from cluster.agents.engine_fleet import EngineFleet, Reuse, reuse_of
 
 SPEED = 10.0
-"""Times faster than recorded: the engines here have no prefill, and answer in some words."""
+"""How many times faster than recorded: the engines here have no prefill, and their answers are short."""
 
 THINK_S = 0.4
-"""Least time between an answer and the next request, in which agents run a tool or wait for their user. All nodes
-have learned of the answer by then, on a busy machine, too."""
+"""Least time between an answer and the next request, in which agents run a tool or wait for their user. Even on a busy
+machine all nodes have learned of the answer by then."""
 
 APART_S = 2.0
-"""Between the first requests of two tasks: more than the longest first prompt takes, and its way to the last node."""
+"""Between the first requests of two tasks: more than the longest first prompt and its update to all nodes take."""
 
 TIMEOUT_S = 60.0
 
 
 class RequestRefused(Exception):
-    """A router or an engine answered with an error: a shape is nothing but what is served."""
+    """A router or an engine answered with an error; a replay needs every request served."""
 
 
 async def replayed(
     fleet: EngineFleet, requests: Sequence[AgentRequest], urls: Sequence[str], *, speed: float = SPEED
 ) -> Reuse:
-    """What came of these requests at engines that held nothing before. Raises RequestRefused, httpx.HTTPError."""
+    """Send these requests, after emptying the engines' caches. Raises RequestRefused, httpx.HTTPError."""
     fleet.forget()
     fleet.tasks = {fleet.prompt_key(request.path, request.body): request.task for request in requests}
     tasks_in_order = list(dict.fromkeys(request.task for request in requests))
-    limits = httpx.Limits(max_keepalive_connections=0)  # a new connection is a new look-up of the name
+    limits = httpx.Limits(max_keepalive_connections=0)  # no connection is reused, as if the name were resolved anew
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, limits=limits) as http:
         done: dict[tuple[str, str], trio.Event] = {}
         began = trio.current_time()

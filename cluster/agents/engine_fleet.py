@@ -1,7 +1,7 @@
-"""Engines in one process that forget nothing, and how much of each prompt every one of them held when it came.
+"""Engines in one process that evict nothing, and how much of each prompt each of them held when it came.
 
-So what a client's own prompts allow is known without a second run: some engine holds the most of what came before, and
-no router could have found more. Counts are the engines' own.
+So one run shows what a client's prompts allow: the engine that holds most of a prompt is the best that a router could
+choose. Counts are the engines' own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ranvier_py.replay.engine.engine_values import EngineLimits
 MODEL = "lab-model"
 SUB_AGENT_FIELDS = frozenset({"x-openai-subagent", "x-parent-session-id", "x-claude-code-agent-id"})
 SPAWN_TOOLS = frozenset({"multi_agent_v1", "task", "list_agents", "Task"})
-"""By which an agent has sub-agents; these have none."""
+"""Tools for starting sub-agents. Agents have them, sub-agents do not."""
 BLOCK_TOKENS = 16
 CACHE_TOKENS = 1 << 24  # more than any agent sends here
 
@@ -51,22 +51,22 @@ class AskedPrompt:
 
     @property
     def possible(self) -> int:
-        """By the best of all engines; what came meanwhile counts, too."""
+        """Return the tokens that the best engine could have reused; what it computed since then counts, too."""
         return max(*self.held, self.reused)
 
     @property
     def reached_a_holder(self) -> bool:
-        """Whether no engine held a block more than the one that got it."""
+        """Whether no engine held a block more than the engine that got the prompt."""
         return self.held[self.engine] >= max(self.held)
 
     def continues(self, other: AskedPrompt) -> bool:
-        """Whether it repeats at least half of that prompt: its next turn, or a branch of it."""
+        """Whether it repeats at least half of that prompt: as its next turn, or a branch of it."""
         half = other.tokens // BLOCK_TOKENS // 2
         return 0 < half <= self.tokens // BLOCK_TOKENS and self.job.keys[half - 1] == other.job.keys[half - 1]
 
 
 class WatchedEngine(Engine):
-    """An engine of a fleet."""
+    """An engine that notes each prompt in its fleet."""
 
     def __init__(self, config: EngineConfig, tokenizer: TextTokenizer, fleet: EngineFleet, number: int) -> None:
         super().__init__(config, tokenizer)
@@ -79,23 +79,23 @@ class WatchedEngine(Engine):
         await super().handle(request, client)
 
     def submit(self, request_id: str, job: Job) -> Mailbox:
-        held = [engine.held_tokens(job) for engine in self._fleet.engines]  # before this one brings what it lacks
+        held = [engine.held_tokens(job) for engine in self._fleet.engines]  # before this engine computes the prompt
         mailbox = super().submit(request_id, job)
         self._fleet.note(self._number, held, mailbox)
         return mailbox
 
     def held_tokens(self, job: Job) -> int:
-        """How much of its prompt this engine would not compute now."""
+        """Return how many tokens of its prompt this engine could reuse now."""
         return self.live.model.cache.hit_blocks(job) * BLOCK_TOKENS
 
 
 class EngineFleet:
-    """So many engines, and all that they were asked since `forget`."""
+    """Some engines, and all prompts that they got since `forget`."""
 
     def __init__(
         self, count: int, *, tokenizer: str = "bytes", decode_s: float = 0.005, prefill_tokens_per_s: float = math.inf
     ) -> None:
-        """`tokenizer`: as of `load_tokenizer`."""
+        """`tokenizer`: as `load_tokenizer` takes it."""
         limits = EngineLimits(
             cache_tokens=CACHE_TOKENS,
             block_size=BLOCK_TOKENS,
@@ -103,10 +103,10 @@ class EngineFleet:
             decode_s=decode_s,
         )
         words = load_tokenizer(tokenizer)
-        self.task = ""  # of whatever comes from now on
-        self.tasks: Mapping[int, str] = {}  # of prompts that are known before they come, by `prompt_key`
+        self.task = ""  # of prompts that are not in `tasks`
+        self.tasks: Mapping[int, str] = {}  # by `prompt_key`, of prompts that are known in advance
         self.asked: list[AskedPrompt] = []
-        self.requests: list[AgentRequest] = []  # as engines got them, for a shape
+        self.requests: list[AgentRequest] = []  # as engines got them, from which to make a shape
         self.urls: list[str] = []
         self._began = trio.current_time()
         self.engines: list[WatchedEngine] = []
@@ -120,14 +120,14 @@ class EngineFleet:
             self.urls.append(f"http://{host}:{port}")
 
     def forget(self) -> None:
-        """Empty caches, and nothing asked."""
+        """Empty the caches, and forget all prompts."""
         self.asked.clear()
         self.requests.clear()
         for engine in self.engines:
             engine.live.clear_cache()
 
     def prompt_key(self, path: str, body: bytes) -> int:
-        """By which the engines know the prompt of a request again, whatever a router made of its body."""
+        """Return the key by which engines recognise the prompt of a request, however a router changes its body."""
         return last_key(self.engines[0].job_of(path, body))
 
     def requested(self, request: HttpRequest) -> None:
@@ -142,7 +142,7 @@ class EngineFleet:
 
 
 def kind_of(headers: Sequence[tuple[str, str]], body: bytes) -> str:
-    """Whose request it is, by what agents say of their sub-agents and by the tools that these have."""
+    """Return the kind of a request, by the headers that agents add for sub-agents, and by its tools."""
     names = {name.lower() for name, _ in headers}
     tools = {
         str(tool.get("name") or (tool.get("function") or {}).get("name")) for tool in loads(body).get("tools") or ()
@@ -153,14 +153,14 @@ def kind_of(headers: Sequence[tuple[str, str]], body: bytes) -> str:
 
 
 def last_key(job: Job) -> int:
-    """The name of the deepest whole block of a prompt, which stands for all of it."""
+    """Return the key of the deepest whole block of a prompt, which identifies the whole prompt."""
     whole = job.prompt_tokens // BLOCK_TOKENS
     return job.keys[whole - 1] if whole else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What came of an agent's prompts. Consecutive turns: those that repeat half of an earlier prompt of their task."""
+    """The result for an agent's prompts. `turns`: those that repeat half of an earlier prompt of their task."""
 
     prompts: int
     tokens: int

@@ -1,1 +1,1 @@
-"""`make up`: engines, nodes and the same chats under two policies, live."""
+"""`make up`: shows engines, nodes and the same chats under two policies, live."""

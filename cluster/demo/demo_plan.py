@@ -1,7 +1,7 @@
-"""What `up` starts: ports, addresses, and the command lines of the nodes. No process yet.
+"""Plans what `up` starts: ports, addresses, and the command lines of the nodes. Starts no process.
 
-The engines' numbers are chosen for two cores and half a minute: prefill slow enough that reuse can be seen in the time
-to the first token, caches large enough for the chats of one engine but not for those of all, as in a real cluster.
+The engines' defaults suit two cores and half a minute: prefill is slow enough that reuse shows in the time to the first
+token, and caches hold the chats of one engine but not those of all, as in a real cluster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cluster.processes.commands import ENGINES_MAX, LOOPBACK, NODES_MAX, EngineP
 
 @dataclass(frozen=True, slots=True)
 class Settings(Engines):
-    """Everything that can be chosen. Times in seconds."""
+    """All settings of `up`. Times in seconds."""
 
     cache_tokens: int = 18_000
     prefill_tokens_per_s: float = 7_500.0
@@ -35,7 +35,7 @@ class Settings(Engines):
     ready_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raises ValueError for settings out of range."""
         if not (1 <= self.nodes <= NODES_MAX and 1 <= self.engines <= ENGINES_MAX):
             raise ValueError(f"want 1 … {NODES_MAX} nodes and 1 … {ENGINES_MAX} engines")
         if min(self.users, self.turns, self.max_tokens) < 1:
@@ -48,7 +48,7 @@ class Settings(Engines):
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Where everything stands. Each policy has its own nodes: nothing that one has learned helps the other."""
+    """All ports and addresses. Each policy has its own nodes, so nothing that one learns helps the other."""
 
     engines: tuple[EnginePlace, ...]
     nodes: dict[str, tuple[Address, ...]]
@@ -81,13 +81,13 @@ def plan(settings: Settings, rng: Random) -> Lab:
 
 
 def write_key(path: Path) -> None:
-    """A cluster key of this lab alone, readable by its owner alone."""
+    """Write a cluster key for this run alone, readable by its owner alone."""
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32) + "\n")
 
 
 def node_commands(lab: Lab, policy: str, tokenizer: str = "", key_file: Path | None = None) -> list[Command]:
-    """The nodes of one policy; peers of each other where they have a key."""
+    """Return the commands of one policy's nodes, which are peers of each other if they have a key."""
     gossips = [at(address) for address in lab.gossips[policy]]
     commands = []
     for number, (address, control) in enumerate(zip(lab.nodes[policy], lab.controls[policy], strict=True)):

@@ -1,4 +1,4 @@
-"""What `up` shows: the same traffic under two policies, side by side, while it runs and when it is over. Pure.
+"""Renders what `up` shows: the same traffic under two policies, side by side, live and at the end. Pure.
 
 Every figure is from the answers themselves: hit rate is the engines' `cached_tokens`, times are a client's.
 """
@@ -19,7 +19,7 @@ BAR_CELLS = 12
 
 @dataclass(slots=True)
 class Column:
-    """One policy's half of the comparison. `state` says what happens there in one word."""
+    """One policy's half of the comparison. `state` is one word: waiting, starting, running or done."""
 
     policy: str
     planned: int
@@ -35,7 +35,7 @@ class Column:
 
 
 def live_table(columns: Sequence[Column], engines: Sequence[str], nodes: Sequence[Address], now_s: float) -> Table:
-    """The whole screen."""
+    """Return the whole screen."""
     table = Table(title="the same chats, under each policy", title_justify="left", caption_justify="left")
     table.caption = "nodes: " + ", ".join(f"{node.ip}:{node.port}" for node in nodes)
     table.add_column("")
@@ -64,7 +64,7 @@ def rows(columns: Sequence[Column], outcomes: Sequence[Report]) -> Iterable[tupl
 
 
 def share_cell(outcome: Report, engine: str) -> str:
-    """What one engine got: a bar, the share, its own hit rate."""
+    """Return what one engine got: a bar, its share of the requests, its hit rate."""
     found = next((share for share in outcome.engines if share.name == engine), None)
     if found is None:
         return "-"
@@ -73,7 +73,7 @@ def share_cell(outcome: Report, engine: str) -> str:
 
 
 def plain_line(column: Column, now_s: float) -> str:
-    """Where there is no terminal: one line that says where we are."""
+    """Return one line with the state of the run, for output that is no terminal."""
     one = column.outcome(now_s)
     first = f"TTFT p50 {show_ms(one.ttft_s['p50'])} p95 {show_ms(one.ttft_s['p95'])}"
     counts = (
@@ -83,14 +83,14 @@ def plain_line(column: Column, now_s: float) -> str:
 
 
 def summary(outcomes: Sequence[tuple[str, Report]]) -> str:
-    """The one sentence for which all of it was done."""
+    """Return the result in one sentence, which is what `up` is for."""
     saved = " vs ".join(f"{show_rate(one.hit_rate)} ({policy})" for policy, one in outcomes)
     first = " vs ".join(show_ms(one.ttft_s["p50"]) for _, one in outcomes)
     return f"prefill saved: {saved}; time to first token p50: {first}"
 
 
 def client_help(node: Address, model: str, name: str, dns: tuple[str, int]) -> str:
-    """How to go on with clients of one's own."""
+    """Return how a user can go on with clients of his own."""
     url = f"http://{node.ip}:{node.port}/v1"
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     return (

@@ -1,10 +1,10 @@
-"""`python -m cluster up`: engines, router nodes that are peers behind DNS, and the same chats under two policies.
+"""`python -m cluster up` runs engines, nodes that are peers behind DNS, and the same chats under two policies.
 
-It starts the engines, then one set of nodes per policy, one after the other, with the engines' caches cleared in
-between. A live table shows both halves side by side. Afterwards the last policy's nodes stay up for clients, until
-Ctrl-C; with `--once` it ends instead, with 0 when every request was answered.
+It starts the engines, then one set of nodes per policy, one set after the other; before each the engines' caches are
+cleared. A live table shows both policies side by side. Afterwards the last policy's nodes stay up for clients until
+Ctrl-C. With `--once` it ends instead, with code 0 if every request was answered.
 
-Rules: nothing is left behind, however it ends; a child that dies ends the whole with its last words and exit code 1.
+Rules: no process is left behind, however it ends. If a child dies, the run ends with its last output and code 1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from cluster.processes.commands import LOOPBACK, engine_command
 from ranvier_py.core.errors import leaves
 
 NAME = "router.lab"
-"""The name behind which the nodes stand; the lab's own DNS server knows it, on a port of its own."""
+"""The name of the nodes. The lab's own DNS server, on a port of its own, resolves it."""
 
 FRAME_INTERVAL_S = 0.5
 LINE_INTERVAL_S = 3.0
@@ -56,12 +56,12 @@ OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 
 class EngineRefused(Exception):
-    """An engine did not do what its admin path was asked for."""
+    """An engine refused a request to its admin path."""
 
 
 @dataclass(slots=True)
 class Stage:
-    """The state of one `up`: what stands where, what was measured, whether it is over."""
+    """The state of one `up`: its plan, its children, and what was measured."""
 
     settings: Settings
     lab: Lab
@@ -79,18 +79,18 @@ class Stage:
 
     @property
     def good(self) -> bool:
-        """Whether every request of every policy was answered well."""
+        """Whether the replay is over and every request of every policy got a good answer."""
         return self.replayed.is_set() and all(column.log.ok == column.planned for column in self.columns)
 
 
 def conversations(settings: Settings) -> list[Conversation]:
-    """The bundled chats with pauses: the same for every policy."""
+    """Return the bundled chats with pauses: the same for every policy."""
     talks = chats.bundled(settings.seed, turns=settings.turns)
     return list(with_think(talks, settings.think_s, Random(settings.seed)))
 
 
 async def begin(stage: Stage, nursery: trio.Nursery, commands: Iterable[Command]) -> list[Child]:
-    """Start children and wait until all are ready; one that dies meanwhile or later ends the run."""
+    """Start children and wait until all are ready. A child that dies then or later ends the run."""
     begun: list[Child] = []
     for command in commands:
         child = start(command, stage.logs)
@@ -102,7 +102,7 @@ async def begin(stage: Stage, nursery: trio.Nursery, commands: Iterable[Command]
 
 
 async def serve_names(stage: Stage, nursery: trio.Nursery) -> None:
-    """The lab's DNS. Where nodes have ports of their own, the names stay in this process."""
+    """Start the lab's DNS server for the last policy's nodes."""
     addresses = stage.lab.nodes[stage.settings.policies[-1]]
     stage.dns = await nursery.start(serve_dns, Zone({NAME: [address.ip for address in addresses]}), *stage.dns)
 
@@ -114,7 +114,7 @@ def resolver(stage: Stage, policy: str) -> trio.abc.HostnameResolver:
 
 
 async def clear_caches(stage: Stage) -> None:
-    """Every policy finds the engines cold. Raises EngineRefused, ExchangeFailed."""
+    """Empty the engines' caches, so that every policy begins cold. Raises EngineRefused, ExchangeFailed."""
     for engine in stage.lab.engines:
         status, body = await fetch(engine.ip, engine.port, "/admin/clear", method="POST")
         if not 200 <= status < 300:
@@ -124,7 +124,7 @@ async def clear_caches(stage: Stage) -> None:
 
 
 async def replay(stage: Stage, column: Column, talks: list[Conversation]) -> None:
-    """All the chats, through the nodes of one policy."""
+    """Send all chats through the nodes of one policy."""
     settings = stage.settings
     addresses = stage.lab.nodes[column.policy]
     trio.socket.set_custom_hostname_resolver(resolver(stage, column.policy))
@@ -136,7 +136,7 @@ async def replay(stage: Stage, column: Column, talks: list[Conversation]) -> Non
 
 
 async def perform(stage: Stage, nursery: trio.Nursery) -> None:
-    """Engines, then each policy in turn; then stay, or end."""
+    """Start the engines, replay under each policy in turn, then stay up for clients, or end with `--once`."""
     stage.report(
         f"starting {len(stage.lab.engines)} engines and {stage.settings.nodes} nodes; their logs: {stage.logs}"
     )
@@ -168,7 +168,7 @@ async def perform(stage: Stage, nursery: trio.Nursery) -> None:
 
 
 async def show(stage: Stage) -> None:
-    """The live table, or a line every few seconds; until cancelled."""
+    """Show the live table, or without a terminal a line every few seconds, until cancelled."""
     if not stage.console.is_terminal:
         while True:
             await trio.sleep(LINE_INTERVAL_S)
@@ -186,7 +186,7 @@ def table_of(stage: Stage) -> Any:
 
 
 def conclude(stage: Stage) -> None:
-    """The last table, what failed, and the sentence."""
+    """Print the last table, the failures, and the result in one sentence."""
     now_s = trio.current_time()
     outcomes = [(column.policy, column.outcome(now_s)) for column in stage.columns]
     stage.console.print(table_of(stage))
@@ -197,7 +197,7 @@ def conclude(stage: Stage) -> None:
 
 
 async def run(stage: Stage) -> int:
-    """Everything, until it is over or a signal comes. Returns the exit code; leaves no child."""
+    """Run everything until it is over or a signal comes. Returns the exit code; leaves no child."""
     code = OK
     try:
         async with trio.open_nursery() as nursery:
@@ -215,7 +215,7 @@ async def run(stage: Stage) -> int:
 
 
 def complaints(group: BaseExceptionGroup[BaseException]) -> list[str]:
-    """What to report. When a child died the other errors are its consequences."""
+    """Return the errors to report. If a child died, other errors are its consequences and are left out."""
     errors = list(leaves(group))
     return [describe(error) for error in errors if isinstance(error, ChildDied)] or list(map(describe, errors))
 

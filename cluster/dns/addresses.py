@@ -1,8 +1,8 @@
 """Addresses of this machine for the lab, and how they are written on a command line.
 
-Linux answers on all of 127/8, so the nodes of a lab share one port on 127.0.0.2, 127.0.0.3, …, as they would on
-machines of their own. Where that fails (macOS has 127.0.0.1 only) every node gets 127.0.0.1 and a port of its own,
-and an address of a name may carry a port that overrides the requested one.
+Linux answers on all of 127/8, so the nodes of a lab share one port on 127.0.0.2, 127.0.0.3, … like nodes on machines of
+their own. Where that fails (macOS has only 127.0.0.1) each node gets 127.0.0.1 and its own port; so an address behind a
+name may have a port, which overrides the requested one.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ipaddress import ip_address
 from random import Random
 
 PORT_MIN, PORT_END = 20_000, 32_000
-"""Ports for the lab: above the well-known services, below 32768 where Linux begins to number outgoing connections."""
+"""Ports for the lab: above the well-known services, below 32768, from where Linux numbers outgoing connections."""
 
 PORT_TRIES_MAX = 200
-"""A machine where 200 random ports of 12,000 are taken has another problem than ours."""
+"""If 200 random ports of 12,000 are taken, the machine has another problem."""
 
 
 class NamesError(ValueError):
-    """A name was given wrongly, or the machine has no address or port for us. Nothing was opened."""
+    """A name has no valid form, or the machine has no free address or port. Nothing was opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An IP address behind a name; `port` 0 means the port that was asked for."""
+    """An IP address behind a name; `port` 0 means the port that the client asks for."""
 
     ip: str
     port: int = 0
@@ -58,7 +58,7 @@ def parse_address(text: str) -> Address:
 
 
 def can_bind(ip: str, port: int = 0) -> bool:
-    """Whether a server could listen there just now."""
+    """Whether a server could listen on this address just now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         try:
             sock.bind((ip, port))
@@ -68,7 +68,7 @@ def can_bind(ip: str, port: int = 0) -> bool:
 
 
 def free_port(ips: Sequence[str], rng: Random, taken: frozenset[int] = frozenset()) -> int:
-    """A port below 32768 that is free on every one of `ips`. Somebody may still take it first: try to start, then see.
+    """Return a port below 32768 that is free on all `ips`. Another process may still take it before it is used.
 
     Raises NamesError.
     """
@@ -80,7 +80,7 @@ def free_port(ips: Sequence[str], rng: Random, taken: frozenset[int] = frozenset
 
 
 def node_addresses(count: int, rng: Random, taken: frozenset[int] = frozenset()) -> tuple[list[Address], str]:
-    """Addresses for `count` nodes behind one name, and a word on how (empty when they share a port, as they should)."""
+    """Return addresses for `count` nodes behind one name, and a notice for when they don't share a port, else ""."""
     ips = [f"127.0.0.{2 + index}" for index in range(count)]
     if all(can_bind(ip) for ip in ips):
         port = free_port(ips, rng, taken)

@@ -1,15 +1,15 @@
-"""A real DNS server for the lab: round-robin over the nodes' addresses, and every way in which DNS fails, on demand.
+"""A real DNS server for the lab: round-robin over the nodes' addresses, and every kind of DNS failure on demand.
 
     zone = Zone({"router.lab": ["127.0.0.2", "127.0.0.3"]})
     host, port = await nursery.start(serve, zone, "127.0.0.1", 0)        # then: dig @127.0.0.1 -p PORT router.lab
     zone.fault("router.lab", DnsFault(DnsFaultKind.SLOW, delay_s=5.0))
 
-UDP alone; messages are dnspython's. The k-th look-up of a name begins with its k-th address, for A and AAAA each by
-itself, and shows ADDRESSES_MAX of them: each answer fits a datagram. A name that is not ours is REFUSED, one of our
-zone that nobody has is NXDOMAIN, one without such an address is an empty answer.
+It speaks UDP alone, with dnspython's messages. The k-th look-up of a name begins with its k-th address, separately for
+A and AAAA, and shows at most ADDRESSES_MAX addresses, so each answer fits a datagram. A name outside the zone is
+REFUSED; a name of the zone that does not exist is NXDOMAIN; one without an address of that type gets an empty answer.
 
-`Zone` decides and is pure; `serve` moves bytes. Bound: answers that wait (slow); what is above it is dropped and
-counted. An error of one asker never ends the server.
+`Zone` decides and is pure; `serve` moves bytes. Bound: WAITING_MAX slow answers wait at once; further ones are dropped
+and counted. An error of one asker never ends the server.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from dns.rcode import Rcode
 from dns.rdatatype import RdataType
 
 TTL_S = 1
-"""Short: a lab's nodes come and go, and resolvers should ask again."""
+"""Short, since nodes of a lab come and go and resolvers should ask again."""
 
 WAITING_MAX = 256
-"""Slow answers that wait at once; a further question is dropped, as by an overloaded server."""
+"""How many slow answers may wait at once; beyond, a question is dropped, as by an overloaded server."""
 
 ADDRESSES_MAX = 16
-"""Of one answer: of IPv6 too, they fit the 512 bytes of a datagram without EDNS (RFC 1035)."""
+"""Addresses in one answer. Even of IPv6 so many fit the 512 bytes of a datagram without EDNS (RFC 1035)."""
 
 MESSAGE_BYTES_MAX = 65_535
 
@@ -47,12 +47,12 @@ HEADER_BYTES = 12
 
 
 class DnsFaultKind(Enum):
-    """What the name says instead of what is so."""
+    """What a name resolves to instead of its addresses."""
 
     SUBSET = "subset"  # `count` of the addresses, the next ones each time
     EMPTY = "empty"  # no error, no address
-    SELF = "self"  # only the asker's own address; nothing when it has none there
-    OTHER = "other"  # `addresses`, whatever is so: those of another cluster, or old ones
+    SELF = "self"  # only the asker's own address; none if the name does not have it
+    OTHER = "other"  # `addresses`, whatever the name has: those of another cluster, or old ones
     SLOW = "slow"  # the right answer, after `delay_s`
     SERVFAIL = "servfail"
 
@@ -67,14 +67,14 @@ class DnsFault:
 
 @dataclass(frozen=True, slots=True)
 class DnsAnswer:
-    """What to send and when; `data` None is silence."""
+    """An answer and when to send it; `data` None: send nothing."""
 
     data: bytes | None
     delay_s: float = 0.0
 
 
 class Zone:
-    """Names, addresses, faults. Names are compared without regard to case; all of them lie in `zone`."""
+    """Names with their addresses and faults. Names are compared without regard to case; all of them lie in `zone`."""
 
     def __init__(self, names: Mapping[str, Sequence[str]], zone: str = "lab", ttl_s: int = TTL_S) -> None:
         self.zone = zone.lower()
@@ -87,7 +87,7 @@ class Zone:
             self.set(name, addresses)
 
     def set(self, name: str, addresses: Sequence[str]) -> None:
-        """What is so from now on. Raises ValueError for what is no IP address, and for a name of another zone."""
+        """Set the addresses of a name. Raises ValueError for what is no IP address, and for a name of another zone."""
         name = name.lower()
         if not self.contains(name):
             raise ValueError(f"{name} is not in the zone {self.zone}")
@@ -97,7 +97,7 @@ class Zone:
         return name == self.zone or name.endswith(f".{self.zone}")
 
     def fault(self, name: str, fault: DnsFault | None, asker: str = "") -> None:
-        """Let the name say something else, to this asker's IP or (empty) to all; None ends that."""
+        """Set the fault of a name, for the asker with this IP or (empty) for all; None ends it."""
         name = name.lower()
         if fault is None:
             self.faults.pop((name, asker), None)
@@ -105,10 +105,10 @@ class Zone:
         self.faults[name, asker] = fault
 
     def answer(self, data: bytes, asker: str) -> DnsAnswer:
-        """One message in, one out. Never raises, whatever the bytes are."""
+        """Answer one message. Never raises, whatever the bytes are."""
         if len(data) < HEADER_BYTES or data[2] & 0x80:
             self.count("malformed")
-            return DnsAnswer(None)  # no header, or an answer: to reply would make two servers talk
+            return DnsAnswer(None)  # no header, or an answer: a reply could make two servers answer each other for ever
         try:
             query = dns.message.from_wire(data, continue_on_error=True)
             error = refusal(query)
@@ -135,7 +135,7 @@ class Zone:
         if addresses:
             found = dns.rrset.from_text_list(question.name, self.ttl_s, "IN", question.rdtype, addresses)
             reply.answer.append(found)
-        elif code in (Rcode.NOERROR, Rcode.NXDOMAIN):  # how long a resolver may remember that there is nothing
+        elif code in (Rcode.NOERROR, Rcode.NXDOMAIN):  # the SOA says how long a resolver may cache the empty answer
             start = f"ns.{self.zone}. lab.{self.zone}. 1 60 60 60 {self.ttl_s}"
             reply.authority.append(dns.rrset.from_text(f"{self.zone}.", self.ttl_s, "IN", "SOA", start))
         delay_s = fault.delay_s if fault is not None and fault.kind is DnsFaultKind.SLOW else 0.0
@@ -153,7 +153,7 @@ class Zone:
         return Rcode.NOERROR, self.rotated(name, kind, fitting, fault)
 
     def addresses(self, name: str, fault: DnsFault | None, asker: str) -> Sequence[str]:
-        """Before rotation."""
+        """Return the addresses that the name resolves to under this fault, before rotation."""
         known = self.names[name]
         match fault.kind if fault is not None else None:
             case DnsFaultKind.EMPTY:
@@ -180,7 +180,7 @@ class Zone:
 
 
 def refusal(query: dns.message.Message) -> Rcode | None:
-    """Why this is no plain query; None when it is one."""
+    """Return the error for a message that is no plain query; None if it is one."""
     if query.opcode() != dns.opcode.QUERY:
         return Rcode.NOTIMP
     if query.errors or len(query.question) != 1 or query.answer or query.authority:
@@ -200,7 +200,7 @@ class DnsServer:
             while True:
                 try:
                     data, asker = await sock.recvfrom(MESSAGE_BYTES_MAX)
-                except ConnectionError:  # an asker is gone before its answer; the system tells us here
+                except ConnectionError:  # an earlier asker's socket is gone, which the system reports here
                     continue
                 outcome = self.zone.answer(data, asker[0])
                 if outcome.data is None:
@@ -230,7 +230,7 @@ class DnsServer:
 async def serve(
     zone: Zone, host: str, port: int, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Answer until cancelled. Port 0 takes a free one. Started with the address. Raises OSError."""
+    """Answer until cancelled; `started` gets the address. Port 0 takes a free port. Raises OSError."""
     family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
     with trio.socket.socket(family, socket.SOCK_DGRAM) as sock:
         await sock.bind((host, port))

@@ -1,8 +1,8 @@
-"""Names under trio, and so under httpx and openai: `trio.socket.set_custom_hostname_resolver(resolver)`.
+"""Resolvers for trio, and so for httpx and openai: `trio.socket.set_custom_hostname_resolver(resolver)`.
 
-`RoundRobinResolver` knows its names itself; `DnsResolver` asks a server for those of its zone, each time anew. All
-other names are the system's. trio tries addresses in the order given: the k-th look-up of a name begins with its k-th
-address, the others follow as spares. Rotation spreads *look-ups*, that is connections: a client that keeps one
+`RoundRobinResolver` has names of its own; `DnsResolver` asks a server for those of its zone at each look-up. All other
+names go to the system. trio tries addresses in the given order: the k-th look-up of a name begins with its k-th
+address, and the others follow as spares. Rotation spreads *look-ups*, that is connections: a client that keeps one
 connection keeps one node.
 """
 
@@ -25,11 +25,11 @@ from cluster.dns.addresses import Address, NamesError
 
 TRY_S = 2.0
 TRIES_MAX = 2
-"""A resolver of glibc waits 5 s and tries twice; on one machine less is enough."""
+"""glibc's resolver waits 5 s and tries twice; on one machine less is enough."""
 
 
 class LookupFailed(OSError):
-    """The name could not be resolved. `code` is the server's, None when no answer came."""
+    """The name could not be resolved. `code` is the server's; None: no answer came."""
 
     def __init__(self, name: str, code: Rcode | None) -> None:
         super().__init__(f"{name}: {'no answer' if code is None else code.name}")
@@ -37,7 +37,7 @@ class LookupFailed(OSError):
 
 
 async def look_up(server: tuple[str, int], name: str, kind: RdataType = RdataType.A) -> tuple[str, ...]:
-    """The addresses, in the server's order; none for a name without such. Raises LookupFailed."""
+    """Return the addresses in the server's order; none if the name has none of this type. Raises LookupFailed."""
     reply = await ask(server, name, kind)
     if reply.rcode() != Rcode.NOERROR:
         raise LookupFailed(name, reply.rcode())
@@ -45,7 +45,7 @@ async def look_up(server: tuple[str, int], name: str, kind: RdataType = RdataTyp
 
 
 async def ask(server: tuple[str, int], name: str, kind: RdataType) -> dns.message.Message:
-    """One question. Raises LookupFailed when no answer comes, dns.exception.DNSException for what is no name."""
+    """Ask one question. Raises LookupFailed if no answer comes, dns.exception.DNSException for what is no name."""
     for _ in range(TRIES_MAX):
         query = dns.message.make_query(name, kind)
         try:
@@ -58,14 +58,14 @@ async def ask(server: tuple[str, int], name: str, kind: RdataType) -> dns.messag
 
 
 class Resolver(trio.abc.HostnameResolver):
-    """Names of the lab by `addresses_of`, all others by the system."""
+    """Resolves the lab's names by `addresses_of`, all others by the system."""
 
     @abstractmethod
     async def addresses_of(self, name: str, versions: Sequence[int]) -> Sequence[Address] | None:
-        """None when the name is the system's."""
+        """Return the addresses of a name of the lab; None for a name that the system resolves."""
 
     def ordered(self, name: str, found: list[Any]) -> list[Any]:  # noqa: ARG002  # for those who rotate
-        """The order in which they are to be tried."""
+        """Return the addresses in the order in which trio shall try them."""
         return found
 
     async def getaddrinfo(
@@ -101,7 +101,7 @@ def family_of(ip: str) -> socket.AddressFamily:
 
 
 class RoundRobinResolver(Resolver):
-    """The names it was given. It lasts as long as the trio run."""
+    """Resolves the names that it was given. It lasts as long as the trio run."""
 
     def __init__(self, names: Mapping[str, Sequence[Address]]) -> None:
         for name, addresses in names.items():
@@ -114,7 +114,7 @@ class RoundRobinResolver(Resolver):
         return self.names.get(name)
 
     def ordered(self, name: str, found: list[Any]) -> list[Any]:
-        """Begins one place further at each look-up; so do names of the system."""
+        """Begin one address further at each look-up, also for names of the system."""
         start = self.lookups.get(name, 0)
         self.lookups[name] = start + 1
         start %= len(found)
@@ -122,7 +122,7 @@ class RoundRobinResolver(Resolver):
 
 
 class DnsResolver(Resolver):
-    """Names that end in `.zone` by the lab's server."""
+    """Resolves names that end in `.zone` by the lab's server."""
 
     def __init__(self, server: tuple[str, int], zone: str = "lab") -> None:
         self.server = server

@@ -1,1 +1,1 @@
-"""Chats: what is asked when, the clients that ask, and what came of it."""
+"""Chats as load: which requests are sent when, the clients that send them, and the report."""

@@ -1,7 +1,7 @@
-"""One answer, as it arrives: status, text, usage, and when its pieces came. Pure: `now` is passed in.
+"""Reads one answer as it arrives: status, text, usage, and when its pieces came. Pure: `now` is passed in.
 
-It understands OpenAI's stream of events and a plain JSON body, and it judges: an answer is good when its status is 2xx,
-it is complete (a stream ends with `[DONE]`), and it holds no error.
+It reads OpenAI's event streams and plain JSON bodies, and judges them: an answer is good if its status is 2xx, it is
+complete (a stream ends with `[DONE]`), and it contains no error.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 import orjson
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
-"""More than any answer of text; a server that sends more is broken, and the client must not swell with it."""
+"""More than any answer of text. A server that sends more is broken, and must not fill the client's memory."""
 
 DETAIL_CHARS_MAX = 200
-"""Of an error's message: one line on the screen."""
+"""Of an error's message, which gets one line on the screen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request failed. `reason` is a short phrase that groups; `detail` is what this one said."""
+    """Why a request failed. `reason` is a short phrase, by which failures are grouped; `detail` is of this one."""
 
     reason: str
     detail: str = ""
@@ -30,8 +30,8 @@ class Failure:
 class Answer:
     """The state of one answer.
 
-    Times are on the caller's clock. `gaps_s` are the pauses between chunks with text, `first_s` the arrival of the
-    first of them (None until then, and for answers that do not stream).
+    Times are on the caller's clock. `first_s` is when the first chunk with text came (None until then, and for answers
+    that do not stream); `gaps_s` are the pauses between chunks with text.
     """
 
     stream: bool
@@ -50,7 +50,7 @@ class Answer:
     size: int = 0
 
     def feed(self, data: bytes, status: int, now: float) -> None:
-        """Take the next bytes of the body."""
+        """Take in the next bytes of the body."""
         self.size += len(data)
         if self.size > BODY_BYTES_MAX:
             self.error = Failure("answer too large", f"more than {BODY_BYTES_MAX} bytes")
@@ -117,7 +117,7 @@ class Answer:
         return body
 
     def finish(self, status: int) -> Failure | None:
-        """The body is complete: judge it. None means the answer is good."""
+        """Judge the answer, whose body is complete. None: it is good."""
         if not 200 <= status < 300:
             return self.judge_status(status)
         if self.error is not None:
@@ -144,7 +144,7 @@ class Answer:
 
 
 def error_word(error: Any) -> str:
-    """The machine-readable word of an error in OpenAI's shape: code, else type."""
+    """Return the machine-readable name of an error in OpenAI's shape: its code, else its type."""
     if isinstance(error, dict):
         return str(error.get("code") or error.get("type") or "error")[:60]
     return "error"

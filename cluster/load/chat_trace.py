@@ -1,8 +1,8 @@
-"""Chat traces: one JSON object per line, `{"messages": [{"role": …, "content": …}, …]}`, plain or gzipped.
+"""Reads chat traces: one JSON object a line, `{"messages": [{"role": …, "content": …}, …]}`, plain or gzipped.
 
-Optional keys: `session` or `session_id` (a name, unique in the file), `timestamp` (seconds, any zero) or
-`timestamp_ms`. All else is ignored. A line that is not such an object stops the reading with the file's name and the
-line's number: a trace that is half understood would give figures that are half true.
+Optional keys: `session` or `session_id` (a name, unique in the file), `timestamp` (seconds from any zero) or
+`timestamp_ms`. Other keys are ignored. A line of any other form is an error that names the file and the line: figures
+from a trace that was partly misread would be wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function
 
 
 def read_trace(path: Path, *, keep_recorded: bool = False) -> list[Conversation]:
-    """All conversations of a trace. Raises TraceError: nothing was sent."""
+    """Read all conversations of a trace. Raises TraceError; nothing was sent then."""
     found: dict[str, Conversation] = {}
     for line in json_lines(path):
         conversation = read_line(line, keep_recorded=keep_recorded)

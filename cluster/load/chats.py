@@ -1,8 +1,8 @@
-"""The lab's own chats: six desks with long shared instructions, and people who ask there, turn after turn.
+"""Generates the lab's own chats: six desks with long shared instructions, where people ask, turn after turn.
 
-Everything is drawn from a grammar we wrote (`data/chats.toml`) by one seeded `Random`. They are made to have the shape
-of real traffic: instructions of 300 to 900 tokens that many chats share, conversations that grow, passages of documents
-that repeat across questions.
+One seeded `Random` draws everything from a grammar that we wrote (`data/chats.toml`). The chats have the shape of real
+traffic: many share instructions of 300 to 900 tokens, conversations grow, and passages of documents recur in several
+questions.
 
     python -m cluster chats --conversations 20 > chats.jsonl      # a trace that `load --trace` reads
 """
@@ -26,10 +26,10 @@ from cluster.load.workload import Conversation, Message, split_turns
 GRAMMAR = Path(__file__).parents[1] / "data" / "chats.toml"
 SLOT = re.compile(r"\{(\w+)\}")
 KEPT_SHARE = 0.7
-"""How often a follow-up speaks of the same thing as before; else it brings up another of the same kind."""
+"""How often a follow-up keeps the subject of the messages before; else it draws one of the same kind again."""
 
 OPENING_PASTES, FOLLOWUP_PASTES = 0.8, 0.4
-"""Share of messages with something pasted in: people begin with what they have in hand."""
+"""Share of messages with pasted text: people begin with what they have at hand."""
 
 PASTE_LINES_MIN, PASTE_LINES_MAX = 4, 12
 PASSAGES_MIN, PASSAGES_MAX = 2, 4
@@ -41,7 +41,7 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """One shared system prompt, and what is asked there."""
+    """One shared system prompt, and the questions that are asked with it."""
 
     name: str
     system: str
@@ -67,7 +67,7 @@ def read_grammar(path: Path = GRAMMAR) -> Grammar:
 
 
 def office_of(grammar: Grammar, prompt: int) -> str:
-    """Who a shared prompt is for. Beyond one office per desk the desks repeat, each time for another office."""
+    """Return the office that a shared prompt is for. After one prompt per desk the desks repeat for another office."""
     round_number = prompt // len(grammar.desks)
     name = grammar.offices[round_number % len(grammar.offices)]
     again = round_number // len(grammar.offices)
@@ -75,7 +75,7 @@ def office_of(grammar: Grammar, prompt: int) -> str:
 
 
 class Speaker:
-    """Fills templates for one conversation, and remembers what it spoke of."""
+    """Fills templates for one conversation, and remembers its subjects."""
 
     def __init__(self, desk: Desk, rng: Random) -> None:
         self.desk = desk
@@ -97,7 +97,7 @@ class Speaker:
         return self.chosen[slot]
 
     def message(self, template: str, paste_share: float) -> str:
-        """What a user writes: a question, and with this chance something long that is pasted below it."""
+        """Return a user's message: a question, and with this chance a long pasted text below it."""
         text = self.fill(template)
         if not self.desk.paste or self.rng.random() > paste_share:
             return text
@@ -113,7 +113,7 @@ class Speaker:
 
 
 def chat(grammar: Grammar, prompt: int, turns: int, rng: Random) -> list[Message]:
-    """One whole conversation: instructions, questions, and answers as an assistant might have given them."""
+    """Return one whole conversation: instructions, questions, and answers as an assistant might give them."""
     desk = grammar.desks[prompt % len(grammar.desks)]
     speaker = Speaker(desk, rng)
     messages: list[Message] = [
@@ -135,7 +135,7 @@ def chat(grammar: Grammar, prompt: int, turns: int, rng: Random) -> list[Message
 def conversations(
     rng: Random, *, system_prompts: int = 6, turns: int = BUNDLED_TURNS, grammar: Grammar | None = None
 ) -> Iterator[Conversation]:
-    """Chats without end, each at a shared prompt drawn evenly."""
+    """Yield chats without end, each with a shared prompt that is drawn evenly."""
     grammar = grammar or read_grammar()
     number = 0
     while True:
@@ -145,7 +145,7 @@ def conversations(
 
 
 def bundled(seed: int = SEED, *, turns: int = BUNDLED_TURNS) -> list[Conversation]:
-    """The chats of `make up`: 8 to 20 at each of the six desks, mixed."""
+    """Return the chats of `make up`: 8 to 20 at each of the six desks, in mixed order."""
     grammar = read_grammar()
     rng = Random(seed)
     prompts = [

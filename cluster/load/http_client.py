@@ -1,8 +1,8 @@
 """A lean HTTP/1.1 client: one keep-alive connection to one origin, over trio sockets and httptools. No TLS.
 
-One of these per conversation, so that each conversation resolves the name once more and DNS round-robin is honoured.
-It never sends a request twice: a connection the server has closed while idle is replaced before sending, anything
-later is the caller's failure to count.
+Each conversation has its own client, so it resolves the name anew and follows DNS round-robin. A client never sends a
+request twice: a connection that the server has closed while idle is replaced before sending; any later failure is the
+caller's to count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ExchangeFailed(Exception):
 
 
 class ResponseReader:
-    """Callbacks of httptools: keeps status and headers, hands the body on as it comes."""
+    """Callbacks of httptools: keeps status and headers, and hands the body on as it comes."""
 
     def __init__(self, on_body: Callable[[bytes, int], None]) -> None:
         self.parser = httptools.HttpResponseParser(self)
@@ -54,26 +54,26 @@ class ResponseReader:
         self.hand_on(data, self.status)
 
     def on_message_complete(self) -> None:
-        self.complete = self.status >= 200  # a 1xx only announces the answer
+        self.complete = self.status >= 200  # after a 1xx the answer is still to come
         if not self.complete:
             self.headers.clear()
             self.headers_complete = False
 
     def end_of_input(self) -> None:
-        """The server closed. That completes only an answer whose end is the connection's end."""
+        """The server closed the connection. This completes only an answer without a length and without chunks."""
         framed = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "").lower()
         self.complete = self.headers_complete and not framed
 
 
 class Connection:
-    """One client of one origin. Use as an async context manager, or close it."""
+    """A client's connection to one origin. Use it as an async context manager, or close it."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
         self.stream: trio.SocketStream | None = None
         self.node = ""
-        """Address and port of the node we are connected to; empty before the first connection."""
+        """Address and port of the connected node; empty before the first connection."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,7 +87,7 @@ class Connection:
             self.stream = None
 
     async def connect(self) -> trio.SocketStream:
-        """The open connection, or a new one to the next address of the name. Raises ExchangeFailed."""
+        """Return the open connection, or a new one to the next address of the name. Raises ExchangeFailed."""
         if self.stream is not None and not self.is_spent():
             return self.stream
         self.close()
@@ -105,7 +105,7 @@ class Connection:
         return self.stream
 
     def is_spent(self) -> bool:
-        """Whether an idle connection has something to read: its end, or bytes nobody asked for. Then it is spent."""
+        """Whether an idle connection is useless: it has something to read, its end or bytes that nobody asked for."""
         assert self.stream is not None
         poller = select.poll()
         poller.register(self.stream.socket.fileno(), select.POLLIN)
@@ -114,7 +114,7 @@ class Connection:
     async def exchange(self, request: bytes, on_body: Callable[[bytes, int], None]) -> ResponseReader:
         """Send one request, read one answer; `on_body(data, status)` is called as the body arrives.
 
-        Raises ExchangeFailed. A cancelled or failed exchange closes the connection, which tells the server.
+        Raises ExchangeFailed. A cancelled or failed exchange closes the connection, so the server notices.
         """
         reader = ResponseReader(on_body)
         stream = await self.connect()
@@ -149,19 +149,19 @@ def stage(reader: ResponseReader) -> str:
 
 
 def error_name(error: BaseException | None) -> str:
-    """The system's short word for an error: of the last address when trio has tried several."""
+    """Return the system's short text for an error; if trio has tried several addresses, for the last one."""
     cause = error.__cause__ if error is not None else None
     if isinstance(cause, ExceptionGroup):
         error = cause.exceptions[-1]
     if isinstance(error, OSError) and error.errno:
         return os.strerror(
             error.errno
-        ).lower()  # not error.strerror: there trio adds the address, and it would not group
+        ).lower()  # not error.strerror, to which trio adds the address: such errors would not group
     return type(error).__name__
 
 
 def request_bytes(path: str, host: str, port: int, body: bytes, api_key: str = "", *, method: str = "POST") -> bytes:
-    """One HTTP/1.1 request with a JSON body."""
+    """Return an HTTP/1.1 request with a JSON body."""
     authorization = f"authorization: Bearer {api_key}\r\n" if api_key else ""
     head = (
         f"{method} {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
@@ -173,7 +173,7 @@ def request_bytes(path: str, host: str, port: int, body: bytes, api_key: str = "
 async def fetch(
     host: str, port: int, path: str, *, method: str = "GET", body: bytes = b"", api_key: str = ""
 ) -> tuple[int, bytes]:
-    """One request on a connection of its own: status and body. Raises ExchangeFailed."""
+    """Send one request on its own connection, and return status and body. Raises ExchangeFailed."""
     got = bytearray()
     async with Connection(host, port) as connection:
         request = request_bytes(path, host, port, body, api_key, method=method)

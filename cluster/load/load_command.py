@@ -1,13 +1,13 @@
-"""The load generator: multi-turn chats against any OpenAI-compatible address, with a report by engine truth.
+"""The load generator: multi-turn chats against any OpenAI-compatible address, with a report by the engines' counts.
 
     python -m cluster load --target http://127.0.0.2:8080 --users 50 --turns 10
     python -m cluster load --target http://router.lab:80 --resolve router.lab=127.0.0.2,127.0.0.3 --rate 3 --duration 60
     python -m cluster load --target http://router.lab:8080 --trace chats.jsonl.gz --json out.json
 
 Closed loop: `--users` people, each with one conversation at a time and `--think` seconds between turns. Open loop:
-conversations begin by a Poisson process (`--rate`), or when the trace says so (`--arrivals`). Every conversation is a
-client of its own, so DNS round-robin spreads conversations over nodes, and the real answer of each turn is part of the
-next one.
+conversations begin by a Poisson process (`--rate`), or at the trace's times (`--arrivals`). Each conversation has its
+own client, so DNS round-robin spreads conversations over nodes. The real answer of each turn becomes part of the next
+request.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LoadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run, ready to go. `starts_s` None means open loop; `planned` is the number of turns where it is known."""
+    """A run that is ready to start. `starts_s` None: open loop; `planned`: the number of turns, if it is known."""
 
     conversations: Iterable[Conversation]
     starts_s: list[float] | None
@@ -109,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises LoadError with everything that is wrong."""
+    """Check the options. Raises LoadError with all problems."""
     service_rates = [options.users is not None, options.rate is not None, options.arrivals]
     wrong = [
         (sum(service_rates) > 1, "give only one of --users, --rate, --arrivals"),
@@ -137,7 +137,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def make_target(options: argparse.Namespace) -> Target:
-    """Raises LoadError."""
+    """Make the target from the options. Raises LoadError."""
     parts = urlsplit(options.target)
     if parts.scheme != "http" or not parts.hostname:
         raise LoadError(f"--target {options.target}: want http://HOST:PORT (the lab has no TLS)")
@@ -159,7 +159,7 @@ def make_target(options: argparse.Namespace) -> Target:
 
 
 def make_plan(options: argparse.Namespace) -> Plan:
-    """Everything that will be said and when, from one seed. Raises LoadError, TraceError."""
+    """Decide everything that is sent, and when, from one seed. Raises LoadError, TraceError."""
     rng = Random(options.seed)
     users = options.users or USERS_DEFAULT
     supply: Iterator[Conversation]
@@ -188,14 +188,14 @@ def make_plan(options: argparse.Namespace) -> Plan:
 
 
 def trace_of(options: argparse.Namespace) -> list[Conversation]:
-    """Raises TraceError."""
+    """Read the conversations of `--trace`. Raises TraceError."""
     if options.trace == "bundled":
         return chats.bundled(turns=options.turns or chats.BUNDLED_TURNS)
     return read_trace(Path(options.trace), keep_recorded=options.answers == "trace")
 
 
 def timed(conversations: list[Conversation], options: argparse.Namespace) -> list[Conversation]:
-    """Arrivals of the trace. Raises LoadError when one of them is missing."""
+    """Let conversations begin at the trace's times. Raises LoadError if one of them has none."""
     missing = [one.name for one in conversations if one.start_s is None]
     if missing:
         raise LoadError(
@@ -207,7 +207,7 @@ def timed(conversations: list[Conversation], options: argparse.Namespace) -> lis
 async def run(
     plan: Plan, target: Target, log: LoadLog, names: dict[str, tuple[Address, ...]], console: Console
 ) -> tuple[Report, bool]:
-    """The whole run, with its progress on the console. Second value: whether a signal ended it."""
+    """Run the load and show its progress on the console. The second value is whether a signal ended the run."""
     trio.socket.set_custom_hostname_resolver(RoundRobinResolver(names))
     if not target.model:
         target = replace(target, model=await first_model(target))
@@ -222,7 +222,7 @@ async def run(
 
 
 async def carry_out(plan: Plan, target: Target, log: LoadLog) -> None:
-    """The traffic alone."""
+    """Send the planned traffic."""
     runner = Runner(target, log)
     if plan.starts_s is None:
         await runner.run_open(plan.conversations, plan.duration_s)
@@ -231,7 +231,7 @@ async def carry_out(plan: Plan, target: Target, log: LoadLog) -> None:
 
 
 def make_place(path: Path) -> None:
-    """Before anything is sent. Raises LoadError."""
+    """Check, before anything is sent, that the report's file can be written. Raises LoadError."""
     try:
         path.touch()
     except OSError as error:
@@ -244,7 +244,7 @@ def write_json(path: Path, options: argparse.Namespace, outcome: Report) -> None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: all well. 1: a request failed or was skipped, or nobody was there. 2: wrong command. 130: interrupted."""
+    """0: all well. 1: a request failed or was skipped, or none was answered. 2: wrong command. 130: interrupted."""
     options = make_parser().parse_args(argv)
     console = Console()
     log = LoadLog()

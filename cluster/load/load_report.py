@@ -1,7 +1,7 @@
-"""What came of a load run, by engine truth. Pure: samples in, a report out.
+"""The report of a load run, by the engines' counts. Pure: it is made from samples.
 
-Every request that was begun ends as ok, failed or cancelled; every turn that was planned was either sent or is counted
-as not sent. Hit rate is what the engines themselves say (`cached_tokens` of `prompt_tokens` in `usage`).
+Every request that was sent ends as ok, failed or cancelled; every planned turn was either sent or counts as not sent.
+The hit rate is by the engines' own counts (`cached_tokens` of `prompt_tokens` in `usage`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from cluster.load.answer import Failure
 
 REASONS_MAX = 100
-"""Distinct failure reasons kept; a server with more kinds of errors is summed up as «other reasons»."""
+"""Distinct failure reasons that are kept; further ones are summed up as «other reasons»."""
 
 GAPS_MAX = 100_000
 """A p99 of so many drawn values is off by 0.03 points of rank."""
@@ -42,7 +42,7 @@ class Sample:
 
 @dataclass(slots=True)
 class FailureGroup:
-    """All failures for one reason, with the first one's own words."""
+    """All failures for one reason, with the detail of the first."""
 
     reason: str
     count: int = 0
@@ -51,14 +51,14 @@ class FailureGroup:
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Nearest rank: the smallest value that at least this share of all values do not exceed. `values` are sorted."""
+    """Return the nearest rank: the least value that this share of all `values`, which are sorted, does not exceed."""
     if not values:
         return None
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
 class LoadLog:
-    """Everything that came of one run."""
+    """Counts and samples of one run."""
 
     def __init__(self) -> None:
         self.conversations = 0
@@ -74,7 +74,7 @@ class LoadLog:
         self._gaps = 0
         self._draw = Random(1)
         self.lags_s: list[float] = []
-        """How late each arrival of an open loop was: above a few ms the generator itself is the bottleneck."""
+        """How late each arrival of an open loop was; above a few ms the generator itself is the bottleneck."""
 
     @property
     def ok(self) -> int:
@@ -109,7 +109,7 @@ class LoadLog:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one engine or node got of the good answers."""
+    """The part of the good answers that one engine or node gave."""
 
     name: str
     requests: int
@@ -118,8 +118,8 @@ class Share:
 
 
 class Report:
-    """The outcome of a run beside the counts in its log; `as_json` is its stable form. Times in seconds, None where
-    nothing was measured. May be made while the run goes on: what is in flight then is in `sent` only."""
+    """The outcome of a run beside the counts in its log; `as_json` is its stable form. Times are in seconds, None where
+    nothing was measured. May be made during a run: requests in flight count in `sent` only."""
 
     def __init__(self, log: LoadLog, duration_s: float) -> None:
         samples = log.samples
@@ -179,7 +179,7 @@ def quantiles(values: Iterable[float]) -> dict[str, float | None]:
 
 
 def shares(pairs: Iterable[tuple[str, Sample]]) -> tuple[Share, ...]:
-    """Requests and hit rate by name, in the order of names."""
+    """Return requests and hit rate by name, sorted by name."""
     sums: dict[str, tuple[int, int, int]] = {}
     for name, one in pairs:
         requests, prompt, cached = sums.get(name, (0, 0, 0))

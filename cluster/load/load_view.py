@@ -1,4 +1,4 @@
-"""How a load run looks on the screen: a bar while it runs, or plain lines; a table when it is over."""
+"""Shows a load run on the screen: a bar or plain lines while it runs, tables when it is over."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cluster.load.load_report import LoadLog, Report, Share, quantile
 BAR_INTERVAL_S = 0.25
 LINE_INTERVAL_S = 5.0
 RECENT = 500
-"""The bar's figures are of this many latest answers: what happens now, at a bounded cost."""
+"""How many of the latest answers the bar's figures are of: they show what happens now, at a bounded cost."""
 
 
 def recent_line(log: LoadLog) -> str:
-    """Counts so far, hit rate and TTFT of the latest answers."""
+    """Return the counts so far, and hit rate and TTFT of the latest answers."""
     latest = log.samples[-RECENT:]
     prompt = sum(one.prompt_tokens for one in latest)
     cached = sum(one.cached_tokens for one in latest)
@@ -29,7 +29,7 @@ def recent_line(log: LoadLog) -> str:
 
 
 async def show_progress(console: Console, log: LoadLog, planned: int | None, duration_s: float) -> None:
-    """Until cancelled. Progress is counted in turns when their number is known, else in seconds."""
+    """Show progress until cancelled: in turns if their number is known, else in seconds."""
     began_s = trio.current_time()
 
     def done() -> tuple[float, float | None]:
@@ -65,7 +65,7 @@ def show_rate(value: float | None) -> str:
 
 
 def show_report(console: Console, report: Report) -> None:
-    """The whole outcome: what was sent, what the engines say, who did it, what failed."""
+    """Print the outcome: totals, the share of each engine and node, the reasons of routing, and the failures."""
     console.print(summary_table(report))
     for title, rows in (("engine", report.engines), ("node", report.nodes)):
         if rows:

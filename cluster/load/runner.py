@@ -1,7 +1,7 @@
 """Drives conversations against an OpenAI-compatible address: closed loop (users) or open loop (arrivals).
 
-Each conversation is one task with one connection. A failed turn ends its conversation, the rest of it is counted as not
-sent. When the time is up nothing new is begun and what is in flight may finish; a cancelled run counts it as cancelled.
+Each conversation is one task with one connection. A failed turn ends its conversation, whose later turns count as not
+sent. When the time is up no turn begins and requests in flight may finish; a cancelled run counts those as cancelled.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cluster.load.load_report import LoadLog, Sample
 from cluster.load.workload import PARENTS_MAX, Conversation, Turn
 
 OPEN_CONVERSATIONS_MAX = 8_000
-"""An open loop does not slow down for a slow target; beyond this many at once arrivals are skipped and counted."""
+"""Conversations at once. An open loop does not slow down for a slow target; arrivals beyond are skipped and counted."""
 
 TRANSCRIPTS_KEPT = 2 * PARENTS_MAX
-"""Histories of the latest conversations, for branches: twice as far back as a parent may be."""
+"""Histories of the latest conversations that are kept for branches: twice as many as may be parents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how to ask. `extra` joins every request's body."""
+    """Where and how to send requests. `extra` joins every request's body."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class Target:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def request(self, messages: Iterable[bytes]) -> bytes:
-        """The bytes of one request; `messages` are JSON already, so a long history is not encoded again each turn."""
+        """Return one request. `messages` are JSON already, so that a long history is not encoded again each turn."""
         fields: dict[str, Any] = {"model": self.model, "max_tokens": self.max_tokens, "stream": self.stream}
         if self.stream:
             fields["stream_options"] = {"include_usage": True}
@@ -51,7 +51,7 @@ class Target:
 
 
 class Transcript:
-    """What one conversation has answered and heard, and after how many of its own turns: branches begin from it."""
+    """The history of one conversation, with its length after each of its own turns; branches begin from it."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -72,7 +72,7 @@ class Transcript:
         self.changed = trio.Event()
 
     async def wait_turns(self, turns: int) -> list[bytes]:
-        """The history after that many own turns, or all there is when the conversation ended before."""
+        """Return the history after that many own turns, or all of it if the conversation has ended before."""
         while len(self.marks) < turns and not self.ended:
             await self.changed.wait()
         if not self.marks:
@@ -81,7 +81,7 @@ class Transcript:
 
 
 class Runner:
-    """One run. `log` may be read at any time. Make a new one for each run."""
+    """Runs one load. `log` may be read at any time. Make a new Runner for each run."""
 
     def __init__(self, target: Target, log: LoadLog) -> None:
         self.target = target
@@ -93,7 +93,7 @@ class Runner:
     async def run_closed(
         self, conversations: Iterable[Conversation], starts_s: Iterable[float], duration_s: float = math.inf
     ) -> None:
-        """As many users as `starts_s` has numbers; each takes the next conversation when its own has ended."""
+        """Run a user for each entry of `starts_s`. A user takes the next conversation when the last one has ended."""
         begun_s = trio.current_time()
         self.stop_at_s = begun_s + duration_s
         supply = iter(conversations)
@@ -107,7 +107,7 @@ class Runner:
             await self.converse(conversation, self.transcript_for(conversation))
 
     async def run_open(self, conversations: Iterable[Conversation], duration_s: float = math.inf) -> None:
-        """Every conversation begins at its `start_s`, however slow the target is."""
+        """Begin every conversation at its `start_s`, however slow the target is."""
         begun_s = trio.current_time()
         self.stop_at_s = begun_s + duration_s
         async with trio.open_nursery() as nursery:
@@ -130,14 +130,14 @@ class Runner:
             self.open -= 1
 
     def transcript_for(self, conversation: Conversation) -> Transcript:
-        """Made when a conversation is taken up, before its task runs, so that a branch always finds its parent."""
+        """Make a conversation's transcript before its task runs, so that a branch always finds its parent's."""
         transcript = self.transcripts[conversation.name] = Transcript()
         while len(self.transcripts) > TRANSCRIPTS_KEPT:
             del self.transcripts[next(iter(self.transcripts))]
         return transcript
 
     async def converse(self, conversation: Conversation, transcript: Transcript) -> None:
-        """All turns of one conversation, on one connection."""
+        """Send all turns of one conversation, on one connection."""
         self.log.begin(len(conversation.turns))
         left = len(conversation.turns)
         try:
@@ -156,7 +156,7 @@ class Runner:
             transcript.end()
 
     async def pause(self, think_s: float) -> bool:
-        """Think. False when the run's time is up before the thought is finished."""
+        """Wait before a turn. False: the run's time is up before the pause ends."""
         due_s = trio.current_time() + think_s
         if due_s >= self.stop_at_s:
             return False
@@ -165,7 +165,7 @@ class Runner:
         return True
 
     async def take_turn(self, connection: Connection, turn: Turn, transcript: Transcript) -> bool:
-        """One request. True when it was answered well, and the answer is in the transcript."""
+        """Send one request. True: the answer is good, and is in the transcript."""
         transcript.messages.extend(orjson.dumps(message) for message in turn.messages)
         answer = Answer(stream=self.target.stream)
         self.log.sent += 1
@@ -183,7 +183,7 @@ class Runner:
         return True
 
     async def ask(self, connection: Connection, request: bytes, answer: Answer) -> Failure | None:
-        """Send, read, judge, enter into the log when good."""
+        """Send a request, read and judge its answer, and log a good one. Returns the failure, if any."""
         began_s = trio.current_time()
 
         def on_body(data: bytes, status: int) -> None:
@@ -203,7 +203,7 @@ class Runner:
 
 
 def sample(reader: ResponseReader, answer: Answer, node: str, began_s: float, ended_s: float) -> Sample:
-    """What one good answer says about engine, router and time."""
+    """Return the sample of one good answer, from its headers, its usage and its times."""
     headers = reader.headers
     predicted = headers.get("x-ranvier-matched-tokens", "")
     return Sample(
@@ -221,7 +221,7 @@ def sample(reader: ResponseReader, answer: Answer, node: str, began_s: float, en
 
 
 async def first_model(target: Target) -> str:
-    """The first model the target lists. Raises ExchangeFailed."""
+    """Return the first model that the target lists. Raises ExchangeFailed."""
     with trio.move_on_after(target.timeout_s) as patience:
         status, body = await fetch(target.host, target.port, "/v1/models", api_key=target.api_key)
     if patience.cancelled_caught:

@@ -1,10 +1,10 @@
-"""What a load run will say, decided before anything is sent: conversations, turns, pauses, arrivals, branches.
+"""Plans a load run before anything is sent: conversations, turns, pauses, arrivals, branches.
 
 Pure and lazy: every draw comes from the one `Random` that is passed in, in the order of the conversations.
 
-A *turn* is one request: the messages the client adds, and then the engine's real answer, unless the turn carries a
-recorded one (a tool call that the following tool message refers to). A *branch* begins with the history of an earlier
-conversation, its parent.
+A *turn* is one request: the messages that the client adds. The engine's real answer follows it in the history, unless
+the turn has a recorded one (a tool call that the next tool message refers to). A *branch* begins with the history of an
+earlier conversation, its parent.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from random import Random
 from typing import Any
 
 Message = dict[str, Any]
-"""One chat message as JSON: role, content, and whatever else the trace says."""
+"""One chat message as JSON: role, content, and whatever else the trace has."""
 
 PARENTS_MAX = 32
-"""A branch picks its parent among this many of the latest conversations: those whose prefix is likely still warm."""
+"""A branch picks its parent among so many of the latest conversations, whose prefixes are likely still warm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Turn:
 class Conversation:
     """The client's side of one chat.
 
-    `start_s` counts from the start of the run; None means «when a user is free». A branch begins with everything its
-    `parent` had said and heard after `parent_turns` of the parent's own turns.
+    `start_s` counts from the start of the run; None: it begins when a user is free. A branch begins with the history of
+    its `parent` after `parent_turns` of the parent's own turns.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Conversation:
 
 
 def split_turns(messages: Iterable[Message], *, keep_recorded: bool = False) -> tuple[Turn, ...]:
-    """Cut a recorded chat into requests: each is what stands before an assistant message, or at the end.
+    """Cut a recorded chat into requests. Each has the messages before an assistant message, or the last ones.
 
     An assistant message that opens the chat is history, not an answer. A recorded answer is kept where it calls tools,
     since the tool message after it refers to its ids; `keep_recorded` keeps all of them.
@@ -69,13 +69,13 @@ def split_turns(messages: Iterable[Message], *, keep_recorded: bool = False) -> 
 
 
 def cut(conversations: Iterable[Conversation], turns_max: int) -> Iterator[Conversation]:
-    """No conversation longer than `turns_max` requests."""
+    """Cut conversations to at most `turns_max` requests."""
     for conversation in conversations:
         yield replace(conversation, turns=conversation.turns[:turns_max])
 
 
 def with_branches(conversations: Iterable[Conversation], share: float, rng: Random) -> Iterator[Conversation]:
-    """Let this share of conversations go on from the history of an earlier one instead of from their own beginning."""
+    """Let this share of conversations continue the history of an earlier one instead of their own beginning."""
     parents: deque[Conversation] = deque(maxlen=PARENTS_MAX)
     for conversation in conversations:
         chosen = conversation
@@ -89,7 +89,7 @@ def with_branches(conversations: Iterable[Conversation], share: float, rng: Rand
 
 
 def with_think(conversations: Iterable[Conversation], mean_s: float, rng: Random) -> Iterator[Conversation]:
-    """Exponential pauses before every turn but the first."""
+    """Put exponential pauses before every turn but the first."""
     for conversation in conversations:
         if mean_s <= 0:
             yield conversation
@@ -102,7 +102,7 @@ def with_think(conversations: Iterable[Conversation], mean_s: float, rng: Random
 def with_poisson_arrivals(
     conversations: Iterable[Conversation], rate_per_s: float, rng: Random
 ) -> Iterator[Conversation]:
-    """Arrivals at `rate_per_s` conversations per second with exponential gaps: an open loop."""
+    """Let conversations arrive at `rate_per_s` with exponential gaps: an open loop."""
     now_s = 0.0
     for conversation in conversations:
         now_s += rng.expovariate(rate_per_s)
@@ -110,12 +110,12 @@ def with_poisson_arrivals(
 
 
 def with_trace_arrivals(conversations: Iterable[Conversation], speed: float) -> list[Conversation]:
-    """Arrivals as recorded, the first at 0 s, `speed` times as fast. Every conversation must have a start."""
+    """Let conversations arrive as recorded, the first at 0 s, `speed` times as fast. All must have a start."""
     known = sorted(conversations, key=lambda conversation: conversation.start_s or 0.0)
     first_s = (known[0].start_s or 0.0) if known else 0.0
     return [replace(one, start_s=((one.start_s or 0.0) - first_s) / speed) for one in known]
 
 
 def user_starts(users: int, think_s: float, rng: Random) -> list[float]:
-    """When each user of a closed loop begins: spread over one pause, so that they do not march in step."""
+    """Return when each user of a closed loop begins: spread over one pause, so that users are not in step."""
     return [rng.uniform(0.0, think_s) for _ in range(users)]
