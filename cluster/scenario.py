@@ -43,8 +43,8 @@ Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Selector: TypeAlias = tuple[Count, ...] | str
 WORDS = ("all", "none", "one", "half", "rest")
 Dns: TypeAlias = Literal["all", "subset", "empty", "self", "stale", "foreign", "failing", "slow", "flapping"]
-"""What the cluster's name resolves to: all running nodes; a third of them, another third each time; nothing; the asking
-node alone; the nodes of the beginning; another cluster's addresses; SERVFAIL; `all` after 5 s; some of them in turn."""
+"""What the cluster's name resolves to: all running nodes; a third of them, another each time; nothing; the asking node
+alone; the nodes of the beginning; another cluster's addresses; SERVFAIL; `all` after 5 s; one of these, varying."""
 
 
 STRICT = with_config(ConfigDict(extra="forbid"))
@@ -128,7 +128,7 @@ class Expect:
     one_reader: bool = False  # at the end each engine's events are read by one node
     exact: bool = False  # … which knows all blocks of the engine
     wrong_share_max: Seconds | None = None  # of all nodes' claims at the end, those on what an engine does not hold
-    unknown_share_max: Seconds | None = None  # of the claims that engines' caches justify at the end, those missing
+    unknown_share_max: Seconds | None = None  # of what engines hold at prompts' depths, the part unknown to nodes
     same_routes_s: Seconds | None = None  # from `quiet_at`, or the last traffic, until no bucket differs
     dead_s: Seconds | None = None  # until every running node knows of a kill that lasts
     learned_s: Seconds | None = None  # until a running node's route update is at all others (p99)

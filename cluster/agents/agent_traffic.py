@@ -36,7 +36,7 @@ class RequestRefused(Exception):
 async def replayed(
     fleet: EngineFleet, requests: Sequence[AgentRequest], urls: Sequence[str], *, speed: float = SPEED
 ) -> Reuse:
-    """Send these requests, after emptying the engines' caches. Raises RequestRefused, httpx.HTTPError."""
+    """Send these requests to engines with empty caches; return the reuse. Raises RequestRefused, httpx.HTTPError."""
     fleet.forget()
     fleet.tasks = {fleet.prompt_key(request.path, request.body): request.task for request in requests}
     tasks_in_order = list(dict.fromkeys(request.task for request in requests))

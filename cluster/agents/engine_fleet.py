@@ -51,7 +51,7 @@ class AskedPrompt:
 
     @property
     def possible(self) -> int:
-        """Return the tokens that the best engine could have reused; what it computed since then counts, too."""
+        """Return the tokens that the best engine could have reused, or those that were reused, if more."""
         return max(*self.held, self.reused)
 
     @property
@@ -103,7 +103,7 @@ class EngineFleet:
             decode_s=decode_s,
         )
         words = load_tokenizer(tokenizer)
-        self.task = ""  # of prompts that are not in `tasks`
+        self.task = ""  # of requests from now on; prompts in `tasks` have theirs from there
         self.tasks: Mapping[int, str] = {}  # by `prompt_key`, of prompts that are known in advance
         self.asked: list[AskedPrompt] = []
         self.requests: list[AgentRequest] = []  # as engines got them, from which to make a shape

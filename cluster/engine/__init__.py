@@ -1,1 +1,1 @@
-"""The fake engine: vLLM's HTTP over a block cache with a clock, KV events, faults on demand."""
+"""The fake engine: vLLM's HTTP over a block cache in real time, with KV events, and faults on demand."""

@@ -1,7 +1,7 @@
-"""The fake engine's /v1/messages and /v1/responses: each body made a chat's, and what responses are kept. Pure.
+"""The fake engine's /v1/messages and /v1/responses: turns their bodies into a chat's, and stores responses. Pure.
 
-It shares nothing with the router's own reading of them: what is equal here is rendered to equal text, and that is what
-the cache goes by. Like vLLM it keeps responses in memory, unless they say `"store": false`, and knows none but its own.
+It shares no code with the router's reading of these APIs. Equal conversations are rendered to equal text, by which the
+cache finds them. Like vLLM it stores responses in memory, except with `"store": false`, and knows only its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cluster.engine.engine_api import ApiError, bad_request
 
 
 def chat_of_claude(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A body of /v1/messages as a chat's. Raises ApiError."""
+    """Return a body of /v1/messages as a chat's body. Raises ApiError."""
     turns = fields.get("messages")
     if not isinstance(turns, list) or not turns:
         raise bad_request("messages must be a list with at least one message", "messages")
@@ -30,7 +30,7 @@ def chat_of_claude(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def messages_of_blocks(role: str, blocks: Sequence[Any]) -> list[Any]:
-    """Results of tools, each by itself, and then what else a turn says and calls."""
+    """Return a turn's messages: one for each tool result, then one for its other blocks and its calls."""
     messages: list[dict[str, Any]] = [
         {"role": "tool", "content": joined(block.get("content") or "", "\n")}
         for block in blocks
@@ -44,13 +44,13 @@ def messages_of_blocks(role: str, blocks: Sequence[Any]) -> list[Any]:
 
 
 def call_of(name: str, arguments: bytes | str) -> dict[str, Any]:
-    """A call as a chat's message has it."""
+    """Return a call as a chat's message has it."""
     text = arguments if isinstance(arguments, str) else arguments.decode()
     return {"type": "function", "function": {"name": name, "arguments": text}}
 
 
 def words_of_block(block: Mapping[str, Any]) -> str:
-    """What the template prints of it."""
+    """Return what the template prints for a block."""
     if block["type"] == "text":
         return str(block["text"])
     return orjson.dumps({key: value for key, value in block.items() if key not in ("cache_control", "id")}).decode()
@@ -61,7 +61,7 @@ def joined(content: Any, line_end: str) -> str:
 
 
 def plain_tools(fields: Mapping[str, Any]) -> list[Any] | None:
-    """As a template is given them; those of a namespace one by one, with its name."""
+    """Return the tools as the template gets them; those of a namespace one by one, with its name."""
     found = []
     for tool in fields.get("tools") or []:
         inner = tool["tools"] if tool.get("type") == "namespace" else [tool]
@@ -74,7 +74,7 @@ def plain_tools(fields: Mapping[str, Any]) -> list[Any] | None:
 
 
 def chat_of_items(fields: Mapping[str, Any], before: Sequence[Any]) -> dict[str, Any]:
-    """A body of /v1/responses as a chat's, after the messages `before`. Raises ApiError."""
+    """Return a body of /v1/responses as a chat's body, after the messages `before`. Raises ApiError."""
     items = fields.get("input")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
@@ -88,7 +88,7 @@ def chat_of_items(fields: Mapping[str, Any], before: Sequence[Any]) -> dict[str,
 
 
 def messages_of_items(items: Sequence[Any]) -> list[dict[str, Any]]:
-    """Each item by itself, but calls join what the assistant wrote before them, as in vLLM: so they were generated."""
+    """Make a message of each item; calls join the assistant's text before them, as in vLLM and when generated."""
     messages: list[dict[str, Any]] = []
     for item in items:
         message = message_of_item(item)
@@ -119,12 +119,12 @@ class StoredResponse:
     body: bytes
 
     def listed(self) -> bytes:
-        """What `input_items` answers."""
+        """Return the answer to `input_items`."""
         return orjson.dumps({"object": "list", "data": self.items, "has_more": False})
 
 
 class StoredResponses:
-    """Responses of one process, by id."""
+    """The responses that one process has stored, by id."""
 
     def __init__(self) -> None:
         self._kept: dict[str, StoredResponse] = {}
@@ -133,7 +133,7 @@ class StoredResponses:
         return len(self._kept)
 
     def __getitem__(self, name: str) -> StoredResponse:
-        """Raises ApiError 404."""
+        """Return a stored response. Raises ApiError 404."""
         if name not in self._kept:
             raise ApiError(404, "NotFoundError", f"Response with id '{name}' not found.", "response_id")
         return self._kept[name]
@@ -145,6 +145,6 @@ class StoredResponses:
         self._kept.clear()
 
     def delete(self, name: str) -> None:
-        """Raises ApiError 404."""
+        """Delete a stored response. Raises ApiError 404."""
         self[name]
         del self._kept[name]

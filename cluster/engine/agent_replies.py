@@ -19,7 +19,7 @@ def named_event(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def parsed(arguments: str) -> Any:
-    """Arguments of a call; nothing where the limit cut them."""
+    """Return the arguments of a call; {} if the token limit cut them off."""
     try:
         return orjson.loads(arguments)
     except orjson.JSONDecodeError:
@@ -64,7 +64,7 @@ class ClaudeReply(Reply):
 
 
 def claude_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """What was cached is no part of the input there."""
+    """Return the usage in Anthropic's shape, whose input tokens are without the cached ones."""
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"] - cached,

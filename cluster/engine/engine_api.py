@@ -1,4 +1,4 @@
-"""The engine's API as values: bodies of requests in, bodies of answers out, in the shapes of vLLM. Pure.
+"""The engine's API as values: reads requests' bodies and makes answers' bodies in the shapes of vLLM. Pure.
 
 Field names, error types and the order of stream chunks follow vLLM's OpenAI server (0.32): a role chunk with the first
 token, one chunk per token, a last one with `finish_reason`, the usage chunk if asked for, `[DONE]`.
@@ -21,7 +21,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ApiError(Exception):
-    """An answer in vLLM's error shape."""
+    """An error that is answered in vLLM's error shape."""
 
     def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class ApiError(Exception):
         self.param = param
 
     def body(self, *, claude: bool = False) -> bytes:
-        """In OpenAI's shape, or in Anthropic's."""
+        """Return the body in OpenAI's shape, or in Anthropic's."""
         if claude:
             kind = CLAUDE_KINDS.get(self.status, "api_error")
             return orjson.dumps({"type": "error", "error": {"type": kind, "message": str(self)}})
@@ -71,7 +71,7 @@ class Ask:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body. Raises ApiError."""
+    """Parse the JSON object of a body. Raises ApiError."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -82,7 +82,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def read_ask(fields: Mapping[str, Any], *, chat: bool, default_model: str) -> Ask:
-    """The request that these members are. Raises ApiError 400 for what vLLM refuses too."""
+    """Read the members of a generation request. Raises ApiError 400 for what vLLM refuses too."""
     if fields.get("n") not in (None, 1):
         raise bad_request("only n=1 is supported", "n")
     options = fields.get("stream_options") or {}
@@ -113,7 +113,7 @@ def read_messages(fields: Mapping[str, Any]) -> list[Any]:
 
 
 def read_prompt(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`prompt` as a text or as token ids; a list of one prompt counts as that prompt."""
+    """Return `prompt` as a text or as token ids; a list of one prompt counts as that prompt."""
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
@@ -135,7 +135,7 @@ def read_template_options(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 COMPLETION_TOKENS = 16
-"""Of /v1/completions where the client sets no limit: OpenAI's and vLLM's default."""
+"""The limit of /v1/completions if the client sets none: OpenAI's and vLLM's default."""
 
 
 def read_limit(fields: Mapping[str, Any], *, chat: bool) -> int:
@@ -160,7 +160,7 @@ def read_prefix_key(stop: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Everything of an answer that does not change from chunk to chunk."""
+    """The parts of an answer that do not change from chunk to chunk, and the shapes of its chunks."""
 
     request_id: str
     created: int  # Unix seconds
@@ -174,7 +174,7 @@ class Reply:
         return f"call_{self.request_id}"
 
     def whole(self, text: str, finish_reason: str, usage: Mapping[str, Any]) -> bytes:
-        """Body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
         if self.chat:
             choice["message"] = {"role": "assistant", "refusal": None, **self.spoken(text)}
@@ -184,13 +184,13 @@ class Reply:
         return orjson.dumps({**self._head(kind), "choices": [choice], "usage": usage})
 
     def spoken(self, text: str) -> dict[str, Any]:
-        """Content and calls of a message of the history, of which `text` is the words or a call's arguments."""
+        """Return content and calls of a message of the history. `text`: its words, or the arguments of its call."""
         if self.call is None:
             return {"content": text, "tool_calls": []}
         return {"content": None, "tool_calls": [replace(self.call, arguments=text).in_chat(self.call_id)]}
 
     def role_chunk(self) -> bytes:
-        """Opens a chat stream, with the name of what it calls; a completion stream has none."""
+        """Return the first chunk of a chat's stream, with the name of any call; a completion's stream has none."""
         if not self.chat:
             return b""
         head = self._chunk({"delta": {"role": "assistant", "content": ""}}, None)
@@ -199,11 +199,11 @@ class Reply:
         return head + self._chunk({"delta": {"tool_calls": [{"index": 0, **self.spoken("")["tool_calls"][0]}]}}, None)
 
     def text_chunks(self, pieces: Sequence[str]) -> bytes:
-        """One chunk per token; of a call, for each that has some of its arguments."""
+        """Return one chunk per token; for a call, only for tokens that are part of the arguments."""
         return b"".join(self._chunk(self._piece(piece), None) for piece in pieces if piece or not self.call)
 
     def last_chunks(self, text: str, finish_reason: str, usage: Mapping[str, Any] | None) -> bytes:  # noqa: ARG002
-        """`finish_reason`, the usage chunk where asked for, and the end mark. `text`: all that was sent."""
+        """Return the last chunk, the usage chunk if asked for, and the end mark. `text`: all text that was sent."""
         last = self._chunk({**self._piece(""), "stop_reason": None}, finish_reason)
         if usage is None:
             return last + DONE
@@ -232,7 +232,7 @@ class Reply:
 
 
 def event(value: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
@@ -246,7 +246,7 @@ def usage_of(prompt_tokens: int, answer_tokens: int, cached_tokens: int) -> dict
 
 
 def models_body(names: Sequence[str], created: int, tokens_max: int) -> bytes:
-    """GET /v1/models: the base model first, adapters after it."""
+    """Return the body of GET /v1/models: the base model first, then the adapters."""
     cards: list[dict[str, Any]] = [
         {
             "id": name,
@@ -264,7 +264,7 @@ def models_body(names: Sequence[str], created: int, tokens_max: int) -> bytes:
 
 
 def embedded(texts: Sequence[str], model: str, tokens: int, *, as_base64: bool) -> bytes:
-    """POST /v1/embeddings: eight numbers that each text's digest makes."""
+    """Return the body of POST /v1/embeddings: eight numbers for each text, from its digest."""
     data: list[dict[str, Any]] = []
     for index, text in enumerate(texts):
         vector = [byte / 256 for byte in blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()]

@@ -1,7 +1,7 @@
-"""Faults on demand: what goes wrong next, how often, and for how long. Pure; the engine carries it out.
+"""Faults on demand: which fault hits a request, how often, and for how long. Pure; the engine carries it out.
 
-A fault is set by `POST /admin/faults` and stays until it is used up (`count`), too old (`lasting_s`), or replaced. Only
-one is set at a time: a test that wants two sets them one after the other.
+`POST /admin/faults` sets a fault, which stays until it is used up (`count`), too old (`lasting_s`), or replaced. Only
+one is set at a time: a test that wants two sets one after the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
 
 class FaultKind(Enum):
-    LATENCY = "latency"  # `seconds` before the request is looked at
+    LATENCY = "latency"  # the engine waits `seconds` before it reads the request
     STATUS = "status"  # `status` instead of an answer
     RESET_MID_STREAM = "reset_mid_stream"  # the connection is reset after `after_tokens` tokens
     STALL = "stall"  # nothing is sent for `seconds` (for ever if not given) after `after_tokens` tokens
@@ -31,7 +31,7 @@ Whole: TypeAlias = Annotated[int, Field(ge=0)]
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`count` requests are hit (None: no limit), each with `probability`, for `lasting_s` seconds from now.
+    """Hits `count` requests (None: no limit), each with `probability`, for `lasting_s` seconds from when it is set.
 
     `health`: whether /health, /ping and /v1/models are hit like generation. REFUSE hits all but /admin anyway.
     """
@@ -47,7 +47,7 @@ class Fault:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Fault | None:
-        """The fault of a request body, None for kind "none". Raises ValueError that says what is wrong."""
+        """Read the fault of a request body; None for kind "none". Raises ValueError that says what is wrong."""
         if fields.get("kind") == "none":
             return None
         fault = READER.validate_python({name: value for name, value in fields.items() if value is not None})
@@ -76,7 +76,7 @@ class Faults:
             self._until = now + fault.lasting_s
 
     def draw(self, now: float, *, health: bool = False) -> Fault | None:
-        """The fault that hits this request, if any; uses it up. `health`: a probe, not a generation."""
+        """Return the fault that hits this request, if any, and count it. `health`: a probe, not a generation."""
         fault = self._fault
         if fault is None:
             return None

@@ -11,7 +11,7 @@ from ranvier_py.replay.engine.engine_values import CacheName, EngineStatistics
 MAMBA_MODES: Mapping[CacheName, tuple[str, str]] = MappingProxyType(
     {"vllm_align": ("align", "0"), "vllm_all": ("all", "None")}
 )
-"""vLLM's `mamba_cache_mode` and retention, of which it makes labels, as of all of its cache's options."""
+"""vLLM's `mamba_cache_mode` and retention interval. vLLM makes labels of these, as of all options of its cache."""
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -26,7 +26,7 @@ def metrics_page(
     duration_s: Histogram,
     cache: CacheName = "attention",
 ) -> bytes:
-    """Prometheus text. `started_at` is Unix seconds and changes with a restart: a router's sign of a new boot."""
+    """Return Prometheus text. `started_at` is in Unix seconds; by its change routers notice a restart."""
     labels = f'engine="0",model_name="{escape(model)}"'
     usage = statistics.used_blocks / statistics.capacity_blocks
     numbers = (
@@ -65,5 +65,5 @@ def histogram_lines(name: str, labels: str, histogram: Histogram) -> list[str]:
 
 
 def escape(value: str) -> str:
-    """A label's value (Prometheus text format 0.0.4)."""
+    """Escape a label's value (Prometheus text format 0.0.4)."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""`python -m cluster engine`: one fake engine as a process. Says where it listens, ends with code 0 on a signal."""
+"""`python -m cluster engine`: one fake engine as a process. Prints where it listens, ends with code 0 on a signal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ranvier_py.replay.hybrid.hybrid_model import HYBRID_MODELS
 DEFAULT_TOKENIZER = Path(__file__).parents[2] / "ranvier_py" / "data" / "tokenizer"
 
 SERVER_LIMITS = ServerLimits(connections_max=16_384, in_flight_max=16_384)
-"""The model's own queue is to be the limit, as in vLLM, whose server has none."""
+"""So large that the model's own queue is the limit, as in vLLM, whose server has none."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,12 +66,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def config_of(arguments: argparse.Namespace) -> EngineConfig:
-    """Raises ValueError when a number makes no sense."""
+    """Make the engine's configuration. Raises ValueError if a number makes no sense."""
     low, _, high = arguments.answer_tokens.partition(":")
     lengths = (int(low), int(high or low))
     if not 1 <= lengths[0] <= lengths[1]:
         raise ValueError("--answer-tokens wants LOW:HIGH with 1 <= LOW <= HIGH")
-    in_pages = arguments.cache in MAMBA_MODES  # where a block has the size of a state
+    in_pages = arguments.cache in MAMBA_MODES  # a block of these caches has the size of a state
     own_size = HYBRID_MODELS[arguments.hybrid_model].block_tokens if in_pages else EngineLimits().block_size
     limits = EngineLimits(
         cache_tokens=arguments.cache_tokens,
@@ -103,7 +103,7 @@ def config_of(arguments: argparse.Namespace) -> EngineConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT. Returns the exit code; 1 if the address can't be had."""
     options = parser()
     arguments = options.parse_args(argv)
     try:
@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def run(engine: Engine, host: str, port: int) -> None:
-    """Serve, say so in one line, and stop at the first signal. Streams in work are cut: an engine has no manners."""
+    """Serve, print the address in one line, and end at the first signal, which cuts all streams."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             host, port = await nursery.start(serve, engine, host, port)
@@ -138,7 +138,7 @@ async def run(engine: Engine, host: str, port: int) -> None:
 async def serve(
     engine: Engine, host: str, port: int, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve until cancelled. Started with the address it listens on."""
+    """Serve until cancelled. `started` gets the address on which the engine listens."""
     server = DataServer(awaiting(engine.handle), SERVER_LIMITS)
     with engine.kv.publisher if engine.kv else nullcontext():
         async with trio.open_nursery() as nursery:

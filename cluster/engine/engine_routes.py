@@ -1,7 +1,7 @@
 """The fake engine's routes: vLLM's HTTP over a block cache with a clock.
 
-It answers made-up words at the pace of its model, and tells the truth about its cache: `cached_tokens` in every usage,
-/metrics, and /admin/stats. Faults come over /admin/faults. A client that goes away cancels its request.
+It answers with made-up words at the speed of its model, and reports the exact state of its cache: `cached_tokens` in
+each usage, /metrics, and /admin/stats. /admin/faults sets faults. A client that disconnects cancels its request.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ranvier_py.replay.engine.engine_values import EngineLimits, PromptTooLongEr
 from ranvier_py.replay.hybrid.cache_models import state_groups
 
 INLINE_BYTES_MAX = 4096
-"""Larger bodies are tokenized in a worker thread: 1 ms of tokenizing is where the hop (0.1 ms) is worth it."""
+"""Larger bodies are tokenized in a worker thread: from 1 ms of tokenizing on, the hop (0.1 ms) is worth it."""
 
 TOKENIZER_THREADS = 2
 STORED = b"/v1/responses/"
@@ -59,12 +59,12 @@ GENERATE: dict[bytes, str] = {
     b"/v1/messages": "msg",
     b"/v1/responses": "resp",
 }
-"""Paths of answers, and how the ids of these begin."""
+"""Paths that generate, and the prefixes of their answers' ids."""
 
 REPLIES: dict[str, type[Reply]] = {"msg": ClaudeReply, "resp": ResponseReply}
 
 CACHE_EVENTS_MAX = 1 << 20
-"""Of one step; they are told after each."""
+"""How many events of one step are recorded; they are published after each step."""
 
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
@@ -74,7 +74,7 @@ STREAM_HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One engine. Without a `name` it is called by the address it listens on.
+    """The settings of one engine. Without a `name` it is named by the address on which it listens.
 
     `models[0]` is the base model, the rest are LoRA adapters, whose caches are apart.
     """
@@ -85,14 +85,14 @@ class EngineConfig:
     tokens_max: int  # max_model_len
     answer_tokens: tuple[int, int] = (40, 160)
     seed: int = 1
-    kv: KvEndpoints | None = None  # publishes its KV events
+    kv: KvEndpoints | None = None  # where it publishes KV events; None: nowhere
 
 
 class Engine:
     """The routes of one engine. `live.run` must be running."""
 
     def __init__(self, config: EngineConfig, tokenizer: TextTokenizer) -> None:
-        """Raises OSError when an address of its KV events can't be had."""
+        """Raises OSError if an address for its KV events can't be had."""
         self.config = config
         self.kv = EventSource(config.kv, config.limits.block_size, state_groups(config.limits)) if config.kv else None
         limits = replace(config.limits, cache_events_max=CACHE_EVENTS_MAX) if config.kv else config.limits
@@ -131,7 +131,7 @@ class Engine:
         return [(b"x-engine", self.name.encode())]
 
     async def handle(self, request: HttpRequest, client: Client) -> None:
-        """One request of the server."""
+        """Answer one request of the server."""
         client.work()
         method = b"GET" if request.method == b"HEAD" else request.method
         route = self._routes.get((method, request.path))
@@ -175,13 +175,13 @@ class Engine:
             self.responses.keep(request_id, kept(fields, reply, mailbox, answer))
 
     def job_of(self, path: str, body: bytes) -> Job:
-        """What a request for an answer would compute. Raises ApiError."""
+        """Return the job of a request for an answer. Raises ApiError."""
         api = GENERATE[path.encode()]
         fields = self._chat_fields(read_object(body), api)
         return self._tokenized(read_ask(fields, chat=api != "cmpl", default_model=self.config.models[0]))[0]
 
     def _chat_fields(self, fields: dict[str, Any], api: str) -> dict[str, Any]:
-        """A body of any API as one that vLLM would make of it. Raises ApiError."""
+        """Turn a body of any API into the body of a chat or completion, as vLLM does. Raises ApiError."""
         if api == "msg":
             return chat_of_claude(fields)
         if api == "resp":
@@ -190,7 +190,7 @@ class Engine:
         return fields
 
     async def stored(self, request: HttpRequest, client: Client) -> None:
-        """What a client asks of a response that is kept here."""
+        """Answer a request for a response that is stored here."""
         name, _, more = request.path.removeprefix(STORED).partition(b"/")
         response = self.responses[name.decode()]
         body = response.listed() if more == b"input_items" else response.body
@@ -215,7 +215,7 @@ class Engine:
         client.respond(200, orjson.dumps({"input_tokens": len(ids)}), self._headers)
 
     def submit(self, request_id: str, job: Job) -> Mailbox:
-        """Have the model begin with it. Raises ApiError."""
+        """Queue a job at the model. Raises ApiError."""
         try:
             return self.live.submit(request_id, job)
         except PromptTooLongError as error:
@@ -235,7 +235,7 @@ class Engine:
             await trio.sleep(fault.seconds)
 
     def _cut(self) -> ClientGone:
-        """To be raised: makes the server drop the connection without another word."""
+        """Count a cut and return the error that makes the server drop the connection without an answer."""
         self.cut += 1
         return ClientGone("cut on demand")
 
@@ -245,7 +245,7 @@ class Engine:
         return await trio.to_thread.run_sync(self._tokenized, ask, limiter=self._threads)
 
     def _tokenized(self, ask: Ask) -> tuple[Job, Answer]:
-        """The whole prompt in tokens, and what will be answered. Runs in worker threads too: changes nothing."""
+        """Return the whole prompt in tokens, and its answer. Also runs in worker threads: it changes nothing."""
         prompt = self._prompt_ids(ask)
         room = self.config.tokens_max - len(prompt)
         if room < max(1, ask.limit):
@@ -283,7 +283,7 @@ class Engine:
         return self._tokenizer.encode(text, special=False)
 
     async def _whole(self, client: Client, reply: Reply, mailbox: Mailbox, answer: Answer, fault: Fault | None) -> bool:
-        """Answer in one piece. False when the connection is to be cut instead."""
+        """Answer in one piece. False: the connection is to be cut instead."""
         out, fault_at = 0, fault_depth(fault, answer)
         while not mailbox.ended:
             out = await mailbox.wait_tokens(out)
@@ -300,7 +300,7 @@ class Engine:
     async def _stream(
         self, writer: StreamWriter, ask: Ask, reply: Reply, mailbox: Mailbox, answer: Answer, fault: Fault | None
     ) -> bool:
-        """Answer token by token. False when the connection is to be cut."""
+        """Answer token by token. False: the connection is to be cut."""
         sent, fault_at = 0, fault_depth(fault, answer)
         while sent < len(answer.ids):
             out = min(await mailbox.wait_tokens(sent), fault_at)
@@ -368,7 +368,7 @@ class Engine:
         client.respond(200, b'{"set":true}', self._headers)
 
     async def lose_events(self, request: HttpRequest, client: Client) -> None:
-        """{"lose": n}: the next n messages reach nobody, but for those who ask for them again."""
+        """Handle {"lose": n}: the next n messages are not sent, only kept for those who ask for them again."""
         number = read_object(request.body).get("lose")
         if type(number) is not int or number < 0 or self.kv is None:
             raise bad_request("lose must be a number of messages", "lose")
@@ -400,7 +400,7 @@ class Engine:
 
 
 class StreamWriter:
-    """A body of unknown length: chunked, or for HTTP/1.0 until the end. The head goes out with the first part."""
+    """Writes a body of unknown length: in chunks, for HTTP/1.0 until the end. The head goes out with the first part."""
 
     def __init__(self, request: HttpRequest, client: Client, name: str) -> None:
         self.started = False
@@ -432,14 +432,14 @@ NEVER = 1 << 60
 
 
 def fault_depth(fault: Fault | None, answer: Answer) -> int:
-    """After how many tokens a fault strikes in mid-answer; NEVER for the other kinds."""
+    """Return after how many tokens a fault hits an answer; NEVER for faults that do not hit in mid-answer."""
     if fault is None or fault.kind not in (FaultKind.STALL, FaultKind.RESET_MID_STREAM):
         return NEVER
     return min(fault.after_tokens, len(answer.ids))
 
 
 async def keeps_open(fault: Fault | None) -> bool:
-    """Carry out a fault in mid-answer. False when the connection is to be cut."""
+    """Carry out a fault in mid-answer. False: the connection is to be cut."""
     if fault is not None and fault.kind is FaultKind.STALL:
         await trio.sleep(fault.seconds)
         return True
@@ -451,7 +451,7 @@ def counted(mailbox: Mailbox, answer: Answer) -> dict[str, Any]:
 
 
 def kept(fields: Mapping[str, Any], reply: Reply, mailbox: Mailbox, answer: Answer) -> StoredResponse:
-    """What an engine keeps of a response; `fields` are its body as a chat's."""
+    """Return what an engine stores of a response; `fields` are its body as a chat's body."""
     items = fields["input"]
     body = reply.whole(answer.text, answer.finish_reason, counted(mailbox, answer))
     return StoredResponse(

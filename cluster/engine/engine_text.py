@@ -1,7 +1,7 @@
-"""An engine's words: text to tokens and back, and answers made up from a seed.
+"""An engine's texts: turns chats into tokens and back, and makes up answers from a seed.
 
-The engine is the truth that a router is measured by, so it shares none of the router's shortcuts: it renders the whole
-chat through the template and tokenizes all of it at every request.
+A router is measured by what the engine counts, so the engine shares none of the router's shortcuts: at every request it
+renders the whole chat through the template and tokenizes all of it.
 Answers: a prompt's hash picks one of `ANSWERS` texts, so equal prompts get equal answers on every engine of one seed.
 """
 
@@ -21,10 +21,10 @@ from cluster.engine.tool_calls import ToolCall, as_rendered
 from ranvier_py.replay.engine.block_cache import TokenIds
 
 ANSWERS = 256
-"""Distinct answers. Enough that two conversations seldom get the same one, few enough to tokenize each once."""
+"""Distinct answers: enough that two conversations seldom get the same, few enough to tokenize each only once."""
 
 ANSWER_WORDS = 400
-"""Words of one answer; a longer answer begins again."""
+"""Words of one answer; a longer answer repeats them from the beginning."""
 
 WORDS = (  # noqa: SIM905 - two hundred quoted words are no easier to read
     "about above across after again along also always among another answer around arrive because become before begin "
@@ -48,12 +48,12 @@ class RenderError(ValueError):
 
 
 class ByteTokenizer:
-    """Four bytes of UTF-8 are one token. Fast, exact, needs no files. Roles and contents begin at whole tokens."""
+    """A tokenizer for which four bytes of UTF-8 are a token; it needs no files. Roles and contents begin at tokens."""
 
     def render(
         self, messages: Sequence[Any], tools: Sequence[Any] | None, options: Mapping[str, Any], *, generation: bool
     ) -> str:
-        """Text of a whole chat. Raises RenderError."""
+        """Render a whole chat as text. Raises RenderError."""
         del options
         turns = [padded(f"<|{message.get('role')}|>") + plain_turn(message) for message in messages]
         head = padded(orjson.dumps(tools).decode()) if tools else ""
@@ -65,7 +65,7 @@ class ByteTokenizer:
         return np.frombuffer(data + b"\0" * (-len(data) % 4), dtype="<u4").astype(np.uint32)
 
     def pieces(self, text: str) -> tuple[TokenIds, list[str]]:
-        """Tokens of `text` and the stretch of text each stands for."""
+        """Return the tokens of `text`, and the piece of text for each."""
         return self.encode(text, special=False), [text[i : i + 4] for i in range(0, len(text), 4)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -74,7 +74,7 @@ class ByteTokenizer:
 
 
 def plain_turn(message: Mapping[str, Any]) -> str:
-    """What a message says, and the tools it calls. Raises RenderError."""
+    """Return a message's content and the calls that it makes, as text. Raises RenderError."""
     calls = message.get("tool_calls")
     functions = [parsed_call(call)["function"] for call in calls] if isinstance(calls, list) else []
     made = [ToolCall(str(each.get("name")), as_rendered(each.get("arguments"))).text for each in functions]
@@ -82,7 +82,7 @@ def plain_turn(message: Mapping[str, Any]) -> str:
 
 
 def padded(text: str) -> str:
-    """`text` filled up with spaces to whole tokens of four bytes."""
+    """Return `text` with spaces up to whole tokens of four bytes."""
     return text + " " * (-len(text.encode("utf-8", "replace")) % 4)
 
 
@@ -106,7 +106,7 @@ class ModelTokenizer:
                 tokenize=False,
                 **options,
             )
-        except Exception as error:  # a template is a program of somebody else's: it may raise anything
+        except Exception as error:  # a template is a foreign program, which may raise anything
             raise RenderError(f"the chat template failed: {error}") from error
         return str(text)
 
@@ -128,12 +128,12 @@ TextTokenizer = ByteTokenizer | ModelTokenizer
 
 
 def load_tokenizer(source: str) -> TextTokenizer:
-    """`source` is a directory, a hub id, or the word `bytes`."""
+    """Load a tokenizer. `source` is a directory, a hub id, or the word `bytes`."""
     return ByteTokenizer() if source == "bytes" else ModelTokenizer(source)
 
 
 def plain_content(message: Mapping[str, Any]) -> str:
-    """Content as one text: parts joined by line ends, a part that is no text by its digest, null as nothing."""
+    """Return content as one text: parts joined by line ends, the digest of a part that is no text, null as ""."""
     content = message.get("content")
     if content is None:
         return ""
@@ -153,7 +153,7 @@ def part_text(part: object) -> str:
 
 
 def rendered_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as vLLM hands it to a template: content flattened, arguments of tool calls parsed."""
+    """Return a message as vLLM gives it to a template: content flattened, arguments of tool calls parsed."""
     rendered = dict(message, content=plain_content(message))
     calls = rendered.get("tool_calls")
     if isinstance(calls, list) and calls:
@@ -175,9 +175,9 @@ def parsed_call(call: Any) -> Any:
 
 
 class Answer(NamedTuple):
-    """What the engine will say: tokens, and the text of each. `stopped`: by itself or a stop string, not by length.
+    """An engine's answer: tokens, and the text of each. `stopped`: ended by itself or a stop string, not by the limit.
 
-    Where it calls a tool, the pieces are those of the arguments, and empty for tokens of what stands around them.
+    The pieces of an answer that calls a tool are of the arguments alone; the tokens around them have empty pieces.
     """
 
     ids: TokenIds
@@ -197,7 +197,7 @@ class Answer(NamedTuple):
 
 
 class AnswerBook:
-    """Made-up answers. `lengths` is the least and the greatest number of tokens when the client sets no limit."""
+    """Makes up answers. `lengths`: the least and the greatest number of tokens if the client sets no limit."""
 
     def __init__(self, tokenizer: TextTokenizer, lengths: tuple[int, int], seed: int) -> None:
         self._tokenizer = tokenizer
@@ -206,7 +206,7 @@ class AnswerBook:
         self._pages: dict[int, tuple[TokenIds, list[str]]] = {}  # at most ANSWERS
 
     def answer(self, prompt: TokenIds, limit: int, stop: Sequence[str] = (), exact: bool = False) -> Answer:
-        """The answer to a prompt: at most `limit` tokens, all of them if `exact`, cut at the first stop string."""
+        """Return the answer to a prompt: at most `limit` tokens, all if `exact`, cut at the first stop string."""
         choice = int.from_bytes(blake2b(prompt.tobytes(), digest_size=8).digest(), "little")
         low, high = self._lengths
         length = low + (choice >> 32) % (high - low + 1)
@@ -220,7 +220,7 @@ class AnswerBook:
         return Answer(ids, pieces, stopped=not exact and length < limit)
 
     def calling(self, call: ToolCall, limit: int) -> Answer:
-        """The answer that calls a tool: at most `limit` tokens."""
+        """Return the answer that makes this call, in at most `limit` tokens."""
         ids, pieces = self._tokenizer.pieces(call.text)
         start = len(call.head)
         ends = [0, *accumulate(map(len, pieces))]
@@ -238,7 +238,7 @@ class AnswerBook:
 
 
 def cut_at(pieces: list[str], stop: Sequence[str]) -> list[str] | None:
-    """The pieces before the earliest stop string, or None if there is none in them."""
+    """Return the pieces before the earliest stop string; None if there is none in them."""
     text = "".join(pieces)
     places = [place for place in (text.find(word) for word in stop if word) if place >= 0]
     if not places:

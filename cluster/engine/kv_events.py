@@ -1,14 +1,14 @@
-"""KV events of the fake engine as real ones write them: changes of the block cache -> messages in msgpack.
+"""Encodes changes of the fake engine's block cache as KV events, in msgpack messages like those of real engines.
 
-Three shapes: `map` is vLLM's from 0.24 on (as 0.32 sends it), `array` vLLM's before that (0.20), `sglang` SGLang's
-0.5.23, with signed hashes and all that one step removes in one event. `strange` is a map whose events have names that
-nobody knows, as those of a version to come may. Salt and adapter, which a real engine keeps with
-each block, are remembered here by the first block of a prompt.
+Three encodings: `map` is vLLM's from 0.24 on (as 0.32 sends it), `array` is vLLM's before that (0.20), `sglang` is that
+of SGLang 0.5.23, with signed hashes and one event for all blocks that a step removes. A fourth one, `strange`, is a map
+whose events have unknown names, like those of some future version. A real engine keeps salt and adapter with each
+block; here they are remembered by the first block of a prompt.
 
-A hybrid engine of vLLM's has a group of block tables for its attention and `state_groups` before it: a checkpoint is a
-block in each of those, named as attention's is that ends there, while the tokens are all from the last checkpoint on.
-SGLang says nothing of its states.
-Bounds: SCOPES_MAX prompts are remembered; the oldest is forgotten, and its blocks pass for those without a salt.
+A hybrid engine of vLLM's has `state_groups` groups of block tables for states, and then one for attention. A checkpoint
+is one block in each group of states. It has the name of attention's block that ends there, and all tokens since the
+last checkpoint. SGLang reports nothing about its states.
+Bounds: SCOPES_MAX prompts are remembered. The oldest is forgotten, and its blocks then look like blocks without a salt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SIGN = 1 << 63
 
 
 class Scope(NamedTuple):
-    """What a prompt's blocks are hashed with beside their tokens; empty for none."""
+    """What a prompt's blocks are hashed with beside their tokens; empty texts for nothing."""
 
     adapter: str = ""
     salt: str = ""
@@ -47,10 +47,10 @@ PLAIN = Scope()
 
 
 class KvEncoder:
-    """Writes the events of one engine."""
+    """Encodes the events of one engine."""
 
     def __init__(self, encoding: str, block_size: int, rank: int = 0, state_groups: int = 0) -> None:
-        """`state_groups`: of a hybrid model. Raises ValueError for an unknown encoding."""
+        """`state_groups`: those of a hybrid model. Raises ValueError for an unknown encoding."""
         if encoding not in (*ENCODINGS, STRANGE):
             raise ValueError(f"KV events can be encoded as {', '.join((*ENCODINGS, STRANGE))}")
         self.encoding = encoding
@@ -60,14 +60,14 @@ class KvEncoder:
         self._scopes: dict[int, Scope] = {}
 
     def note(self, first: int, scope: Scope) -> None:
-        """A prompt that begins with this block is asked with this adapter and salt."""
+        """Remember adapter and salt of prompts that begin with the block `first`."""
         if scope != PLAIN:
             self._scopes[first] = scope
             if len(self._scopes) > SCOPES_MAX:
                 del self._scopes[next(iter(self._scopes))]
 
     def batch(self, events: Sequence[CacheEvent], at: float) -> bytes:
-        """One message. `at` in Unix seconds."""
+        """Encode one message. `at` is in Unix seconds."""
         written: list[Any] = []
         for event in events:
             if isinstance(event, KeysStored):
@@ -87,7 +87,7 @@ class KvEncoder:
         return [self._removed(event.key, group) for group in groups]
 
     def _stored(self, event: KeysStored | StateStored, keys: Sequence[int], group: int) -> Any:
-        """`keys`: those that are named."""
+        """Encode a stored event. `keys`: the blocks that it names."""
         scope = self._scopes.get(event.keys[0], PLAIN) if not event.parent else PLAIN
         fields: dict[str, Any] = {
             "block_hashes": [self._hash(key) for key in keys],
@@ -104,7 +104,7 @@ class KvEncoder:
         else:
             own = [scope.adapter] if scope.adapter else []
             extra: list[list[str] | None] = [own or None for _ in keys]
-            if scope.salt and keys[0] == event.keys[0]:  # the first block has it, and that may not be named
+            if scope.salt and keys[0] == event.keys[0]:  # the salt is on the first block, which may not be among `keys`
                 extra[0] = [*own, scope.salt]
             fields["extra_keys"] = extra
             if self.encoding == "map" or self._state_groups:
@@ -113,7 +113,7 @@ class KvEncoder:
         return self._event("BlockStored", fields)
 
     def _remove(self, event: KeyRemoved, written: list[Any]) -> None:
-        """SGLang says what one step removes at once."""
+        """Encode a removal. SGLang has one event for all removals in a row."""
         last = written[-1] if written and self.encoding == "sglang" else {}
         if last.get("type") == "BlockRemoved":
             last["block_hashes"].append(self._hash(event.key))
@@ -136,7 +136,7 @@ class KvEncoder:
 
 
 class EventSource:
-    """Publishes the KV events of one engine, and says over HTTP where."""
+    """Publishes the KV events of one engine, and makes the HTTP page that says where."""
 
     def __init__(self, endpoints: KvEndpoints, block_size: int, state_groups: int = 0) -> None:
         """Raises OSError, or ValueError for an unknown encoding."""
@@ -147,7 +147,7 @@ class EventSource:
 
     @property
     def path(self) -> bytes:
-        """Of the page that says where events are published."""
+        """The path of the page that says where events are published."""
         return b"/server_info" if self.encoder.encoding == "sglang" else b"/kv_event_sources"
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
@@ -158,7 +158,7 @@ class EventSource:
         self._begin()
 
     def _begin(self) -> None:
-        """SGLang says first that its cache is empty."""
+        """Publish what a new process does first: SGLang reports that its cache is empty."""
         if self.encoder.encoding == "sglang":
             self.publish([KeysCleared()])
 
@@ -166,7 +166,7 @@ class EventSource:
         return self._server_info() if self.encoder.encoding == "sglang" else self._event_sources()
 
     def _event_sources(self) -> bytes:
-        """vLLM 0.32's page."""
+        """Return vLLM 0.32's page."""
         endpoints = self.publisher.endpoints
         source = {
             "enable_kv_cache_events": True,
@@ -181,7 +181,7 @@ class EventSource:
         return orjson.dumps({"0": source})
 
     def _server_info(self) -> bytes:
-        """What SGLang 0.5.23 says of them."""
+        """Return SGLang 0.5.23's page, as far as it is about KV events."""
         host, _, port = self.publisher.events.removeprefix("tcp://").rpartition(":")
         topic = self.publisher.endpoints.topic
         block = {

@@ -1,9 +1,9 @@
-"""The sockets of an engine's KV events: a publisher and its replay, as vLLM and SGLang have them.
+"""The ZeroMQ sockets of an engine's KV events, a publisher and its replay, as vLLM and SGLang have them.
 
-Live messages are [topic, number, payload], numbers from 0. Whoever asks the replay socket [empty, first] gets all that
-is still kept from there on, as [empty, topic, number, payload] (vLLM from 0.26) or without the topic; then number -1.
+Live messages are [topic, number, payload], with numbers from 0. The replay socket answers [empty, first] with all kept
+messages from there on, as [empty, topic, number, payload] (vLLM from 0.26) or without the topic, then with number -1.
 
-Bounds: `buffer_messages` are kept; a listener that lags by more than HWM messages loses some. Both as vLLM's defaults.
+Bounds, both vLLM's defaults: `buffer_messages` are kept; a listener that lags by more than HWM messages loses some.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import trio
 import zmq
 
 HWM = 100_000
-REPLAY_HWM = 1000  # libzmq's own, which vLLM and SGLang leave as it is: an answer that is sent faster loses some of it
+REPLAY_HWM = 1000  # libzmq's own, which vLLM and SGLang keep: an answer that is sent too fast loses a part
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -34,21 +34,21 @@ class KvEndpoints:
 
 
 class KvPublisher:
-    """Binds at once. Close it, or use it as a context manager; `run` answers questions."""
+    """Binds its sockets at once. Close it, or use it as a context manager; `run` answers requests for a replay."""
 
     def __init__(self, endpoints: KvEndpoints) -> None:
         """Raises OSError."""
         self.endpoints = endpoints
         self.published = 0
         self.asked = 0
-        self.to_lose = 0  # so many of the next messages are kept but not sent
+        self.to_lose = 0  # how many of the next messages are kept but not sent
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=endpoints.buffer_messages)
         self.next_number = 0
         self.events, self.replay = endpoints.events, endpoints.replay
         self._bind()
 
     def _bind(self) -> None:
-        """At the addresses taken the first time."""
+        """Bind the sockets; after a restart to the addresses of the first time."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._sender = self._socket(zmq.PUB, self.events, HWM)
@@ -79,11 +79,11 @@ class KvPublisher:
         return number
 
     def send(self, *frames: bytes) -> None:
-        """Any frames, to all who listen."""
+        """Send any frames to all listeners."""
         self._sender.send_multipart(frames, zmq.NOBLOCK)
 
     def restart(self) -> None:
-        """As another process: connections are cut, numbers begin with 0, nothing is kept."""
+        """Become another process: connections are cut, numbers begin with 0, no message is kept."""
         self.close()
         self._kept.clear()
         self.next_number = 0
@@ -96,13 +96,13 @@ class KvPublisher:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the addresses at once: libzmq does when its context ends, but not when a socket is closed."""
+        """Free the addresses at once: libzmq does so when its context ends, but not when a socket is closed."""
         if self._answerer is not None and not self._answerer.closed:
             trio.lowlevel.notify_closing(self._answerer.fileno())
         self._context.destroy(linger=0)
 
     async def run(self) -> None:
-        """Answer questions until cancelled."""
+        """Answer requests for a replay until cancelled."""
         while self._answerer is not None and not self._answerer.closed:
             with suppress(zmq.ContextTerminated, trio.ClosedResourceError):  # restarted
                 await self._answer(self._answerer)
@@ -130,6 +130,6 @@ class KvPublisher:
 
 
 def bound_endpoint(asked: str, socket: zmq.Socket[bytes]) -> str:
-    """The endpoint as vLLM gives it: what was asked for, with the port that was taken."""
+    """Return the endpoint as vLLM gives it: the one asked for, with the port that was bound."""
     port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
     return f"{asked.rpartition(':')[0]}:{port}"

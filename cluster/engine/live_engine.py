@@ -1,4 +1,4 @@
-"""The engine model in real time: one task turns the crank, requests wait at their mailboxes.
+"""Runs the engine model in real time: one task advances it, and requests wait at their mailboxes.
 
 Invariant: every mailbox ends exactly once, as finished, aborted (by a restart) or cancelled (its owner left).
 Cost: one wake-up per step of the engine, and one per waiting request and step.
@@ -21,7 +21,7 @@ from ranvier_py.replay.engine.model import EngineModel
 
 @dataclass(slots=True, eq=False)
 class Mailbox:
-    """What one request learns of its progress."""
+    """The progress of one request, for the task that waits for it."""
 
     request_id: str
     job: Job
@@ -46,7 +46,7 @@ class Mailbox:
 class LiveEngine:
     """Drives one EngineModel by trio's clock. `run` must be running.
 
-    `changed` gets what happened to the cache, step by step, where the limits let it record that.
+    `changed` gets the cache's changes step by step, if the limits let the model record them.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LiveEngine:
         self._wake = trio.Event()
 
     async def run(self) -> None:
-        """Turn the crank for ever."""
+        """Advance the model at each event that is due, for ever."""
         while True:
             due = self.model.next_event_at()
             with trio.move_on_at(math.inf if due is None else due):
@@ -70,7 +70,7 @@ class LiveEngine:
             self._deliver()
 
     def submit(self, request_id: str, job: Job) -> Mailbox:
-        """Queue a request. Raises EngineError, or ValueError for an id that is in work."""
+        """Queue a request. Raises EngineError, or ValueError for an id that is in use."""
         now = trio.current_time()
         self.model.submit(request_id, job, now)
         mailbox = self._mailboxes[request_id] = Mailbox(request_id, job, now)
@@ -78,14 +78,14 @@ class LiveEngine:
         return mailbox
 
     def leave(self, mailbox: Mailbox) -> None:
-        """Its owner goes: cancels the request unless it has ended."""
+        """Give up a mailbox, which cancels its request unless it has ended."""
         if self._mailboxes.pop(mailbox.request_id, None) is not None and not mailbox.ended:
             self.model.cancel(mailbox.request_id, trio.current_time())
             mailbox.ended = True
             self._wake.set()
 
     def restart(self) -> None:
-        """As if the process had ended and begun again: empty cache, all requests aborted, totals at zero."""
+        """Become a new process: empty cache, all requests aborted, totals at zero."""
         self._deliver()
         self.model.restart(trio.current_time())
         self.model.cache.drain_events()  # a new process has nothing to clear

@@ -1,9 +1,9 @@
-"""What the fake engine calls: the tools that the last words of the user name, one after the other. Pure.
+"""Decides which tools the fake engine calls: those that the user's last directives name, one after the other. Pure.
 
-`[call NAME {"argument": …}]` in a user's message asks for one call, and each is made when those before it have
-their results; then the engine answers in words. So a test directs an agent, which hands its user's words on, and those
-of a prompt among the arguments direct the agent's own sub-agent. Beside that a `tool_choice` that demands a call gets
-one, with the least arguments that the tool's schema takes. Calls are written as templates of Hermes and Qwen do.
+A directive `[call NAME {"argument": …}]` in a user's message asks for one call. Each call is made when the calls before
+it have results; then the engine answers in words. So a test directs an agent through its user's words, and the agent's
+sub-agent through directives in an argument that is a prompt. Besides, a `tool_choice` that demands a call gets one,
+with the least arguments that the tool's schema allows. Calls are written as templates of Hermes and Qwen write them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEAST: Mapping[str, Any] = {"string": "x", "integer": 1, "number": 1, "boolean":
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """`arguments` are JSON as templates write it. `space`: what a tool of a namespace is called with."""
+    """One call. `arguments`: JSON as templates write it. `space`: the namespace of the tool, if it has one."""
 
     name: str
     arguments: str
@@ -29,21 +29,21 @@ class ToolCall:
 
     @property
     def head(self) -> str:
-        """Of its text, up to the arguments."""
+        """The text of the call before its arguments."""
         return f'<tool_call>\n{{"name": {json.dumps(self.name)}, "arguments": '
 
     @property
     def text(self) -> str:
-        """As it is generated, and rendered when it has become history."""
+        """The call as it is generated, and as it is rendered in a history."""
         return f"{self.head}{self.arguments}}}\n</tool_call>"
 
     def in_chat(self, name: str) -> dict[str, Any]:
-        """As a member of a message's `tool_calls`."""
+        """Return the call as an entry of a message's `tool_calls`."""
         return {"id": name, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 def next_call(messages: Sequence[Any], tools: Sequence[Any] | None, choice: object) -> ToolCall | None:
-    """The call that this chat waits for; None where it waits for words."""
+    """Return the call that this chat waits for; None if it waits for words."""
     functions = dict(functions_of(tools))
     if not functions or choice == "none" or kind_of(choice) == "none":
         return None
@@ -61,8 +61,8 @@ def next_call(messages: Sequence[Any], tools: Sequence[Any] | None, choice: obje
 
 
 def asked_of(messages: Sequence[Any]) -> tuple[list[tuple[str, Any]], int]:
-    """The calls that the user asked for last, and how many results of tools came since he last spoke of any; or since
-    his last words, where he asks for none."""
+    """Return the calls of the last user message that asks for any, and the number of tool results since that message;
+    if no message asks for calls, since the user's last message."""
     roles = [message.get("role") for message in messages]
     users = [index for index, role in enumerate(roles) if role == "user"]
     for index in reversed(users):
@@ -73,7 +73,7 @@ def asked_of(messages: Sequence[Any]) -> tuple[list[tuple[str, Any]], int]:
 
 
 def directives_of(text: str) -> Iterator[tuple[str, Any]]:
-    """Names and arguments. What stands in the arguments of one is none of its own."""
+    """Yield names and arguments of directives. A directive inside another one's arguments is not one of this text."""
     decoder, at = json.JSONDecoder(), 0
     while (match := DIRECTIVE.search(text, at)) is not None:
         at = match.end()
@@ -91,7 +91,7 @@ def text_of(content: object) -> str:
 
 
 def functions_of(tools: Sequence[Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Of a chat's tools, by name."""
+    """Yield (name, function) of a chat's tools."""
     for tool in tools or ():
         function = tool.get("function") if isinstance(tool, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):
@@ -103,7 +103,7 @@ def kind_of(choice: object) -> object:
 
 
 def forced_name(choice: object, names: Sequence[str]) -> str:
-    """The tool that `tool_choice` demands, in whichever API's form; "" where the engine is free."""
+    """Return the tool that `tool_choice` demands, in any API's form; "" if it demands none."""
     if kind_of(choice) in ("required", "any"):
         return names[0]
     if isinstance(choice, dict):
@@ -113,7 +113,7 @@ def forced_name(choice: object, names: Sequence[str]) -> str:
 
 
 def least_of(schema: Mapping[str, Any]) -> Any:
-    """The least value that a JSON schema takes."""
+    """Return the least value that a JSON schema allows."""
     if schema.get("enum"):
         return schema["enum"][0]
     kind = schema.get("type")
@@ -125,5 +125,5 @@ def least_of(schema: Mapping[str, Any]) -> Any:
 
 
 def as_rendered(arguments: Any) -> str:
-    """JSON as `tojson` of a template writes it."""
+    """Write JSON as a template's `tojson` does."""
     return json.dumps(arguments, ensure_ascii=False)

@@ -1,1 +1,1 @@
-"""The fake network: virtual time, conditions of links, and what they do to packets. Pure; for simulator and tests."""
+"""The fake network: virtual time, conditions of links, and their effect on packets. Pure; for simulator and tests."""

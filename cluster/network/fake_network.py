@@ -1,16 +1,16 @@
-"""A fake network in virtual time: pure, seeded, for the simulator and for tests of whatever talks over a wire.
+"""A fake network in virtual time: pure, seeded, for the simulator and for tests of everything that uses a network.
 
     time = VirtualTime()
-    net = Network(time, Random(7))                     # a third argument for what holds between all, as DATA_CENTRE
+    net = Network(time, Random(7))                     # a third argument for the links' conditions, e.g. DATA_CENTRE
     net.attach("a", lambda data, source, plane: print(data))
     rule = net.links.add(Rule(["a"], ["b"], Link(loss=0.3, delay_s=0.01)))       # until `net.links.remove(rule)`
     net.send("b", "a", Plane.DATAGRAM, b"hello")
-    time.run(5.0)                                      # all that is planned up to 5 s happens here, in order of time
+    time.run(5.0)                                      # all that is planned up to 5 s happens now, in order of time
 
-Datagrams may be lost, delayed, doubled, overtaken or changed. A stream (any other plane) keeps its order: loss makes it
-late, a cut holds it, and after GIVE_UP_S, or where its receiver is gone or is another process, it breaks and all that
-waited is lost. The sender learns of a broken stream and of a refusal, never of a lost datagram: as kernels do.
-Bound: STREAM_BUFFER_BYTES wait on a stream; what does not fit is dropped and counted.
+Datagrams may be lost, delayed, doubled, reordered or changed. A stream (any other plane) keeps its order: loss delays
+it and a cut holds it. It breaks after GIVE_UP_S, or if its receiver is gone or is another process; then all waiting
+data is lost. As with kernels, the sender learns of a broken stream and of a refusal, never of a lost datagram.
+Bound: STREAM_BUFFER_BYTES wait on a stream; data that does not fit is dropped and counted.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from cluster.network.virtual_time import VirtualTime
 from ranvier_py.core.gossip.gossip_values import Plane
 
 STREAM_BUFFER_BYTES = 1024 * 1024
-"""Of one stream, sender's and receiver's kernel together: what Linux grows to without tuning is more."""
+"""Of one stream, in the kernels of sender and receiver together; Linux without tuning allows more."""
 
 GIVE_UP_S = 10.0
-"""After so long without an acknowledgement a stream is broken (TCP_USER_TIMEOUT of the node)."""
+"""A stream without an acknowledgement for so long is broken (TCP_USER_TIMEOUT of the node)."""
 
 STREAM_IDLE_S = 60.0
 """A stream unused for so long is closed by the node."""
 
 Arrive = Callable[[Any, Any, Plane], object]
-"""(data, source, plane). False: there is no room; a stream tries again, a datagram is lost."""
+"""(data, source, plane). False: the receiver has no room; a stream tries again, a datagram is lost."""
 
 Unreachable = Callable[[Any, Plane], object]
-"""(target, plane): what was sent there was refused, or its stream is broken."""
+"""(target, plane): a send to this target was refused, or its stream is broken."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class NetworkCounters:
     doubled: int = 0
     corrupted: int = 0
     oversize: int = 0
-    nobody: int = 0  # no process there
+    nobody: int = 0  # no process at the target
     overflowed: int = 0  # no room in a buffer
     resets: int = 0
     bytes_by_plane: dict[int, int] = field(default_factory=lambda: {int(plane): 0 for plane in Plane})
@@ -61,7 +61,7 @@ class NetworkCounters:
 
 @dataclass(slots=True, eq=False)
 class Station:
-    """What is at an address: `arrive` is None while no process is there; `generation` counts processes and ends."""
+    """An address: `arrive` is None while no process is there; `generation` counts starts and ends of processes."""
 
     arrive: Arrive | None = None
     unreachable: Unreachable | None = None
@@ -72,13 +72,13 @@ class Station:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """What is under way from one process to another, in order."""
+    """The data in transit from one process to another, in order."""
 
     key: tuple[Hashable, Hashable, Plane]
     sender: int  # generation
-    ready_at: float  # nothing arrives before: the connection is being made, or the last piece is ahead
+    ready_at: float  # nothing arrives earlier: the connection is being made, or the piece before is in transit
     reader: int = -1  # generation, once the first piece has arrived
-    waiting: deque[tuple[Any, float]] = field(default_factory=deque)  # and when each was sent
+    waiting: deque[tuple[Any, float]] = field(default_factory=deque)  # (data, when it was sent)
     bytes: int = 0
     moving: bool = False
     blocked_at: float = inf
@@ -86,39 +86,39 @@ class Stream:
 
 
 class Network:
-    """See the module. `tap` gets (source, target, plane, data) of all that is sent; if it says True, that is lost."""
+    """The fake network. `tap` gets (source, target, plane, data) of each packet; if it returns True, that is lost."""
 
     def __init__(self, time: VirtualTime, rng: Random, base: Link = PERFECT) -> None:
         self.time = time
         self.rng = rng
         self.links = Links(base)
         self.counters = NetworkCounters()
-        self.slowest_s = 0.0  # the longest that anything was under way
+        self.slowest_s = 0.0  # the longest time that any packet was in transit
         self.tap: Callable[[Any, Any, Plane, Any], object] | None = None
         self._stations: dict[Hashable, Station] = {}
         self._streams: dict[tuple[Hashable, Hashable, Plane], Stream] = {}
 
     def station(self, address: Hashable) -> Station:
-        """Made when it is first asked for."""
+        """Return the station of an address, which is made at the first call."""
         found = self._stations.get(address)
         if found is None:
             found = self._stations[address] = Station()
         return found
 
     def attach(self, address: Hashable, arrive: Arrive, unreachable: Unreachable | None = None) -> None:
-        """A process is there from now on. Streams to and from the one before break."""
+        """Put a process at an address. Streams to and from the process before it break."""
         station = self.station(address)
         station.arrive, station.unreachable = arrive, unreachable
         station.generation += 1
 
     def detach(self, address: Hashable) -> None:
-        """The process is gone."""
+        """Remove the process at an address."""
         station = self.station(address)
         station.arrive = station.unreachable = None
         station.generation += 1
 
     def send(self, source: Hashable, target: Hashable, plane: Plane, data: Any) -> None:
-        """Put it on the wire."""
+        """Send a packet."""
         counters, station, size = self.counters, self.station(source), len(data)
         counters.sent += 1
         counters.bytes_by_plane[plane] += size
@@ -145,7 +145,7 @@ class Network:
             self._send_on_stream((source, target, plane), station.generation, link, data)
 
     def inject(self, target: Hashable, source: Hashable, plane: Plane, data: Any) -> None:
-        """A packet that nobody sent: an attacker's."""
+        """Deliver a packet that no node sent: an attacker's."""
         self.time.after(self.links.base.delay_s, self._arrive, target, source, plane, data)
 
     def _arrive(self, target: Hashable, source: Hashable, plane: Plane, data: Any) -> None:
@@ -184,7 +184,7 @@ class Network:
         return self._streams.get(stream.key) is stream and self.station(stream.key[0]).generation == stream.sender
 
     def _move(self, stream: Stream) -> None:
-        """Put the first waiting piece on the wire, if the link is open; come back later if not."""
+        """Send the first waiting piece if the link is open, else try again later, or break the stream."""
         if not self._is_open(stream):
             return
         now, link = self.time.now, self.links.link(*stream.key)
@@ -200,7 +200,7 @@ class Network:
         self.time.at(stream.ready_at, self._deliver, stream)
 
     def _deliver(self, stream: Stream) -> None:
-        """The first waiting piece is there."""
+        """Deliver the first waiting piece."""
         if not self._is_open(stream):
             return
         source, target, plane = stream.key
@@ -223,7 +223,7 @@ class Network:
             self._move(stream)
 
     def _break(self, stream: Stream) -> None:
-        """Reset, refused, or given up: what waits is gone, and the sender is told."""
+        """Break a stream that was reset, refused or given up: waiting data is lost, and the sender is notified."""
         source, target, plane = stream.key
         self.counters.resets += 1
         self.counters.nobody += len(stream.waiting)

@@ -1,6 +1,6 @@
-"""What is wrong with links: conditions one way, the rules that impose them, and what becomes of one datagram.
+"""Conditions of links, each for one direction, the rules that impose them, and the fate of single datagrams.
 
-The simulator's network and the relay between real processes use the same. Addresses are anything that can be hashed.
+The simulator's network and the relay between real processes share this. Addresses are anything that can be hashed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 from ranvier_py.core.gossip.gossip_values import Plane
 
 PAIRS_CACHED_MAX = 200_000
-"""Conditions of pairs that are remembered between changes of the rules."""
+"""Pairs of addresses whose conditions are cached until the rules change."""
 
 UDP, TCP = frozenset((Plane.DATAGRAM,)), frozenset(Plane) - {Plane.DATAGRAM}
 PLANES = {"udp": UDP, "tcp": TCP}
 RETRANSMIT_S, RETRANSMIT_DOUBLINGS_MAX = 0.2, 5
-"""The least time-out of Linux; doubles with each loss."""
+"""The least time-out of Linux; it doubles with each loss."""
 
 
 class Link(NamedTuple):
-    """Conditions one way. Shares are 0 … 1; those of loss, doubles, disorder and corruption concern datagrams: the
-    loss of a part makes a stream late.
+    """Conditions in one direction. Shares are 0 … 1. Duplicates, disorder and corruption concern datagrams alone; loss
+    of a part makes a stream late.
     """
 
     loss: float = 0.0
@@ -38,10 +38,10 @@ class Link(NamedTuple):
     corrupt: float = 0.0  # share of datagrams with one bit turned over
     mtu: int = 65_507  # longer datagrams vanish
     cut: bool = False
-    refuse: bool = False  # of a cut: the sender is told at once
+    refuse: bool = False  # of a cut: the sender gets an error at once
 
     def worse(self, other: Link) -> Link:
-        """Both sets of conditions together."""
+        """Return both sets of conditions combined."""
         return Link(
             loss=1 - (1 - self.loss) * (1 - other.loss),
             delay_s=self.delay_s + other.delay_s,
@@ -58,14 +58,14 @@ class Link(NamedTuple):
         )
 
     def draw_delay_s(self, rng: Random) -> float:
-        """How long one packet takes."""
+        """Draw how long one packet takes."""
         delay = self.delay_s - log(1.0 - rng.random()) * self.jitter_s  # an exponential draw
         if self.tail and rng.random() < self.tail:
             delay += rng.expovariate(1.0) * self.tail_s
         return delay
 
     def draw_stream_delay_s(self, rng: Random) -> float:
-        """How long one piece of a stream takes: what is lost is sent again."""
+        """Draw how long one piece of a stream takes, with retransmissions of lost parts."""
         delay, losses = self.draw_delay_s(rng), 0
         while self.loss and losses < RETRANSMIT_DOUBLINGS_MAX and rng.random() < self.loss:
             delay += RETRANSMIT_S * 2**losses
@@ -73,7 +73,7 @@ class Link(NamedTuple):
         return delay
 
     def draw_copies(self, data: Any, rng: Random) -> tuple[str, list[tuple[float, Any]]]:
-        """What became of a datagram, in a word ("" when nothing did), and what arrives: (delay, data) each."""
+        """Draw a datagram's fate in a word ("" if nothing happens), and (delay, data) of each copy that arrives."""
         if self.cut:
             return "cut", []
         if self.loss and rng.random() < self.loss:
@@ -94,7 +94,7 @@ class Link(NamedTuple):
 
 
 PERFECT = Link()
-"""Nothing is wrong, and nothing takes time."""
+"""A link without faults or delay."""
 
 DATA_CENTRE = Link(delay_s=0.0002, jitter_s=0.0002, tail=0.001, tail_s=0.02)
 CUT = Link(cut=True)
@@ -102,7 +102,7 @@ CUT = Link(cut=True)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """What is wrong between these addresses on these planes."""
+    """Conditions between these addresses on these planes."""
 
     sources: Collection[Hashable]
     targets: Collection[Hashable]
@@ -118,12 +118,12 @@ class Rule:
 
 
 class Links:
-    """All rules in force over the conditions that hold without them."""
+    """The rules in force, and the conditions without rules."""
 
     def __init__(self, base: Link = PERFECT) -> None:
         self.base = base
         self.rules: list[Rule] = []
-        self.protected: Collection[Hashable] = frozenset()  # between these all is well, whatever the rules say
+        self.protected: Collection[Hashable] = frozenset()  # addresses between which no rule holds
         self._cache: dict[tuple[Hashable, Hashable, Plane], Link] = {}
 
     def add(self, rule: Rule) -> Rule:
@@ -132,22 +132,22 @@ class Links:
         return rule
 
     def remove(self, rule: Rule) -> None:
-        """No matter whether it is in force."""
+        """End a rule, whether it is in force or not."""
         self.rules = [one for one in self.rules if one is not rule]
         self._cache.clear()
 
     def heal(self) -> None:
-        """Every rule ends."""
+        """End every rule."""
         self.rules.clear()
         self._cache.clear()
 
     def protect(self, core: Collection[Hashable]) -> None:
-        """From now on no rule holds between these."""
+        """Let no rule hold between these addresses from now on."""
         self.protected = frozenset(core)
         self._cache.clear()
 
     def link(self, source: Hashable, target: Hashable, plane: Plane) -> Link:
-        """The conditions from one to the other just now."""
+        """Return the current conditions from one address to the other."""
         if not self.rules:
             return self.base
         key = (source, target, plane)
@@ -165,7 +165,7 @@ class Links:
 
 
 def flipped(data: Any, rng: Random) -> Any:
-    """The same bytes with one bit turned over; anything else as it is."""
+    """Return bytes with one bit flipped; anything else unchanged."""
     if not data or not isinstance(data, bytes):
         return data
     changed = bytearray(data)

@@ -1,7 +1,7 @@
-"""Virtual time: what is going to happen, in order, without a clock.
+"""Virtual time: calls that are planned for a time and made in order, without a clock.
 
-Everything happens in a call from `run`, at the time it was planned for. Two things planned for one time happen in the
-order in which they were planned, so a run is a function of its seed.
+`run` makes every call at the time for which it was planned. Calls planned for the same time are made in the order in
+which they were planned, so a run is a function of its seed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class VirtualTime:
-    """`now` is in seconds; `done` counts what has happened."""
+    """`now` is in seconds; `done` counts the calls that were made."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -23,11 +23,11 @@ class VirtualTime:
 
     @property
     def next_at(self) -> float:
-        """Infinite when nothing is planned."""
+        """The time of the next call; infinite if none is planned."""
         return self._planned[0][0] if self._planned else inf
 
     def at(self, when: float, call: Callable[..., object], *arguments: Any) -> None:
-        """Plan a call. A time that is over means now."""
+        """Plan a call. A time in the past means now."""
         self._number += 1
         heapq.heappush(self._planned, (max(when, self.now), self._number, call, arguments))
 
@@ -36,7 +36,7 @@ class VirtualTime:
         heapq.heappush(self._planned, (self.now + seconds, self._number, call, arguments))
 
     def run(self, until: float) -> None:
-        """Let everything happen that is planned up to and including `until`; then it is `until`."""
+        """Make all calls that are planned up to and including `until`; then it is `until`."""
         planned, pop = self._planned, heapq.heappop
         while planned and planned[0][0] <= until:
             self.now, _, call, arguments = pop(planned)
@@ -45,7 +45,7 @@ class VirtualTime:
         self.now = max(self.now, until)
 
     def run_until(self, condition: Callable[[], bool], within_s: float, step_s: float = 0.1) -> float:
-        """Seconds until this holds, looked at every `step_s`. Raises AssertionError after `within_s`."""
+        """Run until `condition`, checked every `step_s`, holds. Returns seconds. AssertionError after `within_s`."""
         began = self.now
         while not condition():
             assert self.now - began < within_s, f"not within {within_s} s"

@@ -1,1 +1,1 @@
-"""Scenarios on real processes: nodes, engines, links, clients, and what became of every request."""
+"""Scenarios on real processes: nodes, engines, links, clients, and the outcome of every request."""

@@ -1,10 +1,10 @@
-"""`python -m cluster chaos`: scenarios on real processes, a verdict for every bound, every request in the log.
+"""`python -m cluster chaos` runs scenarios on real processes, judges every bound and logs every request.
 
     python -m cluster chaos --scenario rolling_restart --seed 1
     python -m cluster chaos --scenario my.toml --nodes 3 --engines 4 --for 60 --json out.json
 
-Seed, mode of the links and the reason for it are printed first, so that a run can be had again. Timing on real machines
-is not exact: the seed gives the same victims, chats and draws, not the same interleaving.
+It first prints the seed, the mode of the links and the reason for it, so that a run can be repeated. Timing on real
+machines is not exact: the seed repeats the victims, chats and draws, not the interleaving.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def each_by_itself(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Several scenarios, each in a process of its own (it may want networks of its own); the worst exit code."""
+    """Run several scenarios, each in its own process (it may need its own networks). Returns the worst exit code."""
     worst, outcomes = OK, []
     with tempfile.TemporaryDirectory(prefix="ranvier-chaos-") as folder:
         result = Path(folder) / "outcome.json"
@@ -97,7 +97,7 @@ def each_by_itself(options: argparse.Namespace, arguments: Sequence[str]) -> int
 
 
 def without(arguments: Sequence[str], *flags: str) -> list[str]:
-    """The command line without these flags and their values."""
+    """Return the command line without these flags and their values."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -109,7 +109,7 @@ def without(arguments: Sequence[str], *flags: str) -> list[str]:
 
 
 def one(scenario: Scenario, mode: LinkMode, options: argparse.Namespace) -> int:
-    """One scenario in this process."""
+    """Run one scenario in this process. Returns the exit code."""
     console = Console()
     report = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     own = "" if options.logs else tempfile.mkdtemp(prefix="ranvier-chaos-")
@@ -137,7 +137,7 @@ def one(scenario: Scenario, mode: LinkMode, options: argparse.Namespace) -> int:
 
 
 async def supervised(scenario: Scenario, mode: LinkMode, options: Options, folder: Path, report: Any) -> Outcome | None:
-    """The run; None when a signal ended it."""
+    """Run a scenario. None: a signal ended the run."""
     outcome: Outcome | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(end_on_signal, nursery.cancel_scope, lambda name: report(f"{name}: ending the run"))
@@ -147,7 +147,7 @@ async def supervised(scenario: Scenario, mode: LinkMode, options: Options, folde
 
 
 def again(scenario: Scenario, options: argparse.Namespace) -> str:
-    """The command that runs this once more."""
+    """Return the command that repeats this run."""
     words = ["python -m cluster chaos --scenario", scenario.name, "--seed", str(options.seed)]
     for flag, value in (("--nodes", options.nodes), ("--engines", options.engines), ("--for", options.for_s)):
         words += [flag, f"{value:g}"] if value else []
@@ -157,7 +157,7 @@ def again(scenario: Scenario, options: argparse.Namespace) -> str:
 
 
 def show(console: Console, outcome: Outcome) -> None:
-    """For people: the diary, the log, the verdicts."""
+    """Print the diary, the counts of requests, the failures and the verdicts."""
     for event in outcome.log.diary[:DIARY_LINES_MAX]:
         console.print(f"  {event.at_s:7.2f} s  {event.text}", highlight=False, markup=False)
     table = Table(title=f"{outcome.scenario.name}, seed {outcome.options.seed}", title_justify="left")

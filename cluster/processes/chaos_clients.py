@@ -1,8 +1,8 @@
-"""Clients of a chaos run: open-loop chats whose every turn goes to any node, with the patience of an ordinary client.
+"""Clients of a chaos run: open-loop chats whose turns go to any node, with the retries of an ordinary client.
 
-Each turn asks DNS anew and takes the addresses in the order given. A node that refuses, or breaks off before the first
-byte, is left for the next address; after all of them once more from the start, as httpx and the openai library do.
-What broke after its first byte is the caller's loss, and counted.
+Each turn asks DNS anew and tries the addresses in the given order. If a node refuses, or breaks off before the first
+byte, the client tries the next address; after the last one the whole list again, as httpx and the openai library do.
+An answer that breaks after its first byte is a failure, and is counted.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ ROUNDS_MAX = 3
 """How often the whole list of addresses is tried; openai's client makes three tries too."""
 
 ROUND_PAUSE_S = 0.5
-"""Before the list is tried again, as openai's client waits."""
+"""Pause before the list is tried again, as in openai's client."""
 
 ATTEMPT_S = 120.0
-"""Longest wait for one whole answer: above a pause of 60 s."""
+"""Longest wait for one whole answer: longer than a pause of 60 s."""
 
 Rates = Sequence[tuple[float, float]]
 """(from when, chats per second), in order of time."""
 
 
 class Clients(Runner):
-    """Runs conversations; each request is entered into the log."""
+    """Runs conversations and logs each request."""
 
     def __init__(self, target: Target, requests: RequestLog, server: tuple[str, int], began_s: float) -> None:
         super().__init__(replace(target, timeout_s=ATTEMPT_S), LoadLog())
@@ -50,7 +50,7 @@ class Clients(Runner):
         return trio.current_time() - self.began_s
 
     async def ask(self, connection: Connection, request: bytes, answer: Answer) -> Failure | None:
-        """One request, at as many addresses as it takes to get a first byte."""
+        """Send one request to one address after the other until a first byte comes."""
         entry = self.requests.begin(self.now_s())
         try:
             failure = await self.try_addresses(connection, request, answer, entry)
@@ -66,7 +66,7 @@ class Clients(Runner):
             streamed = answer.size > 0 and not failure.reason.startswith("HTTP ")
             entry.first_byte = streamed or in_mid_answer(failure)
         else:
-            sample = self.log.samples[-1]  # ours: nothing was awaited since it was entered
+            sample = self.log.samples[-1]  # this request's: nothing was awaited since it was logged
             entry.engine = sample.engine
             entry.prompt_tokens, entry.cached_tokens = sample.prompt_tokens, sample.cached_tokens
         return failure
@@ -93,7 +93,7 @@ class Clients(Runner):
 
 
 def before_first_byte(failure: Failure) -> bool:
-    """Whether nothing of an answer had come: then another node may be asked. See `load.http_client`."""
+    """Whether no part of an answer had come, so another node may be tried. See `load.http_client`."""
     return failure.reason.startswith("connect: ") or failure.reason.endswith(" before an answer")
 
 
@@ -102,7 +102,7 @@ def in_mid_answer(failure: Failure) -> bool:
 
 
 def rates_of(load: Load, steps: Sequence[Step]) -> Rates:
-    """How many chats begin per second, over time: the scenario's load and its steps `load`."""
+    """Return how many chats begin per second, over time, by the scenario's load and its `load` steps."""
     changes = [(0.0, load.chats_per_s)]
     for step in steps:
         if step.do == "load":
@@ -113,7 +113,7 @@ def rates_of(load: Load, steps: Sequence[Step]) -> Rates:
 
 
 def arrivals(rates: Rates, until_s: float, rng: Random) -> Iterator[float]:
-    """When chats begin: a Poisson process whose rate changes."""
+    """Yield when chats begin: a Poisson process whose rate changes."""
     spans = pairwise([*rates, (until_s, 0.0)])
     for (from_s, rate), (end_s, _) in spans:
         at_s = from_s
@@ -122,7 +122,7 @@ def arrivals(rates: Rates, until_s: float, rng: Random) -> Iterator[float]:
 
 
 def conversations(load: Load, rates: Rates, until_s: float, seed: int) -> Iterator[Conversation]:
-    """What will be said and when, from one seed. Raises ValueError for a load without turns."""
+    """Yield all chats, with their starts, from one seed. Raises ValueError for a load without turns."""
     rng = Random(f"{seed}/chats")
     talks = chats.conversations(rng, system_prompts=max(1, load.prefixes), turns=load.turns)
     talks = with_think(talks, load.think_s, Random(f"{seed}/think"))

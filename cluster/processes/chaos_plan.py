@@ -1,7 +1,7 @@
-"""Who stands where in a chaos run, and the command lines of its nodes. No process yet.
+"""Plans a chaos run: addresses, ports, files, and the command lines of its nodes. Starts no process.
 
-The name `router.lab` is the clients' and always has every node, dead ones too: plain DNS knows no better. `peers.lab`
-is what nodes join, and says what the scenario wants; outside namespaces they join a list of addresses.
+Clients use the name `router.lab`, which always has every node, dead ones too, since plain DNS does not know of deaths.
+Nodes join `peers.lab`, which resolves as the scenario says; outside namespaces they join a list of addresses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLUSTER_NAME = "lab"
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """One node: its addresses, its files."""
+    """One node: its addresses and its files."""
 
     number: int
     name: str
@@ -45,7 +45,7 @@ class NodePlace:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything of a run that is known before it begins."""
+    """Everything about a run that is decided before it begins."""
 
     mode: LinkMode
     nodes: tuple[NodePlace, ...]
@@ -89,21 +89,21 @@ def make_plan(mode: LinkMode, cluster: Cluster, folder: Path, rng: Random) -> Pl
 
 
 def write_keys(place: NodePlace, keys: Sequence[int], seed: int) -> None:
-    """The node's key ring, primary first; keys are numbers in a scenario and secrets here. Replaced in one step."""
+    """Replace a node's key file in one step. `keys`: the scenario's numbers, primary first, which stand for secrets."""
     fresh = place.key_file.with_suffix(".new")
     fresh.write_text("".join(f"{key_line(number, seed)}\n" for number in keys))
     fresh.replace(place.key_file)
 
 
 def key_line(number: int, seed: int) -> str:
-    """One key as its file has it."""
+    """Return one key as a line of a key file."""
     return blake2b(f"{seed}/key/{number}".encode(), digest_size=32).hexdigest()
 
 
 def node_command(
     plan: Plan, place: NodePlace, cluster: Cluster, *, gossip: bool, label: str, prefix: Sequence[str]
 ) -> Command:
-    """A node, as anybody would start it."""
+    """Return the command of a node, as any operator would start it."""
     flags = ["--control-key-file", str(place.control_key_file), "--debug-headers"]
     if cluster.route_ttl_s:
         flags += ["--route-ttl-s", f"{cluster.route_ttl_s:g}"]

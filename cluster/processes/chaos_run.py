@@ -1,10 +1,9 @@
-"""A scenario on real processes: `ranvier serve` nodes behind DNS, fake engines, open-loop chats, and what goes wrong.
+"""Runs a scenario on real processes: `ranvier serve` nodes behind DNS, fake engines, open-loop chats, and faults.
 
     outcome = await run_scenario(scenario, mode, Options(seed=1), folder, print)
 
-It reports what became of every request, the hit rates by the engines' own words, and every bound of the scenario
-against what was measured. Time 0 is when the first nodes are ready. Bounded in time; leaves no process, however it
-ends.
+The outcome has every request, the hit rates by the engines' own counts, and a verdict for each bound of the scenario.
+Time 0 is when the first nodes are ready. A run is bounded in time; it leaves no process, however it ends.
 """
 
 from __future__ import annotations
@@ -46,24 +45,24 @@ from cluster.processes.request_log import RequestLog, hit_report, hits_back_s
 from cluster.scenario import Scenario, numbers, quiet_at
 
 LAST_ANSWERS_S = 180.0
-"""After the run's time clients may wait that long for their last answers; above it something hangs."""
+"""How long clients may wait for their last answers after the run's time; beyond that something hangs."""
 
 START_S = 180.0
-"""All processes must be ready by then."""
+"""How long all processes together may take to become ready."""
 
 LOADING_S, LATE_S_MAX = 3.0, 120.0
-"""A process that is restarted is reckoned to be ready within this. While one takes longer, in all at most so long, the
-scenario's time stands still: else the next ones would go before it is back, and all be gone together."""
+"""A restarted process is expected to be ready within LOADING_S. While one takes longer, the scenario's time stands
+still, for at most LATE_S_MAX in all; else the next ones would be stopped before it is back, and all be down at once."""
 
 FIRST_KEY = 1
-"""Number of the key that everybody has at the beginning, as in the simulator."""
+"""Number of the key that all nodes have at the beginning, as in the simulator."""
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run has beside its scenario."""
+    """The settings of a run beside its scenario."""
 
     seed: int = 1
     gossip: bool = True
@@ -73,7 +72,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a run. `as_json` is its stable form."""
+    """The outcome of a run. `as_json` is its stable form."""
 
     scenario: Scenario
     options: Options
@@ -84,12 +83,12 @@ class Outcome:
     took_s: float
     counts: dict[str, dict[str, int]]
     timed_out: bool
-    late_s: float  # added to the run, for processes that took long to load
-    notes: dict[str, str]  # who disagreed last, what differed last
+    late_s: float  # added to the run for processes that took long to load
+    notes: dict[str, str]  # the last disagreement about members, the last difference of route tables
 
     @property
     def good(self) -> bool:
-        """Everything that was asked holds, was measured, and no process ended by itself."""
+        """Whether every bound was measured and holds, no process ended by itself, and the run ended in time."""
         return all(one.holds for one in self.verdicts) and not self.log.crashes and not self.timed_out
 
     def as_json(self) -> dict[str, Any]:
@@ -116,7 +115,7 @@ class Outcome:
 
 
 class Run:
-    """One run from its plan to its log."""
+    """One run, from its plan to its outcome."""
 
     def __init__(self, scenario: Scenario, mode: LinkMode, options: Options, folder: Path, report: Report) -> None:
         self.scenario = scenario
@@ -137,7 +136,7 @@ class Run:
         self.quiet_s = quiet_at(scenario)
         self.traffic_until_s = scenario.for_s - (scenario.expect.same_routes_s or 0.0)
         self.began_s = trio.current_time()
-        self.acting: list[trio.CancelScope] = []  # what ends with the run's time
+        self.acting: list[trio.CancelScope] = []  # these end with the run's time
 
     def clock(self) -> float:
         return trio.current_time() - self.began_s
@@ -151,7 +150,7 @@ class Run:
         return engine_command(self.options.engines, place)
 
     async def run(self) -> Outcome:
-        """Raises ChildNotReady, CannotDo, OSError; leaves no process."""
+        """Run the scenario. Raises ChildNotReady, CannotDo, OSError; leaves no process."""
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
         began_s = trio.current_time()
@@ -168,7 +167,7 @@ class Run:
         return self.outcome(trio.current_time() - began_s, patience.cancelled_caught)
 
     async def begin(self, nursery: trio.Nursery, fleet: Fleet) -> None:
-        """Names, links, engines, and the nodes that run from the beginning."""
+        """Set up names and links, and start the engines and the first nodes."""
         if self.mode.name == "namespaces":
             states = [place.state_dir for place in self.plan.nodes]
             control = NamespaceControl(self.links, len(self.nodes), states, self.folder / "resolv.conf")
@@ -192,7 +191,7 @@ class Run:
         await self.start_nodes(nursery)
 
     async def start_nodes(self, nursery: trio.Nursery) -> None:
-        """Those that run at first; the first ready one starts the clock, and all of them when they start at once."""
+        """Start the first nodes. The run's time begins when all are ready; if they start spread, when the first is."""
         first = numbers(self.scenario.cluster.running)
         spread_s = self.scenario.cluster.spread_s
         if not spread_s:
@@ -221,7 +220,7 @@ class Run:
         )
 
     async def traffic_and_steps(self) -> None:
-        """Traffic ends before the run does where the scenario asks for equal tables, as in the simulator."""
+        """Run traffic and steps. Where the scenario expects equal tables, traffic ends earlier, as in the simulator."""
         load, seed, until_s = self.scenario.load, self.options.seed, self.traffic_until_s
         async with trio.open_nursery() as acting:
             acting.start_soon(self.watch_peers)
@@ -235,13 +234,13 @@ class Run:
                 acting.start_soon(clients.run_open, talks, until_s)
 
     def run_time(self) -> trio.CancelScope:
-        """The time of the run, which grows with `late_s`."""
+        """Return a scope for the time of the run, which grows with `late_s`."""
         scope = trio.CancelScope(deadline=self.began_s + self.scenario.for_s + self.steps.late_s)
         self.acting.append(scope)
         return scope
 
     async def wait_for_loading(self) -> None:
-        """On a slow machine the run takes longer, and never ends while something is being started."""
+        """Prolong the run on a slow machine, so that it does not end while a process is being started."""
         steps = self.steps
         while steps.late_s < LATE_S_MAX:
             await trio.sleep(LOOK_S)
@@ -253,7 +252,7 @@ class Run:
                     scope.deadline += LOOK_S
 
     async def carry_out_steps(self) -> None:
-        """What goes on for ever ends with the run's time. On a slow machine steps end later than the scenario says."""
+        """Carry out the steps until the run's time ends. On a slow machine they end later than the scenario says."""
         with self.run_time():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.wait_for_loading)
@@ -262,14 +261,14 @@ class Run:
             self.quiet_s = max(self.quiet_s, self.clock())
 
     async def watch_peers(self) -> None:
-        """For the run's time; while clients wait for their last answers nobody is asked any more."""
+        """Watch the nodes for the run's time, but not while clients wait for their last answers."""
         with self.run_time():
             if self.options.gossip:
                 await self.watch.run(max(self.traffic_until_s, self.quiet_s))
             await trio.sleep_forever()
 
     async def end(self, fleet: Fleet) -> None:
-        """All that still run are asked to go, and must go well."""
+        """Ask all running processes to end. Each must exit with code 0."""
         async with trio.open_nursery() as ending:
             for member in (*self.nodes, *self.engines):
                 ending.start_soon(fleet.stop, member)
@@ -288,7 +287,7 @@ class Run:
         return Outcome(scenario, self.options, self.mode, log, hits, verdicts, took_s, counts, timed_out, late_s, notes)
 
     def verdicts(self, hits: dict[str, float | None]) -> list[Verdict]:
-        """Every bound that the scenario names."""
+        """Judge every bound that the scenario names."""
         scenario, expect, quiet_s = self.scenario, self.scenario.expect, self.quiet_s
         measured: dict[str, float | None] = {"hit_share_min": hits["share"]}
         measured |= hits_back_s(hits, expect, quiet_s, self.traffic_until_s)
@@ -308,5 +307,5 @@ class Run:
 
 
 async def run_scenario(scenario: Scenario, mode: LinkMode, options: Options, folder: Path, report: Report) -> Outcome:
-    """One run. `scenario` must be settled; `folder` gets logs, keys and state files."""
+    """Run a scenario, which must be settled. `folder` gets logs, keys and state files."""
     return await Run(scenario, mode, options, folder, report).run()

@@ -1,8 +1,8 @@
-"""Child processes of the lab: started, watched, asked until they are ready, and ended with us.
+"""Starts the lab's child processes, waits until they are ready, watches them, and ends them with the lab.
 
-Rules: a child that ends without having been asked to is an error that carries its last words; a child never outlives
-the lab, also when the lab is killed (`guard`). Children stand in process groups of their own, so Ctrl-C reaches the lab
-alone, which then ends them in order.
+Rules: a child that ends unasked is an error that carries the last lines of its log; no child outlives the lab, even if
+the lab is killed (`guard`). Each child has its own process group, so Ctrl-C reaches only the lab, which then ends the
+children in order.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 GUARD = Path(__file__).with_name("guard.py")
 POLL_INTERVAL_S = 0.05
-"""How often a starting child is asked whether it is ready: a small part of the second it takes."""
+"""How often a starting child is polled: a small part of the second that it takes to start."""
 
 POLL_TIMEOUT_S = 2.0
 STOP_GRACE_S = 5.0
-"""From the polite signal to the other one. A node without traffic drains at once."""
+"""From SIGTERM to SIGKILL. A node without traffic drains at once."""
 
 TAIL_LINES = 15
 
 
 class ChildDied(Exception):
-    """A child ended by itself."""
+    """A child ended unasked."""
 
     def __init__(self, name: str, code: int, tail: str, log: Path) -> None:
         ending = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -51,7 +51,7 @@ class ChildNotReady(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to start, and where it says 200 once it is ready."""
+    """A command, and the address that answers with status 200 once it is ready."""
 
     name: str
     argv: tuple[str, ...]
@@ -61,7 +61,7 @@ class Command:
 
 
 class Child:
-    """One process. `stopping` marks an end as wanted."""
+    """One process. `stopping`: the lab has asked it to end."""
 
     def __init__(self, command: Command, process: subprocess.Popen[bytes], log: Path) -> None:
         self.command = command
@@ -76,13 +76,13 @@ class Child:
 
 
 def environment() -> dict[str, str]:
-    """Ours, without settings that were meant for somebody's real nodes."""
+    """Return the lab's environment without settings that were meant for real nodes."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RANVIER_")}
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
 def start(command: Command, logs: Path) -> Child:
-    """Start a child. To be called from the main thread, see `guard`. Raises OSError."""
+    """Start a child. Must be called from the main thread, see `guard`. Raises OSError."""
     log = logs / f"{command.name}.log"
     guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid())]
     with log.open("wb") as out:
@@ -99,14 +99,14 @@ def start(command: Command, logs: Path) -> Child:
 
 
 async def watch(child: Child) -> None:
-    """Wait for the child's end. Raises ChildDied when nobody had asked for it."""
+    """Wait for the child's end. Raises ChildDied if the lab did not ask for it."""
     code = await wait_end(child)
     if not child.stopping:
         raise ChildDied(child.command.name, code, tail(child.log), child.log)
 
 
 async def wait_end(child: Child) -> int:
-    """Exit code of the child; negative for a signal. Each wait has its own thread, so many children are no matter."""
+    """Return the child's exit code; negative for a signal. Each wait has its own thread, so waits don't queue."""
     limiter = trio.CapacityLimiter(1)
     return await trio.to_thread.run_sync(child.process.wait, abandon_on_cancel=True, limiter=limiter)
 
@@ -117,7 +117,7 @@ def tail(log: Path, lines: int = TAIL_LINES) -> str:
 
 
 async def wait_ready(child: Child, deadline_s: float) -> None:
-    """Ask until it says 200. Raises ChildNotReady. That it died meanwhile is for `watch` to say."""
+    """Poll until the child answers with 200. Raises ChildNotReady; a death is left to `watch` to report."""
     command, last = child.command, "nothing answered"
     with trio.move_on_after(deadline_s):
         while True:
@@ -141,7 +141,7 @@ async def wait_all_ready(children: Iterable[Child], deadline_s: float) -> None:
 
 
 async def stop(children: Sequence[Child], grace_s: float = STOP_GRACE_S) -> None:
-    """End them all: politely, and after the grace by force. Always leaves none, also when it is cancelled."""
+    """End all children: by SIGTERM, and by SIGKILL after the grace. Leaves none, even if it is cancelled."""
     for child in children:
         child.ask_to_stop()
     try:
@@ -156,7 +156,7 @@ async def stop(children: Sequence[Child], grace_s: float = STOP_GRACE_S) -> None
 
 
 async def end_on_signal(scope: trio.CancelScope, report: Callable[[str], object]) -> None:
-    """Cancel the scope at the first signal that asks for an end, and say so."""
+    """Report the first signal that asks for an end, and cancel the scope."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async for number in signals:
             report(signal.Signals(number).name)

@@ -1,4 +1,4 @@
-"""The command lines of the lab's children, each written in one place: fake engines and router nodes."""
+"""The command lines of the lab's children: fake engines and nodes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cluster.processes.children import Command
 
 LOOPBACK = "127.0.0.1"
 NODES_MAX, ENGINES_MAX = 32, 64
-"""One machine; beyond this a run measures the scheduler."""
+"""Limits of one machine; beyond them a run measures the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What the engines of a run are like. The caches hold the chats of a run, so that a hit rate can come back."""
+    """Settings of a run's engines. The caches hold all chats of a run, so that a hit rate can recover."""
 
     model: str = "lab-model"
     tokenizer: str = ""
@@ -27,7 +27,7 @@ class Engines:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlace:
-    """One engine: its name in answers and on the screen, and where it listens."""
+    """One engine: its name in answers and on the screen, and its address."""
 
     name: str
     port: int
@@ -39,7 +39,7 @@ class EnginePlace:
 
 
 def engine_command(engines: Engines, place: EnginePlace) -> Command:
-    """A fake engine."""
+    """Return the command of a fake engine."""
     argv = [
         *(sys.executable, "-m", "cluster", "engine"),
         *("--listen", f"{place.ip}:{place.port}"),
@@ -55,7 +55,7 @@ def engine_command(engines: Engines, place: EnginePlace) -> Command:
 
 
 def serve_argv(listen: str, control: str, backends: Iterable[str], flags: Sequence[str] = ()) -> list[str]:
-    """A router node, as anybody would start it."""
+    """Return the command line of a node, as any operator would start it."""
     argv = [sys.executable, "-m", "ranvier_py", "serve", "--listen", listen, "--control", control]
     for url in backends:
         argv += ["--backend", url]

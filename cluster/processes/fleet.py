@@ -1,6 +1,6 @@
-"""The processes of a chaos run: started, killed, paused, slowed, starved, and ended with the run.
+"""The processes of a chaos run: starts, kills, pauses, slows and exhausts them, and ends them with the run.
 
-A process that ends without having been asked to is entered as a crash. Nothing is left behind, however the run ends.
+A process that ends unasked is logged as a crash. No process is left behind, however the run ends.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from cluster.processes.request_log import RequestLog
 
 READY_S = 60.0
 DRAIN_S = 40.0
-"""A node may take 30 s for its last answers; then it is ended by force, which the run reports."""
+"""A node may take 30 s for its last answers. After DRAIN_S it is killed, which the run reports."""
 
 SLICE_S = 0.05
-"""A slowed process runs this long at a time, and stands still for `factor - 1` times as long."""
+"""A slowed process runs for this long, then stands still for `factor - 1` times as long, by turns."""
 
 STALL_FACTOR = 1000.0
-"""As slow as this is as good as not running at all: it is stopped for good."""
+"""From this factor on a slowed process does not run at all until the fault ends."""
 
 SPARE_DESCRIPTORS = 4
-"""What an exhausted process has left beyond what it holds: enough to begin something, not to finish it."""
+"""Descriptors that an exhausted process has left: enough to begin something, not enough to finish it."""
 
 Undo = Callable[[], Awaitable[None]] | None
-"""What ends a fault; None where there is nothing to end."""
+"""Ends a fault; None if there is nothing to end."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One node or engine. `who` is what the log call it: a node's IP, an engine's name."""
+    """One node or engine. `who` is its name in the log: a node's IP, an engine's name."""
 
     name: str
     who: str
@@ -46,7 +46,7 @@ class Member:
     child: Child | None = None
     generation: int = 0
     wanted: bool = False
-    still: int = 0  # how many things keep it from running just now
+    still: int = 0  # how many faults keep it from running just now
     slowing: trio.CancelScope | None = None
 
     @property
@@ -55,13 +55,13 @@ class Member:
 
     @property
     def pid(self) -> int:
-        """Of the running process; 0 without one."""
+        """The running process's id; 0 without one."""
         return self.child.process.pid if self.child is not None and self.running else 0
 
 
 @dataclass(slots=True)
 class Fleet:
-    """All of them. `clock` is the run's."""
+    """All processes of a run. `clock` is the run's."""
 
     log: RequestLog
     logs: Path
@@ -70,7 +70,7 @@ class Fleet:
     children: list[Child] = field(default_factory=list)
 
     async def start(self, member: Member) -> None:
-        """Start and wait until it says that it is ready. Raises ChildNotReady, OSError."""
+        """Start a process and wait until it is ready. Raises ChildNotReady, OSError."""
         if member.running:
             return
         member.generation += 1
@@ -84,7 +84,7 @@ class Fleet:
         await self.wait_ready(child)
 
     async def wait_ready(self, child: Child) -> None:
-        """Until it is ready, or somebody ended it meanwhile."""
+        """Wait until the child is ready or has ended."""
         async with trio.open_nursery() as nursery:
 
             async def until_gone() -> None:
@@ -96,7 +96,7 @@ class Fleet:
             nursery.cancel_scope.cancel()
 
     async def watch(self, member: Member, child: Child) -> None:
-        """Enter its end as a crash when nobody asked for it."""
+        """Log the child's end as a crash if the lab did not ask for it."""
         code = await wait_end(child)
         if not child.stopping:
             last = tail(child.log)
@@ -104,7 +104,7 @@ class Fleet:
             self.note(f"{member.name} CRASHED with code {code}")
 
     async def kill(self, member: Member) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Kill with SIGKILL, and wait until the process has ended."""
         member.wanted = False
         self.end_slowing(member)
         child = member.child
@@ -117,7 +117,7 @@ class Fleet:
         await wait_end(child)
 
     async def stop(self, member: Member) -> None:
-        """SIGTERM, and wait until it has drained."""
+        """Send SIGTERM, and wait until the process has drained."""
         member.wanted = False
         self.end_slowing(member)
         child = member.child
@@ -135,7 +135,7 @@ class Fleet:
         child.process.kill()
 
     def pause(self, member: Member) -> Undo:
-        """SIGSTOP, and SIGCONT to undo it."""
+        """Pause with SIGSTOP; the undo sends SIGCONT."""
         if not member.running:
             return None
         self.note(f"{member.name} paused")
@@ -151,7 +151,7 @@ class Fleet:
         return undo
 
     def slow(self, member: Member, factor: float) -> Undo:
-        """Let it run a part of the time only, until that is undone."""
+        """Let a process run only a part of the time until that is undone."""
         self.end_slowing(member)
         self.note(f"{member.name} slowed {factor:g} times")
         member.slowing = scope = trio.CancelScope()
@@ -176,7 +176,7 @@ class Fleet:
                 self.note(f"{member.name} is as fast as ever")
 
     def exhaust(self, member: Member) -> Undo:
-        """Leave it hardly a file descriptor beyond those it has; its old limit again to undo it. Linux."""
+        """Leave a process SPARE_DESCRIPTORS descriptors; the undo restores its limit. Linux only."""
         if not member.running:
             return None
         before = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
@@ -193,7 +193,7 @@ class Fleet:
         return undo
 
     def wake(self, member: Member) -> None:
-        """Neither paused nor slowed any more."""
+        """End the slowing and the pause of a process."""
         self.end_slowing(member)
         self.signal(member, signal.SIGCONT)
 
@@ -210,7 +210,7 @@ class Fleet:
         self.log.note(self.clock(), text)
 
     async def end(self) -> None:
-        """End all, also when the run is being cancelled."""
+        """End all processes, even if the run is being cancelled."""
         for child in self.children:
             child.stopping = True
             if child.process.poll() is None:
@@ -219,7 +219,7 @@ class Fleet:
 
 
 def limit_leaving(spare: int, held: set[int]) -> int:
-    """The limit below which so many descriptor numbers are free. The system gives the lowest free one each time."""
+    """Return the limit below which `spare` descriptor numbers are free. The system takes the lowest free one first."""
     free = 0
     for number in count():
         if free == spare:

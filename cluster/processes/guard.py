@@ -1,8 +1,8 @@
-"""Starts a command that cannot outlive its parent: `python up_guard.py PARENT_PID COMMAND …`.
+"""Starts a command that cannot outlive its parent: `python guard.py PARENT_PID COMMAND …`.
 
 On Linux it asks the kernel to kill this process when the parent ends, however that happens, and then becomes the
-command: the wish survives exec. Elsewhere it only becomes the command; there a parent that is killed outright leaves
-children behind. The kernel means the parent's *thread*: start it from one that lives as long as the process does.
+command; the request survives exec. Elsewhere it only becomes the command, so a parent that is killed leaves children
+behind. The kernel means the parent's *thread*: start it from one that lives as long as the process does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 
 ORPHANED = 70
-"""Exit code when the parent was gone before the command began."""
+"""Exit code if the parent had ended before the command began."""
 
 
 def main(argv: list[str]) -> int:

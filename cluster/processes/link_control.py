@@ -1,12 +1,12 @@
-"""How the nodes of a chaos run are connected, and how a link between them is cut. Three modes, and the run says which.
+"""Connects the nodes of a chaos run and cuts links between them, in one of three modes, which the run prints.
 
-*namespaces*: each node has a network of its own (Linux, root or user namespaces), joined by a bridge. A direction is
-cut by a neighbour entry that leads nowhere, or refused by a route that says so. Nodes resolve names by the lab's DNS,
-and their state files lie on small disks of their own. It needs only `ip`.
-*relay*: all on loopback, gossip through `relay`: cuts by plane, loss, delay, and a record of what passed.
-*direct*: all on loopback, nothing between; nothing can be cut.
+*namespaces*: each node has its own network (Linux, root or user namespaces), joined by a bridge. A direction is cut by
+a neighbour entry that leads nowhere, or refused by an unreachable route. Nodes resolve names by the lab's DNS, and
+their state files are on small disks of their own. Of the system's tools it needs `unshare`, `mount` and `ip`.
+*relay*: all nodes are on loopback, and gossip passes a relay: cuts by plane, loss, delay, and a record of packets.
+*direct*: all nodes are on loopback without a relay; nothing can be cut.
 
-What a mode cannot do is refused before the run begins (`refusal`), never skipped. Nothing here leaves the machine.
+A mode refuses what it cannot do before the run begins (`refusal`), and never skips it. No packet leaves the machine.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NOWHERE = "02:00:00:00:00:ff"
 
 
 class CannotDo(Exception):
-    """The run asks for what this machine or this mode cannot do. Nothing was started."""
+    """The run asks for something that this machine or this mode cannot do. No process was started."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkMode:
-    """How links are made, and why so."""
+    """How links are made, and why this mode was chosen."""
 
     name: str
     why: str
@@ -53,13 +53,13 @@ class LinkMode:
 
 
 def private_command() -> list[str]:
-    """What puts a command into networks and mounts of its own."""
+    """Return the command that gives another command its own networks and mounts."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return [shutil.which("unshare") or "unshare", *user, "--net", "--mount", "--propagation", "private"]
 
 
 def can_be_private() -> str:
-    """Why namespaces will not do here; empty when they will. Tries, in a process that ends at once."""
+    """Return why namespaces can't be made here; "" if they can. Tries it in a process that ends at once."""
     missing = [tool for tool in ("unshare", "ip", "mount") if shutil.which(tool) is None]
     if sys.platform != "linux" or missing:
         return f"no {', '.join(missing)}" if missing else "not Linux"
@@ -78,7 +78,7 @@ def can_be_private() -> str:
 
 
 def choose(wanted: str, scenario: Scenario) -> LinkMode:
-    """The mode for this scenario on this machine. Raises CannotDo."""
+    """Return the mode for this scenario on this machine. Raises CannotDo."""
     if wanted not in LINK_MODES:
         raise CannotDo(f"no mode {wanted!r}; there are: {', '.join(LINK_MODES)}")
     if wanted in ("relay", "direct"):
@@ -101,7 +101,7 @@ def checked(mode: LinkMode, scenario: Scenario) -> LinkMode:
 
 
 def refusal(mode: str, scenario: Scenario) -> str:
-    """What of this scenario this mode cannot do; empty when it can do all."""
+    """Return what this mode cannot do of this scenario; "" if it can do all."""
     if scenario.cluster.log_entries:
         return "[cluster] log_entries: a node has no such setting"
     if scenario.cluster.dns != "all" and mode != "namespaces":
@@ -134,17 +134,17 @@ def enter_private(argv: Sequence[str]) -> None:
 
 
 class LinkControl:
-    """Direct, and through the relay, which looks at the links itself: `wake` lets its streams look again."""
+    """Links without namespaces: direct, or by the relay, which reads the rules itself; `wake` wakes its streams."""
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
         self.wake = wake
 
     def prefix(self, node: int) -> tuple[str, ...]:  # noqa: ARG002
-        """What stands before a node's command."""
+        """Return the words before a node's command."""
         return ()
 
     async def apply(self) -> None:
-        """Let the links be as their rules say."""
+        """Make the links as their rules now say."""
         self.wake()
 
     async def disk(self, node: int, *, full: bool) -> None:  # noqa: ARG002
@@ -153,7 +153,7 @@ class LinkControl:
 
 
 class NamespaceControl(LinkControl):
-    """A network for each node, in the private one of this process. Everything ends with the last process inside."""
+    """A network for each node, inside the one of this process. They end with the last process inside."""
 
     def __init__(self, links: Links, nodes: int, states: Sequence[Path], resolv: Path) -> None:
         super().__init__()
@@ -162,11 +162,11 @@ class NamespaceControl(LinkControl):
         self.states = states
         self.resolv = resolv
         self.ip = shutil.which("ip") or "ip"
-        self.applied: dict[tuple[int, int], tuple[bool, bool]] = {}  # (cut, refuse) of each direction that is not open
+        self.applied: dict[tuple[int, int], tuple[bool, bool]] = {}  # (cut, refuse) of directions as last set
 
     async def set_up(self) -> None:
-        """Bridge, nodes, disks, and the resolver's file. Raises CannotDo."""
-        await run("mount", "-t", "tmpfs", "-o", "size=1m", "none", "/run")  # names of namespaces, unseen outside
+        """Make the bridge, the nodes' networks and disks, and the resolver's file. Raises CannotDo."""
+        await run("mount", "-t", "tmpfs", "-o", "size=1m", "none", "/run")  # hides namespaces' names from outside
         await run("ip", "link", "set", "lo", "up")
         await run("ip", "link", "add", "lab0", "type", "bridge")
         await run("ip", "addr", "add", f"{BRIDGE_IP}/24", "dev", "lab0")
@@ -187,7 +187,7 @@ class NamespaceControl(LinkControl):
         return (self.ip, "netns", "exec", f"n{node}")
 
     async def apply(self) -> None:
-        """Of a link's conditions only the cut of both planes: everything else was refused before."""
+        """Apply cuts of both planes, the only condition that the mode does not refuse before the run."""
         for pair in permutations(range(self.nodes), 2):
             link = self.links.link(*pair, Plane.DATAGRAM)
             wanted = link.cut, link.refuse
@@ -214,17 +214,17 @@ class NamespaceControl(LinkControl):
             try:
                 while True:
                     file.write(bytes(4096))
-            except OSError:  # no space left on device: what was wanted
+            except OSError:  # no space is left on the device, as intended
                 return
 
 
 def node_ip(node: int) -> str:
-    """In namespaces."""
+    """Return a node's address in namespaces."""
     return f"10.77.0.{2 + node}"
 
 
 async def run(*argv: str, must: bool = True) -> None:
-    """One command of the system. Raises CannotDo when it fails and must not."""
+    """Run a command of the system. Raises CannotDo if it fails, unless `must` is False."""
     done = await trio.run_process(argv, check=False, capture_stdout=True, capture_stderr=True)
     if must and done.returncode:
         raise CannotDo(f"{' '.join(argv)}: {done.stderr.decode(errors='replace').strip()}")

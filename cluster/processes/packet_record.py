@@ -1,6 +1,6 @@
-"""What passed between nodes: every datagram and every frame of a stream, kept so that a test can look for secrets.
+"""Records every datagram and every stream's frame between nodes, so that a test can look for secrets in them.
 
-Bounds: `bytes_max` in all; what comes later is counted, not kept, and `complete` is False from then on.
+Bound: `bytes_max` in all; later packets are counted, not kept, and `complete` is False from then on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ BYTES_MAX = 64 * 1024 * 1024
 """An hour of a small cluster's gossip."""
 
 FRAME_BYTES_MAX = 1024 * 1024
-"""A length above this is no frame of ours; the rest of that stream is kept as it comes."""
+"""A greater length is not of a frame of ours; the rest of that stream is kept as it comes."""
 
 FRAME_HEAD_BYTES = 4
 
@@ -51,7 +51,7 @@ class Deframer:
 
 
 class Recorder:
-    """Keeps packets. One for a whole run."""
+    """Keeps the packets of a whole run."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.packets: list[Packet] = []

@@ -1,8 +1,8 @@
-"""What nodes say of their peers while a chaos run goes on, asked at their control ports; what follows for its bounds.
+"""Watches what nodes report about their peers during a chaos run, and measures the bounds on membership and routes.
 
-What each says of itself, its session, is what counts. `Census` judges the rounds and is pure. A node that does not
-answer in time agrees with nobody. Nodes of different labels are different clusters and judged apart. A round every
-POLL_S: times are that coarse.
+`Watch` asks the control port of every node in rounds, one every POLL_S, so measured times are that coarse. `Census`
+judges the rounds and is pure. Nodes are known by their sessions, as they report them themselves. A node that does not
+answer in time agrees with none. Nodes with different labels are different clusters and are judged apart.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ranvier_py.core.gossip.wire.messages import State
 
 POLL_S = 0.25
 ANSWER_S = 1.0
-"""A node that says nothing for so long is not well."""
+"""A node that does not answer for so long counts as silent in this round."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one node says. `states` by session; `sums` are bucket fingerprints of its routes, where they were asked."""
+    """What one node reports. `states` are by session; `sums` are its routes' bucket fingerprints, if asked for."""
 
     session: str
     states: Mapping[str, State]
@@ -39,7 +39,7 @@ class View:
 
 @dataclass(slots=True)
 class Kill:
-    """A death that must become known. `waiting` are the nodes that have not said so yet."""
+    """A death that must become known. `waiting`: nodes that have not reported it yet."""
 
     at_s: float
     node: int
@@ -50,7 +50,7 @@ class Kill:
 
 @dataclass(slots=True)
 class Census:
-    """The rounds of one run, judged. Numbers are those of nodes."""
+    """Judges the rounds of one run. Numbers are those of nodes."""
 
     agreed_at_s: float | None = None
     same_at_s: float | None = None
@@ -59,29 +59,29 @@ class Census:
     difference: str = "no round yet"
     false_deaths: dict[tuple[int, str], float] = field(default_factory=dict)
     kills: list[Kill] = field(default_factory=list)
-    goodbyes: dict[str, float] = field(default_factory=dict)  # sessions that were asked to end, when
-    last: dict[int, tuple[View, bool]] = field(default_factory=dict)  # with whether the node was well then
+    goodbyes: dict[str, float] = field(default_factory=dict)  # sessions that were asked to end, and when
+    last: dict[int, tuple[View, bool]] = field(default_factory=dict)  # and whether the node was well then
     sent: dict[str, int] = field(default_factory=dict)  # bytes by session
 
     def killed(self, node: int, at_s: float) -> None:
-        """This node is being killed: whoever runs must come to know."""
+        """Note that a node is being killed; all nodes that know its session must notice the death."""
         known = self.last.pop(node, None)
         if known is not None:
             observers = {other for other, (view, _) in self.last.items() if known[0].session in view.states}
             self.kills.append(Kill(at_s, node, known[0].session, observers))
 
     def leaving(self, node: int, at_s: float) -> None:
-        """This node is being asked to end: it says goodbye, and nobody has to find out."""
+        """Note that a node is being asked to end; it says goodbye, so no node has to detect its end."""
         known = self.last.pop(node, None)
         if known is not None:
             self.goodbyes[known[0].session] = at_s
 
-    core: frozenset[int] | None = None  # only these are asked, and about each other; None: all
+    core: frozenset[int] | None = None  # only these nodes are judged, and about each other; None: all
 
     def round(
         self, at_s: float, views: Mapping[int, View | None], well: Mapping[int, bool], labels: Mapping[int, str]
     ) -> None:
-        """One round: `views` of all who should run (None: no answer); `well`: neither paused nor just begun."""
+        """Judge a round: `views` of all nodes that should run (None: no answer); `well`: whether each is not paused."""
         self.rounds += 1
         self.note_false_deaths(at_s, views, well)
         self.note_deaths(at_s, views)
@@ -93,7 +93,7 @@ class Census:
                 self.sent[view.session] = view.sent_bytes
 
     def tables(self, at_s: float, views: Mapping[int, View | None], labels: Mapping[int, str]) -> None:
-        """One look at the route tables, when there is no traffic."""
+        """Compare the route tables once, while there is no traffic."""
         self.difference = first_of(self.asked(views), labels, differing)
         self.same_at_s = None if self.difference else at_s if self.same_at_s is None else self.same_at_s
 
@@ -101,7 +101,7 @@ class Census:
         return views if self.core is None else {node: view for node, view in views.items() if node in self.core}
 
     def note_false_deaths(self, at_s: float, views: Mapping[int, View | None], well: Mapping[int, bool]) -> None:
-        """Who is held for dead since the last round although it ran well all the time, or had said goodbye."""
+        """Note sessions newly held for dead although they ran well since the last round, or had said goodbye."""
         sound = {
             view.session
             for node, view in views.items()
@@ -125,7 +125,7 @@ class Census:
             for observer in sorted(kill.waiting):
                 view = views.get(observer)
                 if observer not in views:
-                    kill.waiting.discard(observer)  # it was ended itself
+                    kill.waiting.discard(observer)  # the observer was ended, too
                 elif view is not None and view.states.get(kill.session) not in LIVING:
                     kill.waiting.discard(observer)
                     kill.longest_s = max(kill.longest_s, at_s - kill.at_s)
@@ -133,19 +133,19 @@ class Census:
     # --- bounds -----------------------------------------------------------------------------------------------------
 
     def agree_s(self, quiet_s: float) -> float | None:
-        """From the end of the faults until all agreed for good. Infinite: they do not. None: nobody was asked."""
+        """Return seconds from `quiet_s` until all agreed for good; inf: they do not agree; None: there was no round."""
         if not self.rounds:
             return None
         return math.inf if self.agreed_at_s is None else max(0.0, self.agreed_at_s - quiet_s)
 
     def same_s(self, quiet_s: float) -> float | None:
-        """The same for route tables, from the end of faults and traffic."""
+        """Like `agree_s`, for route tables: seconds from the end of faults and traffic until all tables are equal."""
         if self.difference == "no round yet":
             return None
         return math.inf if self.same_at_s is None else max(0.0, self.same_at_s - quiet_s)
 
     def dead_s(self) -> float | None:
-        """The longest that anybody took to know of a death."""
+        """Return the longest time that a node took to notice a death; None without a kill."""
         if not self.kills:
             return None
         return max(math.inf if kill.waiting else kill.longest_s for kill in self.kills)
@@ -157,7 +157,7 @@ class Census:
 def first_of(
     views: Mapping[int, View | None], labels: Mapping[int, str], look: Callable[..., Difference | None]
 ) -> str:
-    """What is wrong in the first cluster in which something is; empty when all is well."""
+    """Return the first difference in any cluster; "" if there is none."""
     for group in groups(views, labels):
         found = look({node: views[node] for node in group})
         if found is not None:
@@ -166,7 +166,7 @@ def first_of(
 
 
 def differing(views: Mapping[int, View | None]) -> Difference | None:
-    """Two of a cluster whose tables differ."""
+    """Return two nodes of a cluster whose route tables differ."""
     sums = {node: memoryview(view.sums).cast("Q").tolist() for node, view in views.items() if view and view.sums}
     if len(sums) < len(views):
         return Difference((), "a node does not give its sums")
@@ -178,7 +178,7 @@ def differing(views: Mapping[int, View | None]) -> Difference | None:
 
 @dataclass(slots=True)
 class Watch:
-    """Asks, round after round, and gives the census what it gets."""
+    """Asks all nodes, round after round, and gives the census their views."""
 
     plan: Plan
     nodes: Sequence[Member]
@@ -187,7 +187,7 @@ class Watch:
     census: Census = field(default_factory=Census)
 
     async def run(self, tables_from_s: float) -> None:
-        """Until cancelled. Route tables are compared from that time on."""
+        """Ask until cancelled. Route tables are compared from `tables_from_s` on."""
         while True:
             next_at = trio.current_time() + POLL_S
             expected = [number for number, node in enumerate(self.nodes) if node.wanted and node.running]
@@ -215,7 +215,7 @@ class Watch:
         return found
 
     async def ask(self, number: int, *, sums: bool) -> View | None:
-        """One node's view; None when it has none to give."""
+        """Return one node's view; None if it gives none."""
         place = self.plan.nodes[number]
         get = (place.ip, place.control_port)
         try:
@@ -231,7 +231,7 @@ class Watch:
 
 
 def read_view(body: Mapping[str, Any], sums: bytes) -> View:
-    """The part of a node's answer that counts here. Raises LookupError when it is another one."""
+    """Read the view in a node's answer. Raises LookupError for another answer."""
     states = {str(member["session"]): State[member["state"].upper()] for member in body["members"]}
     states.setdefault(str(body["session"]), State[body["state"].upper()])
     sent = sum(int(topic["sent"]["bytes"]) for topic in body["topics"].values())

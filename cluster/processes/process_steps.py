@@ -1,7 +1,7 @@
-"""The steps of a scenario, carried out on real processes. Each verb is one method, which returns what undoes it.
+"""Carries out a scenario's steps on real processes. Each verb is one method, which returns the undo of its step.
 
-Steps overlap. A link may be cut by several of them at once: it is open again when the last of these has ended, or at a
-`heal`. What cannot be done was refused before the run (`link_control.refusal`).
+Steps overlap. If several steps cut a link at once, it is open again when the last of them has ended, or at a `heal`.
+Steps that cannot be carried out were refused before the run (`link_control.refusal`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from cluster.processes.peer_watch import Watch
 from cluster.scenario import VERBS, Step, numbers, rule_of, targets
 
 LOOK_S = 0.5
-"""So often it is looked at whether the machine keeps up with the scenario's time."""
+"""How often it is checked whether the machine keeps up with the scenario's time."""
 
 FLAP_S = 1.0
-"""How long a flapping name says one thing."""
+"""How long a flapping name resolves to the same."""
 
 FLAPS = ("all", "empty", "failing", "subset")
 FOREIGN = ("10.77.99.1", "10.77.99.2", "10.77.99.3")
-"""Addresses of another cluster: nobody is there."""
+"""Addresses of another cluster, at which there is no node."""
 
 Undo = Callable[[], Awaitable[None]] | None
 
@@ -50,17 +50,17 @@ class ProcessSteps:
     seed: int
     watch: Watch
     loading: dict[str, float] = field(default_factory=dict)  # processes that are being started, and since when
-    late_s: float = 0.0  # so long the scenario's time stood still, because the machine was slow
+    late_s: float = 0.0  # how long the scenario's time stood still because the machine was slow
 
     async def run(self, steps: Sequence[Step]) -> None:
-        """Each at its time of the run; returns when the last has undone itself."""
+        """Carry out each step at its time. Returns when the last one is undone."""
         async with trio.open_nursery() as nursery:
             for step in steps:
                 await self.until(step.at_s)
                 nursery.start_soon(self.carry_out, step)
 
     def time(self) -> float:
-        """Of the scenario, in seconds."""
+        """Return the scenario's time in seconds."""
         return self.fleet.clock() - self.late_s
 
     async def until(self, at_s: float) -> None:
@@ -68,7 +68,7 @@ class ProcessSteps:
             await trio.sleep(min(left_s, LOOK_S))
 
     async def carry_out(self, step: Step) -> None:
-        """For all who are meant: at once, or `every_s` apart. Who is rolled waits for the one before to be back."""
+        """Perform a step for its targets, at once or `every_s` apart. A roll waits until the last node is back."""
         async with trio.open_nursery() as nursery:
             next_s = self.time()
             for whom in targets(step):
@@ -91,7 +91,7 @@ class ProcessSteps:
     # --- processes --------------------------------------------------------------------------------------------------
 
     def show_peers(self) -> None:
-        """The name says who is wanted to run."""
+        """Let the name resolve to the nodes that should run."""
         up = [place.ip for place, node in zip(self.plan.nodes, self.nodes, strict=True) if node.wanted]
         self.zone.set(PEERS_NAME, up)
 
@@ -226,12 +226,12 @@ class ProcessSteps:
         return self.fleet.slow(self.engines[number], step.factor)
 
     async def do_load(self, step: Step, _whom: Any) -> None:
-        """The clients know their rates from the beginning; here is only the line in the diary."""
+        """Note the step in the diary only; the clients know their rates from the beginning."""
         self.fleet.note(f"load {step.chats_per_s:g} chats a second")
 
 
 def dns_fault(word: str, nodes: int, beginning: tuple[str, ...]) -> DnsFault | None:
-    """What the word means to the server; None is the right answer."""
+    """Return the fault of the DNS server for a word; None for the right answer."""
     return {
         "all": None,
         "subset": DnsFault(DnsFaultKind.SUBSET, count=max(1, nodes // 3)),

@@ -1,10 +1,10 @@
-"""A relay in user space for every link between nodes: cuts, loss, delay and the like, where the kernel does none of it.
+"""A relay in user space for every link between nodes: cuts, loss, delay and the like where the kernel offers none.
 
-Each node listens for gossip at its *real* address and advertises its *shown* one, where the relay listens. A datagram
-of node a to the shown address of b leaves the relay from the shown address of a to the real one of b. Streams likewise.
+Each node listens for gossip at its *real* address and advertises its *shown* address, at which the relay listens. The
+relay sends a datagram of node a to b's shown address on from a's shown address to b's real one. Streams likewise.
 
-A cut stream is silent and stays open; what was under way arrives after the heal, as TCP would do it. Bounds: delayed
-datagrams, streams; what is above a bound is dropped and counted.
+A cut stream is silent but stays open; data in transit arrives after the heal, as with TCP. Bounds: DELAYED_MAX delayed
+datagrams, which are dropped and counted beyond it, and STREAMS_MAX streams, which are refused and counted beyond it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ DELAYED_MAX = 20_000
 STREAMS_MAX = 1_000
 CHUNK_BYTES = 65_536
 STREAM_CHUNKS_MAX = 64
-"""Chunks of a delayed stream under way; then its sender waits, as for a full window."""
+"""Chunks of a delayed stream in transit; beyond, its sender waits, as for a full window."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where a node hears gossip, and what it tells the others."""
+    """Where a node receives gossip, and the address that it advertises."""
 
     real: Address
     shown: Address
 
 
 class Relay:
-    """All links of one cluster. Each node has an IP of its own."""
+    """Carries all links of one cluster. Each node has its own IP."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Relay:
     ) -> None:
         self.ends = ends
         self.links = links
-        self.changed = trio.Event()  # streams that wait for a heal wait for it
+        self.changed = trio.Event()  # wakes streams that wait for a heal
         self.rng = rng
         self.recorder = recorder
         self.by_real = {end.real: number for number, end in enumerate(ends)}
@@ -61,7 +61,7 @@ class Relay:
         self.counts: dict[str, int] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry until cancelled. Started when every shown address is there. Raises OSError."""
+        """Carry until cancelled; started when every shown address is bound. Raises OSError."""
         async with trio.open_nursery() as nursery:
             listeners: list[tuple[int, trio.SocketListener]] = []
             try:
@@ -81,7 +81,7 @@ class Relay:
                     sock.close()
 
     def wake(self) -> None:
-        """Links are no longer as they were."""
+        """Wake waiting streams after the links have changed."""
         self.changed.set()
         self.changed = trio.Event()
 
@@ -96,11 +96,11 @@ class Relay:
     # --- datagrams --------------------------------------------------------------------------------------------------
 
     async def carry_datagrams(self, receiver: int, nursery: trio.Nursery) -> None:
-        """Everything that is sent to one node."""
+        """Carry all datagrams that are sent to one node."""
         while True:
             try:
                 data, source = await self.sockets[receiver].recvfrom(CHUNK_BYTES)
-            except ConnectionError:  # the node's socket is closed; the system tells us here
+            except ConnectionError:  # a node's socket was closed, which the system reports here
                 continue
             sender = self.by_real.get(source)
             if sender is None:
@@ -172,7 +172,7 @@ class Relay:
             onward.socket.close()
 
     def opener_of(self, stream: trio.SocketStream) -> int | None:
-        """Which node opened this stream."""
+        """Return the number of the node that opened this stream."""
         try:
             return self.by_ip.get(stream.socket.getpeername()[0])
         except OSError:
@@ -181,7 +181,7 @@ class Relay:
     async def pump(
         self, source: trio.SocketStream, sink: trio.SocketStream, pair: tuple[int, int], scope: trio.CancelScope
     ) -> None:
-        """One direction of one stream, in order, each chunk as late as the condition says."""
+        """Carry one direction of a stream in order, and delay each chunk by the link's conditions."""
         sending, receiving = trio.open_memory_channel[tuple[float, bytes]](STREAM_CHUNKS_MAX)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.read_stream, source, sending, pair)
@@ -221,4 +221,4 @@ class Relay:
                 await sink.send_all(data)
             await sink.send_eof()
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            scope.cancel()  # the other side is gone: so is the whole stream
+            scope.cancel()  # the other side is gone, so the whole stream ends

@@ -1,8 +1,8 @@
-"""The log of a chaos run: every request of every client, every death, and what follows from both. Pure.
+"""The log of a chaos run: every request of every client, every death, and the counts that follow. Pure.
 
-A request is *ok*, *excused* or *failed*; `cancelled` are those that the end of the run cut. Excused is one thing only:
-its answer had begun, and the node or the engine that was answering was killed before it ended. What got no first byte
-is retried at the next address; a request that ends well after such retries is ok.
+A request is *ok*, *excused* or *failed*, or `cancelled` if the end of the run cut it. It is excused only if its answer
+had begun and the node or engine that was answering was killed before the answer ended. A try that gets no first byte is
+repeated at the next address; a request that ends well after such retries is ok.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cluster.scenario import Expect
 
 RECOVERED_SHARE = 0.95
 WINDOW_S = 5.0
-"""Hit rates are compared over this long: shorter ones jump with the chats that happen to begin."""
+"""Hit rates are compared over spans of this length; in shorter ones they depend on which chats happen to begin."""
 
 DEATH_MARGIN_S = 1.0
 """A broken answer is noticed a little before or after its process is known to be dead."""
@@ -26,16 +26,16 @@ FAILURES_SHOWN_MAX = 50
 
 @dataclass(slots=True)
 class Entry:
-    """One request. Times in seconds of the run; `ended_s` None while it is under way."""
+    """One request. Times are in seconds of the run; `ended_s` is None while the request is in flight."""
 
     number: int
     began_s: float
     ended_s: float | None = None
-    node: str = ""  # IP of the node that was asked last
-    engine: str = ""  # name, as far as the answer said
+    node: str = ""  # IP of the node that was tried last
+    engine: str = ""  # its name, if the answer has it
     retries: list[str] = field(default_factory=list)  # why each earlier try got no first byte
     first_byte: bool = False
-    reason: str = ""  # why it failed; empty when it did not
+    reason: str = ""  # why it failed; empty if it did not
     detail: str = ""
     cancelled: bool = False
     prompt_tokens: int = 0
@@ -63,14 +63,14 @@ class Event:
 
 
 class RequestLog:
-    """Everything that happened in one run."""
+    """All requests, deaths, crashes and events of one run."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.deaths: list[Death] = []
         self.diary: list[Event] = []
         self.crashes: list[str] = []
-        """Processes that ended although nobody had asked for it: a failed run, whatever the clients saw."""
+        """Processes that ended unasked: then the run has failed, whatever the clients saw."""
 
     def begin(self, now_s: float) -> Entry:
         entry = Entry(len(self.entries), now_s)
@@ -84,7 +84,7 @@ class RequestLog:
         self.diary.append(Event(now_s, text))
 
     def excused(self, entry: Entry) -> bool:
-        """Whether it was streaming on a process that was killed meanwhile."""
+        """Whether the answer was streaming from a process that was killed before it ended."""
         if not (entry.reason and entry.first_byte and entry.ended_s is not None):
             return False
         whom = {entry.node, entry.engine} - {""}
@@ -97,13 +97,13 @@ class RequestLog:
         return [entry for entry in self.entries if entry.reason and not self.excused(entry)]
 
     def hit_rate(self, from_s: float, until_s: float) -> float | None:
-        """Of the good requests that began in that span; None without any."""
+        """Return the hit rate of good requests that began in that span; None without any."""
         chosen = [entry for entry in self.entries if entry.ok and from_s <= entry.began_s < until_s]
         prompt = sum(entry.prompt_tokens for entry in chosen)
         return sum(entry.cached_tokens for entry in chosen) / prompt if prompt else None
 
     def recovered_s(self, before: float, from_s: float, until_s: float) -> float | None:
-        """How long after `from_s` the first span of WINDOW_S begins that has 95 % of the hit rate of before."""
+        """Return how long after `from_s` the first span of WINDOW_S begins that has 95 % of the hit rate `before`."""
         start_s = from_s
         while start_s + WINDOW_S <= until_s:
             rate = self.hit_rate(start_s, start_s + WINDOW_S)
@@ -113,7 +113,7 @@ class RequestLog:
         return None
 
     def counts(self) -> dict[str, int]:
-        """Each request exactly once, and the retries beside."""
+        """Return the number of requests by outcome, each request once, and the numbers of retries."""
         excused = sum(1 for entry in self.entries if self.excused(entry))
         return {
             "sent": len(self.entries),
@@ -127,11 +127,11 @@ class RequestLog:
         }
 
     def reasons(self) -> dict[str, int]:
-        """Why tries got no first byte, and how often."""
+        """Return why tries got no first byte, and how often."""
         return dict(Counter(reason for entry in self.entries for reason in entry.retries).most_common())
 
     def failures(self) -> list[dict[str, Any]]:
-        """The first of the failed ones in full: each is a defect of ours until shown otherwise."""
+        """Return the first failed requests in full; each is a defect of the cluster until shown otherwise."""
         shown = ("node", "engine", "first_byte", "reason", "detail", "retries")
         return [
             {"began_s": round(entry.began_s, 3), "ended_s": round(entry.ended_s or 0.0, 3)}
@@ -143,7 +143,7 @@ class RequestLog:
 def hits_back_s(
     hits: Mapping[str, float | None], expect: Expect, quiet_s: float, for_s: float
 ) -> dict[str, float | None]:
-    """What the bound of that name is about; nothing where steps ended so late that no traffic could tell."""
+    """Return the measured value for that bound; {} if steps ended too late for the traffic to show it."""
     back_s = hits["recovered_after_last_step_s"]
     if back_s is None and quiet_s + (expect.hits_back_s or 0.0) + WINDOW_S > for_s:
         return {}
@@ -151,7 +151,7 @@ def hits_back_s(
 
 
 def hit_report(log: RequestLog, first_step_s: float, quiet_s: float, for_s: float) -> dict[str, float | None]:
-    """Hit rates before, after and in between. `quiet_s`: when the last step had happened and undone itself."""
+    """Return hit rates before, after and in between. `quiet_s`: when the last step has happened and was undone."""
     before = log.hit_rate(0.0, first_step_s)
     last = log.hit_rate(for_s * 2 / 3, for_s)
     disturbed = first_step_s < for_s

@@ -1,1 +1,1 @@
-"""Whole clusters in virtual time from a seed, with faults and checkers."""
+"""Simulates whole clusters in virtual time from a seed, with faults and checkers."""

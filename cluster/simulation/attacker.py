@@ -1,8 +1,8 @@
-"""Somebody on the wire who has no key: replays what it recorded, sends it to the wrong node, forges and scribbles.
+"""An attacker on the network without a key: it replays recorded packets, misdirects them, forges and damages them.
 
-Nothing of this may change what a node believes (S2, S8 and S10 would show it), may raise (S9), or make a node answer a
-stranger with more bytes than the stranger sent. What never arrived is no replay: to deliver it late is to be a slow
-wire, and S5 is given how slow (`held_back_s`). Bound: the last RECORDED_MAX packets.
+Its packets must not change what a node believes (S2, S8 and S10 would show it), must not raise (S9), and must not make
+a node answer a stranger with more bytes than the stranger sent. A packet that a cut kept from its receiver is not
+replayed but delivered late, which S5 has to allow (`held_back_s`). Bound: the last RECORDED_MAX packets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OUTSIDER: Address = ("192.0.2.66", 6666)
 
 
 class Attacker:
-    """Listens to `net` and injects into it. `addresses` are those of the nodes, by number."""
+    """Records packets of `net` and injects others. `addresses` are those of the nodes, by number."""
 
     def __init__(self, net: Network, addresses: Sequence[Address], rng: Random, invariants: Invariants) -> None:
         self.net = net
@@ -50,21 +50,21 @@ class Attacker:
                 self.recorded.append((source, target, plane, data, self.net.time.now))
 
     def strike(self, number: int) -> None:
-        """One packet for one node."""
+        """Send one packet to a node."""
         rng, victim = self.rng, self.addresses[number]
         data, plane = rng.randbytes(rng.randrange(0, 1200)), Plane.DATAGRAM
         if self.recorded:
             sender, target, plane, packet, sent_at = rng.choice(self.recorded)
             kind = rng.randrange(5)
-            if kind == 0:  # the same again, from where it came, to whom it went
+            if kind == 0:  # the same packet, from the same sender to the same receiver
                 if self._cut_at.get((sender, target), -1.0) >= sent_at:
                     self.invariants.held_back(self.net.time.now - sent_at)
                 self.net.inject(target, sender, plane, packet)
                 return
-            if kind == 1:  # to somebody else
+            if kind == 1:  # to another node
                 self.net.inject(victim, sender, plane, packet)
                 return
-            if kind == 2:  # as one's own
+            if kind == 2:  # from the attacker's own address
                 data = packet
             elif kind == 3:
                 data = flipped(packet, rng)

@@ -1,14 +1,14 @@
-"""A cluster that is there already when the clock starts: its nodes have of each other what they would after an hour.
+"""Forms a cluster before the clock starts: its nodes know about each other what they would know after an hour.
 
-Each two of a thousand nodes that start with nothing must hear of each other first: minutes of a core before anything
-can go wrong. Here every node is made by the same code, but what they would have sent each other is put there by hand:
+A thousand nodes that start with nothing would first have to learn of each other: minutes of a processor before any
+fault. Here the same code makes every node, but what the nodes would have sent each other is put in place directly:
 
-    members     all know all; no update is left to spread, and lists are next compared some time in their usual pace
-    sessions    neighbours have proved theirs to each other; all others still do when they are probed, by real packets
-    backends    probed once, told, and heard from all neighbours
-    routes      there are none yet, and nobody waits for a table
+    members     all nodes know all; no update is left to spread; lists are compared next within the usual interval
+    sessions    neighbours have proved theirs to each other; others do so when they are probed, by real packets
+    backends    each is probed once; all neighbours have sent theirs to each other
+    routes      there are none yet, and no node waits for a table
 
-Rule: all nodes that run, at one moment, before any of them has sent a packet; names are unique.
+Rule: call it for all nodes that run, at one moment, before any of them has sent a packet; names are unique.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ranvier_py.core.gossip.wire.records import pack_records, unpack_records
 
 
 def form(nodes: Sequence[SimNode], engines: Sequence[SimEngine], now: float) -> None:
-    """Nodes that have just been made become a cluster."""
+    """Make a cluster of nodes that have just been created."""
     records = unpack_records(pack_records([node.peer.me for node in nodes]))
     for node in nodes:
         peer = node.peer
@@ -43,7 +43,7 @@ def form(nodes: Sequence[SimNode], engines: Sequence[SimEngine], now: float) -> 
 
 
 def know(members: Membership, records: Sequence[Record], now: float) -> None:
-    """All others are alive, and nobody needs to be sent that."""
+    """Make all other nodes alive in a member table, with nothing left to send."""
     table, lists, mine = members.table, members.lists, members.me.session
     roster, neighbours = table.roster, table.neighbours
     for record in records:
@@ -57,7 +57,7 @@ def know(members: Membership, records: Sequence[Record], now: float) -> None:
 
 
 def prove(peer: RouterPeer, neighbours: Sequence[int], now: float) -> None:
-    """They have shaken hands."""
+    """Let sessions have proved themselves, as after a handshake."""
     for session in neighbours:
         member = peer.members.member(session)
         assert member is not None
@@ -67,7 +67,7 @@ def prove(peer: RouterPeer, neighbours: Sequence[int], now: float) -> None:
 
 
 def agree(facts: BackendFacts, neighbours: Sequence[int]) -> None:
-    """Each has sent its neighbours every backend, and they have sent it theirs."""
+    """Let a node and its neighbours have sent each other all their backends."""
     for known in facts._known.values():
         known.counted = True
     facts._changed.clear()

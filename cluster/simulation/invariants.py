@@ -1,17 +1,17 @@
-"""What must hold at every moment, however wrong the network is: S1 … S10. The first that does not ends the run.
+"""Checks what must hold at every moment, however bad the network is: S1 … S10. The first violation ends the run.
 
-    S1  nobody holds itself for dead; incarnations of a session do not fall; of a name the last counts
-    S2  what one reports of another does not fall in (epoch, incarnation); only a higher pair or a meeting revives it
-    S3  version vectors do not fall, and nobody has more of an origin than it has sent (the rest is L3)
+    S1  no node takes itself for dead; a session's incarnation does not fall; of equal names the last counts
+    S2  an observer's (epoch, incarnation) of a member does not fall; only a higher pair or a meeting revives a member
+    S3  version vectors do not fall, and no node has more of an origin's updates than the origin has sent (rest: L3)
     S4  merging in any order gives one table: shown by L2 at the end of each run, and by the laws in tests/core/gossip
-    S5  no claim is younger than its evidence (but for its way here), older than its life, invented, or of an engine's
-        earlier process
-    S6  a client gets an answer while an engine runs, unless as many as it is tried at have only just stopped
-    S7  every buffer within its bound; no loop runs for nothing; no second has more bytes about routes than the budget
-    S8  nothing but the node's own cluster is believed; an answer to a stranger is no longer than the question
+    S5  no claim is younger than its evidence (but for transit), expired, invented, or of an engine's earlier process
+    S6  a client gets an answer while an engine runs, unless all engines that were tried have only just stopped
+    S7  every buffer is within its bound; no loop runs idle; bytes about routes stay within the budget of each second
+    S8  a node believes only its own cluster; its answer to a stranger is no longer than the question
     S9  nothing is ever raised
     S10 two clusters never know each other's members
-S1-S3, S5 and S7 are looked at once a second, at all nodes or at LOOKS_MAX by turns; S6, S8 and S9 at every event.
+All but S6 and S9 are checked once a second, at all nodes or at LOOKS_MAX by turns; at every event S6, S9, reported
+changes of members (S1, S10) and answers to strangers (S8).
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from ranvier_py.core.prompts.prompt import Boundary
 LOOKS_MAX = 20
 SERVED_MAX = 200
 AGE_SLACK_S = 1.5
-"""Ages travel in whole seconds and are kept in whole seconds."""
+"""Ages are sent and kept in whole seconds."""
 
 HOPS = 3
-"""The time in which something is on its way is not in its age: nobody's clock is asked. So an age may be wrong by the
-slowest way of the run at each hop; three of those in a row are very unlikely."""
+"""An age does not include the time in transit, since nodes share no clock. So each hop may make an age wrong by the
+slowest packet of the run; more than three such hops in a row are very unlikely."""
 
 HELD_BACK_MAX_S = 15.0
-"""Somebody on the wire may keep a packet from its receiver and deliver it late. It is taken as long as its sender
-passes for alive: a probe and the longest suspicion, which nobody confirms. After that nothing from before counts."""
+"""An attacker may withhold a packet and deliver it late. The packet is accepted while its sender counts as alive: for a
+probe and the longest suspicion that no other node confirms. After that nothing from before is accepted."""
 
 DEFAULT_TTL_S = 3600.0
 DEFAULT_BUDGET_BYTES_PER_S = RouteGossipSettings().node_bytes_per_s
 NO_ENGINE_S = 8.0
-"""So long a node may hold an engine that has come back for ill: two probes and the delay of the circuit. And one that
-has stopped for well: three probes."""
+"""How long a node may take an engine that is back for unhealthy (two probes and the circuit's delay), and one that has
+stopped for healthy (three probes)."""
 
 
 @dataclass(slots=True)
@@ -57,11 +57,11 @@ class Memory:
     incarnation: int = 0
     sessions: dict[int, Seen] = field(default_factory=dict)
     vector: dict[int, int] = field(default_factory=dict)
-    sent: tuple[float, int] | None = None  # at, bytes about routes until then
+    sent: tuple[float, int] | None = None  # (when, bytes about routes until then) at the last check
 
 
 class Invariants:
-    """The checkers of S1 … S10 over one world."""
+    """The checkers of S1 … S10 for one world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -69,17 +69,17 @@ class Invariants:
         self.served_at: dict[tuple[int, int], float] = {}  # (fingerprint, engine) -> when it was last served
         self.sent_updates: dict[int, int] = {}  # session -> route updates of its own
         self.looks = 0
-        self._known_since: dict[tuple[int, int, int, int], float] = {}  # of a process of an engine, by one of a node
-        self.held_back_s = 0.0  # the longest that an attacker kept what then came from him alone
+        self._known_since: dict[tuple[int, int, int, int], float] = {}  # when a node's process knew an engine's
+        self.held_back_s = 0.0  # the longest time for which an attacker withheld a packet that it then delivered
         self._turn = 0
         self._rng = world.rng("invariants")
-        self._served: list[int] = []  # fingerprints to look under, SERVED_MAX of them
+        self._served: list[int] = []  # fingerprints below which claims are checked, SERVED_MAX of them
 
     def fail(self, invariant: str, nodes: tuple[int, ...], text: str) -> None:
         raise Violated(Violation(self.world.time.now, invariant, nodes, text))
 
     def held_back(self, delay_s: float) -> None:
-        """What had not arrived has been delivered by somebody who kept it so long."""
+        """Note that an attacker has delivered a packet that it had withheld for so long."""
         self.held_back_s = max(self.held_back_s, min(delay_s, HELD_BACK_MAX_S))
 
     # --- at every event ---------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Invariants:
             self._served[self._rng.randrange(SERVED_MAX)] = end.token or end.text
 
     def failed(self, host: SimHost, tried: Sequence[int]) -> None:
-        """S6: the client got an error though an engine runs; unless it has only just come back."""
+        """Check S6: the client got an error. It must not if an engine runs and has not only just started."""
         now = self.world.time.now
         ready = [one.number for one in self.world.engines if one.running and now - one.born_at + 1.0 > NO_ENGINE_S]
         settled = now - host.started_at > NO_ENGINE_S
@@ -163,7 +163,7 @@ class Invariants:
             memory.sessions[session] = seen
 
     def steps(self, host: SimHost, subject: int, before: Seen, seen: Seen) -> None:
-        """S2, for one observer and one session of a subject."""
+        """Check S2 for one observer and one session of a subject."""
         old, new = (before.epoch, before.incarnation), (seen.epoch, seen.incarnation)
         pair = (host.index, subject)
         if new < old:
@@ -189,12 +189,12 @@ class Invariants:
         memory.vector = dict(look.vector)
 
     def _updates_sent(self, session: int, number: int) -> int:
-        """How many route updates a session has sent: the last look at it, or one now."""
+        """Return how many route updates a session has sent, by the last look at it or one now."""
         node = self.world.hosts[number].node
         if node is not None and node.session == session:
             self.sent_updates[session] = max(self.sent_updates.get(session, 0), node.updates_sent())
             return self.sent_updates[session]
-        return 2**63  # it has died since: between two looks it may have sent more
+        return 2**63  # its process has ended: it may have sent more since the last look
 
     def bounds(self, host: SimHost, look: Look) -> None:
         for name, table in look.tables.items():
@@ -204,7 +204,7 @@ class Invariants:
             self.fail("S7", (host.index,), f"woke {host.spins} times in a row for nothing")
 
     def budget(self, host: SimHost, memory: Memory) -> None:
-        """S7, between two looks: as many seconds' budgets as have begun. Rows have one of their own."""
+        """Check S7 since the last look: a budget for each second begun. Rows have a budget of their own."""
         assert host.node is not None
         now, sent = self.world.time.now, host.node.route_bytes()
         before, memory.sent = memory.sent, (now, sent)
@@ -218,7 +218,7 @@ class Invariants:
             self.fail("S7", (host.index,), over)
 
     def claims(self, host: SimHost) -> None:
-        """S5, for a sample of the table."""
+        """Check S5 for a sample of the table."""
         node, now = host.node, self.world.time.now
         assert node is not None
         ttl_s = self.world.scenario.cluster.route_ttl_s or DEFAULT_TTL_S
@@ -228,13 +228,13 @@ class Invariants:
         for fingerprint, number, _, age_s in (*node.claims(0, now), *node.claims(below, now)):
             engine = self.world.engines[number]
             seen_at = self.served_at.get((fingerprint, number))
-            if engine.kv is not None:  # what it holds is true, whoever was answered
+            if engine.kv is not None:  # a claim on what the engine holds is right, whichever prompt brought it
                 seen_at = engine.kv.last_held_at(fingerprint, now)
             if seen_at is None:
                 self.fail("S5", (host.index,), f"engine {number} never held {fingerprint:x}, and is believed to")
                 return
             true_s = now - seen_at
-            if age_s < true_s - slack_s and engine.kv is None:  # who missed some of its events may believe too much
+            if age_s < true_s - slack_s and engine.kv is None:  # with events, a node that missed some may be wrong
                 self.fail("S5", (host.index,), f"a claim is {true_s:.1f} s old and passes for {age_s:.1f} s")
             if true_s > ttl_s + slack_s + AGE_SLACK_S:
                 self.fail("S5", (host.index,), f"a claim lives after {true_s:.1f} s, its life is {ttl_s:g} s")
@@ -244,7 +244,7 @@ class Invariants:
                 )
 
     def _knows(self, host: SimHost, engine: SimEngine) -> bool:
-        """Whether its probe found this process by our last look: what a probe finds counts from the next look on."""
+        """Whether a probe had found this process by the last look; what a probe finds counts from the next look on."""
         now = self.world.time.now
         if self.world.probed.get((host.index, host.generation, engine.number)) != engine.generation:
             return False

@@ -1,7 +1,7 @@
-"""What a run is measured by: how fast updates get about, how death is noticed, what it costs. One flat object.
+"""Measures a run: how fast route updates spread, when deaths are noticed, what it costs. One flat object.
 
-A *followed* route update is one whose arrival is looked for at every node that lived when it was learned. At most
-FOLLOWED_MAX are under way at a time: what is measured is a sample. Times are virtual seconds from learned to usable.
+For a *followed* route update every node that ran when it was learned is watched until the update arrives. At most
+FOLLOWED_MAX are followed at once, so these are a sample. Times are virtual seconds from learned to usable.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ranvier_py.core.prompts.prompt import Boundary
 
 FOLLOWED_MAX = 16
 FOLLOW_S = 20.0
-"""A route update that is not everywhere by then is counted as late and left to the check at the end."""
+"""A route update that is not at all nodes by then counts as late and is left to the check at the end."""
 
 PERCENTILES = (("t50", 0.5), ("t99", 0.99), ("t100", 1.0))
 
 
 @dataclass(slots=True)
 class Followed:
-    """A route update on its way."""
+    """A route update on its way to the nodes in `missing`."""
 
     fingerprint: int
     engine: int
@@ -34,16 +34,16 @@ class Followed:
 
 
 class Measure:
-    """Listens to hosts and clients; changes nothing."""
+    """Observes hosts and clients; changes nothing."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.followed: list[Followed] = []
-        self.learned_s: list[float] = []  # of each (route update, node)
-        self.everywhere_s: list[float] = []  # of each route update, when it had reached all
+        self.learned_s: list[float] = []  # for each route update and node
+        self.everywhere_s: list[float] = []  # for each route update, until it was at all nodes
         self.late = 0  # (route update, node) pairs given up
-        self.overtaken = 0  # nodes that died, engines that restarted meanwhile
-        self.noticed_s: dict[int, list[float]] = {}  # session that ended -> when each other node reported it
+        self.overtaken = 0  # pairs whose node ended or engine restarted meanwhile
+        self.noticed_s: dict[int, list[float]] = {}  # ended session -> after how long each other node reported it
         self.false_deaths: list[tuple[float, int, int]] = []  # (when, observer, subject)
         self.deaths = 0
 
@@ -52,7 +52,7 @@ class Measure:
 
     def served(self, host: SimHost, end: Boundary, engine: int) -> None:
         if len(self.followed) >= FOLLOWED_MAX or not end.token:
-            return  # a turn that is never tokenized is expected later, on purpose (peer.routes.HOLD_S)
+            return  # a turn that is never tokenized arrives later, on purpose (route_sync.TEXTS_WAIT_S)
         label = self.world.labels[host.index]
         others = {
             other.index: other.generation
@@ -64,7 +64,7 @@ class Measure:
             self.followed.append(Followed(end.token, engine, generation, self.world.time.now, others))
 
     def received(self, host: SimHost, plane: Plane) -> None:
-        """A node has received something: has it what it lacked?"""
+        """Check whether a node that has received something now has the followed route updates."""
         if plane is Plane.BULK and self.followed:
             for route_update in self.followed:
                 if host.index in route_update.missing:
@@ -81,7 +81,7 @@ class Measure:
                 self.everywhere_s.append(now - route_update.at_s)
 
     def sample(self) -> None:
-        """Once a second: look everywhere, let go of what will not come."""
+        """Check all nodes, and give up route updates that are late. Called once a second."""
         now, kept = self.world.time.now, []
         for route_update in self.followed:
             if self.world.engines[route_update.engine].generation != route_update.generation:
@@ -119,7 +119,7 @@ class Measure:
     # --- the whole --------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """One flat JSON object."""
+        """Return all measures as one flat JSON object."""
         world = self.world
         net, seconds = world.net.counters, max(world.time.now, 1e-9)
         nodes = max(1, len(world.hosts))
@@ -146,7 +146,7 @@ class Measure:
 
 
 def counters_of(world: World) -> dict[str, int]:
-    """Sums of what the running nodes count, and of the clients."""
+    """Return the sums of the running nodes' counters, and the clients' counters."""
     found: dict[str, int] = {}
     for host in world.live():
         if host.node is not None:
@@ -159,13 +159,13 @@ def counters_of(world: World) -> dict[str, int]:
 
 
 def hit_share(world: World) -> float:
-    """Share of prompt tokens that the engines had, by their own count."""
+    """Return the share of prompt tokens that the engines had cached, by their own count."""
     asked = sum(engine.prompt_tokens for engine in world.engines)
     return round(sum(engine.cached_tokens for engine in world.engines) / asked, 4) if asked else 0.0
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """t50, t99, t100; None of nothing."""
+    """Return t50, t99 and t100; None for each if there are no values."""
     ordered = sorted(values)
     if not ordered:
         return {name: None for name, _ in PERCENTILES}

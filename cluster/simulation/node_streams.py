@@ -1,7 +1,7 @@
-"""What a simulated node does about engines' event streams: the real streams and the real truth, on simulated wires.
+"""A simulated node's event streams of engines: the real streams and engine caches, on simulated connections.
 
-The simulator's `ranvier_py.node.engine_event_parts`: `look` begins and ends what this node is to read by the peers'
-agreement, and carries snapshots; what it wants of the world outside waits in `take`. Nothing is decided here.
+It has the part of `ranvier_py.node.engine_event_parts`: `look` opens and closes the streams that this node is to read
+by the peers' agreement, and carries snapshots; what it asks of the network waits in `take`. It decides nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.router import Router
 
 SWEEP_ROWS = 200
-"""Each look: as many a second as a node's."""
+"""Rows per look, which makes as many a second as a node sweeps."""
 
 
 class Subscribed(NamedTuple):
@@ -46,7 +46,7 @@ def namespace_of(model: str, adapter: str, salt: str) -> Fingerprint:  # noqa: A
 
 
 class NodeStreams:
-    """Of one process. Engines by number; `ids` are the registry's, in the same order."""
+    """The streams of one process. Engines are numbers; `ids` are the registry's ids, in the same order."""
 
     def __init__(self, router: Router, ids: Sequence[BackendId], sharing: StreamSharing) -> None:
         self.engine_caches = EngineCaches(router.routes, self._generation_of, restarted=self._restarted)
@@ -64,14 +64,14 @@ class NodeStreams:
         return requests
 
     def level(self, engine: int) -> Level | None:
-        """How well its reader knows an engine; None: this node is not its reader."""
+        """Return the cache level of an engine; None: this node does not read its events."""
         stream = self.streams.get(engine)
         return stream.level if stream is not None and stream.is_open else None
 
     def claims(self, now: float) -> Iterator[tuple[int, int]]:
-        """(engine, token fingerprint) of all live claims. O(table)."""
+        """Yield (engine, token fingerprint) of all live claims. O(table)."""
         routes = self._router.routes
-        routes.match((), (), now, touch=False)  # ages are counted from the latest time it has seen
+        routes.match((), (), now, touch=False)  # ages count from the latest time that the table has seen
         for view in routes.subtree(0, limit=len(routes)):
             for holder in view.holders if view.token_fingerprint else ():
                 if holder.generation == self._generation_of(holder.backend) and holder.age_s < routes.ttl_s:
@@ -116,13 +116,13 @@ class NodeStreams:
             self._carry(engine, stream.live(seq, payload, now), now)
 
     def wired(self, engine: int, what: str, now: float) -> None:
-        """`connected` or `disconnected`."""
+        """Tell a stream that it is `connected` or `disconnected` (`what`)."""
         stream = self.streams.get(engine)
         if stream is not None:
             self._carry(engine, getattr(stream, what)(now), now)
 
     def answered(self, ask: ReplayRequested, answers: Sequence[tuple[int, bytes]] | None, now: float) -> None:
-        """None: the publisher can't be reached."""
+        """Give a stream the answers to a replay. None: the publisher can't be reached."""
         stream = self.streams.get(ask.engine)
         if stream is None:
             return

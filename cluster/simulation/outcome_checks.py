@@ -1,18 +1,18 @@
-"""What must come about once the faults are over: L1 … L10, and the other bounds of a scenario's `expect`.
+"""Checks what must hold once the faults are over: L1 … L10, and the other bounds of a scenario's `expect`.
 
-    L1  all who run agree on who runs, `agree_s` after the last fault
-    L2  no bucket of two tables differs, `same_routes_s` after the traffic
-    L3  each route that was served, and has not aged, is at every node
-    L4  who was killed is dead to all, `dead_s` after
-    L5  once all agree, nobody who lives is held for dead
-    L6  the wire is as quiet as it should be
-    L7  a late joiner knows the routes too: it is asked by L2
-    L8  each way of healing works alone: the scenarios heal_*
-    L9  where engines publish events: each is read by one node, and its cache is known exactly
-    L10 of the routes that nodes have no more is wrong, and of what engines hold no more is unknown, than is allowed
-Traffic stops `same_routes_s` before the end, if the scenario asks for equal routes. With a `core` only the nodes of the
-core are asked, and only about each other: the others may be anything. For L10 routes count at depths that have tokens,
-and what engines hold at the depths that prompts were asked at.
+    L1  all nodes that run agree on which nodes run, `agree_s` after the last fault
+    L2  no bucket of two route tables differs, `same_routes_s` after the traffic
+    L3  each route that was served, and has not expired, is at every node
+    L4  a killed node is dead to all, `dead_s` after the kill
+    L5  once all agree, no node that runs is taken for dead
+    L6  the network is as quiet as it should be
+    L7  a late joiner has the routes too, which L2 checks
+    L8  each mechanism of repair works alone, which the scenarios heal_* check
+    L9  where engines publish events, each is read by one node, and its cache is known exactly
+    L10 no greater share of the nodes' routes is wrong, or of what engines hold unknown, than is allowed
+Traffic ends `same_routes_s` before the run, if the scenario expects equal routes. With a `core` only the nodes of the
+core are checked, and only about each other; the others may be in any state. L10 counts routes at depths that have
+tokens, and what engines hold at the depths of prompts.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ POLL_S = 0.5
 POLL_MANY_S = 1.0
 CROWD, POLL_CROWD_S = 500, 4.0
 QUIET_PACKETS_PER_NODE_S = 100.0
-"""Idle traffic of a node (probes 2/s with acks, repair 2/s, loads, gossip ticks) stays below; a storm is far above."""
+"""An idle node sends less (probes 2/s with acks, repair 2/s, loads, gossip ticks); a storm sends far more."""
 
 QUIET_WINDOW_S = 3.0
 ROUTES_ASKED_MAX = 500
 YOUNG_S = 600.0
-"""Routes served so lately are asked for at the end, where their life is longer."""
+"""At the end, routes that were served within this time are checked, or within half their time to live if less."""
 
 
 class OutcomeChecks:
-    """Watches the end of a run."""
+    """Checks the end of a run, and polls it once the faults are over."""
 
     def __init__(self, world: World, steps: SimSteps, invariants: Invariants, measure: Measure) -> None:
         self.world = world
@@ -77,14 +77,14 @@ class OutcomeChecks:
     # --- membership -------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[list[SimHost]]:
-        """Those who must agree with each other: one group for each cluster."""
+        """Return the nodes that must agree with each other: one group for each cluster."""
         hosts, some = self.world.hosts, self.steps.some_stay_broken
         asked = [host.index for host in self.world.live() if not some or host.index in self.steps.core]
         labels = dict(enumerate(self.world.labels))
         return [[hosts[number] for number in group] for group in groups(asked, labels)]
 
     def disagreement(self) -> Difference | None:
-        """The first node that is wrong about who runs, and how; None: all are right."""
+        """Return the first node that is wrong about which nodes run, and how; None: all are right."""
         now = self.world.time.now
         for group in self.groups():
             known = {
@@ -98,7 +98,7 @@ class OutcomeChecks:
         return None
 
     def poll(self) -> None:
-        """From the end of the faults: who agrees when, and does it last?"""
+        """Note since when all agree, and whether it lasts; from the end of the faults on."""
         now, bound = self.world.time.now, self.expect.agree_s
         wrong = self.disagreement()
         if wrong is None and self.agreed_at is None:
@@ -116,9 +116,9 @@ class OutcomeChecks:
             self.world.time.after(self.expect.dead_s, self._must_be_dead, node.session, self.world.time.now)
 
     def _must_be_dead(self, session: int, since: float) -> None:
-        """L4."""
+        """Check L4."""
         if session not in self.world.ended:
-            return  # it was not killed after all
+            return  # the step did not kill it
         number = self.world.sessions[session][0]
         for host in self.world.live():
             if host.started_at < since and host.node is not None:
@@ -131,7 +131,7 @@ class OutcomeChecks:
     # --- routes -----------------------------------------------------------------------------------------------------
 
     def poll_routes(self) -> None:
-        """From the end of the traffic: since when are the tables equal?"""
+        """Note since when the tables are equal; from the end of the traffic on."""
         if self.expect.same_routes_s is None:
             return
         if self.different() is not None:
@@ -141,7 +141,7 @@ class OutcomeChecks:
         self.world.time.after(2 * pause_s(len(self.world.hosts), POLL_S, 20), self.poll_routes)
 
     def different(self) -> Difference | None:
-        """Two nodes whose tables differ."""
+        """Return two nodes whose tables differ; None: all are equal."""
         now = self.world.time.now
         for group in self.groups():
             found = difference({host.index: host.node.sums(now) for host in group if host.node is not None})
@@ -150,13 +150,13 @@ class OutcomeChecks:
         return None
 
     def _lacking(self) -> tuple[tuple[int, ...], str] | None:
-        """L3: a node that lacks a route somebody was served by."""
+        """Check L3: return a node that lacks a route by which a prompt was served."""
         now, served_at = self.world.time.now, self.invariants.served_at
         life_s = min(YOUNG_S, (self.world.scenario.cluster.route_ttl_s or YOUNG_S) / 2)
         young = [key for key, at in served_at.items() if now - at < life_s and self._held(*key)][-ROUTES_ASKED_MAX:]
         for group in self.groups():
             if len(group) < len(self.world.live()):
-                continue  # served by others too, which need not have sent these
+                continue  # nodes outside the group served prompts, too, and need not have sent their routes
             for host in group:
                 for name, engine in young:
                     if host.node is not None and not host.node.holds(name, engine, now):
@@ -166,7 +166,7 @@ class OutcomeChecks:
         return None
 
     def _held(self, name: int, engine: int) -> bool:
-        """By the engine's own account, and still by one node at least: who learned it may have died with it."""
+        """Whether the engine holds it by its own account, and some node has the route: its learner may be dead."""
         if not self.world.engines[engine].holds(name):
             return False
         now = self.world.time.now
@@ -175,7 +175,7 @@ class OutcomeChecks:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """All that is asked of the end. Raises Violated."""
+        """Check all that must hold at the end. Raises Violated."""
         expect, fail = self.expect, self.invariants.fail
         if expect.agree_s is not None and (wrong := self.disagreement()) is not None:
             fail("L1", *wrong)
@@ -191,7 +191,7 @@ class OutcomeChecks:
                 fail(verdict.invariant, deaths[0][1:] if verdict.invariant == "L5" else (), str(verdict))
 
     def measured(self) -> dict[str, float | None]:
-        """What bounds are about, but for what is looked at as the run goes on."""
+        """Return the measured values of bounds, but for those that are checked during the run."""
         world, after = self.world, self.hits_since(self.hits_mark)
         found: dict[str, float | None] = {
             "failed_requests_max": world.clients.counters.failed,
@@ -205,7 +205,7 @@ class OutcomeChecks:
         return found
 
     def _check_quiet(self) -> None:
-        """L6, where there was no traffic for long enough."""
+        """Check L6, if there was no traffic for long enough."""
         world = self.world
         if self.traffic_until > world.scenario.for_s - 2 * QUIET_WINDOW_S or self.steps.some_stay_broken:
             return
@@ -216,7 +216,7 @@ class OutcomeChecks:
     # --- what engines hold ------------------------------------------------------------------------------------------
 
     def _check_readers(self) -> None:
-        """L9."""
+        """Check L9."""
         streams, expect, fail = self.world.streams, self.expect, self.invariants.fail
         for engine in range(len(self.world.engines) if streams is not None else 0):
             assert streams is not None
@@ -229,7 +229,7 @@ class OutcomeChecks:
                 fail("L9", nodes, f"nobody knows the cache of engine {engine} exactly: {levels}")
 
     def wrong(self) -> float:
-        """Share of the routes of all nodes to engines that do not hold them."""
+        """Return the share of all nodes' routes whose engines do not hold the prefix."""
         now = self.world.time.now
         routes = [
             route
@@ -241,7 +241,7 @@ class OutcomeChecks:
         return round(false / len(routes), 4) if routes else 0.0
 
     def unknown(self) -> float:
-        """Share of what engines hold, at the depths of prompts, of which a node does not know."""
+        """Return the share of what engines hold, at the depths of prompts, that nodes do not know of."""
         tokens, count, missing = self.world.clients.tokens, 0, 0
         names = list(tokens.keys) if tokens is not None else []
         held = [(engine.number, name) for engine in self.world.engines for name in names if engine.holds(name)]
@@ -252,7 +252,7 @@ class OutcomeChecks:
         return round(missing / count, 4) if count else 0.0
 
     def event_measures(self) -> dict[str, float | None]:
-        """What came out, where engines publish events."""
+        """Return measures for engines that publish events."""
         streams = self.world.streams
         if streams is None:
             return {}
@@ -292,7 +292,7 @@ class OutcomeChecks:
         return (cached - mark[0]) / (asked - mark[1]) if asked > mark[1] else None
 
     def measures(self) -> dict[str, float | None]:
-        """What came out, beside `Measure.summary`."""
+        """Return the measures beside `Measure.summary`."""
         agreed = None if self.agreed_at is None else round(self.agreed_at - self.quiet_s, 3)
         same = None if self.same_at is None else round(max(0.0, self.same_at - self.traffic_until), 3)
         return {
@@ -306,7 +306,7 @@ class OutcomeChecks:
 
 
 def pause_s(nodes: int, few_s: float, many: int) -> float:
-    """How long until all nodes are looked at again: what a look costs grows with their number squared."""
+    """Return the seconds until all nodes are checked again: the cost of a check grows with their number squared."""
     if nodes < many:
         return few_s
     return POLL_MANY_S if nodes < CROWD else POLL_CROWD_S

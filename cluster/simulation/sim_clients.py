@@ -1,9 +1,9 @@
 """Chats from outside: each begins at any node, and each next turn goes to any node, as behind a round-robin name.
 
-A client takes the first node that answers, as resolvers' lists are used: a node whose process is gone or stopped costs
-it a second try, not the request. What it gets there must be an answer: the node either finds an engine that serves, or,
-when it knows of none, there must be none that runs (S6). The deepest stop of some served turns is followed through the
-cluster by whoever asked for it (`served`).
+A client takes the first node that answers, as with a resolver's list: a node whose process has ended or is stopped
+costs it a second try, not the request. The node must then serve the request at some engine; if it knows of none, no
+engine may be running (S6). After each served turn, `served` gets the end of its prompt, so that checkers can follow it
+through the cluster.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ TURN_TOKENS = 320
 SYSTEM_TOKENS = 640
 BLOCK_TOKENS = 16
 FIRST_PAUSE_S = 0.1
-"""Between a turn and the next at least: an answer takes its time."""
+"""Least time between a turn and the next, for the answer."""
 
 STOPPED_S = 0.05
-"""How often it is asked whether a stopped node goes on with what it was answering."""
+"""How often it is checked whether a stopped node continues with its answer."""
 
 TRIES_MAX = 1 + RetryLimits().total_retries_max
-"""Engines that a node asks for one request before the client gets its error."""
+"""Engines that a node tries for one request before the client gets its error."""
 
 
 @dataclass(slots=True)
@@ -46,14 +46,14 @@ class Chat:
 class ClientCounters:
     turns: int = 0
     served: int = 0
-    failed: int = 0  # an engine ran, and yet the client got an error
+    failed: int = 0  # the client got an error although an engine ran
     hopeless: int = 0  # no engine ran, or no node
-    torn: int = 0  # its node was killed while it was answered
+    torn: int = 0  # the node was killed during the answer
     second_tries: int = 0  # at another node
 
 
 class SimClients:
-    """See the module."""
+    """The clients of a run, see the module."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class SimClients:
         self.hosts = hosts
         self.engines = engines
         self.load = load
-        self.tokens = tokens  # where prompts have tokens
+        self.tokens = tokens  # if prompts have tokens
         self.chats_per_s = load.chats_per_s
         self.until = float("inf")
         self.counters = ClientCounters()
@@ -79,9 +79,9 @@ class SimClients:
         self._prefixes = [self._next(root, SYSTEM_TOKENS, exact=number % 4 != 3) for number in range(load.prefixes)]
 
     def _next(self, parent: Boundary, tokens: int, *, exact: bool = False) -> Boundary:
-        """The end of one more message, of any tokens: 63 random bits are as good a fingerprint as those of real ones.
+        """Return the end of one more message of any tokens. 63 random bits serve as its fingerprint.
 
-        What follows an exact message is exact: it has a token fingerprint too, as after tokenizing.
+        With `exact` it has a token fingerprint, as after tokenizing; so has each message after one that has it.
         """
         if self.tokens is not None:
             return self.tokens.next(parent, tokens)
@@ -93,7 +93,7 @@ class SimClients:
         return end
 
     def prefix(self) -> Boundary:
-        """One of the system prompts that chats begin with."""
+        """Return one of the system prompts that chats begin with."""
         return self.rng.choice(self._prefixes)
 
     def start(self) -> None:
@@ -106,7 +106,7 @@ class SimClients:
             self.time.after(self.rng.expovariate(max(self.chats_per_s, 0.1)), self._arrive)
 
     def turn(self, chat: Chat, host: SimHost | None = None) -> None:
-        """The next turn of a chat, at this node or at any that answers."""
+        """Send the next turn of a chat, at this node or at any that answers."""
         if self.time.now >= self.until:
             return
         self.counters.turns += 1
@@ -127,7 +127,7 @@ class SimClients:
             )
 
     def _start_attempt(self, host: SimHost, end: Boundary, tried: list[int]) -> Trip | None:
-        """What the node does with it: try engines until one serves."""
+        """Let the node try engines until one serves the request. None: none did."""
         found: list[Trip | None] = []
         while len(tried) < TRIES_MAX:
             host.run(lambda node, now: found.append(node.start_attempt(end, tried, now)))
@@ -142,7 +142,7 @@ class SimClients:
         host.run(lambda node, now: node.finish_attempt(trip, served, now))
 
     def _finish_attempt(self, host: SimHost, generation: int, chat: Chat, trip: Trip) -> None:
-        """The first token is out."""
+        """Take in the first token. If the node was killed meanwhile, the turn is lost; if it is stopped, wait."""
         if host.generation != generation:
             self.counters.torn += 1
         elif host.paused:
@@ -171,7 +171,7 @@ class SimClients:
             self.time.after(wait, self.turn, chat)
 
     def _pick(self) -> SimHost | None:
-        """The first node of a shuffled list that answers."""
+        """Return the first node of a shuffled list that answers."""
         for number in self.rng.sample(range(len(self.hosts)), len(self.hosts)):
             host = self.hosts[number]
             if host.running and not host.paused and not host.leaving:

@@ -1,8 +1,8 @@
-"""The name that the simulated nodes find each other by, and all the wrong answers it gives.
+"""The DNS name by which simulated nodes find each other, with all its wrong answers.
 
 Each asker may get another answer (see `scenario.Dns`), as with a resolver per machine. An answer is a list of
-addresses; a failure is an empty one. Rules: the asker's own address is in most answers, as in real ones; «subset» shows
-a third of the running nodes, another third at each question.
+addresses; a failure is an empty one. Rules: most answers include the asker's own address, as real ones do; «subset» is
+a third of the running nodes, drawn anew for each question.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FLAPPING = ("all", "subset", "empty", "self", "failing", "slow")
 
 
 class SimDns:
-    """One name."""
+    """One name. `word` is what it answers, see `scenario.Dns`."""
 
     def __init__(self, time: VirtualTime, rng: Random, addresses: Sequence[Address], word: str) -> None:
         self.time = time
         self.rng = rng
         self.addresses = addresses
         self.word = word
-        self.answers: dict[int, str] = {}  # by asker, where it is another
+        self.answers: dict[int, str] = {}  # by asker, where it differs from `word`
         self.running: Callable[[], list[int]] = list
         self.foreign: Callable[[], list[int]] = list  # numbers of nodes of another cluster
         self.beginning: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class SimDns:
             self.answers[asker] = word
 
     def resolve(self, asker: int, answer: Callable[[Sequence[Address]], None]) -> None:
-        """Answer later."""
+        """Answer after a delay."""
         self.questions += 1
         word = self.answers.get(asker, self.word)
         if word == "flapping":

@@ -1,8 +1,8 @@
-"""A simulated engine: which prefixes it holds, whether it runs, how long it takes. What routes are about.
+"""A simulated engine: which prefixes it holds, whether it runs, how long it takes to a first token.
 
-A turn is served when the engine runs; it then holds every stop of it, and says how many tokens it had already. A
-restart empties it and changes its start time, which is all that a node's probe can see of it. Bound: so many stops,
-the least recently used goes first. With `kv` it has blocks, and tells of them.
+An engine that runs serves each turn; it then holds every prefix key of it, and reports how many tokens it already had.
+A restart empties it and changes its start time, which is all that a node's probe sees of it. Bound: CHAIN_KEYS_MAX
+names, of which the least recently used go first. With `kv` it has a block cache instead, and publishes its events.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ NAMESPACE = Fingerprint(0x51E)
 """All simulated prompts are of one model."""
 
 KEY = b"k" * 32
-"""Of fingerprints, at all nodes."""
+"""The key of fingerprints at all nodes."""
 
 EVENTS_MAX = 65_536
 WALL_S = 1_790_000_000.0
 
 
 class ChatTokens:
-    """The tokens of everything that chats send, by the text fingerprint of where it ends."""
+    """The tokens of all that chats send, by the text fingerprint of the end."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -42,7 +42,7 @@ class ChatTokens:
         self.keys: dict[int, int] = {}  # any fingerprint of a prompt -> the engine's name of its last block
 
     def next(self, parent: Boundary, tokens: int) -> Boundary:
-        """The end of one more message of so many tokens, a whole number of blocks."""
+        """Return the end of one more message of so many tokens, a whole number of blocks."""
         end = Boundary(parent, Fingerprint(self._rng.getrandbits(63) | 1), parent.length + tokens, BLOCK_TOKENS)
         own = self.drawn(tokens)
         state: TokenState = parent.state or self._hasher.start(NAMESPACE)
@@ -57,7 +57,7 @@ class ChatTokens:
         return end
 
     def drawn(self, tokens: int) -> TokenIds:
-        """So many tokens of any tokens."""
+        """Return so many random tokens."""
         return np.frombuffer(self._rng.randbytes(4 * tokens), dtype=np.uint32) % np.uint32(100_000)
 
     def job(self, end: Boundary) -> Job:
@@ -65,15 +65,15 @@ class ChatTokens:
 
 
 class SimKv:
-    """The cache and the publisher of one engine."""
+    """The block cache and the publisher of one engine."""
 
     def __init__(self, tokens: ChatTokens, cache_blocks: int, replay_messages: int) -> None:
         self.tokens = tokens
         self.loss = 0.0  # share of messages that do not arrive
-        self.cut = 0  # reasons for which nobody reaches the publisher, though the engine runs
+        self.cut = 0  # how many faults keep nodes from the publisher while the engine runs
         self.down = False
-        self.garbled = 0  # reasons for which it writes something that nobody knows
-        self.strange = False  # from the next start on it is of a version whose events nobody knows
+        self.garbled = 0  # true while its messages are unreadable
+        self.strange = False  # whether its next process publishes events of an unknown version
         self.published = 0  # messages, over all processes
         self._gone_at: dict[int, float] = {}  # block -> when it was last lost
         self._cache_blocks = cache_blocks
@@ -81,7 +81,7 @@ class SimKv:
         self._begin()
 
     def restart(self, now: float) -> None:
-        """A new process: an empty cache, numbers from 0."""
+        """Become a new process: an empty cache, numbers from 0."""
         self._gone_at.update(dict.fromkeys(self._found, now))
         self._begin()
 
@@ -97,19 +97,19 @@ class SimKv:
         return not (self.cut or self.down)
 
     def holds(self, name: int) -> bool:
-        """Whether the prompt that ends with this fingerprint can be found."""
+        """Whether the cache has the prompt that ends with this fingerprint."""
         return self.tokens.keys.get(name, 0) in self._found
 
     def last_held_at(self, name: int, now: float) -> float | None:
-        """When the prompt that ends there could last be found; None: never."""
+        """Return when the cache last had the prompt that ends with this fingerprint; None: never."""
         return now if self.holds(name) else self._gone_at.get(self.tokens.keys.get(name, 0))
 
     def __len__(self) -> int:
-        """Blocks that can be found."""
+        """The number of blocks in the cache."""
         return len(self._found)
 
     def serve(self, end: Boundary, now: float, rng: Random) -> tuple[int, list[tuple[int, bytes]]]:
-        """Serve a prompt. Returns how many of its tokens were there, and the messages about what changed."""
+        """Serve a prompt. Returns how many of its tokens were cached, and the messages about the changes."""
         job = self.tokens.job(end)
         lease = self._cache.lease(job)
         if lease is None:
@@ -146,7 +146,7 @@ PROBE_S = 0.003
 
 
 class SimEngine:
-    """See the module. `generation` counts its processes, `born_at` is virtual seconds."""
+    """A simulated engine, see the module. `generation` counts its processes, `born_at` is in virtual seconds."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -155,13 +155,13 @@ class SimEngine:
         self.down_at = float("-inf")
         self.factor = 1.0
         self.generation = 1
-        self.born_at = 1.0  # of a clock of its own: 0 would mean that it has none
+        self.born_at = 1.0  # by the engine's own clock; 0 would mean that it reports no start time
         self.held: OrderedDict[int, None] = OrderedDict()
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.served = 0
         self.refused = 0
-        self.kv: SimKv | None = None  # where the scenario wants events
+        self.kv: SimKv | None = None  # set if the scenario has events
         self.published: Callable[[int, Sequence[tuple[int, bytes]]], object] = lambda *_: None
         self.halted: Callable[[int], object] = lambda _: None
         self.restarted: Callable[[int], object] = lambda _: None
@@ -171,19 +171,19 @@ class SimEngine:
         return self.down == 0
 
     def halt(self, now: float) -> None:
-        """One more reason not to run."""
+        """Add a reason not to run."""
         self.down_at = now if self.running else self.down_at
         self.down += 1
         self.halted(self.number)
 
     def resume(self, now: float) -> None:
-        """One reason less. After the last it is a new process."""
+        """Remove a reason not to run. Without any left it runs again, as a new process."""
         self.down -= 1
         if self.running:
             self.restart(now)
 
     def restart(self, now: float) -> None:
-        """A new process, with nothing in its cache."""
+        """Become a new process with an empty cache."""
         self.generation += 1
         self.born_at = 1.0 + now
         self.held.clear()
@@ -192,11 +192,11 @@ class SimEngine:
             self.restarted(self.number)
 
     def holds(self, name: int) -> bool:
-        """Whether a prompt that ends with this fingerprint is here."""
+        """Whether it holds the prompt that ends with this fingerprint."""
         return self.kv.holds(name) if self.kv is not None else name in self.held
 
     def serve_end(self, end: Boundary, now: float, rng: Random) -> bool:
-        """Serve the prompt that ends there. False: nobody listens."""
+        """Serve the prompt with this end. False: the engine is down."""
         if self.kv is None or not self.running:
             return self.serve(end.chain())
         hits, messages = self.kv.serve(end, now, rng)
@@ -207,7 +207,7 @@ class SimEngine:
         return True
 
     def serve(self, chain: Iterable[PrefixKey]) -> bool:
-        """Serve a prompt, given deepest first. False: nobody listens."""
+        """Serve a prompt, given deepest first. False: the engine is down."""
         if not self.running:
             self.refused += 1
             return False
@@ -226,11 +226,11 @@ class SimEngine:
         return True
 
     def seconds(self) -> float:
-        """From a request's departure to its first token."""
+        """Return the seconds from sending a request to its first token."""
         return FIRST_TOKEN_S * self.factor
 
     def probe(self) -> ProbeResult:
-        """What a node's probe finds."""
+        """Return what a node's probe finds."""
         if not self.running:
             return ProbeResult(ok=False, refused=True, detail="refused")
         return ProbeResult(ok=True, status=200, latency_s=PROBE_S, models=("m",), started_at=self.born_at)

@@ -1,8 +1,8 @@
 """A simulated machine with one node on it: process, kernel buffers, processor, disk, and the loop that drives the node.
 
-The loop is the edge's: drain what arrived, then do what is due; send what came out. Faults: a crash loses memory and
-buffers, a pause stops the loop while the kernel goes on receiving until its buffer is full, a slow processor makes
-every packet and every wake-up cost more. Rules: a packet is handled once, in order of arrival; timers are never early.
+The loop is that of a node's I/O: handle what arrived, then what is due, and send the results. Faults: a crash loses
+memory and buffers; a pause stops the loop while the kernel receives until its buffer is full; a slow processor makes
+packets and wake-ups take longer. Rules: packets are handled once, in order of arrival; timers are never early.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from cluster.simulation.trace import Trace
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane
 
 KERNEL_BUFFER_BYTES = 1024 * 1024
-"""What the node asks for with SO_RCVBUF (the default of Linux holds 150 datagrams)."""
+"""The size that the node asks for with SO_RCVBUF (Linux's default holds 150 datagrams)."""
 
 DATAGRAM_OVERHEAD_BYTES = 768
 """The kernel counts its own bookkeeping against the buffer (truesize)."""
 
 PACKET_COST_S = 0.0001
-"""Of one packet on a whole processor; only a slow host is made to feel it."""
+"""For one packet on a whole processor; only slow hosts are charged for it."""
 
 RESOLVE_ALONE_S, RESOLVE_S, RESOLVE_GROWTH, RESOLVE_SPREAD = 1.0, 30.0, 1.5, 0.2
 STATE_INTERVAL_S = 30.0
 TICK_MIN_S = 0.001
-"""The loop sleeps at least so long: a millisecond is what a timer of the node is good for."""
+"""The least time that the loop sleeps: a node's timers are no finer."""
 
 LEAVE_S = 1.0
-"""A node that leaves answers for so long, then its process ends."""
+"""A node that leaves goes on answering for so long, then its process ends."""
 
 SPINS_MAX = 100
-"""Wake-ups in a row, each a millisecond after the other, that neither send nor were waited for: an idle loop gone
-mad."""
+"""Wake-ups in a row, a millisecond apart, that send nothing and at once ask for the next: beyond, the loop runs
+idle."""
 
 
 class SimHost:
-    """See the module. `raised` is called with what the node raised: no exception may leave it."""
+    """A simulated host, see the module. `raised` gets every exception of the node: it must not raise any."""
 
     def __init__(self, index: int, address: Address, net: Network, trace: Trace, rng: Random) -> None:
         self.index = index
         self.address = address
         self.net = net
-        net.station(address)  # a machine is there, with a process or without
+        net.station(address)  # the machine exists, with a process or without
         self.time = net.time
         self.trace = trace
         self.rng = rng
         self.node: SimNode | None = None
         self.generation = 0
-        self.paused = 0  # how many pauses hold it
+        self.paused = 0  # how many pauses are in force
         self.factor = 1.0
         self.disk_full = 0
         self.leaving = False
@@ -64,15 +64,15 @@ class SimHost:
         self.raised: Callable[[SimHost, Exception], None] | None = None
         self.changed: Callable[[SimHost, MemberChange], None] | None = None
         self.received: Callable[[SimHost, Plane], None] | None = None
-        self.requested: Callable[[SimHost, Sequence[StreamRequest]], None] | None = None  # of engines' event streams
+        self.requested: Callable[[SimHost, Sequence[StreamRequest]], None] | None = None  # about event streams
         self.dropped = 0
         self.spins = 0
-        self._inbox: deque[tuple[bytes, Address, Plane, float]] = deque()  # and when it came
-        self.slowest_s = 0.0  # the longest that anything lay there
+        self._inbox: deque[tuple[bytes, Address, Plane, float]] = deque()  # with the time of arrival
+        self.slowest_s = 0.0  # the longest time that a packet waited there
         self._inbox_bytes = 0
         self._free_at = 0.0
         self._planned_at = inf
-        self._wanted_at = inf  # the node's `wake_at` after the last call of it
+        self._wanted_at = inf  # the node's `wake_at` after it was last called
         self._resolve_s = RESOLVE_ALONE_S
 
     @property
@@ -82,7 +82,7 @@ class SimHost:
     # --- life -------------------------------------------------------------------------------------------------------
 
     def start(self, node: SimNode) -> None:
-        """A new process. Its first look at the name comes within half a second: not all at once."""
+        """Start a process. It first resolves the name within half a second, so that not all do so at once."""
         self.generation += 1
         self.node = node
         self.net.attach(self.address, self.arrive, self.unreachable)
@@ -96,7 +96,7 @@ class SimHost:
         self._plan()
 
     def crash(self) -> None:
-        """The process is gone, with all it had not written down."""
+        """End the process; all that it has not written is lost."""
         if self.node is None:
             return
         self.trace.add(self.time.now, self.index, "crash", self.generation)
@@ -108,7 +108,7 @@ class SimHost:
         self._inbox_bytes = 0
 
     def stop(self) -> None:
-        """Politely: goodbye, a last second of answers, the state file, the end."""
+        """Stop orderly: the node says goodbye, answers for LEAVE_S, writes its state file and ends."""
         if self.node is not None:
             self.trace.add(self.time.now, self.index, "stop", self.generation)
             self.leaving = True
@@ -121,7 +121,7 @@ class SimHost:
             self.crash()
 
     def free_disk(self) -> None:
-        """One reason less for which it is full."""
+        """Remove one of the faults that fill the disk."""
         self.disk_full = max(0, self.disk_full - 1)
 
     def pause(self) -> None:
@@ -130,7 +130,7 @@ class SimHost:
 
     def resume(self) -> None:
         if self.paused == 0:
-            return  # the process that was stopped is gone
+            return  # the process that was paused has ended
         self.paused -= 1
         if self.paused == 0:
             self.trace.add(self.time.now, self.index, "resume", len(self._inbox))
@@ -139,7 +139,7 @@ class SimHost:
     # --- network ----------------------------------------------------------------------------------------------------
 
     def arrive(self, data: bytes, source: Address, plane: Plane) -> bool:
-        """A packet is there. False: the kernel has no room for it."""
+        """Take in a packet. False: the kernel has no room for it."""
         if self.paused == 0 and self.factor <= 1.0:
             self._receive(data, source, plane)
             return True
@@ -154,7 +154,7 @@ class SimHost:
         return True
 
     def unreachable(self, address: Address, plane: Plane) -> None:
-        """What was sent there was refused, or its stream is broken."""
+        """Notify the node that a send was refused, or that its stream is broken."""
         self.trace.add(self.time.now, self.index, "unreachable", address[0], int(plane))
         if self.node is not None:
             self._run(self.node.peer.unreachable, address, plane)
@@ -167,7 +167,7 @@ class SimHost:
             self.received(self, plane)
 
     def _work(self, generation: int) -> None:
-        """Drain what arrived (all of it, or one packet on a slow processor), then what is due."""
+        """Handle what arrived (all, or one packet on a slow processor), then what is due."""
         if generation != self.generation or self.node is None or self.paused:
             return
         while self._inbox:
@@ -186,18 +186,18 @@ class SimHost:
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def run(self, call: Callable[[SimNode, float], None]) -> None:
-        """Let something else of the process act on it (traffic, probes, an operator), and send what comes of it."""
+        """Let another part of the process call the node (traffic, probes, an operator), and send the results."""
         if self.node is not None:
             self._run(call, self.node)
 
     def _run(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Of the process that runs, with the time as its last argument."""
+        """Call the running node with the time as the last argument, and send the results."""
         node = self.node
         assert node is not None
         try:
             call(*arguments, self.time.now)
             self._flush(node)
-        except Exception as error:  # the very thing to find: whatever it is, it is a failure of the run
+        except Exception as error:  # any exception is a failure of the run, which it exists to find
             if self.raised is None:
                 raise
             self.raised(self, error)
@@ -215,7 +215,7 @@ class SimHost:
                 self.changed(self, change)
 
     def _plan(self) -> None:
-        """See that the loop wakes when the node wants it; an earlier plan stays and finds nothing due."""
+        """Plan a wake-up when the node wants one. An earlier plan stays, and its wake-up finds nothing due."""
         if self.node is None:
             return
         self._wanted_at = self.node.peer.wake_at
@@ -229,7 +229,7 @@ class SimHost:
         if generation != self.generation or self.node is None or planned != self._planned_at:
             return
         if self.paused:
-            return  # `resume` comes to it
+            return  # `resume` does it
         self._planned_at = inf
         if self._wanted_at > self.time.now:
             self._plan()
@@ -243,7 +243,7 @@ class SimHost:
     # --- name and disk ----------------------------------------------------------------------------------------------
 
     def _look_up(self, generation: int) -> None:
-        """Ask the name; go on asking for ever, whatever the answer."""
+        """Resolve the name, again and again for ever, whatever the answer."""
         if generation != self.generation or self.node is None:
             return
         if not self.paused and not self.leaving and self.resolve is not None:

@@ -1,7 +1,7 @@
-"""The real node in the simulator: gossip bound to the real router, and what the checkers ask of both.
+"""The real node in the simulator: gossip with the real router, and what the checkers read of both.
 
-Nothing here decides anything. Keys of the cluster are numbers in scenarios; each stands for 32 bytes that are the same
-in every run. One `SimNodes` is shared by the nodes of a run: they would all derive the same ciphers.
+It decides nothing. The cluster's keys are numbers in scenarios, each of which stands for the same 32 bytes in every
+run. The nodes of a run share one `SimNodes`, since they would all derive the same ciphers.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ranvier_py.core.routing.route_table.orphans import ORPHANS_MAX
 from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX
 
 SUBKEYS_MAX = 16_384
-"""A thousand nodes, some restarts, two keys: below that nothing is derived twice."""
+"""Enough for a thousand nodes, some restarts and two keys, so that nothing is derived twice."""
 
 SCHEMA = 7
 
 
 class Seen(NamedTuple):
-    """One member as another sees it."""
+    """One member as another node sees it."""
 
     name: str
     state: State
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """A buffer and the most it may ever hold."""
+    """A buffer's size, and the most that it may ever hold."""
 
     size: int
     bound: int
@@ -64,18 +64,18 @@ class Look:
     epoch: int
     incarnation: int
     state: State
-    members: Mapping[int, Seen]  # by session, others only
-    vector: Mapping[int, int]  # by origin's session: all up to this number
+    members: Mapping[int, Seen]  # by session, without the node itself
+    vector: Mapping[int, int]  # origin's session -> the node has all its updates up to this number
     tables: Mapping[str, Bounded] = field(default_factory=dict)
 
 
 def ring_of(keys: Sequence[int]) -> KeyRing:
-    """Keys by number, the first the primary."""
+    """Return a key ring of keys by number, the first as the primary."""
     return KeyRing({number: Random(f"key {number}").randbytes(32) for number in keys}, keys[0])
 
 
 def route_settings(cluster: Cluster) -> RouteGossipSettings:
-    """The node's defaults, but for what the scenario sets."""
+    """Return the node's defaults, with what the scenario sets."""
     standard = RouteGossipSettings()
     budget = cluster.budget_bytes_per_s
     return RouteGossipSettings(
@@ -98,7 +98,7 @@ class SimNodes:
 
 
 class SimNode(SimRouter):
-    """One process: thrown away at a crash; what survives is what `peer.state()` gave and the host has written."""
+    """One process, which a crash ends; only what `peer.state()` returned and the host has written survives."""
 
     def __init__(self, birth: Birth, subkeys: Subkeys) -> None:
         rng = birth.rng()
@@ -147,7 +147,7 @@ class SimNode(SimRouter):
         return {member.session: member.state for member in self.peer.members.alive()}
 
     def tables(self) -> Mapping[str, Bounded]:
-        """What holds more or less over time, with its bound."""
+        """Return the size and the bound of all buffers."""
         members, sessions = self.peer.members.statistics(), self.peer.sessions.statistics()
         return {
             "members": Bounded(members.alive, MEMBERS_MAX),
@@ -189,11 +189,11 @@ class SimNode(SimRouter):
         return self.peer.counters.bytes_sent["routes"]
 
     def updates_sent(self) -> int:
-        """Route updates of its own since the start."""
+        """Return how many route updates of its own it has sent since its start."""
         return self.peer.routes.vector().get(self.session, 0)
 
     def sums(self, now: float) -> Sequence[int]:
-        """The bucket sums, as a peer would be sent them."""
+        """Return the bucket sums, as the node would send them to a peer."""
         found = next(sums for sums in self.peer.route_sync.copy.sums(now) if sums is not None)
         return memoryview(found).cast("Q")
 

@@ -1,6 +1,6 @@
 """The real router of a simulated node: registry, route table, speculation and policy, as a node composes them.
 
-What is left out is what only reads bytes: prompts come as boundaries already. Bound: TABLE_ROWS rows, a table small
+Only the parts that read bytes are left out: prompts are boundaries already. Bound: TABLE_ROWS rows, a table small
 enough for a thousand nodes in one process.
 """
 
@@ -27,7 +27,7 @@ TABLE_ROWS = 50_000
 CLAIMS_LOOKED_AT_MAX = 12
 MEMORY_ENTRIES = 64
 KEY = b"k" * 32
-"""Of the hashers, which hash nothing here."""
+"""The key of the hashers, which hash nothing here."""
 
 TTL_S = 3600.0
 
@@ -38,10 +38,10 @@ class Birth(NamedTuple):
     number: int
     name: str
     address: Address
-    seed: str  # of its own random numbers
+    seed: str  # of the process's own random numbers
     now: float
-    wall_ms: int  # what the host's clock on the wall shows: a first guess for the epoch
-    state: bytes  # the state file, empty if there is none
+    wall_ms: int  # the host's wall clock, a first guess for the epoch
+    state: bytes  # the state file; empty if there is none
     keys: tuple[int, ...]
     label: str
     cluster: Cluster
@@ -52,14 +52,14 @@ class Birth(NamedTuple):
 
 
 class Trip(NamedTuple):
-    """One chat turn under way to an engine."""
+    """One chat turn in flight at an engine."""
 
     engine: int
-    attempt: Any  # what the router made of it
+    attempt: Any  # the router's attempt
 
 
 class SimRouter:
-    """One node's own half, without gossip: all that traffic, probes and checks need of it."""
+    """A node without gossip: what traffic, probes and checks need of it."""
 
     def __init__(self, birth: Birth, rng: Random) -> None:
         self.ttl_s = birth.cluster.route_ttl_s or TTL_S
@@ -79,7 +79,7 @@ class SimRouter:
         )
 
     def start_attempt(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
-        """Place one chat turn, but not at engines that were tried. None: the node knows of no engine."""
+        """Place one chat turn at an engine that was not tried. None: the node knows of none."""
         prompt = Prompt(kind="chat", model="m", stream=True, end=end, base=end.root(), tail=(), body=b"")
         try:
             found = self.router.find(prompt, now, [self.ids[number] for number in tried])
@@ -90,7 +90,7 @@ class SimRouter:
         return Trip(self.ids.index(decision.backend), attempt)
 
     def finish_attempt(self, trip: Trip, served: bool, now: float) -> None:
-        """It came back. If it was served, the engine holds the prompt: learn, and let the others know."""
+        """Finish a turn. If it was served, the router learns that the engine holds the prompt; gossip spreads that."""
         if served:
             self.router.first_token(trip.attempt, now)
         self.router.finish_attempt(trip.attempt, Outcome.SUCCESS if served else Outcome.CONNECT_ERROR, now)
@@ -99,18 +99,18 @@ class SimRouter:
         self.registry.probed(self.ids[engine], result, now)
 
     def generations(self) -> list[int]:
-        """Of all backends, whether they may serve now or not."""
+        """Return the generations of all backends, whether they may serve now or not."""
         return [-1 if backend is None else backend.generation for backend in self.registry.slots]
 
     def holds(self, fingerprint: int, engine: int, now: float) -> bool:
-        """Whether the route table would send a prompt that ends here to this engine now."""
+        """Whether the route table would now send a prompt that ends with this fingerprint to this engine."""
         found = self.routes.match([(1, fingerprint, 0)], self.generations(), now, wanted=len(self.ids), touch=False)
         return any(holder.backend == self.ids[engine] for holder in found)
 
     def claims(self, fingerprint: int, now: float) -> list[tuple[int, int, int, float]]:
-        """(fingerprint, engine, epoch, age) of the live claims below a fingerprint, or of all (0)."""
+        """Return (fingerprint, engine, generation, age) of live claims below a fingerprint; of all claims for 0."""
         generations = self.generations()
-        self.routes.match((), generations, now, touch=False)  # so that ages are of now
+        self.routes.match((), generations, now, touch=False)  # so that ages count from now
         found: list[tuple[int, int, int, float]] = []
         for row in self.routes.subtree(fingerprint, limit=CLAIMS_LOOKED_AT_MAX):
             for claim in row.holders:

@@ -1,4 +1,4 @@
-"""One run of one scenario: the world, its faults, its checkers, its measures. In: a scenario and a seed. Out: a Result.
+"""Runs one scenario with a seed: the world, its faults, its checkers and its measures. Returns a Result.
 
 The same scenario and seed give the same Result in every process, down to the hash of the trace.
 """
@@ -24,10 +24,10 @@ SAMPLE_S = 1.0
 
 
 class Run:
-    """The parts of one run, for who wants to look into it afterwards."""
+    """The parts of one run, for callers that inspect them afterwards."""
 
     def __init__(self, scenario: Scenario, seed: int, maker: Maker, out: TextIO | None = None) -> None:
-        self.sampled: Callable[[World], object] | None = None  # called once in a virtual second
+        self.sampled: Callable[[World], object] | None = None  # called each virtual second
         self.world = World(scenario, seed, maker, out)
         self.steps = SimSteps(self.world)
         self.invariants = Invariants(self.world)
@@ -60,7 +60,7 @@ class Run:
         self.world.time.after(SAMPLE_S, self._sample)
 
     def result(self) -> Result:
-        """Carry it out."""
+        """Run the scenario to its end or to the first violation."""
         world, violation = self.world, None
         self.steps.plan()
         world.clients.start()
@@ -90,7 +90,7 @@ def simulate(
     out: TextIO | None = None,
     sampled: Callable[[World], object] | None = None,
 ) -> Result:
-    """See the module. `sampled` is called each virtual second."""
+    """Run a scenario, see the module. `sampled` is called each virtual second."""
     whole = Run(scenario, seed, maker, out)
     whole.sampled = sampled
     return whole.result()

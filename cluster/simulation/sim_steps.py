@@ -1,7 +1,7 @@
-"""The steps of a scenario, carried out on a simulated world. Each verb is one method, which returns what undoes it.
+"""Carries out a scenario's steps on a simulated world. Each verb is one method, which returns the undo of its step.
 
-Undoing counts: two faults of one kind on one node end when both have ended. `heal` ends cuts and bad links at once;
-their own undoing then finds nothing to do.
+Pauses, full disks, cuts, bad links and stops of engines count: of two on one node or engine, both must end. The first
+undo of a slowdown, of DNS answers, or of lost or garbage events ends all of these. `heal` ends cuts and bad links.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SimSteps:
 
     @property
     def some_stay_broken(self) -> bool:
-        """Whether only a core was mended, so that the others may be in any state."""
+        """Whether only a core was mended, so that the other nodes may be in any state."""
         return 0 < len(self.core) < len(self.world.hosts)
 
     def plan(self) -> None:
@@ -90,7 +90,7 @@ class SimSteps:
         self.world.hosts[number].run(lambda node, now: node.rekey(step.keys, now))
 
     def do_foreign(self, step: Step, number: int) -> None:
-        """Another cluster's nodes get these addresses, as pods do."""
+        """Let a node of another cluster take over the address, as happens with pods."""
         self.world.crash(number)
         self.world.labels[number] = step.label
         self.world.start(number, keep_state=False)
@@ -108,7 +108,7 @@ class SimSteps:
         self.world.net.links.heal()
 
     def do_core(self, step: Step, whom: Any) -> None:  # noqa: ARG002
-        """These run, at full speed, and reach each other from now on; what is wrong elsewhere stays wrong."""
+        """Let these nodes run at full speed and reach each other from now on; faults elsewhere stay."""
         self.core = numbers(step.nodes)
         self.world.net.links.protect([self.world.addresses[number] for number in self.core])
         for number in self.core:
@@ -137,7 +137,7 @@ class SimSteps:
         self.repeat(step, step.packets_per_s, partial(self.attacker.strike, number))
 
     def repeat(self, step: Step, per_s: float, call: Callable[[], object]) -> None:
-        """So often a second, for as long as the step lasts."""
+        """Make a call so many times a second while the step lasts."""
         until = self.time.now + step.for_s
 
         def once() -> None:

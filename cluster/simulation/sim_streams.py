@@ -1,8 +1,8 @@
-"""The wires between simulated engines' publishers and the nodes that read them: subscriptions, losses, replay.
+"""Connections between simulated engines' publishers and the nodes that read them: subscriptions, losses, replay.
 
-A publisher sends each message to everybody who reads it, in order; some get lost (as beyond a high-water mark), all
-while the publisher can't be reached. Replay is asked over a stream and loses nothing, but has only what the engine
-still keeps. A process that is stopped gets what came meanwhile when it goes on. Cost: one event a message and reader.
+A publisher sends each message to every subscriber, in order. Some messages are lost (as beyond a high-water mark), and
+all while the publisher can't be reached. A replay is asked for over a stream and loses nothing, but has only messages
+that the engine still keeps. A paused process gets its messages when it resumes. Cost: one event per message and reader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REPLAY_S = 0.005
 CONNECT_S = 0.01
 STOPPED_S = 0.1
 LOOK_S = 0.1
-"""How often a node looks at what it reads."""
+"""How often a node looks after its streams."""
 
 
 @dataclass(slots=True)
@@ -32,11 +32,11 @@ class Wire:
     generation: int
     engine: int
     connected: bool = False
-    arrives_at: float = 0.0  # the last message: later ones do not overtake it
+    arrives_at: float = 0.0  # when the last message arrives: later ones do not overtake it
 
 
 class SimStreams:
-    """See the module. `kvs` by engine."""
+    """All connections, see the module. `kvs` are by engine."""
 
     def __init__(self, time: VirtualTime, rng: Random, kvs: Sequence[SimKv]) -> None:
         self.time = time
@@ -46,16 +46,16 @@ class SimStreams:
         self._wires: dict[tuple[int, int, int], Wire] = {}
 
     def start(self, host: SimHost) -> None:
-        """A process begins: it looks at its streams for as long as it lives."""
+        """Let a process look after its streams for as long as it runs."""
         self.time.after(LOOK_S * host.rng.random(), self._look, host, host.generation)
 
     def subscribers(self, engine: int) -> list[SimHost]:
-        """Who receives this engine's messages now."""
+        """Return the hosts that receive this engine's messages now."""
         wires = [wire for wire in self._wires.values() if wire.engine == engine]
         return [wire.host for wire in wires if self._lives(wire)]
 
     def readers(self, engine: int) -> list[SimHost]:
-        """Who applies them for all."""
+        """Return the hosts that apply this engine's messages for all nodes."""
         found = [(host, host.node.streams) for host in self.subscribers(engine) if host.node is not None]
         return [host for host, streams in found if streams is not None and streams.level(engine) is not None]
 
@@ -71,17 +71,17 @@ class SimStreams:
                 self.time.at(wire.arrives_at, self._arrive, wire, seq, payload)
 
     def cut(self, engine: int) -> None:
-        """Nobody reaches this publisher."""
+        """Keep all nodes from this publisher."""
         self.kvs[engine].cut += 1
         self._break(engine)
 
     def halted(self, engine: int) -> None:
-        """Its process is gone."""
+        """End the engine's process: its connections break."""
         self.kvs[engine].down = True
         self._break(engine)
 
     def restarted(self, engine: int) -> None:
-        """Another process, in its place."""
+        """Replace the engine's process: connections break and are made anew."""
         self._break(engine)
         self.kvs[engine].down = False
         self._make(engine)

@@ -1,4 +1,4 @@
-"""`python -m cluster sim`: whole clusters in virtual time, from a seed, with faults, and checkers for what must hold.
+"""`python -m cluster sim` simulates whole clusters in virtual time from a seed, with faults and checkers.
 
     python -m cluster sim --scenario kill_half --seed 7            one run; one JSON line of measures
     python -m cluster sim --scenario swarm --nodes 8 --for 120     faults drawn from the seed
@@ -6,8 +6,8 @@
     python -m cluster sim --until-fail --jobs 2 --budget-s 600     as many seeds as the time allows
     python -m cluster sim --replay failed.toml --seed 7 --shrink   a kept schedule again, and made smaller
 
-Everything on the simulated wire is the real bytes, sealed; every node is the real core. Exit code 0: all held; 1: an
-invariant did not, and the report names it, with the command that shows it again; 2: wrong usage.
+All packets on the simulated network are real bytes, sealed; every node is the real core. Exit code 0: all invariants
+held; 1: one did not, and the report names it, with the command that repeats the run; 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from cluster.simulation.world import Result, Violation, World
 
 SMALL_NODES = (2, 3, 3, 3, 4, 4, 5, 5, 6, 8)
 SMALL_LARGE_EVERY, SMALL_LARGE_NODES, SMALL_LARGE_FOR_S = 40, 20, 35.0
-"""Of the small runs each 40th has 20 nodes: the rest finds more for its time."""
+"""Every 40th small run has 20 nodes; smaller runs find more in the same time."""
 
 SWARMS = ("swarm", "swarm-engines")
 SMALL_FOR_S = 40.0
 SHRINK_BUDGET_S = 300.0
 PROGRESS_S = 10.0
-"""Of wall time between two words about how far a single run is."""
+"""Wall time between two lines about the progress of a single run."""
 
 
 class RunRequest(NamedTuple):
-    """What to run. Picklable: it goes to other processes."""
+    """What to run. Picklable, since it goes to other processes."""
 
     scenario: str  # a name, a path, or swarm
     seed: int
@@ -77,7 +77,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code; see the module."""
+    """Run the command and return the exit code, see the module."""
     options = arguments().parse_args(argv)
     try:
         if options.until_fail or options.seeds:
@@ -96,7 +96,7 @@ def request_of(options: argparse.Namespace, seed: int) -> RunRequest:
 
 
 def scenario_of(request: RunRequest) -> Scenario:
-    """The settled scenario of an request. Raises ScenarioError, OSError."""
+    """Return the settled scenario of a request. Raises ScenarioError, OSError."""
     if request.scenario in SWARMS:
         nodes, for_s = request.nodes or 8, request.for_s or 120.0
         if request.small:
@@ -119,7 +119,7 @@ def command_of(request: RunRequest) -> str:
 def run(
     scenario: Scenario, seed: int, out: TextIO | None = None, sampled: Callable[[World], object] | None = None
 ) -> tuple[Result, float]:
-    """A result and the wall seconds it took. The collector of garbage rests meanwhile: nothing here needs it."""
+    """Return the result and the wall seconds. Garbage collection is off during the run, which does not need it."""
     began = time.perf_counter()
     gc.disable()
     try:
@@ -161,7 +161,7 @@ def one(options: argparse.Namespace) -> int:
 
 
 class Progress:
-    """Prints where a long run is, now and then."""
+    """Prints from time to time how far a long run is."""
 
     def __init__(self) -> None:
         self.began = self.shown_at = time.monotonic()
@@ -189,14 +189,14 @@ def smaller(result: Result, violation: Violation, budget_s: float) -> Scenario:
 
 
 def outcome(request: RunRequest) -> tuple[RunRequest, str, str]:
-    """What another process does: (request, its line, its report of a failure or nothing)."""
+    """Run a request in another process. Returns (request, its line, the report of its failure or "")."""
     result, wall_s = run(scenario_of(request), request.seed)
     line_text = failure(result, command_of(request)) if result.violation is not None else ""
     return request, line(result, wall_s), line_text
 
 
 def many(options: argparse.Namespace) -> int:
-    """Seeds in order, several at a time. Stops at the first failure with --until-fail, else runs all."""
+    """Run seeds in order, several at a time. With --until-fail it ends at the first failure, else it runs all."""
     first, last = options.seed, 2**62
     if options.seeds:
         begin, _, end = options.seeds.partition(":")
@@ -224,7 +224,7 @@ def many(options: argparse.Namespace) -> int:
 def outcomes(
     requests: Iterator[RunRequest], jobs: int, enough: Callable[[], bool]
 ) -> Iterator[tuple[RunRequest, str, str]]:
-    """Run them, at most `jobs` at a time, until there are no more or it is enough."""
+    """Yield the outcomes of all requests, at most `jobs` running at a time, until `enough` returns True."""
     if jobs <= 1:
         for request in requests:
             if enough():
@@ -251,7 +251,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def line(result: Result, wall_s: float) -> str:
-    """One JSON object: what ran, whether it held, what it measured."""
+    """Return one JSON object: what ran, whether all held, and the measures."""
     head = {
         "scenario": result.scenario.name,
         "seed": result.seed,
@@ -266,7 +266,7 @@ def line(result: Result, wall_s: float) -> str:
 
 
 def failure(result: Result, command: str) -> str:
-    """Everything about a run that failed, for a person."""
+    """Return the report of a run that failed, for a person."""
     violation = result.violation
     assert violation is not None
     where = ", ".join(str(node) for node in violation.nodes) or "all"
@@ -288,7 +288,7 @@ def shown(event: Event) -> str:
 
 
 def commit() -> str:
-    """Of the checkout; «unknown» outside one."""
+    """Return the commit of the checkout; «unknown» outside one."""
     try:
         argv = ("git", "rev-parse", "--short=12", "HEAD")
         return subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()

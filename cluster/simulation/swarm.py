@@ -1,9 +1,9 @@
-"""Schedules of faults drawn from a seed: which kinds there are at all, how many, how bad, when.
+"""Draws schedules of faults from a seed: which kinds, how many, how bad, and when.
 
-Each seed switches every kind on or off, so that some runs have one kind in depth and some have a rare pair. Half of the
-seeds are *safety* runs: everything heals and then all must agree. The other half are *liveness* runs: a core of nodes
-is mended for good and the others stay as broken as they are. The whole is a scenario: it can be printed, kept, shrunk
-and run again without the seed.
+Each seed switches each kind on or off, so that some runs have one kind in depth and some have a rare pair. Half of the
+seeds are *safety* runs: everything heals, and then all nodes must agree. The other half are *liveness* runs: a core of
+nodes is mended for good, and the others stay as broken as they are. A schedule is a scenario, which can be printed,
+kept, shrunk, and run again without the seed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cluster.scenario import Cluster, Dns, Expect, Load, Scenario, Step
 from cluster.simulation.world import Violation
 
 WARM_S = 8.0
-"""The cluster forms before the faults begin; some faults are on from the start all the same."""
+"""The time for the cluster to form before most faults begin; some faults begin at the start all the same."""
 
 FAULT_SHARE = 0.45
-"""Of the run; the rest is for coming round."""
+"""The share of the run in which faults begin; the rest is for recovery."""
 
 
 class Draw:
-    """What a kind of fault draws from."""
+    """The ranges from which a kind of fault draws."""
 
     def __init__(self, rng: Random, nodes: int, engines: int, begin: float, end: float) -> None:
         self.rng = rng
@@ -37,22 +37,22 @@ class Draw:
         return round(self.rng.uniform(self.begin, self.end), 2)
 
     def long(self, least: float, most: float, at: float) -> float:
-        """A time within these, that ends with the faults at the latest: short ones more often."""
+        """Draw a duration within these, short ones more often; it ends at the latest when the faults end."""
         drawn = float(least * (most / least) ** self.rng.random())
         return round(max(0.1, min(drawn, self.end - at)), 2)
 
     def lasting(self, verb: str, least_s: float, most_s: float, early: float = 0.0, **fields: Any) -> Step:
-        """A step that undoes itself; with the chance `early` it begins at the start of the run."""
+        """Draw a step that is undone; with the chance `early` it begins at the start of the run."""
         at = 0.0 if self.rng.random() < early else self.when()
         return Step(at, verb, for_s=self.long(least_s, most_s, at), **fields)
 
     def some(self) -> tuple[int, ...]:
-        """One node most often, up to all but one."""
+        """Draw nodes: most often one, at most all but one."""
         count = min(self.nodes - 1, 1 + int(self.rng.expovariate(0.7))) if self.nodes > 1 else 1
         return tuple(sorted(self.rng.sample(range(self.nodes), max(1, count))))
 
     def split(self) -> tuple[int, ...]:
-        """One side of a partition."""
+        """Draw the nodes of one side of a partition."""
         count = self.rng.randint(1, max(1, self.nodes - 1))
         return tuple(sorted(self.rng.sample(range(self.nodes), count)))
 
@@ -68,7 +68,7 @@ def restart(draw: Draw) -> Step:
 
 
 def messy(draw: Draw) -> Step:
-    """Doubles, disorder, flipped bits, from the start."""
+    """Draw duplicates, disorder and flipped bits from the start on."""
     late_s, shares = draw.rng.choice((0.01, 0.1, 1.0)), [draw.share(most) for most in (0.5, 0.8, 0.1)]
     duplicate, reorder, corrupt = shares
     bad = Step(0.0, "link", nodes="all", duplicate=duplicate, reorder=reorder, reorder_s=late_s, corrupt=corrupt)
@@ -86,7 +86,7 @@ def cut(draw: Draw) -> Step:
 
 
 def partial(draw: Draw) -> Step:
-    """Two do not reach each other, both reach all others."""
+    """Draw two nodes that do not reach each other; both reach all others."""
     one, other = draw.rng.sample(range(draw.nodes), 2)
     return draw.lasting("cut", 2.0, 40.0, nodes=(one,), others=(other,))
 
@@ -97,7 +97,7 @@ def names(draw: Draw) -> Step:
 
 
 def in_time(step: Step, end: float) -> Step:
-    """The step, whose nodes follow each other so fast that the last of them is mended by the end of the faults."""
+    """Let a step's nodes follow each other so fast that the last one is mended by the end of the faults."""
     if not isinstance(step.nodes, tuple) or len(step.nodes) < 2:
         return step
     left_s = max(0.0, end - step.at_s - step.for_s - step.down_s)
@@ -115,7 +115,7 @@ KINDS: tuple[Kind, ...] = (
     (lambda draw: draw.lasting("slow", 2, 30, nodes=draw.some(), factor=draw.rng.choice((5.0, 20.0, 50.0))), 0.25),
     (cut, 0.45),
     (partial, 0.3),
-    # clogged one after the other, and freed in the same order, overlapping
+    # cut off one after the other and reconnected in the same order, with overlaps
     (lambda draw: draw.lasting("cut", 1.0, 10.0, nodes=draw.split(), every_s=draw.rng.uniform(0.2, 2.0)), 0.2),
     (lambda draw: draw.lasting("cut", 3.0, 40.0, nodes=draw.some(), planes=("udp",)), 0.15),
     (lambda draw: draw.lasting("cut", 3.0, 40.0, nodes=draw.some(), planes=("tcp",)), 0.15),
@@ -132,11 +132,11 @@ ENGINE_KINDS: tuple[Kind, ...] = (
     (lambda draw: Step(draw.when(), "engine_restart", engines=(draw.rng.randrange(draw.engines),)), 0.7),
     (lambda draw: draw.lasting("engine_stop", 2.0, 20.0, engines=(draw.rng.randrange(draw.engines),)), 0.5),
 )
-"""Apart, because what they ask of a cluster is another matter: who knows which process of an engine holds what."""
+"""Separate, because they test something else: whether nodes know which process of an engine holds what."""
 
 
 def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) -> Scenario:
-    """The schedule of a seed, for so many nodes and so long."""
+    """Return the schedule of a seed, for so many nodes and virtual seconds."""
     rng = Random(f"{seed}/swarm")
     engines = rng.randint(2, 4)
     end = WARM_S + FAULT_SHARE * (for_s - WARM_S)
@@ -172,7 +172,7 @@ DNS_MOSTLY: tuple[Dns, ...] = ("all", "all", "all", "subset", "flapping")
 
 
 def ending(rng: Random, nodes: int, at: float, *, liveness: bool) -> list[Step]:
-    """How the faults end."""
+    """Return the steps that end the faults."""
     if liveness:
         core = tuple(sorted(rng.sample(range(nodes), max(2, nodes * 2 // 3))))
         outside = tuple(number for number in range(nodes) if number not in core)
@@ -188,7 +188,7 @@ Fails = Callable[[Scenario], Violation | None]
 
 
 def shrink(scenario: Scenario, invariant: str, run: Fails, enough: Callable[[], bool]) -> tuple[Scenario, int]:
-    """The smallest that was found, and how many runs it took. `enough` ends it."""
+    """Return the smallest failing scenario found, and the number of runs; ends early when `enough` returns True."""
     runs = 0
     again = True
     while again:
@@ -205,7 +205,7 @@ def shrink(scenario: Scenario, invariant: str, run: Fails, enough: Callable[[], 
 
 
 def candidates(scenario: Scenario) -> Iterator[Scenario]:
-    """Smaller ones, the boldest first."""
+    """Yield smaller scenarios, the boldest first."""
     steps = scenario.steps
     size = len(steps) // 2
     while size >= 1:
@@ -220,12 +220,12 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def simpler_steps(step: Step) -> Iterator[Step]:
-    """The same with one node less. A core must stay as it is: it names who is asked at the end."""
+    """Yield the step with one node less. A core stays: it names the nodes that are checked at the end."""
     if isinstance(step.nodes, tuple) and len(step.nodes) > 1 and step.do != "core":
         for number in step.nodes:
             yield replace(step, nodes=tuple(one for one in step.nodes if one != number))
 
 
 def shortened(scenario: Scenario, violation: Violation) -> Scenario:
-    """Steps after the failure had no part in it."""
+    """Drop the steps after the violation, which had no part in it."""
     return replace(scenario, steps=tuple(step for step in scenario.steps if step.at_s <= violation.at_s))

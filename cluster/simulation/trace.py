@@ -9,7 +9,7 @@ from struct import Struct
 from typing import Any, NamedTuple, TextIO
 
 EVENTS_KEPT = 50
-"""Of each node, for the report of a failure: some seconds of its life."""
+"""Events of each node that are kept for the report of a failure: the last seconds of its life."""
 
 PACKET = Struct("<diBI")
 
@@ -33,13 +33,13 @@ class Trace:
         self._out = out
 
     def add(self, at_s: float, node: int, what: str, *detail: Any) -> None:
-        """`detail`: numbers and text only, so that it looks the same in every process."""
+        """Add an event. `detail` is numbers and text only, so that it is the same in every process."""
         event = (at_s, node, what, detail)
         self._hash.update(repr(event).encode())
         self._keep(event)
 
     def packet(self, at_s: float, node: int, source: str, plane: int, size: int) -> None:
-        """A packet arrived: nine of ten events, so its hash is shorter."""
+        """Add the arrival of a packet. Nine of ten events are such, so their hash is shorter."""
         self._hash.update(PACKET.pack(at_s, node, plane, size))
         self._keep((at_s, node, "receive", (source, plane, size)))
 

@@ -1,8 +1,8 @@
-"""A whole simulated cluster: hosts, network, name, engines, clients, put together from a scenario and a seed.
+"""A whole simulated cluster: hosts, network, DNS name, engines and clients, made from a scenario and a seed.
 
-Each part draws from a stream of its own, named after it, so that one more draw here changes nothing there. `World.run`
-carries the scenario out and returns a `Result`; the first broken invariant ends it. Rules: no clock, no global chance,
-nothing that depends on the order of a set or on an address in memory: two runs of one seed have one trace.
+Each part draws from its own random stream, named after it, so that one more draw in one part changes nothing in the
+others. Rules: no clock, no global random numbers, nothing that depends on the order of a set or on an address in
+memory. So two runs of one seed have the same trace.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ PORT = 7946
 PROBE_INTERVAL_S = 2.0
 PROBE_INTERVAL_MANY_S = 10.0
 MANY_NODES = 100
-"""From so many nodes on, what is looked at for each of them is looked at less often."""
+"""From so many nodes on, each node probes less often."""
 
 WALL_MS = 1_790_000_000_000
-"""Some moment of 2026: what the clocks on the wall say at the start, more or less."""
+"""Some moment of 2026: what wall clocks show at the start, more or less."""
 
 CLOCK_ERRORS_S = (0.0, 0.5, -2.0, -3600.0, 3600.0, 315_360_000.0)
-"""How wrong they are, drawn at each start of a process: nothing may depend on it. The last one is ten years."""
+"""How wrong wall clocks are, drawn at each start of a process: nothing may depend on it. The last one is ten years."""
 
 
 class Violation(NamedTuple):
     """An invariant that did not hold."""
 
     at_s: float
-    invariant: str  # S1 … S10, L1 … L8
+    invariant: str  # S1 … S10, L1 … L10
     nodes: tuple[int, ...]
     text: str
 
 
 class Violated(Exception):
-    """Ends the run."""
+    """A violation, which ends the run."""
 
     def __init__(self, violation: Violation) -> None:
         super().__init__(f"{violation.invariant} at {violation.at_s:.3f} s: {violation.text}")
@@ -58,7 +58,7 @@ class Violated(Exception):
 
 @dataclass(slots=True)
 class Result:
-    """What came of a run. `measures` is one flat JSON object."""
+    """The result of a run. `measures` is one flat JSON object."""
 
     scenario: Scenario
     seed: int
@@ -74,7 +74,7 @@ def address_of(number: int) -> Address:
 
 
 class World:
-    """See the module. `scenario` may still have tokens for selectors: they are settled by the seed."""
+    """A simulated cluster, see the module. `scenario` may have selectors: the seed settles them."""
 
     def __init__(self, scenario: Scenario, seed: int, maker: Maker, out: TextIO | None = None) -> None:
         self.scenario = settle(scenario, seed)
@@ -97,15 +97,15 @@ class World:
         self.streams = self.publishing(tokens) if tokens is not None else None
         self.labels = ["lab"] * cluster.nodes
         self.keys: list[tuple[int, ...]] = [(1,)] * cluster.nodes
-        self.sessions: dict[int, tuple[int, str]] = {}  # every session there ever was -> (node, label)
+        self.sessions: dict[int, tuple[int, str]] = {}  # every session of the run -> (node, label)
         self.born: dict[int, float] = {}  # when each session began
-        self.ended: dict[int, float] = {}  # and ended, if it did
-        self.probed: dict[tuple[int, int, int], int] = {}  # (host, its generation, engine) -> its generation
+        self.ended: dict[int, float] = {}  # when each session ended, if it did
+        self.probed: dict[tuple[int, int, int], int] = {}  # (host, its generation, engine) -> the engine's generation
         self._clocks = self.rng("clocks")
         self.connect()
 
     def publishing(self, tokens: ChatTokens) -> SimStreams:
-        """Let the engines publish what they hold."""
+        """Let the engines publish their events."""
         cluster = self.scenario.cluster
         kvs = [SimKv(tokens, cluster.cache_blocks, cluster.replay_messages) for _ in self.engines]
         streams = SimStreams(self.time, self.rng("streams"), kvs)
@@ -134,7 +134,7 @@ class World:
         return names[number] if names else f"n{number}"
 
     def start(self, number: int, *, keep_state: bool = True) -> None:
-        """Start the process of a node that has none."""
+        """Start a process of a node that has none."""
         host = self.hosts[number]
         if host.running:
             return
@@ -163,7 +163,7 @@ class World:
         self.time.after(host.rng.random() * 0.5, self.probe, number, host.generation)
 
     def form(self) -> None:
-        """Those who have just been started know each other."""
+        """Make one cluster of the nodes that have just been started."""
         form([host.node for host in self.hosts if host.node is not None], self.engines, self.time.now)
 
     def crash(self, number: int) -> None:
@@ -179,7 +179,7 @@ class World:
         host.stop()
 
     def probe(self, number: int, generation: int) -> None:
-        """The node asks each engine how it is, for as long as its process lives."""
+        """Let a node probe each engine for as long as its process runs."""
         host = self.hosts[number]
         if host.generation != generation or host.node is None:
             return
@@ -194,9 +194,9 @@ class World:
         self.time.after(pause * (0.8 + 0.4 * host.rng.random()), self.probe, number, generation)
 
     def sent_bytes(self) -> int:
-        """Of all nodes."""
+        """Return the bytes that all nodes have sent."""
         return sum(self.net.station(address).sent_bytes for address in self.addresses)
 
     def live(self) -> list[SimHost]:
-        """Those that run, are not stopped and have not left."""
+        """Return the hosts whose nodes run, are not paused and have not left."""
         return [host for host in self.hosts if host.node is not None and not host.paused and not host.leaving]
