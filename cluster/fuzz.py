@@ -3,7 +3,7 @@
     python -m cluster fuzz --for 60              one minute; exit code 0: nothing was found
     python -m cluster fuzz --input crash-1234    run one kept input again
 
-`make soak` installs atheris, which nothing else needs. An input that fails is kept in a file, whose name it prints.
+`make soak` installs atheris, which nothing else needs. It writes an input that fails to a file and prints its name.
 """
 
 from __future__ import annotations

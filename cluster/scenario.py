@@ -101,7 +101,7 @@ class Step:
     keep_state: bool = True  # whether the small state file survives
     down_s: Seconds = 1.0  # between kill and start of a restart
     loss: Share = 0.0  # share of datagrams that are lost; streams are delayed instead
-    delay_s: Seconds = 0.0  # added in each direction
+    delay_s: Seconds = 0.0  # added to each packet, one way
     jitter_s: Seconds = 0.0  # mean of an exponential part added to `delay_s`
     duplicate: Share = 0.0
     reorder: Share = 0.0  # share of datagrams held back for `reorder_s`
@@ -184,7 +184,7 @@ VERBS: Mapping[str, Verb] = {
     "cut": Verb(("nodes",), ("others", "one_direction", "planes", "refuse", "for_s", "every_s"), "nodes"),
     "link": Verb(("nodes",), ("others", "one_direction", "for_s", *LINK), "nodes"),  # at least one of LINK
     "heal": Verb(whom="all"),  # ends every cut and link
-    "core": Verb(("nodes",), whom="all"),  # these run, and all links between them are well for good; no others change
+    "core": Verb(("nodes",), whom="all"),  # these run, and all between them is well for good; nothing else is mended
     "dns": Verb(("dns",), ("nodes", "for_s"), "all"),  # for these nodes, default all
     "keys": Verb(("nodes", "keys"), ("every_s",)),
     "foreign": Verb(("nodes", "label")),  # these addresses belong to another cluster from now on (restart)

@@ -17,7 +17,7 @@ import trio
 import zmq
 
 HWM = 100_000
-REPLAY_HWM = 1000  # libzmq's own, which vLLM and SGLang keep: an answer that is sent too fast loses a part
+REPLAY_HWM = 1000  # libzmq's own, which vLLM and SGLang keep: a replay that is sent faster than read loses a part
 END = (-1).to_bytes(8, "big", signed=True)
 
 

@@ -1,7 +1,7 @@
 """A relay in user space for every link between nodes: cuts, loss, delay and the like where the kernel offers none.
 
-Each node listens for gossip at its *real* address and advertises its *shown* address, at which the relay listens. The
-relay sends a datagram of node a to b's shown address on from a's shown address to b's real one. Streams likewise.
+Each node listens for gossip at its *real* address and advertises its *shown* address, at which the relay listens. When
+node a sends a datagram to b's shown address, the relay sends it from a's shown to b's real address. Streams likewise.
 
 A cut stream is silent but stays open; data in transit arrives after the heal, as with TCP. Bounds: DELAYED_MAX delayed
 datagrams, which are dropped and counted beyond it, and STREAMS_MAX streams, which are refused and counted beyond it.

@@ -1,8 +1,8 @@
 """An attacker on the network without a key: it replays recorded packets, misdirects them, forges and damages them.
 
-Its packets must not change what a node believes (S2, S8 and S10 would show it), must not raise (S9), and must not make
-a node answer a stranger with more bytes than the stranger sent. A packet that a cut kept from its receiver is not
-replayed but delivered late, which S5 has to allow (`held_back_s`). Bound: the last RECORDED_MAX packets.
+Its packets must neither change what a node believes (S2, S8 and S10 would show it), nor make it raise (S9), nor make it
+answer a stranger with more bytes than the stranger sent. A packet that a cut kept from its receiver is not replayed but
+delivered late, which S5 has to allow (`held_back_s`). Bound: the last RECORDED_MAX packets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks what must hold at every moment, however bad the network is: S1 … S10. The first violation ends the run.
 
-    S1  no node takes itself for dead; a session's incarnation does not fall; of equal names the last counts
+    S1  no node takes itself for dead; a session's incarnation does not fall; of one name's sessions the last counts
     S2  an observer's (epoch, incarnation) of a member does not fall; only a higher pair or a meeting revives a member
     S3  version vectors do not fall, and no node has more of an origin's updates than the origin has sent (rest: L3)
     S4  merging in any order gives one table: shown by L2 at the end of each run, and by the laws in tests/core/gossip
@@ -10,8 +10,8 @@
     S8  a node believes only its own cluster; its answer to a stranger is no longer than the question
     S9  nothing is ever raised
     S10 two clusters never know each other's members
-All but S6 and S9 are checked once a second, at all nodes or at LOOKS_MAX by turns; at every event S6, S9, reported
-changes of members (S1, S10) and answers to strangers (S8).
+S1-S3, S5, S7, S8 and S10 are checked once a second, at all nodes or at LOOKS_MAX by turns; S6, S9, reported changes of
+members (S1, S10) and answers to strangers (S8) are checked at every event.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ probe and the longest suspicion that no other node confirms. After that nothing 
 DEFAULT_TTL_S = 3600.0
 DEFAULT_BUDGET_BYTES_PER_S = RouteGossipSettings().node_bytes_per_s
 NO_ENGINE_S = 8.0
-"""How long a node may take an engine that is back for unhealthy (two probes and the circuit's delay), and one that has
-stopped for healthy (three probes)."""
+"""How long a node may still count an engine that came back as unhealthy (two probes and the circuit's delay), or one
+that stopped as healthy (three probes)."""
 
 
 @dataclass(slots=True)

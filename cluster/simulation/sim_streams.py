@@ -76,12 +76,12 @@ class SimStreams:
         self._break(engine)
 
     def halted(self, engine: int) -> None:
-        """End the engine's process: its connections break."""
+        """Take in that the engine's process has ended: its connections break."""
         self.kvs[engine].down = True
         self._break(engine)
 
     def restarted(self, engine: int) -> None:
-        """Replace the engine's process: connections break and are made anew."""
+        """Take in that the engine has a new process: connections break and are made anew."""
         self._break(engine)
         self.kvs[engine].down = False
         self._make(engine)

@@ -20,7 +20,7 @@ WARM_S = 8.0
 """The time for the cluster to form before most faults begin; some faults begin at the start all the same."""
 
 FAULT_SHARE = 0.45
-"""The share of the run in which faults begin; the rest is for recovery."""
+"""The share of the run, after WARM_S, in which faults happen; the rest is for recovery."""
 
 
 class Draw:
