@@ -88,6 +88,11 @@ class Attempt:
     judged: bool = True  # it asks for inference, so its outcome shows how well its engine is
     finished: bool = False
 
+    @property
+    def reports_hits(self) -> bool:
+        """Whether a count of 0 cached tokens, or none, means that nothing was cached, see `Backend.reports_hits`."""
+        return self.target.reports_hits(self.prompt.api)
+
     def __post_init__(self) -> None:
         target = self.target
         self.backend = target.id

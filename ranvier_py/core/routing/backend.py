@@ -173,7 +173,7 @@ class Backend(Work):
     success_rate: float = 1.0
     draining: bool = False
     removed: bool = False
-    hit_generation: int = 0  # the last generation of which an answer reported cached tokens
+    hit_generations: dict[str, int] = field(default_factory=dict)  # by API, the last with cached tokens in an answer
     process: Process = field(default_factory=Process)
     last_probe: ProbeResult | None = None
     probes_ok: int = 0
@@ -185,10 +185,10 @@ class Backend(Work):
         """Whether its engine keeps caches apart by a body's `cache_salt`: by its model cards, and without any, too."""
         return not self.cards or any(card.get("owned_by") in SALTED_OWNERS for card in self.cards)
 
-    @property
-    def reports_hits(self) -> bool:
-        """Whether this process has ever reported that something was cached. Until then its zeros say nothing."""
-        return self.hit_generation == self.generation
+    def reports_hits(self, api: str) -> bool:
+        """Whether this process has ever reported in an answer of this API that something was cached. Until then zeros
+        say nothing there: engines count for one API and not for another."""
+        return self.hit_generations.get(api) == self.generation
 
     @property
     def owners(self) -> frozenset[str]:

@@ -251,9 +251,9 @@ class Registry:
             self.settle(backend, before, "dispatched")
         return backend
 
-    def reported_hit(self, backend: Backend, generation: int) -> None:
-        """Note that an answer of this generation reported cached tokens."""
-        backend.hit_generation = max(backend.hit_generation, generation)
+    def reported_hit(self, backend: Backend, generation: int, api: str) -> None:
+        """An answer of that process, of this API, said that something was cached."""
+        backend.hit_generations[api] = max(backend.hit_generations.get(api, 0), generation)
 
     def finished(
         self,

@@ -212,7 +212,7 @@ class Shadows:
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
         service, tokens, cached = attempt.service, answer.prompt_tokens, answer.cached_tokens
-        if service is not None and tokens is not None and cached is not None and attempt.target.reports_hits:
+        if service is not None and tokens is not None and cached is not None and attempt.reports_hits:
             self.judge.corrected(service, tokens - cached)
         for shadow in self.shadows:
             shadow.answered(attempt, end, now)

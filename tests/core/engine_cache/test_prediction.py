@@ -46,6 +46,7 @@ class World:
         self.calibration = Calibration(self.router.routes, **given)  # type: ignore[arg-type]
         self.router.observers += (self.calibration,)
         self.root = Boundary(None, Fingerprint(0), 0)
+        self.api = "chat"
         self.kept: dict[int, int] = {}  # what `press` has the engine keep
         self.rng = Random(1)
         self.now = 100.0
@@ -55,7 +56,7 @@ class World:
         chain = [(BLOCK * (at + 1), Fingerprint(name)) for at, name in enumerate(names)]
         length = len(names) * BLOCK + extra
         end.tokenized(Segment(chain[:-1], chain[-1], TokenState(length, 0, ())))
-        return Prompt("chat", "", True, end, self.root, (), b"")
+        return Prompt("chat", "", True, end, self.root, (), b"", api=self.api)
 
     def start_attempt(self, names: Sequence[int], now: float) -> Attempt:
         prompt = self.prompt(names)
@@ -304,9 +305,42 @@ def test_an_engine_that_gave_a_count_once_means_zero_where_it_gives_none() -> No
     """vLLM leaves cached tokens out where there are none."""
     world = World()
     world.served([1, 2], 0, 10.0)
-    world.served([3, 4], None, 11.0)
-    assert world.view.answers == 2
+    world.served([1, 2], 32, 11.0)
+    world.served([3, 4], None, 12.0)
+    assert world.view.answers == 3
     assert world.view.answers_silent == 0
+
+
+@pytest.mark.parametrize("count", [None, 0])
+def test_what_an_engine_counts_for_one_api_says_nothing_of_its_silence_or_zeros_in_another(count: int | None) -> None:
+    """vLLM 0.32 always counts in /v1/responses and in chats only if told to; SGLang counts in /generate, and writes 0
+    in /v1/responses without its cache report."""
+    world = World()
+    world.api = "responses"
+    for now, cached in ((10.0, 0), (11.0, 64)):
+        world.served([1, 2, 3, 4], cached, now)
+    world.api = "chat"
+    for now in (12.0, 13.0, 14.0):
+        world.served([1, 2, 3, 4], count, now)
+        world.served([5, 6, 7, 8], count, now)
+    assert (world.depth([1, 2, 3, 4], 15.0), world.depth([5, 6, 7, 8], 15.0)) == (64, 64)
+    assert (world.view.refuted, world.calibration.counters.withdrawn) == (0, 0)
+    assert world.view.capacity_learned_tokens is None
+    world.served([1, 2, 3, 4], 64, 16.0)
+    world.served([5, 6, 7, 8], count, 17.0)
+    assert world.view.refuted == 1, "it counts there, too"
+
+
+def test_an_engine_with_events_is_not_contradicted_by_an_api_in_which_it_counts_nothing() -> None:
+    hits: list[BackendId] = []
+    world = World(estimated=lambda _: False, contradicted=hits.append)
+    world.api = "generate"
+    for now, cached in ((10.0, 0), (11.0, 64)):
+        world.served([1, 2, 3, 4], cached, now)
+    world.api = "chat"
+    for now in (12.0, 13.0, 14.0):
+        world.served([1, 2, 3, 4], None, now)
+    assert hits == []
 
 
 def test_an_engine_that_never_reports_a_hit_reports_nothing() -> None:

@@ -13,11 +13,12 @@ next seconds, so a match pays one or two dict look-ups. When the limit moves, hi
 that a request uses, here or at a peer, count as just used once the request is learned, and stay so while it runs; if
 several requests share tokens, they count once. Peers learn the renewed evidence of running requests, too.
 
-Rules: routes are looked up even when hidden, so that the limit is still tested if placement chose that engine anyway.
-Distances are taken at sending, so whatever the engine evicts before a queued request's turn counts against them. At
-most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX a prompt's earlier uses are all dated by its
-deepest part. Once an engine has reported a count, a missing count means 0 (vLLM omits zeros). Some engines always
-report 0, so until an engine's first hit its zeros withdraw nothing and limit nothing.
+Rules: hidden routes are looked up too when their engine was chosen anyway, so what they would have been is still
+learned. Distances are those at sending: what a queue pushes out before a request's turn comes counts against them. At
+most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX the uses of a prompt are taken for as old as
+its deepest part. An engine that reported a hit once means 0 where it leaves the count out, in answers of the
+same API (older vLLM does). Where it never reported one it reports nothing: there are engines whose count is always 0, or
+is so in one API alone, so its 0 withdraws nothing and limits nothing, until the first hit there.
 Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
 """
 
@@ -152,8 +153,7 @@ class Calibration:
             return
         known = self._known(attempt)
         cached = answer.cached_tokens
-        known.reports_cached |= cached is not None
-        if cached is None and known.reports_cached:
+        if cached is None and attempt.reports_hits:
             cached = 0
         known.evidence.counted(cached)
         own = attempt.prompt.end
@@ -178,8 +178,8 @@ class Calibration:
         cached: int,
         parts: Sequence[Part],
     ) -> None:
-        """Compare an answer's count with the prediction, withdraw what proved wrong, learn the capacity."""
-        reports_hits = attempt.target.reports_hits
+        """An answer's count, against what was predicted: withdraw what proved wrong, learn how much is kept."""
+        reports_hits = attempt.reports_hits
         held = known.usable(attempt.decision.matched_tokens, prompt_tokens)
         if held and not reports_hits:
             known.answers_silent += 1
@@ -374,7 +374,7 @@ class Calibration:
 def compare_credit(known: BackendPredictions, attempt: Attempt, prompt_tokens: int, cached: int) -> None:
     """Compare an answer's count with the checkpoint that a hybrid model's backend was credited with."""
     credited = min(attempt.decision.matched_tokens, max(0, prompt_tokens - 1))
-    if credited and not attempt.target.reports_hits:
+    if credited and not attempt.reports_hits:
         known.answers_silent += 1
     else:
         known.compare(credited, cached)

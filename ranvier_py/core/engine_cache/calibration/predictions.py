@@ -79,12 +79,11 @@ class BackendPredictions:
     reported: EngineMetrics = field(default_factory=EngineMetrics)
     clock: StackClock = field(default_factory=StackClock)
     evidence: Evidence = field(default_factory=Evidence)
-    reports_cached: bool = False
 
     def begin(self, generation: int) -> None:
         """Forget what the old process held and how it counts; keep the learned capacity."""
         self.generation = generation
-        self.clock, self.evidence, self.reports_cached = StackClock(), Evidence(), False
+        self.clock, self.evidence = StackClock(), Evidence()
 
     def compare(self, predicted: int, cached: int) -> None:
         """Count one answer: `predicted` tokens were expected, `cached` tokens were reported."""

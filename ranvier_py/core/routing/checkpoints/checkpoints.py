@@ -389,7 +389,7 @@ class Checkpoints:
         if own is None or attempt.prompt.kind == "opaque" or answer.prompt_tokens is None:
             return
         total = max(end.length, answer.prompt_tokens + (answer.completion_tokens or 0))
-        cached = answer.cached_tokens or 0 if attempt.target.reports_hits else None  # vLLM leaves out zeros
+        cached = answer.cached_tokens or 0 if attempt.reports_hits else None  # vLLM leaves out zeros
         self._learn(own, attempt, end, (answer.prompt_tokens, total), cached, now)
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:

@@ -40,7 +40,7 @@ def hybrid_router(profile: str, backends: int = 1, policy: str = "affinity") -> 
     )
     for number in range(backends):
         backend = registry.add(f"http://10.0.0.{number + 1}:8000")
-        registry.reported_hit(backend, backend.generation)  # so that its zeros count
+        registry.reported_hit(backend, backend.generation, CHAT.name)  # so that its zeros count
         router.checkpoints.set_profile(backend.id, profile_named(profile))
     return router
 
@@ -64,14 +64,14 @@ def chain(*messages: tuple[str, int], tokenized: bool = True) -> Boundary:
     return at
 
 
-def prompt_of(*messages: tuple[str, int], tokenized: bool = True) -> Prompt:
+def prompt_of(*messages: tuple[str, int], tokenized: bool = True, api: str = CHAT.name) -> Prompt:
     end = chain(*messages, tokenized=tokenized)
     body = b'{"messages":[]}'
-    return Prompt("chat", "m", stream=True, end=end, base=end.root(), tail=(), body=body, api=CHAT.name)
+    return Prompt("chat", "m", stream=True, end=end, base=end.root(), tail=(), body=body, api=api)
 
 
-def send(router: Router, *messages: tuple[str, int], now: float = 0.0) -> Attempt:
-    prompt = prompt_of(*messages)
+def send(router: Router, *messages: tuple[str, int], now: float = 0.0, api: str = CHAT.name) -> Attempt:
+    prompt = prompt_of(*messages, api=api)
     found = router.find(prompt, now)
     return router.start_attempt(prompt, router.place(prompt, found), now, found=found)
 
@@ -82,9 +82,10 @@ def serve(
     answer: tuple[str, int],
     now: float = 0.0,
     cached: int | None = None,
+    api: str = CHAT.name,
 ) -> Attempt:
     """A request and its whole answer. `cached`: by the engine's count."""
-    attempt = send(router, *asked, now=now)
+    attempt = send(router, *asked, now=now, api=api)
     router.first_token(attempt, now)
     length = attempt.prompt.end.length
     counts = Answer(prompt_tokens=length, cached_tokens=cached, completion_tokens=answer[1])

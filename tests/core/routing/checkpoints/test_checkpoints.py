@@ -84,6 +84,16 @@ def test_where_every_block_has_a_checkpoint_none_is_worth_waiting_for() -> None:
     assert worth["vllm-dense:528"] > worth["vllm-all:528"] == 0
 
 
+def test_an_api_in_which_an_engine_counts_nothing_refutes_nothing() -> None:
+    router = hybrid_router("vllm-dense:528")
+    serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
+    for cached in (None, 0):
+        serve(router, [SYSTEM, QUESTION, ANSWER, NEXT], ("a", 20), cached=cached, api="completion")
+        assert credit(router, SYSTEM, ("other", 500)) == (1600, 1584)
+    serve(router, [SYSTEM, QUESTION, ANSWER, NEXT], ("a", 20))
+    assert credit(router, SYSTEM, ("other", 500)) == (1600, 0), "in chats it has counted before"
+
+
 def test_an_answer_proves_its_position_and_refutes_what_lies_behind() -> None:
     router = hybrid_router("sglang-no-buffer")
     turns = [SYSTEM, QUESTION, ANSWER, NEXT]
