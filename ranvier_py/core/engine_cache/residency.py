@@ -33,6 +33,7 @@ from ranvier_py.core.engine_cache.residency_values import (
     Scope,
     SnapshotState,
     salt_and_media,
+    unplaced_in,
 )
 from ranvier_py.core.engine_cache.sources.event_values import (
     BlocksRemoved,
@@ -259,10 +260,11 @@ class Residency:
         salt, opaque_from = salt_and_media(event)
         parent, tier, weight = self._parent_of(event, salt), event.tier, self._weight_of(event.block_tokens)
         repeated = event.reused or (self._repeats and self.is_repeated(event))
+        unplaced = unplaced_in(event, salt, has_tokens=bool(data))
         index, blocks, fresh, counters = self._index, self._index.blocks, self._fresh, self.counters
         entries_max = self._entries_max
         for place, key in enumerate(hashes):
-            own = data[place * width : (place + 1) * width]
+            own = data[place * width : (place + 1) * width] if place >= unplaced else b""
             block: Block | None
             is_new = own and key not in blocks and index.weight + weight <= entries_max
             if is_new and parent is not None and parent.known is not OPAQUE:
@@ -270,8 +272,10 @@ class Residency:
                 counters.stored += 1
                 fresh.append(block)
             else:
-                block = self._store_again(key, parent, tier, own, weight, repeated=repeated)
-                if block is None:
+                block = None if parent is None else self._place(key, parent if place >= unplaced else None)
+                if block is not None:
+                    self._store_again(block, tier, own, weight, repeated=repeated)
+                else:
                     counters.refused += len(hashes) - place
                     self.lack = Lack.ROOM
                     break
@@ -284,13 +288,8 @@ class Residency:
             self.counters.dropped += self._index.drop(next(iter(self._index.orphaned.values())))
             self.lack = Lack.ROOM
 
-    def _store_again(
-        self, key: EngineHash, parent: Block | None, tier: Tier, own: bytes, weight: int, *, repeated: bool
-    ) -> Block | None:
-        """Store a block that is known or cannot have a fingerprint yet. None: there is no room for it."""
-        block = None if parent is None else self._place(key, parent)
-        if block is None:
-            return None
+    def _store_again(self, block: Block, tier: Tier, own: bytes, weight: int, *, repeated: bool) -> None:
+        """A block that is known, or cannot have a fingerprint yet."""
         if repeated and block.count(tier):
             self.counters.repeated += 1
         else:
@@ -301,8 +300,7 @@ class Residency:
         elif block.known is NAME and self._report(block, own, weight):
             self._fresh.append(block)
         elif block.known is NAME and not own and tier is Tier.GPU:
-            self.lack = Lack.TOKENS  # at other tiers a block was stored with tokens before
-        return block
+            self.lack = Lack.TOKENS  # copies elsewhere are of blocks that were stored with theirs
 
     def _is_counted_group(self, event: BlocksStored) -> bool:
         is_counted = self._is_first_dense_group(event)
@@ -349,10 +347,11 @@ class Residency:
             self.lack = Lack.NAMES
         return found or self._roots.nameless
 
-    def _place(self, key: EngineHash, parent: Block) -> Block | None:
+    def _place(self, key: EngineHash, parent: Block | None) -> Block | None:
+        """The block of that name, below its parent if that is told. None: there is no room for it."""
         block = self._index.blocks.get(key) or self._add(key)
-        if block is None:
-            return None
+        if block is None or parent is None:
+            return block
         if block.parent is None:
             block.attach(parent)
         elif block.parent is not parent:

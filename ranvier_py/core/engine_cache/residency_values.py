@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.engine_cache.blocks import Block, BlockIndex, root
 from ranvier_py.core.engine_cache.prefixes import Change, HeldPrefixes
-from ranvier_py.core.engine_cache.sources.event_values import BlocksStored
+from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, Tier
 from ranvier_py.core.engine_cache.states import StateMoved
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.metrics import counter
@@ -44,6 +44,19 @@ def salt_and_media(event: BlocksStored) -> tuple[str | None, int]:
         else:
             return salt, place
     return salt, opaque_from
+
+
+def unplaced_in(event: BlocksStored, salt: str | None, *, has_tokens: bool) -> int:
+    """How many of its first blocks are named without what they continue.
+
+    vLLM names what it promotes from storage to the CPU one by one, without parent and tokens; or with them, but a
+    prompt's start without its salt. What the GPU stores next says where they belong.
+    """
+    if event.parent is not None:
+        return 0
+    if not has_tokens:
+        return len(event.hashes)
+    return int(event.tier is not Tier.GPU and salt is None and not event.extra_keys)
 
 
 class Roots:

@@ -100,6 +100,7 @@ class World:
             token_bytes=data,
             block_tokens=SIZE * self.width,
             medium=medium,
+            extra_keys=((),),  # its start is told, on whichever tier
         )
         self.model.apply(event)
         self.residency.apply(event)

@@ -8,7 +8,7 @@ import pytest
 
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency import Residency
-from ranvier_py.core.engine_cache.residency_values import Scope
+from ranvier_py.core.engine_cache.residency_values import Lack, Scope
 from ranvier_py.core.engine_cache.sources.event_values import (
     BlocksRemoved,
     BlocksStored,
@@ -111,6 +111,37 @@ def test_a_name_without_tokens_is_reported_later() -> None:
     held.apply(removed(1, 2))
     held.settle()
     assert held.tier(fingerprint(TEXT[:32])) is Tier.CPU
+
+
+PROMOTIONS = [
+    [BlocksStored(hashes=(key,), medium="CPU") for key in (1, 2, 3, 4)],
+    [BlocksStored(hashes=(1, 2, 3, 4), medium="CPU")],
+    [stored([1, 2, 3, 4], TEXT[:64], medium="CPU")],
+]
+"""As vLLM's offloading says them: one name at a time, some at once, or with tokens and without a salt."""
+
+
+@pytest.mark.parametrize("promoted", PROMOTIONS)
+@pytest.mark.parametrize("salt", [None, "pepper"])
+def test_what_is_promoted_before_the_gpu_stores_it_gets_its_place_from_the_gpus_event(
+    promoted: list[BlocksStored], salt: str | None
+) -> None:
+    held, scope = residency(repeats=True), Scope(None, None, salt)
+    for event in promoted:
+        held.apply(event)
+    held.settle()
+    assert (held.view().prefixes, held.lack) == (0, Lack.NOTHING)
+    held.apply(stored([1, 2, 3, 4], TEXT[:64], medium="GPU", extra_keys=((salt,), (), (), ()) if salt else ()))
+    held.apply(stored([5], TEXT[64:80], parent=4, medium="GPU"))
+    assert depths(held, scope=scope) == [16, 32, 48, 64, 80]
+    assert held.tier(fingerprint(TEXT[16:32])) is held.tier(fingerprint(TEXT[48:64])) is Tier.ABSENT
+    assert (held.counters.contradicted, held.view().orphaned) == (0, 0)
+    held.apply(removed(1, 2, 3, 4, 5, medium="GPU"))
+    held.settle()
+    assert held.tier(fingerprint(TEXT[:64], scope)) is Tier.CPU
+    held.apply(removed(1, 2, 3, 4, medium="CPU"))
+    held.settle()
+    assert held.view().entries == 0
 
 
 def test_a_cleared_cache_holds_nothing_and_starts_anew() -> None:

@@ -92,9 +92,8 @@ def event_of(action: str, number: int, blocks: list, model: Model, width: int) -
         if above is None:
             return None
         data = array("I", above[2] + tokens).tobytes()
-        return BlocksStored(
-            hashes=(parent, key), parent=above[1], token_bytes=data, block_tokens=width, salt=salt, medium=MEDIUM[tier]
-        )
+        event = BlocksStored((parent, key), above[1], data, width, salt=salt, medium=MEDIUM[tier])
+        return event._replace(extra_keys=((), ()))  # its start is told, on whichever tier
     if action == "tier":  # copied to another tier: without tokens, while the block is there
         if not any(model.copies.get((key, each)) for each in HELD_TIERS):
             return None
