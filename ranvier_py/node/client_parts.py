@@ -104,8 +104,8 @@ class ClientReader:
                 log_result(result)
         if prompt.kind != "chat" or answer.prompt_tokens is None or answer.cached_tokens is None:
             return
-        if service is not None:
-            self.rates.served(service._replace(computed_tokens=answer.prompt_tokens - answer.cached_tokens))
+        if service is not None and (computed_tokens := attempt.computed_by(answer)) is not None:
+            self.rates.served(service._replace(computed_tokens=computed_tokens))
         counts = self.watch.counts(prompt.client)
         counts.counted_tokens += answer.prompt_tokens
         counts.reused_tokens += answer.cached_tokens

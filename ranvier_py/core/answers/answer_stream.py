@@ -60,6 +60,12 @@ class Answer:
 
 NOTHING = Answer()
 
+Counts = tuple[int | None, int | None, int | None]
+"""Prompt, cached and completion tokens."""
+
+COUNT_END = 1 << 31
+"""What is no less counts nothing: two of them together are still a position in 32 bits, as it travels to peers."""
+
 
 def has_finished(data: bytes, api: str = "chat") -> bool:
     """Whether an answer has a finish reason; one that is an error and nothing else has none."""
@@ -170,7 +176,7 @@ def read_turn(body: Mapping[str, Any]) -> Answer:
     blocks = body["content"]
     text = "".join(block["text"] for block in blocks if block["type"] == "text")
     message = MESSAGES.messages({"role": "assistant", "content": blocks})[-1]
-    return Answer(as_turn(message), text, prompt_tokens, cached, count(usage.get("output_tokens")))
+    return Answer(as_turn(message), text, *counts_of(prompt_tokens, cached, usage.get("output_tokens")))
 
 
 def merged_turn(body: bytes) -> Mapping[str, Any]:
@@ -202,7 +208,7 @@ def read_response(body: Mapping[str, Any]) -> Answer:
     """Read an answer of /v1/responses, as one object. Of several messages the next turn begins with the first."""
     usage = body.get("usage") or {}
     details = usage.get("input_tokens_details") or {}
-    counts = count(usage.get("input_tokens")), count(details.get("cached_tokens")), count(usage.get("output_tokens"))
+    counts = counts_of(usage.get("input_tokens"), details.get("cached_tokens"), usage.get("output_tokens"))
     items = body.get("output") or ()
     message = RESPONSES.chat(items)[0] if items else {}
     content = message.get("content")
@@ -212,7 +218,7 @@ def read_response(body: Mapping[str, Any]) -> Answer:
 def read_generated(body: Any) -> Answer:
     """Read the counts of an answer of SGLang's /generate. The last event of a stream has them all."""
     usage = body["meta_info"]
-    counts = count(usage.get("prompt_tokens")), count(usage.get("cached_tokens")), count(usage.get("completion_tokens"))
+    counts = counts_of(usage.get("prompt_tokens"), usage.get("cached_tokens"), usage.get("completion_tokens"))
     return Answer(None, "", *counts)
 
 
@@ -266,8 +272,8 @@ class ResponseName:
 # --- counts -----------------------------------------------------------------------------------------------------------
 
 
-def stream_usage(body: bytes) -> tuple[int | None, int | None, int | None]:
-    """Return the counts of the last event that has any."""
+def stream_usage(body: bytes) -> Counts:
+    """The counts of the last event that has any."""
     at = body.rfind(b'"prompt_tokens"')
     if at < 0:
         return None, None, None
@@ -276,16 +282,22 @@ def stream_usage(body: bytes) -> tuple[int | None, int | None, int | None]:
     return read_usage(orjson.loads(body[start + 5 : end if end > 0 else len(body)]).get("usage"))
 
 
-def read_usage(usage: Mapping[str, Any] | None) -> tuple[int | None, int | None, int | None]:
-    """Return (prompt, cached, completion) tokens of a usage object."""
+def read_usage(usage: Mapping[str, Any] | None) -> Counts:
+    """Of a usage object."""
     if not usage:
         return None, None, None
     details = usage.get("prompt_tokens_details") or {}
-    return count(usage.get("prompt_tokens")), count(details.get("cached_tokens")), count(usage.get("completion_tokens"))
+    return counts_of(usage.get("prompt_tokens"), details.get("cached_tokens"), usage.get("completion_tokens"))
+
+
+def counts_of(prompt: object, cached: object, completion: object) -> Counts:
+    """As far as they are counts. No more can be cached than was asked."""
+    tokens, found = count(prompt), count(cached)
+    return tokens, found if tokens is None or found is None else min(found, tokens), count(completion)
 
 
 def count(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value < COUNT_END else None
 
 
 def unchunked(raw: bytes) -> bytes:

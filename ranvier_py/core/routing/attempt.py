@@ -93,6 +93,20 @@ class Attempt:
         """Whether a count of 0 cached tokens, or none, means that nothing was cached, see `Backend.reports_hits`."""
         return self.target.reports_hits(self.prompt.api)
 
+    def computed_by(self, answer: Answer) -> int | None:
+        """Prompt tokens that its engine computed, by its count; None where it counted nothing. No more than the body
+        has bytes: a wrong count would be learned as a rate, for all engines.
+        """
+        if answer.prompt_tokens is None or answer.cached_tokens is None:
+            return None
+        most = max(self.decision.prompt_tokens, self.prompt.end.length, len(self.prompt.body))
+        return min(max(0, answer.prompt_tokens - answer.cached_tokens), most)
+
+    def correction(self, answer: Answer) -> tuple[Service, int] | None:
+        """What it was to its backend, and the tokens that this really computed. None where its engine does not say."""
+        computed_tokens = self.computed_by(answer) if self.reports_hits else None
+        return None if self.service is None or computed_tokens is None else (self.service, computed_tokens)
+
     def __post_init__(self) -> None:
         target = self.target
         self.backend = target.id

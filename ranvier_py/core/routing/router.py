@@ -433,8 +433,8 @@ class Router:
             self.counters.engine_cached_tokens += answer.cached_tokens or 0
             if answer.cached_tokens:
                 self.registry.reported_hit(attempt.target, attempt.generation, attempt.prompt.api)
-            if attempt.service is not None and answer.cached_tokens is not None and attempt.reports_hits:
-                self.policy.corrected(attempt.service, answer.prompt_tokens - answer.cached_tokens)
+            if (correction := attempt.correction(answer)) is not None:
+                self.policy.corrected(*correction)
         if attempt.first_at is not None:
             self._learn(attempt, end, now)
         for observer in self.observers:

@@ -211,9 +211,8 @@ class Shadows:
             shadow.started(attempt, now)
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
-        service, tokens, cached = attempt.service, answer.prompt_tokens, answer.cached_tokens
-        if service is not None and tokens is not None and cached is not None and attempt.reports_hits:
-            self.judge.corrected(service, tokens - cached)
+        if (correction := attempt.correction(answer)) is not None:
+            self.judge.corrected(*correction)
         for shadow in self.shadows:
             shadow.answered(attempt, end, now)
 

@@ -212,3 +212,35 @@ def test_what_is_cut_off_of_an_answer_teaches_nothing_and_raises_nothing(
     end = data.draw(st.integers(0, len(whole) - 40))
     read_answer(whole[:end], chunked=False, streamed=streamed, kind=kind)
     read_answer(whole[end:], chunked=False, streamed=streamed, kind=kind)
+
+
+def usage_of(kind: str, prompt: int, cached: int, completion: int) -> dict[str, object]:
+    """The answer of an API with these counts."""
+    if kind == "messages":
+        usage = {"input_tokens": prompt - cached, "cache_read_input_tokens": cached, "output_tokens": completion}
+        return {"content": [], "usage": usage}
+    if kind == "responses":
+        details = {"cached_tokens": cached}
+        usage = {"input_tokens": prompt, "input_tokens_details": details, "output_tokens": completion}
+        return {"output": [], "usage": usage}
+    if kind == "generate":
+        return {"meta_info": {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion}}
+    details = {"cached_tokens": cached}
+    usage = {"prompt_tokens": prompt, "prompt_tokens_details": details, "completion_tokens": completion}
+    return {"choices": [{"text": "a", "message": {"content": "a"}}], "usage": usage}
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion", "messages", "responses", "generate"])
+def test_counts_that_can_be_no_counts_are_none(kind: str) -> None:
+    """An engine's bug, or a proxy's before it: one of them is learned from like any other."""
+
+    def counts(*given: int) -> tuple[int | None, ...]:
+        answer = read_answer(orjson.dumps(usage_of(kind, *given)), chunked=False, streamed=False, kind=kind)
+        return answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens
+
+    assert counts(100, 96, 7) == (100, 96, 7)
+    assert counts(2**31 - 1, 0, 2**31 - 1) == (2**31 - 1, 0, 2**31 - 1)
+    assert counts(2**31, 0, 2**31) == (None, 0, None)
+    if kind != "messages":  # whose prompt has what was cached beside it
+        assert counts(100, 101, 7) == (100, 100, 7)
+        assert counts(100, 2**60, 7) == (100, None, 7)

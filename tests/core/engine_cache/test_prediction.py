@@ -382,6 +382,17 @@ def test_what_an_engine_without_counts_seems_to_compute_teaches_no_service_rate(
     assert learned == [5, 69]
 
 
+@pytest.mark.parametrize(("prompt_tokens", "cached"), [(69, 10**18), (2**31 - 1, 16)])
+def test_an_absurd_count_teaches_no_absurd_service_rate(prompt_tokens: int, cached: int) -> None:
+    """One line of all engines is learned: it would be wrong for all."""
+    world = World()
+    learned: list[int] = []
+    world.router.policy.corrected = lambda _service, tokens: learned.append(tokens)  # type: ignore[method-assign]
+    world.served([1, 2, 3, 4], 64, 10.0)
+    world.answer(world.start_attempt([1, 2, 3, 4], 11.0), cached, 11.5, prompt_tokens=prompt_tokens)
+    assert 0 <= learned[-1] <= 69
+
+
 def test_another_template_is_named_by_the_engines_own_count() -> None:
     world, rng = World(), Random(1)
     for number in range(60):

@@ -17,8 +17,8 @@ Rules: hidden routes are looked up too when their engine was chosen anyway, so w
 learned. Distances are those at sending: what a queue pushes out before a request's turn comes counts against them. At
 most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX the uses of a prompt are taken for as old as
 its deepest part. An engine that reported a hit once means 0 where it leaves the count out, in answers of the
-same API (older vLLM does). Where it never reported one it reports nothing: there are engines whose count is always 0, or
-is so in one API alone, so its 0 withdraws nothing and limits nothing, until the first hit there.
+same API (older vLLM does). Where it never reported one it reports nothing: there are engines whose count is always 0,
+or in one API alone, so its 0 withdraws nothing and limits nothing, until the first hit there.
 Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
 """
 

@@ -39,6 +39,9 @@ by events; 40 MB at most."""
 POSITIONS_MAX = 4
 """Between one key and the next there are 256 tokens at most: four states of the finest grid on which any are kept."""
 
+POSITION_MAX = 2**32 - 1
+"""As peers get it."""
+
 KV, STATE, CONFIRMED = 1, 2, 4
 KIND_SHIFT = 3
 MARK_BITS = 63
@@ -192,6 +195,9 @@ class CheckpointIndex:
         """Note a checkpoint under one name. For a known position the greater mark and the later evidence count. Returns
         whether the position or mark is new, or its life grew by more than a quarter of `ttl_s`."""
         known = self._known
+        if checkpoint.position > POSITION_MAX:
+            self.counters.unplaced += 1
+            return False
         before = known.pop(name, ())
         old = next((each for each in before if each.position == checkpoint.position), None)
         if old is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ranvier_py.core.engine_cache.states import StateMoved
+from ranvier_py.core.gossip.replication.route_updates import StateMarks, encode_marks
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, profile_named
 from ranvier_py.core.routing.checkpoints.checkpoints import ALARM_ANSWERS, HALF_LIFE, Confidence
@@ -92,6 +93,16 @@ def test_an_api_in_which_an_engine_counts_nothing_refutes_nothing() -> None:
         assert credit(router, SYSTEM, ("other", 500)) == (1600, 1584)
     serve(router, [SYSTEM, QUESTION, ANSWER, NEXT], ("a", 20))
     assert credit(router, SYSTEM, ("other", 500)) == (1600, 0), "in chats it has counted before"
+
+
+def test_a_position_that_no_peer_could_be_told_is_not_noted() -> None:
+    router = hybrid_router("vllm-dense:528")
+    router.checkpoints.collect(router.routes.names())
+    serve(router, [SYSTEM, QUESTION], ANSWER, cached=16)
+    serve(router, [SYSTEM, QUESTION, ANSWER, NEXT], ("a", 20), cached=2**33)
+    marks = [(mark.name, mark.position, mark.mark) for mark in router.checkpoints.outgoing()]
+    assert marks
+    encode_marks(StateMarks((1, 1), marks))
 
 
 def test_an_answer_proves_its_position_and_refutes_what_lies_behind() -> None:
