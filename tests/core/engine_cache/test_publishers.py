@@ -199,11 +199,35 @@ def test_what_is_no_endpoint_is_none(text: object) -> None:
 
 def test_a_list_without_an_end_is_cut() -> None:
     entries = [{"data_parallel_rank": rank, "endpoint": f"tcp://*:{1000 + rank}"} for rank in range(10_000)]
-    found = read_event_sources(body(entries))
-    assert len(found.publishers) == RANKS_MAX
-    assert found.refused == (f"more than {RANKS_MAX} ranks",)
+    assert len(read_event_sources(body(entries[:RANKS_MAX])).publishers) == RANKS_MAX
     many = {**SGLANG, "kv_events": {**SGLANG["kv_events"], "dp_size": 60_000}}  # type: ignore[dict-item]
-    assert len(read_server_info(body(many)).publishers) == RANKS_MAX
+    for found in (read_event_sources(body(entries)), read_server_info(body(many))):
+        assert found == FoundPublishers((), (f"more than {RANKS_MAX} ranks",))
+
+
+RANK_0 = {"data_parallel_rank": 0, "endpoint": "tcp://*:41001"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"endpoint": "tcp://10.0.0.2:41003"},
+        {"endpoint": "ipc:///tmp/kv"},
+        {"endpoint": "tcp://*:41003", "enable_kv_cache_events": False},
+        {"endpoint": "tcp://*:41003", "publisher": "null"},
+        {"endpoint": "tcp://*:41003", "data_parallel_rank": "one"},
+    ],
+)
+def test_of_an_engine_with_a_rank_that_can_not_be_read_none_is(other: dict[str, Any]) -> None:
+    """Its other ranks' requests would be learned, and withdrawn again as what no event has named."""
+    found = home(read_event_sources(body([RANK_0, {"data_parallel_rank": 1, **other}])), "engine", "10.0.0.1")
+    assert found.publishers == ()
+    assert len(found.refused) == 1
+
+
+def test_a_rank_of_sglang_without_a_port_leaves_none_to_be_read() -> None:
+    high = {**SGLANG, "kv_events": {**SGLANG["kv_events"], "endpoint_port_base": 65535}}  # type: ignore[dict-item]
+    assert home(read_server_info(body(high))) == FoundPublishers((), ("rank 1: no such port",))
 
 
 JSON = st.recursive(

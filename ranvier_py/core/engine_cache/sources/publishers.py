@@ -4,8 +4,9 @@ vLLM's GET /kv_event_sources answers a map by rank (0.32), a list, or a list und
 SGLang's /server_info has a block `kv_events` with a base port, and in older releases only the text of its option; rank
 r is at port + r. An endpoint is `tcp://HOST:PORT`; a wildcard means the host by which we reach the engine.
 
-Rules: an engine decides on ports, never on hosts. An endpoint that is not on one of the engine's own addresses is
-refused, or an engine could make us connect anywhere; the operator's may be anywhere. No answer raises anything.
+Rules: an engine decides on ports, never on hosts: what is not on one of its own addresses is refused, or an engine
+could make us connect anywhere. What an operator wrote may be anywhere. Nothing is raised for what an engine answers. Of
+an engine with a rank that can't be read none is: requests that it serves would seem to have left nothing behind.
 Bounds: RANKS_MAX publishers, names and topics of limited length.
 """
 
@@ -61,7 +62,7 @@ class Publisher(NamedTuple):
 
 
 class FoundPublishers(NamedTuple):
-    """What an engine answered. `refused` says, in our words, why the rest was not taken."""
+    """What an engine answered: all of its ranks, or none. `refused` has why some was not taken, in our words."""
 
     publishers: tuple[Publisher, ...] = ()
     refused: tuple[str, ...] = ()
@@ -115,17 +116,18 @@ def at_home(found: FoundPublishers, host: str, addresses: Collection[str]) -> Fo
 
     `host` is how we reach the engine; `addresses` are the IP addresses that it resolves to now, as texts.
     """
-    kept, refused = [], list(found.refused)
+    kept, refused, is_whole = [], list(found.refused), True
     for publisher in found.publishers:
         events = _home(publisher.events, host, addresses)
         if events is None:
             refused.append(f"rank {publisher.rank}: its events are on another host")
+            is_whole = False
             continue
         replay, load = _home(publisher.replay, host, addresses), _home(publisher.load, host, addresses)
         if replay is None and publisher.replay is not None:
             refused.append(f"rank {publisher.rank}: its replay is on another host")
         kept.append(publisher._replace(events=events, replay=replay, load=load))
-    return FoundPublishers(tuple(kept), tuple(refused))
+    return FoundPublishers(tuple(kept) if is_whole else (), tuple(refused))
 
 
 def _home(where: Endpoint | None, host: str, addresses: Collection[str]) -> Endpoint | None:
@@ -146,7 +148,9 @@ def read_event_sources(body: bytes) -> FoundPublishers:
         return NOTHING
     by_rank = reported.items() if isinstance(reported, dict) else enumerate(reported)
     entries = [{"data_parallel_rank": rank, **value} for rank, value in by_rank if isinstance(value, dict)]
-    return _checked([_of_vllm(entry) for entry in entries[: RANKS_MAX + 1] if _publishes(entry)])
+    if not any(_publishes(entry) for entry in entries):
+        return NOTHING
+    return _checked([_of_vllm(entry) for entry in entries[: RANKS_MAX + 1]])
 
 
 def read_server_info(body: bytes) -> FoundPublishers:
@@ -171,7 +175,7 @@ def _of_vllm(entry: Mapping[str, Any]) -> Publisher | str:
     rank, events = _rank(entry.get("data_parallel_rank")), parse_endpoint(entry.get("endpoint"))
     if rank is None:
         return "a source without a rank"
-    if events is None:
+    if events is None or not _publishes(entry):
         return f"rank {rank}: not a TCP endpoint"
     return Publisher(rank, events, parse_endpoint(entry.get("replay_endpoint")), _topic(entry.get("topic")))
 
@@ -198,7 +202,8 @@ def _of_sglang(block: Mapping[str, Any], first: Endpoint | None, replay: Endpoin
 
 
 def _checked(reported: Sequence[Publisher | str]) -> FoundPublishers:
-    """Take each rank once, in order. If all ranks report the same port, each is at port + rank, as vLLM places them."""
+    """Each rank once, by rank; none where one was refused. Ranks that are reported with one port are at port + rank, as
+    vLLM places them."""
     refused = [item for item in reported if isinstance(item, str)]
     by_rank: dict[int, Publisher] = {}
     for item in reported[:RANKS_MAX]:
@@ -211,7 +216,7 @@ def _checked(reported: Sequence[Publisher | str]) -> FoundPublishers:
         spread = [_spread(each) for each in publishers]
         refused.extend(f"rank {each.rank}: no such port" for each, at in zip(publishers, spread, strict=True) if not at)
         publishers = [each for each in spread if each]
-    return FoundPublishers(tuple(publishers), tuple(refused))
+    return FoundPublishers(() if refused else tuple(publishers), tuple(refused))
 
 
 def _spread(publisher: Publisher) -> Publisher | None:
