@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.engine_cache.blocks import COPIES_BITS, COPIES_MASK, Block, BlockIndex, KnownBlock, Print
 from ranvier_py.core.engine_cache.chains import TOKEN_BYTES, chain_of, hash_chains, is_next
 from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
@@ -55,6 +56,9 @@ SETTLE_STEPS_MAX = 20_000
 
 FRESH_MAX = 4096
 """Stored blocks that are hashed together: one call for a few blocks costs as much as one for hundreds."""
+
+REPEATED_MAX = 4096
+"""Names of blocks that were taken for reused: one that was stored instead tells, and will be among the latest."""
 
 NAME, READY, OPAQUE = KnownBlock.NAME, KnownBlock.READY, KnownBlock.OPAQUE
 ABSENT = Tier.ABSENT
@@ -98,8 +102,10 @@ class Residency:
         self._adopt(BlockIndex())
         self._held = HeldPrefixes()
         self._roots = Roots(self._hasher, self._namespace_of)
-        self._group: int | None = None  # the cache group that counts
-        self._reports = False  # its events name reused blocks
+        self._group: int | None = None  # of caches, that counts
+        self._reports = False  # it names blocks that it reuses
+        self._doubles = False  # it stores blocks that it has, in the same form
+        self._repeated: BoundedDict[EngineHash, None] = BoundedDict(REPEATED_MAX)
         self.lack = Lack.NOTHING
         self._fresh: list[Block] = []  # stored, not hashed yet
         self._unsettled: deque[Block] = deque()
@@ -325,16 +331,20 @@ class Residency:
         return event.group == self._group
 
     def is_repeated(self, event: BlocksStored) -> bool:
-        """Whether this event names blocks that a request reused: no new copies. vLLM reports a reused run, from the
-        start of a prompt, as if it stored it (if the request wants that: `kv_cache_report_mode`). It looks its cache up
-        first, so it never stores a second copy of a run's first block, except of the only block of a short prompt.
+        """Whether a run from the start of a prompt is no new copy: vLLM names what a request reuses, in the same
+        form, if the request wants that (`kv_cache_report_mode`). It looks its cache up before it computes, so it never
+        stores a second block when it has the first; the only one of a short prompt it may. A request for its prompt's
+        logprobs skips that. A block that is removed more often than it was counted shows this: from then on all are
+        copies.
         """
-        if event.parent is not None:
+        if event.parent is not None or self._doubles:
             return False
         first = self._index.blocks.get(event.hashes[0]) if event.hashes else None
         if first is None or not first.count(event.tier):
             return False
         self._reports |= len(event.hashes) > 1
+        for key in event.hashes[1:] if self._reports else ():
+            self._repeated[key] = None
         return self._reports
 
     def _parent_of(self, event: BlocksStored, salt: str | None) -> Block | None:
@@ -390,6 +400,7 @@ class Residency:
             block = blocks.get(key)
             if block is None or not block.copies & counted:
                 counters.removed_unknown += 1
+                self._doubles |= key in self._repeated
                 continue
             block.copies -= one
             counters.removed += 1

@@ -258,6 +258,31 @@ def test_blocks_that_a_request_reused_are_repeated_and_are_no_new_copies() -> No
     assert held.view().blocks == 0
 
 
+def test_an_engine_that_removes_what_was_taken_for_reused_twice_makes_copies() -> None:
+    """vLLM looks nothing up for a request that wants the logprobs of its prompt."""
+    held = residency(repeats=True)
+    for _ in range(2):
+        held.apply(stored([1, 2, 3], TEXT[:48]))
+    held.apply(removed(3, 2, 1))
+    held.apply(removed(3, 2, 1))
+    for _ in range(2):
+        held.apply(stored([1, 2, 3], TEXT[:48]))
+    held.apply(removed(3, 2, 1))
+    assert depths(held) == [16, 32, 48]
+    held.apply(removed(3, 2, 1))
+    assert (depths(held), held.view().blocks) == ([], 0)
+
+
+def test_the_only_block_of_a_short_prompt_shows_nothing_of_the_others() -> None:
+    held = residency(repeats=True)
+    for hashes in ([1, 2, 3], [1, 2], [1]):  # the last one was stored again
+        held.apply(stored(hashes, TEXT[: 16 * len(hashes)]))
+    held.apply(removed(3, 2, 1, 1))
+    held.apply(stored([1, 2, 3], TEXT[:48]))
+    held.apply(stored([1, 2], TEXT[:32]))
+    assert held.copies(Tier.GPU) == {1: 1, 2: 1, 3: 1}
+
+
 def test_a_report_brings_back_what_was_missed() -> None:
     held = residency(repeats=True)
     held.apply(stored([1], TEXT[:16]))
