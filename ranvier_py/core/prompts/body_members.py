@@ -66,10 +66,13 @@ def has_name(fields: Mapping[str, Any]) -> bool:
     return type(model) is not str or len(model) <= NAME_CHARACTERS_MAX
 
 
-def first_prompt(fields: Mapping[str, Any]) -> object:
-    """`prompt` of a completion, `text` or `input_ids` of SGLang's /generate, or the first of several."""
+def first_prompt(fields: Mapping[str, Any]) -> tuple[object, bool]:
+    """`prompt` of a completion, `text` or `input_ids` of SGLang's /generate, or the first of several; and whether there
+    are more."""
     found = next((fields[name] for name in ("prompt", "text", "input_ids") if fields.get(name) is not None), None)
-    return found[0] if isinstance(found, list) and found and isinstance(found[0], (str, list)) else found
+    if isinstance(found, list) and found and isinstance(found[0], (str, list)):
+        return found[0], len(found) > 1
+    return found, False
 
 
 def stream_options(fields: Mapping[str, Any]) -> str:

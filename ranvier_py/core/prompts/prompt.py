@@ -185,7 +185,7 @@ class Prompt:
     that it goes on from, `stores` whether its own may be stored, `session_name` what its body calls its session. `kept`
     and `session` are those as `routing.owners` has them, or 0; `sub_agent`: it is of one that the session
     began. `client` is who sent it, as `known_clients` has it; `rules` those that would change its body, as
-    `clients.body_mender` has them.
+    `clients.body_mender` has them. `has_more`: it is the first of several prompts, and its answer counts all of them.
     """
 
     kind: str
@@ -209,6 +209,7 @@ class Prompt:
     sub_agent: bool = False
     client: str = ""
     rules: Sequence[tuple[str, int, bool]] = ()
+    has_more: bool = False
 
     @property
     def tokens(self) -> int:
@@ -234,7 +235,7 @@ class Prompt:
     @property
     def text(self) -> str:
         """The text of a completion. Parses the body again."""
-        return str(first_prompt(load_object(self.body)))
+        return str(first_prompt(load_object(self.body))[0])
 
 
 @dataclass(slots=True)

@@ -178,7 +178,7 @@ class PromptReader:
         if reason:
             return self._unparsed(body, tenant, reason)
         fields = load_object(body)
-        text = first_prompt(fields)
+        text, has_more = first_prompt(fields)
         ids = token_ids(text)
         if ids is None and not (isinstance(text, str) and text):
             return self._opaque(fields, body, tenant, "schema")
@@ -196,7 +196,7 @@ class PromptReader:
             end.tokenized(self._tokens.extend(root.state, ids, [len(ids)])[0])
         self.memory.keep(end)
         prompt = self._prompt("completion", fields, body, tenant, end, root, ())
-        prompt.api = api
+        prompt.api, prompt.has_more = api, has_more
         return prompt
 
     def other(self, body: bytes, tenant: bytes = b"") -> Prompt:

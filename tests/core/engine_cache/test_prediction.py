@@ -393,6 +393,20 @@ def test_an_absurd_count_teaches_no_absurd_service_rate(prompt_tokens: int, cach
     assert 0 <= learned[-1] <= 69
 
 
+def test_the_counts_of_an_answer_to_several_prompts_are_not_compared_with_the_first() -> None:
+    """vLLM gives the sum of their tokens, and the cached ones of the last."""
+    world = World()
+    learned: list[int] = []
+    for now, cached in ((10.0, 0), (11.0, 64)):
+        world.served([1, 2, 3, 4], cached, now)
+    world.router.policy.corrected = lambda _service, tokens: learned.append(tokens)  # type: ignore[method-assign]
+    attempt = world.start_attempt([1, 2, 3, 4], 12.0)
+    attempt.prompt.has_more = True
+    world.answer(attempt, 0, 12.1, prompt_tokens=69 + 69)
+    assert world.depth([1, 2, 3, 4], 13.0) == 64
+    assert (world.view.refuted, world.view.precision, world.view.answers, learned) == (0, 1.0, 2, [])
+
+
 def test_another_template_is_named_by_the_engines_own_count() -> None:
     world, rng = World(), Random(1)
     for number in range(60):

@@ -221,6 +221,14 @@ def test_strange_members_do_not_stop_a_chat_from_being_routed() -> None:
     assert reader().chat(body).end.messages == 3
 
 
+@pytest.mark.parametrize("prompt", ["a", [1, 2], ["a"], [[1, 2]]])
+def test_a_body_of_several_prompts_is_known_as_such(prompt: Any) -> None:
+    """Its answer has the sum of their tokens, and of cached ones the last prompt's."""
+    assert not reader().completion(json.dumps({"prompt": prompt}).encode()).has_more
+    first = prompt[0] if isinstance(prompt[0], list) else prompt if isinstance(prompt[0], int) else "a"
+    assert reader().completion(json.dumps({"prompt": [first, "b"]}).encode()).has_more
+
+
 def test_a_completion_of_token_ids_needs_no_tokenizer() -> None:
     ids = list(range(40))
     prompt = reader().completion(json.dumps({"model": "m", "prompt": ids}).encode())

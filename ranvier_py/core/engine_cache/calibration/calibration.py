@@ -149,7 +149,7 @@ class Calibration:
         sample = self._sample(attempt)
         if sample is not None:
             del self.samples[id(attempt)]
-        if answer.prompt_tokens is None or attempt.prompt.kind == "opaque":
+        if answer.prompt_tokens is None or attempt.prompt.kind == "opaque" or attempt.prompt.has_more:
             return
         known = self._known(attempt)
         cached = answer.cached_tokens

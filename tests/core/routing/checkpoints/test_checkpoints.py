@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.engine_cache.states import StateMoved
 from ranvier_py.core.gossip.replication.route_updates import StateMarks, encode_marks
 from ranvier_py.core.ids import BackendId, Fingerprint
@@ -93,6 +94,15 @@ def test_an_api_in_which_an_engine_counts_nothing_refutes_nothing() -> None:
         assert credit(router, SYSTEM, ("other", 500)) == (1600, 1584)
     serve(router, [SYSTEM, QUESTION, ANSWER, NEXT], ("a", 20))
     assert credit(router, SYSTEM, ("other", 500)) == (1600, 0), "in chats it has counted before"
+
+
+def test_the_counts_of_an_answer_to_several_prompts_refute_nothing() -> None:
+    router = hybrid_router("vllm-dense:528")
+    serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
+    attempt = send(router, SYSTEM, QUESTION, ANSWER, NEXT)
+    attempt.prompt.has_more = True
+    router.answered(attempt, attempt.prompt.end, Answer(prompt_tokens=4280, cached_tokens=0), 1.0)
+    assert credit(router, SYSTEM, ("other", 500)) == (1600, 1584)
 
 
 def test_a_position_that_no_peer_could_be_told_is_not_noted() -> None:
