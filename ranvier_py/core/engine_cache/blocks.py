@@ -130,11 +130,13 @@ def root(state: TokenState | None) -> Block:
 
 
 class BlockIndex:
-    """Blocks by name. `weight` is the sum of all blocks' weights, `orphaned_weight` that of the unresolved ones."""
+    """Blocks by name. `weight` is the sum over all of them, `orphaned_weight` over those that are not resolved; `below`
+    has those that are held, and not in the GPU, and perhaps others."""
 
     def __init__(self) -> None:
         self.blocks: dict[EngineHash, Block] = {}
         self.orphaned: dict[EngineHash, Block] = {}  # oldest first
+        self.below: dict[EngineHash, None] = {}  # oldest first
         self.weight = 0
         self.orphaned_weight = 0
 
@@ -155,9 +157,27 @@ class BlockIndex:
         block.copies, block.reach, block.queued = 1 << COPIES_BITS * tier, Tier.ABSENT, False
         block.token_bytes, block.weight = token_bytes, weight
         block.state, block.anchor, block.prints = None, UNKNOWN, ()
+        if tier is not Tier.GPU:
+            self.below[key] = None
         self.weight += weight
         self.orphaned_weight += weight
         return block
+
+    def moved(self, block: Block) -> None:
+        """Its copies are others than before."""
+        if block.copies and not block.copies & COPIES_MASK:
+            self.below.pop(block.key, None)
+            self.below[block.key] = None
+
+    def oldest_below(self) -> Block | None:
+        """The block that has been below the GPU alone for longest, which is forgotten there."""
+        while self.below:
+            key = next(iter(self.below))
+            del self.below[key]
+            block = self.blocks[key]
+            if block.copies and not block.copies & COPIES_MASK:
+                return block
+        return None
 
     def weigh(self, block: Block, weight: int) -> None:
         """Change the weight of an orphaned block."""
@@ -190,6 +210,8 @@ class BlockIndex:
                 return  # `block` is a root
             del blocks[key]
             self.weight -= block.weight
+            if self.below:
+                self.below.pop(key, None)
             if key in orphaned:
                 del orphaned[key]
                 self.orphaned_weight -= block.weight
@@ -219,6 +241,7 @@ class BlockIndex:
 
     def _forget(self, block: Block) -> None:
         del self.blocks[block.key]
+        self.below.pop(block.key, None)
         self.weight -= block.weight
         if self.orphaned.pop(block.key, None) is not None:
             self.orphaned_weight -= block.weight

@@ -5,15 +5,16 @@ block size. A prefix is held if every engine block that it reaches into is held;
 engine itself reuses only whole blocks of its own, so a match is worth its depth rounded down to `block_tokens`. Names
 of blocks are compared, never computed.
 
-Rules: an engine may store one name several times; the block is gone once it was removed as often. A block that is named
-again because a request reused it is no new copy. A block whose parent is unknown is orphaned until the parent comes.
-Blocks that hash more than tokens (images, embeddings), and all that continue them, are counted but have no fingerprint.
-Of several cache groups the first dense one counts, since others keep no whole prefix. A prefix is reusable only where
-the other groups hold what they need, too: `states` tracks recurrent states by their own events; an engine with any
-other kind of group (sliding windows) is `mixed`, and what is held here may be of no use.
-Invariant: the reported changes, summed up, equal what a walk over all blocks finds, once `settle` has nothing left.
-Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): beyond it new blocks are refused and
-counted. `orphaned_max` of them unresolved: beyond it the oldest are dropped with all that continues them, and counted.
+Rules: one name may be stored several times, and is gone when it was removed as often; what is named again because it
+was reused is no new copy. A block whose parent is unknown is orphaned until the parent comes. Blocks that hash more
+than tokens (images, embeddings), and all that continue them, are counted but have no fingerprint. Of several cache
+groups the first dense one counts: others keep no whole prefix. A prefix is reused only where they have what they need,
+too: where recurrent states are is known by their own events (`states`); an engine with any other group (windows) is
+`mixed`, so that what is held here may be of no use.
+Invariant: what is reported, summed up, equals what a walk over all blocks would find, once `settle` has nothing left.
+Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): those held below the GPU alone make room,
+the oldest first, for there are tiers that never report removals; beyond, new blocks are refused; both are counted;
+`orphaned_max` of them unresolved: the oldest are dropped with all that continues them, and counted.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.engine_cache.blocks import COPIES_BITS, COPIES_MASK, Block, BlockIndex, KnownBlock, Print
 from ranvier_py.core.engine_cache.chains import TOKEN_BYTES, chain_of, hash_chains, is_next
 from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
 from ranvier_py.core.engine_cache.residency_values import (
     Changes,
     Lack,
+    RepeatedRuns,
     ResidencyCounters,
     ResidencyView,
     Roots,
@@ -57,11 +58,11 @@ SETTLE_STEPS_MAX = 20_000
 FRESH_MAX = 4096
 """Stored blocks that are hashed together: one call for a few blocks costs as much as one for hundreds."""
 
-REPEATED_MAX = 4096
-"""Names of blocks that were taken for reused: one that was stored instead tells, and will be among the latest."""
+ROOM_STEPS = 4
+"""Blocks that one new block may have make room: those that others continue free none yet."""
 
 NAME, READY, OPAQUE = KnownBlock.NAME, KnownBlock.READY, KnownBlock.OPAQUE
-ABSENT = Tier.ABSENT
+GPU, ABSENT = Tier.GPU, Tier.ABSENT
 
 WAITING_MAX, WAITING_BYTES_MAX = 50_000, 32 << 20
 """Events, and bytes of them, that may wait while a snapshot is written: some seconds of a busy engine."""
@@ -79,8 +80,9 @@ class Residency:
         orphaned_max: int = 100_000,
         repeats: bool = False,
     ) -> None:
-        """`namespace_of` returns the fingerprint of the empty prefix, or None where no prompt of ours can be meant.
-        `repeats`: the engine may name blocks that a request reuses as if it stored them, see `is_repeated`."""
+        """`namespace_of` gives the fingerprint of the empty prefix, or None where no prompt of ours can be meant.
+        `repeats`: the engine may name blocks that a request reuses as if it stored them, see `RepeatedRuns`.
+        """
         self._hasher = hasher
         self._namespace_of = namespace_of
         self._entries_max = entries_max
@@ -103,9 +105,7 @@ class Residency:
         self._held = HeldPrefixes()
         self._roots = Roots(self._hasher, self._namespace_of)
         self._group: int | None = None  # of caches, that counts
-        self._reports = False  # it names blocks that it reuses
-        self._doubles = False  # it stores blocks that it has, in the same form
-        self._repeated: BoundedDict[EngineHash, None] = BoundedDict(REPEATED_MAX)
+        self._repeated = RepeatedRuns()
         self.lack = Lack.NOTHING
         self._fresh: list[Block] = []  # stored, not hashed yet
         self._unsettled: deque[Block] = deque()
@@ -264,8 +264,10 @@ class Residency:
         if data:
             self.block_tokens = event.block_tokens
         salt, opaque_from = salt_and_media(event)
-        parent, tier, weight = self._parent_of(event, salt), event.tier, self._weight_of(event.block_tokens)
-        repeated = event.reused or (self._repeats and self.is_repeated(event))
+        tier, weight = event.tier, self._weight_of(event.block_tokens)
+        self._make_room(event, weight * len(hashes))
+        parent = self._parent_of(event, salt)
+        repeated = event.reused or (self._repeats and self._repeated.has(event, self._index))
         unplaced = unplaced_in(event, salt, has_tokens=bool(data))
         index, blocks, fresh, counters = self._index, self._index.blocks, self._fresh, self.counters
         entries_max = self._entries_max
@@ -301,11 +303,12 @@ class Residency:
         else:
             self.counters.stored += 1
             self.counters.uncounted += not block.more(tier)
+            self._index.moved(block)
         if block.known is READY:
             self._look(block)
         elif block.known is NAME and self._report(block, own, weight):
             self._fresh.append(block)
-        elif block.known is NAME and not own and tier is Tier.GPU:
+        elif block.known is NAME and not own and tier is GPU:
             self.lack = Lack.TOKENS  # copies elsewhere are of blocks that were stored with theirs
 
     def _is_counted_group(self, event: BlocksStored) -> bool:
@@ -330,23 +333,6 @@ class Residency:
                 self.lack = Lack.NOTHING
         return event.group == self._group
 
-    def is_repeated(self, event: BlocksStored) -> bool:
-        """Whether a run from the start of a prompt is no new copy: vLLM names what a request reuses, in the same
-        form, if the request wants that (`kv_cache_report_mode`). It looks its cache up before it computes, so it never
-        stores a second block when it has the first; the only one of a short prompt it may. A request for its prompt's
-        logprobs skips that. A block that is removed more often than it was counted shows this: from then on all are
-        copies.
-        """
-        if event.parent is not None or self._doubles:
-            return False
-        first = self._index.blocks.get(event.hashes[0]) if event.hashes else None
-        if first is None or not first.count(event.tier):
-            return False
-        self._reports |= len(event.hashes) > 1
-        for key in event.hashes[1:] if self._reports else ():
-            self._repeated[key] = None
-        return self._reports
-
     def _parent_of(self, event: BlocksStored, salt: str | None) -> Block | None:
         """Return the block that this run continues; None if there is no room for it."""
         if event.parent is not None:
@@ -367,6 +353,20 @@ class Residency:
         elif block.parent is not parent:
             self.counters.contradicted += 1
         return block
+
+    def _make_room(self, event: BlocksStored, wanted: int) -> None:
+        """Forget what is held below the GPU alone, for so much."""
+        index, steps = self._index, ROOM_STEPS * len(event.hashes)
+        if event.parent in index.below:
+            index.moved(index.blocks[event.parent])
+        while steps and index.weight + wanted > self._entries_max and (block := index.oldest_below()) is not None:
+            steps -= 1
+            block.copies = 0
+            self.counters.forgotten += 1
+            if block.known is not READY:
+                index.release(block)
+            elif not block.queued:  # else it is looked at anyway
+                self._settle_block(block)
 
     def _add(self, key: EngineHash) -> Block | None:
         return self._index.add(key) if self._index.weight < self._entries_max else None
@@ -400,9 +400,10 @@ class Residency:
             block = blocks.get(key)
             if block is None or not block.copies & counted:
                 counters.removed_unknown += 1
-                self._doubles |= key in self._repeated
+                self._repeated.removed(key)
                 continue
             block.copies -= one
+            self._index.moved(block)
             counters.removed += 1
             if block.known is READY:
                 if not block.queued:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.engine_cache.blocks import Block, BlockIndex, root
 from ranvier_py.core.engine_cache.prefixes import Change, HeldPrefixes
-from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, Tier
+from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, EngineHash, Tier
 from ranvier_py.core.engine_cache.states import StateMoved
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.metrics import counter
@@ -17,6 +18,10 @@ from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 ROOTS_MAX = 4096
 """Adapters and salts under which something is held at a time; each takes some 500 bytes."""
+
+
+REPEATED_MAX = 4096
+"""Names of blocks that were taken for reused: one that was stored instead tells, and will be among the latest."""
 
 
 class Scope(NamedTuple):
@@ -100,6 +105,37 @@ class Roots:
         return found
 
 
+class RepeatedRuns:
+    """Tells runs from the start of a prompt that are no new copies: vLLM names what a request reuses, in the same form,
+    if the request wants that (`kv_cache_report_mode`).
+
+    It looks its cache up before it computes, so it never stores a second block when it has the first; the only one of a
+    short prompt it may. A request for its prompt's logprobs skips that. A block that is removed more often than it was
+    counted shows this: from then on all are copies. Bound: REPEATED_MAX names, of which the oldest go.
+    """
+
+    def __init__(self) -> None:
+        self._reports = False  # the engine names blocks that it reuses
+        self._doubles = False  # it stores blocks that it has
+        self._latest: BoundedDict[EngineHash, None] = BoundedDict(REPEATED_MAX)
+
+    def has(self, event: BlocksStored, index: BlockIndex) -> bool:
+        """Whether this event is of blocks that were reused."""
+        if event.parent is not None or self._doubles:
+            return False
+        first = index.blocks.get(event.hashes[0]) if event.hashes else None
+        if first is None or not first.count(event.tier):
+            return False
+        self._reports |= len(event.hashes) > 1
+        for key in event.hashes[1:] if self._reports else ():
+            self._latest[key] = None
+        return self._reports
+
+    def removed(self, key: EngineHash) -> None:
+        """A block was removed of which no copy was known."""
+        self._doubles |= key in self._latest
+
+
 @dataclass(slots=True)
 class SnapshotState:
     """What the engine holds by a peer's snapshot, built beside the current state until it is installed."""
@@ -147,6 +183,7 @@ class ResidencyCounters:
     removed_unknown: int = counter("Blocks removed of which no copy was known.")
     refused: int = counter("Blocks for which there was no room.")
     dropped: int = counter("Blocks orphaned for too long.")
+    forgotten: int = counter("Blocks held below the GPU alone that made room for others.")
     opaque: int = counter("Blocks that hash more than tokens.")
     mismatched: int = counter("Events whose tokens are not those of their blocks.")
     contradicted: int = counter("Blocks named again with another parent.")

@@ -229,6 +229,7 @@ class SnapshotReader:
         block = index.add(key)
         block.attach(parent)
         block.copies = copies
+        index.moved(block)
         if kind == READY:
             self._ready(block, parent, width, total)
         index.settled(block, KnownBlock.READY if kind == READY else KnownBlock.OPAQUE)

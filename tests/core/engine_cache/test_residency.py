@@ -104,6 +104,29 @@ def test_new_blocks_are_refused_where_there_is_no_room() -> None:
     assert held.view().entries == 0
 
 
+def test_what_lies_below_the_gpu_makes_room_for_what_is_stored_there() -> None:
+    """Of vLLM's tiers of storage some never report that a block is gone."""
+    held = residency(entries_max=400)
+    prompts = [[1000 * number + token for token in range(64)] for number in range(200)]
+    for number, prompt in enumerate(prompts):
+        keys = tuple(range(10 * number + 1, 10 * number + 5))
+        held.apply(stored(keys, prompt, medium="GPU"))
+        for key in keys:
+            held.apply(BlocksStored(hashes=(key,), medium="STORAGE"))
+        assert depths(held, prompt) == [16, 32, 48, 64]
+        held.apply(removed(*reversed(keys), medium="GPU"))
+        held.settle()
+        assert held.view().entries <= 400
+    assert (held.lack, held.counters.refused) == (Lack.NOTHING, 0)
+    assert held.counters.forgotten > 0
+    assert held.tier(fingerprint(prompts[-1])) is Tier.DISK
+    assert held.tier(fingerprint(prompts[0][:16])) is Tier.ABSENT
+    for number in range(200):
+        held.apply(removed(*range(10 * number + 1, 10 * number + 5), medium="STORAGE"))
+    held.settle()
+    assert (held.view().entries, held.tiers()) == (0, {})
+
+
 def test_a_name_without_tokens_is_reported_later() -> None:
     held = residency()
     held.apply(BlocksStored(hashes=(1, 2), medium="CPU"))
