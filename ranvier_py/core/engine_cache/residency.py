@@ -65,7 +65,8 @@ NAME, READY, OPAQUE = KnownBlock.NAME, KnownBlock.READY, KnownBlock.OPAQUE
 GPU, ABSENT = Tier.GPU, Tier.ABSENT
 
 WAITING_MAX, WAITING_BYTES_MAX = 50_000, 32 << 20
-"""Events, and bytes of them, that may wait while a snapshot is written: some seconds of a busy engine."""
+"""Events, and their bytes, that wait for a snapshot to be written, and then for their turn: some seconds of a busy
+engine. Beyond, no snapshot is written, and what waits longest is applied at once."""
 
 
 class Residency:
@@ -92,10 +93,10 @@ class Residency:
         self.frozen = 0  # number of the current freeze; 0 = none
         self._freezes = 0
         self._waiting: deque[BlocksStored | BlocksRemoved] = deque()
-        self._waiting_bytes = 0  # since the last freeze
-        self.block_tokens = 0  # of the engine's block in its last event; 0 = none came yet
-        self.mixed = False  # it has cache groups that are not tracked; clearing the cache does not reset this
-        self.has_states = False  # some of its groups keep recurrent states; not reset either
+        self._waiting_bytes = 0
+        self.block_tokens = 0  # the engine's, as its last event said; 0 = none came yet
+        self.mixed = False  # it has caches of groups that are not known; a cleared cache changes nothing
+        self.has_states = False  # some of its groups keep recurrent states; the same
         self.counters = ResidencyCounters()
         self.state_counters = StateCounters()
         self._start()
@@ -122,6 +123,7 @@ class Residency:
         """
         self.thaw()
         self._waiting.clear()
+        self._waiting_bytes = 0
         before = self._held
         self._start()
         self.counters.cleared += 1
@@ -166,7 +168,6 @@ class Residency:
         """
         self._resolve()
         self._freezes += 1
-        self._waiting_bytes = 0
         self.frozen = self._freezes
         return self.frozen
 
@@ -181,12 +182,13 @@ class Residency:
     def catch_up(self) -> None:
         """Apply the events that still wait since the last freeze, so that this state is as recent as its stream."""
         while self._waiting and not self.frozen:
-            self._apply(self._waiting.popleft())
+            self._apply(self._first_waiting())
 
     def install(self, snapshot: SnapshotState) -> None:
         """Replace all that is held with a snapshot, which is used up. The next `settle` reports the differences."""
         self.thaw()
         self._waiting.clear()
+        self._waiting_bytes = 0
         before = self._held
         self._start()
         self._adopt(snapshot.index)
@@ -201,12 +203,18 @@ class Residency:
     def _wait(self, event: BlocksStored | BlocksRemoved) -> None:
         self._waiting.append(event)
         self._waiting_bytes += len(event.token_bytes) if isinstance(event, BlocksStored) else 0
-        if self.frozen and (len(self._waiting) > WAITING_MAX or self._waiting_bytes > WAITING_BYTES_MAX):
+        while len(self._waiting) > WAITING_MAX or self._waiting_bytes > WAITING_BYTES_MAX:
             self.thaw()
+            self._apply(self._first_waiting())
+
+    def _first_waiting(self) -> BlocksStored | BlocksRemoved:
+        event = self._waiting.popleft()
+        self._waiting_bytes -= len(event.token_bytes) if isinstance(event, BlocksStored) else 0
+        return event
 
     def _go_on(self, steps: int) -> None:
         while self._waiting and steps > 0:
-            event = self._waiting.popleft()
+            event = self._first_waiting()
             steps -= len(event.hashes)
             self._apply(event)
         self._resolve()

@@ -136,6 +136,25 @@ def test_a_copy_that_is_taken_before_the_last_changes_were_reported_reports_the_
     assert [change.tier for change in partial.settle().changes] == [Tier.ABSENT]
 
 
+@pytest.mark.parametrize(("bound", "value"), [("WAITING_MAX", 10), ("WAITING_BYTES_MAX", 10 * 64)])
+def test_what_waits_after_a_copy_was_written_has_a_bound_too(
+    bound: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine may publish faster than what waited is settled, for as long as it likes."""
+    monkeypatch.setattr(f"ranvier_py.core.engine_cache.residency.{bound}", value)
+    held = residency()
+    writer = SnapshotWriter(held, hasher(), 7, 77)
+    for key in range(5):
+        held.apply(stored([key], [key] * 16))
+    writer.step()
+    assert writer.done
+    for key in range(5, 100):
+        held.apply(stored([key], [key] * 16))
+        assert len(held.copies(Tier.GPU)) == max(0, key + 1 - 10)
+    held.settle()
+    assert len(held.copies(Tier.GPU)) == 100
+
+
 def test_what_is_applied_while_a_copy_is_read_waits_and_is_not_in_it() -> None:
     held = residency()
     held.apply(stored([1], TEXT[:16]))
