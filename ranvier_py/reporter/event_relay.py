@@ -24,6 +24,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ranvier_py.core.engine_cache.gap_values import Apply, StreamReset
+from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
 from ranvier_py.core.engine_cache.sources.push_messages import MESSAGES_MAX, Messages
 
 EVENTS_PATH = "/internal/events"
@@ -64,7 +65,10 @@ class EventLog:
             self.restart()
 
     def append(self, seq: int, payload: bytes) -> None:
-        """The next message; numbers may be missing between."""
+        """The next message; numbers may be missing between: that of one that no router takes is."""
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            self.dropped += 1
+            return
         self._messages.append((seq, payload))
         self._bytes += len(payload)
         if len(self._messages) > self._messages_max or self._bytes > self._bytes_max:

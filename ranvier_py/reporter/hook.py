@@ -33,10 +33,11 @@ from typing import Any, Literal, NamedTuple
 
 import trio
 
+from ranvier_py.core.engine_cache.sources.event_fields import BLOCK_TOKENS_MAX, TEXT_CHARACTERS_MAX
 from ranvier_py.core.engine_cache.sources.event_frames import packed_batch
 from ranvier_py.core.engine_cache.sources.push_messages import ACTIVE_MAX, EVICTED_MAX, hash_in
 from ranvier_py.core.errors import BadRequest
-from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, EventLog, EventRelay, Posting
+from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, CHUNK_BYTES, EventLog, EventRelay, Posting
 from ranvier_py.reporter.router_link import IDLE_S, RouterLink
 from ranvier_py.supervision import Faults
 
@@ -47,6 +48,9 @@ WAITING_MAX = 1_000_000
 
 TURN_CALLS = 20_000
 """Calls taken in before what they changed is sent: a cache's worth of removals at once."""
+
+EVENT_BYTES, TOKEN_BYTES = 200, 5
+"""About what an event takes in a batch, beside its tokens, and each of these."""
 
 PENDING_MAX = EVICTED_MAX
 LAST_WORDS_S = 1.0  # for what is still to be sent when it ends
@@ -248,6 +252,7 @@ class EvictionReporter:
             self._waiting.appendleft(_CLEARED)
         gone: dict[str, None] = {}
         events: list[Mapping[str, Any]] = []
+        size = 0
         for _ in range(min(TURN_CALLS, len(self._waiting))):
             call = self._waiting.popleft()
             try:
@@ -258,11 +263,18 @@ class EvictionReporter:
                     events = [{"type": "AllBlocksCleared"}]
                 else:
                     events.append(event_of(call))
+                    size += EVENT_BYTES + (TOKEN_BYTES * len(call.token_ids) if isinstance(call, _Stored) else 0)
             except (BadRequest, TypeError, ValueError, OverflowError):
                 self.odd += 1
+            if size >= CHUNK_BYTES:
+                self._publish(events)
+                events, size = [], 0
+        self._publish(events)
+        self._evicted(gone)
+
+    def _publish(self, events: Sequence[Mapping[str, Any]]) -> None:
         if events:
             self.events.append(self.events.next, packed_batch(time.time(), events))
-        self._evicted(gone)
 
     def _hold(self, call: _Stored | _Freed, gone: dict[str, None]) -> None:
         if call is _CLEARED:
@@ -294,12 +306,16 @@ class EvictionReporter:
 
 
 def event_of(call: _Stored | _Freed) -> Mapping[str, Any]:
-    """The same as vLLM's events have it. Raises TypeError, ValueError, OverflowError."""
+    """The same as vLLM's events have it, if routers read one so large. Raises TypeError, ValueError, OverflowError."""
     if not isinstance(call.block, int | bytes):
         raise TypeError("the name of a block is a number or bytes")
     name = call.block % (1 << 64) if isinstance(call.block, int) else call.block
     if isinstance(call, _Freed):
         return {"type": "BlockRemoved", "block_hashes": [name]}
+    if max(map(len, (call.salt or "", call.adapter or ""))) > TEXT_CHARACTERS_MAX:
+        raise ValueError("a salt or an adapter of so many characters is none")
+    if len(call.token_ids) > BLOCK_TOKENS_MAX:
+        raise ValueError("a block of so many tokens is none")
     return {
         "type": "BlockStored",
         "block_hashes": [name],

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.engine_cache.gap_values import Apply, Level, StreamReset
+from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
 from ranvier_py.core.engine_cache.sources.push_messages import read_events
 from ranvier_py.core.errors import Unavailable
 from ranvier_py.core.ids import BackendId
@@ -200,6 +201,16 @@ async def test_a_message_that_the_reporter_lost_is_a_gap_for_the_router() -> Non
     wire.publish(block(3))
     await wire.run(20.0)
     assert (wire.level, wire.held) == (Level.DEGRADED, 2)
+
+
+async def test_a_message_that_no_router_takes_is_left_out_and_the_rest_is_reported() -> None:
+    wire = await running()
+    wire.publish(block(1))
+    wire.publish(block(2), {"type": "Padding", "x": b"\0" * PAYLOAD_BYTES_MAX})
+    wire.publish(block(3))
+    await wire.run(20.0)
+    assert (wire.level, wire.held) == (Level.DEGRADED, 2)
+    assert wire.logs[0].dropped == 1
 
 
 async def test_what_one_of_an_engines_ranks_holds_the_engine_holds_and_all_must_be_known() -> None:

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import trio
 
+from ranvier_py.core.engine_cache.sources.event_fields import BLOCK_TOKENS_MAX
+from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
 from ranvier_py.reporter import hook
+from ranvier_py.reporter.event_relay import CHUNK_BYTES
 from ranvier_py.reporter.hook import EVICTION_PATH, SYNC_PATH, EvictionReporter, PrefixSender
 from tests.control.test_worker_reports import CONTROL_KEY, Served, start
 from tests.io.engine_events.kv_fakes import until
@@ -151,6 +154,24 @@ async def test_what_makes_no_sense_is_counted_and_the_rest_is_reported(router: S
             reporter.free_block(odd)  # type: ignore[arg-type]
         reporter.store_block(hexed(1))
         await until(lambda: len(router.world.reports.map) == 1)
+
+
+async def test_what_an_engine_stores_in_a_moment_leaves_in_batches_that_routers_take(router: Served) -> None:
+    reporter = EvictionReporter("w0", [router.url], hashes="blocks")
+    reporter.store_block(1, [0] * (BLOCK_TOKENS_MAX + 1))
+    reporter.store_block(1, [0] * 16, salt="s" * PAYLOAD_BYTES_MAX)
+    for number in range(10_000):
+        reporter.store_block(number, [70_000 + number] * 64)
+    reporter.start()
+    await until(lambda: reporter.events.next > 0)
+    await trio.to_thread.run_sync(reporter.stop)
+    sizes, first = [], 0
+    while found := reporter.events.since(first):
+        sizes += [len(payload) for _, payload in found]
+        first = found[-1][0] + 1
+    assert sum(sizes) > 3_000_000
+    assert max(sizes) < 2 * CHUNK_BYTES
+    assert reporter.odd == 2
 
 
 async def test_calls_beyond_the_bound_are_dropped_and_nothing_is_believed_any_more(
