@@ -179,6 +179,15 @@ class BlockIndex:
                 return block
         return None
 
+    def emptied(self, tier: Tier) -> list[Block]:
+        """Take all copies at one tier. Returns the blocks that had any. O(all)."""
+        copies = COPIES_MASK << COPIES_BITS * tier
+        found = [block for block in self.blocks.values() if block.copies & copies]
+        for block in found:
+            block.copies &= ~copies
+            self.moved(block)
+        return found
+
     def weigh(self, block: Block, weight: int) -> None:
         """Change the weight of an orphaned block."""
         self.weight += weight - block.weight

@@ -44,6 +44,7 @@ from ranvier_py.core.engine_cache.sources.event_values import (
     EngineHash,
     Event,
     Tier,
+    TierCleared,
 )
 from ranvier_py.core.engine_cache.states import STATE_KINDS, StateCounters, StateGroups, StateMoved
 from ranvier_py.core.ids import Fingerprint
@@ -89,11 +90,7 @@ class Residency:
         self._entries_max = entries_max
         self._orphaned_max = orphaned_max
         self._repeats = repeats
-        self._cleared = False
-        self.frozen = 0  # number of the current freeze; 0 = none
-        self._freezes = 0
-        self._waiting: deque[BlocksStored | BlocksRemoved] = deque()
-        self._waiting_bytes = 0
+        self._cleared, self._freezes = False, 0
         self.block_tokens = 0  # the engine's, as its last event said; 0 = none came yet
         self.mixed = False  # it has caches of groups that are not known; a cleared cache changes nothing
         self.has_states = False  # some of its groups keep recurrent states; the same
@@ -102,6 +99,9 @@ class Residency:
         self._start()
 
     def _start(self) -> None:
+        self.frozen = 0  # number of the freeze that holds; 0 = none
+        self._waiting: deque[BlocksStored | BlocksRemoved] = deque()
+        self._waiting_bytes = 0
         self._adopt(BlockIndex())
         self._held = HeldPrefixes()
         self._roots = Roots(self._hasher, self._namespace_of)
@@ -121,9 +121,6 @@ class Residency:
         Args:
             singly: other ranks hold some of the same prefixes: report each as gone by itself, instead of `cleared`.
         """
-        self.thaw()
-        self._waiting.clear()
-        self._waiting_bytes = 0
         before = self._held
         self._start()
         self.counters.cleared += 1
@@ -136,6 +133,8 @@ class Residency:
         kind = type(event)
         if kind is CacheCleared:
             self.clear()
+        elif kind is TierCleared:
+            self._empty(event.tier)  # type: ignore[union-attr]
         elif self.frozen or self._waiting:
             self._wait(event)  # type: ignore[arg-type]  # mypy does not follow `kind`
         elif kind is BlocksStored:
@@ -144,10 +143,7 @@ class Residency:
             self._remove(event)  # type: ignore[arg-type]
 
     def _apply(self, event: BlocksStored | BlocksRemoved) -> None:
-        if isinstance(event, BlocksStored):
-            self._store(event)
-        else:
-            self._remove(event)
+        self._store(event) if isinstance(event, BlocksStored) else self._remove(event)
 
     def settle(self, steps_max: int = SETTLE_STEPS_MAX) -> Changes:
         """Return what changed since the last call, as far as `steps_max` blocks show. A frozen one does not change."""
@@ -185,10 +181,7 @@ class Residency:
             self._apply(self._first_waiting())
 
     def install(self, snapshot: SnapshotState) -> None:
-        """Replace all that is held with a snapshot, which is used up. The next `settle` reports the differences."""
-        self.thaw()
-        self._waiting.clear()
-        self._waiting_bytes = 0
+        """Hold what a snapshot has instead, which is used up. What that changes comes with the next `settle`."""
         before = self._held
         self._start()
         self._adopt(snapshot.index)
@@ -325,7 +318,7 @@ class Residency:
             self.has_states = True
             self._states.store(event)
         else:
-            self.mixed |= not is_counted
+            self.mixed |= not is_counted and event.tier is GPU  # offloading names no kind
         return is_counted
 
     def _is_first_dense_group(self, event: BlocksStored) -> bool:
@@ -400,7 +393,7 @@ class Residency:
         is_state = self.has_states and self._states.remove(event)
         if is_state or event.group != (self._group or 0):
             self.counters.other_groups += 1
-            self.mixed |= not is_state
+            self.mixed |= not is_state and self._group is None and self.block_tokens > 0  # else stores name its kind
             return
         blocks, counters, shift = self._index.blocks, self.counters, COPIES_BITS * event.tier
         counted, one = COPIES_MASK << shift, 1 << shift
@@ -413,12 +406,24 @@ class Residency:
             block.copies -= one
             self._index.moved(block)
             counters.removed += 1
-            if block.known is READY:
-                if not block.queued:
-                    block.queued = True
-                    self._unsettled.append(block)
-            elif not block.copies:
-                self._index.release(block)
+            self._taken(block)
+
+    def _empty(self, tier: Tier) -> None:
+        """Nothing is held at this tier."""
+        self.thaw()
+        self.catch_up()
+        for block in self._index.emptied(tier):
+            self.counters.removed += 1
+            self._taken(block)
+        if tier is GPU:
+            self._states.clear()
+
+    def _taken(self, block: Block) -> None:
+        """It has fewer copies than before."""
+        if block.known is READY:
+            self._look(block)
+        elif not block.copies:
+            self._index.release(block)
 
     # From tokens to fingerprints
 

@@ -4,13 +4,12 @@ An engine names a state by the attention block at whose end the state lies, so t
 parent chain, whatever tokens the event spans (vLLM #44451 lists only the blocks that were kept, with the tokens of the
 others, too). A model may have several groups of states; a position counts only if all groups have a state there.
 
-Prompts ask at anchors and at the ends of their messages. So a state is listed at its own end and at the longer prefixes
-of every branch, up to an anchor. Where prompts branch before that anchor, it is also listed back to the anchor before
-it, for the next prompt that branches there; the end of a single prompt is no place that others pass. At an anchor
-inside its own block it is listed as `ahead`: whoever holds that anchor holds the block, and beyond the block events say
-no more of the prompt.
-Rules: a state whose block is unknown, or has no fingerprint yet, waits for it. A state goes only by its own removal
-event, not with its block. Bounds: STATES_MAX names of blocks; beyond that a state is not noted, and counted.
+A prompt asks at anchors and at ends of its messages. So a state is known at its own end and under every prefix behind
+it, in every branch, up to an anchor; and where prompts part before that, also back to the anchor before it, for the
+next one that parts there: the end of a single prompt is no place that others pass. At an anchor in its own block it is
+known as one `ahead`, too: whoever holds that anchor holds the block, and behind it events tell no more of its prompt.
+Rules: states in the GPU count. A state whose block is not known, or has no fingerprint, waits for it. What a removed
+block leaves goes with its own removal. Bounds: STATES_MAX names of blocks; beyond, a state is not noted, and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ranvier_py.core.engine_cache.blocks import Block, KnownBlock
-from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, EngineHash
+from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, EngineHash, Tier
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.fingerprint import is_anchor
@@ -76,6 +75,8 @@ class StateGroups:
         if bit is None:
             bit = self._groups[event.group] = 1 << len(self._groups)
             self._waiting.update(dict.fromkeys(self._kept))
+        if event.tier is not Tier.GPU:
+            return
         for key in event.hashes:
             if key not in self._kept and len(self._kept) >= STATES_MAX:
                 self._counters.refused += 1
@@ -83,11 +84,16 @@ class StateGroups:
             self._kept[key] = self._kept.get(key, 0) | bit
             self._waiting[key] = None
 
+    def clear(self) -> None:
+        """None is kept any more."""
+        self._waiting.update(dict.fromkeys(self._kept))
+        self._kept.clear()
+
     def remove(self, event: BlocksRemoved) -> bool:
         """Note that states are gone. False: this event is about no group of states."""
         bit = self._groups.get(event.group)
-        if bit is None:
-            return False
+        if bit is None or event.tier is not Tier.GPU:
+            return bit is not None
         for key in event.hashes:
             left = self._kept.get(key, 0) & ~bit
             if left:

@@ -406,6 +406,25 @@ def test_unknown_names_beside_known_ones_are_only_counted() -> None:
     assert world.stream.counts()["decoder_tags_skipped"] == 2
 
 
+def test_a_tier_that_is_cleared_is_empty_and_the_level_stays() -> None:
+    world = known()
+    world.publish(stored(medium="GPU"), stored(count=2, medium="CPU"))
+    world.publish({"type": "TierBlocksCleared", "medium": "GPU"})
+    assert world.level is Level.EXACT
+    assert world.depth() == 32
+    world.publish({"type": "TierBlocksCleared", "medium": "CPU"})
+    assert (world.level, world.depth()) == (Level.EXACT, 0)
+
+
+def test_what_an_unknown_event_takes_away_is_not_known_exactly_until_the_cache_is_cleared() -> None:
+    world = known()
+    world.publish(stored())
+    world.publish({"type": "GroupBlocksCleared", "group_idx": 0})
+    assert world.level is Level.DEGRADED
+    world.publish(CLEARED, stored())
+    assert world.level is Level.EXACT
+
+
 def test_after_a_restart_as_another_version_it_is_seen_again_whether_it_is_understood() -> None:
     world = known()
     world.publish(stored())

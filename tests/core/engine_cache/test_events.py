@@ -19,6 +19,7 @@ from ranvier_py.core.engine_cache.sources.event_values import (
     CacheCleared,
     EngineLoad,
     Tier,
+    TierCleared,
 )
 from ranvier_py.core.engine_cache.sources.events import TAGS_KEPT_MAX, BadBatch, EventDecoder
 from tests.examples import examples
@@ -147,6 +148,24 @@ def test_what_is_unknown_is_skipped_one_by_one_and_counted() -> None:
     assert [type(event) for event in batch.events] == [BlocksStored, BlocksRemoved, CacheCleared]
     assert (decoder.counters.tags_skipped, decoder.counters.fields_skipped) == (2, 4)
     assert (batch.unread, dict(decoder.unknown_tags)) == (0, {"BlockInactive": 2})
+
+
+def test_an_unknown_tag_that_takes_blocks_away_is_unread() -> None:
+    decoder = EventDecoder()
+    batch = decoder.decode(packed({"type": "GroupBlocksCleared"}, ["BlockEvicted", 1], ["BlockActive", 1]))
+    assert (batch.unread, decoder.counters.tags_skipped) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("event", "tier"),
+    [
+        ({"type": "TierBlocksCleared", "medium": "GPU"}, Tier.GPU),
+        ({"type": "TierBlocksCleared", "medium": "CPU", "ownership": "x"}, Tier.CPU),
+        (["TierBlocksCleared", "STORAGE"], Tier.DISK),
+    ],
+)
+def test_a_tier_that_is_cleared_is_read(event: Any, tier: Tier) -> None:
+    assert only(EventDecoder(), event) == TierCleared(tier)
 
 
 def test_unknown_tags_are_remembered_up_to_a_bound() -> None:

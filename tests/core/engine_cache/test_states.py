@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from ranvier_py.core.engine_cache.residency import Residency
-from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored
+from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, Tier, TierCleared
 from ranvier_py.core.prompts.fingerprint import is_anchor
 from tests.core.engine_cache.model import SIZE, fingerprint, fingerprints, hasher, namespace_of
 
@@ -184,3 +184,39 @@ def test_what_is_known_anywhere_is_a_state_on_its_path(seed: int) -> None:
                 asked_since = [depth for depth in range(SIZE, end, SIZE) if is_anchor(depth // SIZE)]
                 since = max(asked_since, default=0)
                 assert [at for at in before if at > since] == [at for at in known if since < at <= end]
+
+
+def test_a_copy_of_a_state_below_the_gpu_changes_nothing_of_the_one_in_it() -> None:
+    engine, path = Engine(), tokens(8 * WIDTH)
+    engine.store(path)
+    engine.keep(path[:160])
+    key = name(path[:160])
+    for group in STATES:
+        engine.held.apply(BlocksStored((key,), medium="CPU", group=group))  # vLLM's offloading names no kind
+        engine.held.apply(BlocksRemoved((key,), medium="CPU", group=group))
+    assert (deepest(engine, path), engine.held.mixed) == (160, False)
+    engine.drop(path[:160])
+    engine.held.apply(BlocksStored((key,), medium="CPU", group=STATES[0]))
+    assert (deepest(engine, path), engine.held.mixed) == (0, False)
+
+
+def test_a_gpu_that_is_cleared_keeps_no_state() -> None:
+    engine, path = Engine(), tokens(8 * WIDTH)
+    engine.store(path)
+    engine.keep(path[:160])
+    assert deepest(engine, path) == 160
+    engine.held.apply(TierCleared(Tier.GPU))
+    assert (deepest(engine, path), engine.held.copies(Tier.GPU)) == (0, {})
+
+
+def test_a_stream_that_begins_with_removals_of_any_group_brings_the_states_that_follow() -> None:
+    """As a node sees it that joins an engine under load."""
+    engine, path = Engine(), tokens(8 * WIDTH)
+    for group in (DENSE, *STATES):
+        engine.held.apply(BlocksRemoved((77,), group=group))
+    engine.held.apply(BlocksStored((78,), medium="CPU", group=STATES[1]))
+    engine.store(path)
+    for group in STATES:
+        engine.held.apply(BlocksRemoved((79,), group=group))
+    engine.keep(path[:160])
+    assert (deepest(engine, path), engine.held.mixed) == (160, False)

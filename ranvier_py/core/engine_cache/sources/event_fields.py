@@ -17,6 +17,8 @@ from ranvier_py.core.engine_cache.sources.event_values import (
     EngineHash,
     Event,
     ExtraKey,
+    TierCleared,
+    tier_of,
 )
 
 HASH_BYTES_MAX = 64  # SHA-512; vLLM's own are 32
@@ -145,10 +147,15 @@ def _cleared(_values: Mapping[str, Any]) -> CacheCleared:
     return CacheCleared()
 
 
+def _tier_cleared(values: Mapping[str, Any]) -> TierCleared:
+    return TierCleared(tier_of(_text(values.get("medium")), _text(values.get("locality"))))
+
+
 READERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "BlockStored": _stored,
     "BlockRemoved": _removed,
     "AllBlocksCleared": _cleared,
+    "TierBlocksCleared": _tier_cleared,  # vLLM #57296
 }
 
 ARRAY_FIELDS: dict[str, tuple[str, ...]] = {
@@ -158,6 +165,7 @@ ARRAY_FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
+    "TierBlocksCleared": ("medium",),
 }
 """Fields of the array encoding, in their order after the tag."""
 
@@ -167,4 +175,5 @@ MAP_FIELDS: dict[str, frozenset[str]] = {
     ),
     "BlockRemoved": frozenset((*ARRAY_FIELDS["BlockRemoved"], "locality", "ownership")),
     "AllBlocksCleared": frozenset(),
+    "TierBlocksCleared": frozenset(("medium", "locality", "ownership")),
 }

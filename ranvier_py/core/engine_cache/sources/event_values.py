@@ -1,8 +1,8 @@
 """KV cache events as values, independent of engine and encoding.
 
-The names are ours: `BlocksStored` is BlockStored on the wire, which reports a run of blocks; `BlocksRemoved` is
-BlockRemoved, `CacheCleared` is AllBlocksCleared. An engine's block hash is only a name here: bytes are kept as they
-came, numbers modulo 2^64, so that signed and unsigned forms are one name.
+Names are ours: `BlocksStored` is the wire's BlockStored, which reports a run of blocks; `BlocksRemoved` is
+BlockRemoved, `CacheCleared` is AllBlocksCleared, `TierCleared` is TierBlocksCleared. An engine's block hash is kept as
+a name and nothing else: bytes as they came, numbers modulo 2^64, so that signed and unsigned spellings are one name.
 """
 
 from __future__ import annotations
@@ -108,7 +108,13 @@ class CacheCleared:
     """The cache holds nothing any more."""
 
 
-Event = BlocksStored | BlocksRemoved | CacheCleared
+class TierCleared(NamedTuple):
+    """Nothing can be found at one tier any more."""
+
+    tier: Tier
+
+
+Event = BlocksStored | BlocksRemoved | CacheCleared | TierCleared
 
 
 class EngineLoad(NamedTuple):

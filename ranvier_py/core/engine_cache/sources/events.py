@@ -5,14 +5,16 @@ may be missing (vLLM up to 0.23, SGLang), or a map with its tag under `type` (vL
 The forms are those of vLLM 0.32 and SGLang 0.5.23 and their older releases.
 
 Rules: unknown tags and fields are skipped one by one and counted. An event of known tag whose fields cannot be read is
-skipped whole and counted as unread, because a block whose salt is unknown must not pass for one without salt. What is
-no batch at all raises BadBatch, and nothing else is ever raised.
+skipped whole and counted as unread: a block whose salt is unknown must not pass for one without salt. So is an event of
+unknown tag that by its name takes blocks away; others are not, or one new kind would lower the level of all engines of
+a release for ever. What is no batch at all raises BadBatch, and nothing else is ever raised.
 Bounds: those of frames; the events of a long message are built one at a time. Memory is a small multiple of the largest
 event, plus what the values keep.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +40,8 @@ EVENT_BYTES_MAX = 2 << 20
 """A prompt of 128k tokens stored at once is 1 MB; while it is read, its objects take some ten times that."""
 
 TAGS_KEPT_MAX = 16  # unknown tags that are remembered by name, for display
+
+TAKES_AWAY = re.compile("clear|remov|evict|drop|reset|flush|purg|delet|free|invalid", re.IGNORECASE)
 
 OWN_FIELDS = ("block_hashes", "parent_block_hash", "token_ids", "extra_keys")
 """Fields that differ between an engine's events. The others rarely do."""
@@ -185,5 +189,6 @@ class EventDecoder:
     def _skip_tag(self, tag: str) -> None:
         self.counters.tags_skipped += 1
         name = tag[:64]
+        self.counters.unread += TAKES_AWAY.search(name) is not None
         if name in self.unknown_tags or len(self.unknown_tags) < TAGS_KEPT_MAX:
             self.unknown_tags[name] += 1
