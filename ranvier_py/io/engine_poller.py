@@ -71,6 +71,10 @@ PUBLISHER_PAGES = (
     ("/get_server_info", read_server_info),
 )
 
+KNOWN_STATUSES = (200, 404, 405)
+"""Of an engine that has such a page, and of one that has none. By others it, or a proxy before it, has no time just now
+(429), or does not let us (401): that ends no reader."""
+
 
 @dataclass(slots=True)
 class PollCounters:
@@ -430,7 +434,8 @@ class EnginePoller:
         await engine.discover_soon.wait(self._jittered(interval_s), options.publishers_gap_s)
 
     async def _publishers(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> FoundPublishers | None:
-        """Where it says that it publishes. None: it does not answer, or not yet."""
+        """Where it says that it publishes. None: it does not answer, or not yet, or its host is not known just now."""
+        is_sure = True
         for path, read in PUBLISHER_PAGES:
             try:
                 with trio.fail_after(self._options.publishers_timeout_s):
@@ -439,10 +444,13 @@ class EnginePoller:
                 return None
             if page.status >= 500:
                 return None
+            is_sure = is_sure and page.status in KNOWN_STATUSES
             found = read(b"" if page.is_cut else page.body) if page.status == 200 else NOTHING
             if found != NOTHING:
-                return at_home(found, engine.host, await self._addresses(engine.host))
-        return NOTHING
+                addresses = await self._addresses(engine.host)
+                at = at_home(found, engine.host, addresses)
+                return None if at.refused and not addresses else at
+        return NOTHING if is_sure else None
 
     async def _addresses(self, host: str) -> Sequence[str]:
         """What a backend's host stands for now; nothing where that can't be found out."""

@@ -517,7 +517,23 @@ async def test_the_same_answer_is_reported_once() -> None:
         assert len(discovery.found) == 1
 
 
-@pytest.mark.parametrize("answer", [b"", page(503)])
+async def test_publishers_on_a_host_that_can_not_be_looked_up_just_now_are_not_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(*_arguments: object, **_more: object) -> None:
+        raise OSError("no name server")
+
+    engine = FakeEngine({VLLM: sources(5557)})
+    async with discovering(engine, options=OFTEN) as discovery:
+        await until(lambda: discovery.found)
+        monkeypatch.setattr(trio.socket, "getaddrinfo", fail)
+        engine.pages[VLLM] = sources(5557, host="10.0.0.9")
+        looks = discovery.looks
+        await until(lambda: discovery.looks >= looks + 3)
+        assert discovery.found == [(A, here(5557))]
+
+
+@pytest.mark.parametrize("answer", [b"", page(503), page(429), page(401), page(408)])
 async def test_an_engine_that_does_not_answer_keeps_what_it_had(answer: bytes) -> None:
     engine = FakeEngine({VLLM: answer})
     async with discovering(engine, options=OFTEN) as discovery:
