@@ -29,6 +29,11 @@ leave open whether counts are wanted."""
 PREFIX_TOKENS_MAX = 1 << 16
 """Longer ones are no beginning."""
 
+TRUNCATE = "truncate_prompt_tokens"
+"""How many tokens of a longer prompt vLLM keeps, as a rule the last ones; -1: as many as the model takes."""
+
+TRUNCATED_TOKEN_BYTES = 2  # of a body, at least and on the average: texts have three or more
+
 SESSION_MEMBERS = frozenset(("prompt_cache_key", "session_params", "vllm_xargs", "nvext", "metadata", "user"))
 """Members that may name a session."""
 
@@ -90,6 +95,12 @@ def prefix_len(fields: Mapping[str, Any]) -> int:
     """The length in tokens that the beginning of the prompt has by these members; 0 for none that makes sense."""
     length = fields["prefix_len"]
     return length if type(length) is int and 0 < length <= PREFIX_TOKENS_MAX else 0
+
+
+def may_be_cut(fields: Mapping[str, Any], size: int) -> bool:
+    """Whether an engine may cut the prompt of a body of `size` bytes, so that it does not hold what we would learn."""
+    most = fields.get(TRUNCATE)
+    return type(most) is int and 0 <= TRUNCATED_TOKEN_BYTES * most < size
 
 
 def session_name(fields: Mapping[str, Any]) -> str:

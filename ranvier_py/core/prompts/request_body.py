@@ -36,11 +36,13 @@ from ranvier_py.core.prompts.body_json import (
 )
 from ranvier_py.core.prompts.body_members import (
     MESSAGES_MAX,
+    TRUNCATE,
     are_few,
     are_objects,
     first_prompt,
     has_name,
     is_short,
+    may_be_cut,
     misfit,
     prefix_len,
     session_name,
@@ -311,6 +313,8 @@ class PromptReader:
             kept["stream_options"] = stream_options(fields)
         if "prefix_len" in fields:
             kept["prefix_len"] = prefix_len(fields)
+        if TRUNCATE in fields:
+            kept[TRUNCATE] = fields[TRUNCATE] if type(fields[TRUNCATE]) is int else None
         if "store" in fields:
             kept["store"] = fields["store"] is not False
         if name := session_name(fields):
@@ -477,6 +481,8 @@ class PromptReader:
         base: Boundary,
         tail: Sequence[Message],
     ) -> Prompt:
+        if kind != "opaque" and may_be_cut(fields, len(body)):
+            return self._opaque(fields, body, tenant, "truncated")
         model = fields.get("model")
         stream = fields.get("stream") is True
         prompt = Prompt(kind, model if type(model) is str else "", stream, end, base, tail, body, api=kind)

@@ -221,6 +221,32 @@ def test_strange_members_do_not_stop_a_chat_from_being_routed() -> None:
     assert reader().chat(body).end.messages == 3
 
 
+def test_a_prompt_that_its_engine_may_cut_is_routed_by_load() -> None:
+    """vLLM keeps its last tokens: what we would learn is not what it holds."""
+    known, long = reader(), "word " * 400
+    first = {"role": "user", "content": long}
+    more = [first, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "and?"}]
+
+    def chat(messages: list[dict[str, str]], most: object) -> Prompt:
+        prompt = known.chat(json.dumps({"messages": messages, "truncate_prompt_tokens": most}).encode())
+        known.remember(prompt)
+        return prompt
+
+    for most in (100_000, -1, None, "100"):  # a cap that is never met costs no placement
+        assert chat([first], most).kind == chat(more, most).kind == "chat"
+    for messages in ([first], more):
+        prompt = chat(messages, 100)
+        assert (prompt.kind, prompt.unread) == ("opaque", "truncated")
+    for messages, kind in (([first], "chat"), ([*more, first], "opaque")):  # named before what is known
+        prompt = known.chat(json.dumps({"truncate_prompt_tokens": 1100, "messages": messages}).encode())
+        known.remember(prompt)
+        assert prompt.kind == kind
+    assert known.memory.counters.found >= 1
+    for body in ({"prompt": long}, {"prompt": [7] * 400}):
+        assert known.completion(json.dumps({**body, "truncate_prompt_tokens": 100}).encode()).kind == "opaque"
+        assert known.completion(json.dumps({**body, "truncate_prompt_tokens": 5000}).encode()).kind == "completion"
+
+
 @pytest.mark.parametrize("prompt", ["a", [1, 2], ["a"], [[1, 2]]])
 def test_a_body_of_several_prompts_is_known_as_such(prompt: Any) -> None:
     """Its answer has the sum of their tokens, and of cached ones the last prompt's."""
