@@ -312,7 +312,7 @@ def test_an_engine_that_gave_a_count_once_means_zero_where_it_gives_none() -> No
 
 
 @pytest.mark.parametrize("count", [None, 0])
-def test_what_an_engine_counts_for_one_api_says_nothing_of_its_silence_or_zeros_in_another(count: int | None) -> None:
+def test_what_an_engine_counts_for_one_api_proves_nothing_of_its_silence_or_zeros_in_another(count: int | None) -> None:
     """vLLM 0.32 always counts in /v1/responses and in chats only if told to; SGLang counts in /generate, and writes 0
     in /v1/responses without its cache report."""
     world = World()

@@ -105,7 +105,7 @@ def test_the_counts_of_an_answer_to_several_prompts_refute_nothing() -> None:
     assert credit(router, SYSTEM, ("other", 500)) == (1600, 1584)
 
 
-def test_a_position_that_no_peer_could_be_told_is_not_noted() -> None:
+def test_a_position_that_does_not_fit_what_peers_get_is_not_noted() -> None:
     router = hybrid_router("vllm-dense:528")
     router.checkpoints.collect(router.routes.names())
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=16)
