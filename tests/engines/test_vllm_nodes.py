@@ -71,7 +71,8 @@ def test_a_talk_with_tools_stays_on_one_engine_that_reuses_what_was_predicted(
 ) -> None:
     """Each turn by the other node, with calls and their results: to the token, but for what two prompts share of a
     message. Nodes know prefixes by messages, so not the answer in the one to which a call was added, nor the words with
-    which two questions begin. Both are shorter than a block, and the engine finds one more where they fill it."""
+    which two questions begin. Both are shorter than a block, and the engine finds one more where they fill it. A talk's
+    first turn may come before anything with its tools was tokenized: then the node's estimate lacks the tools."""
     hits, queries = site.counters(HITS), site.counters(QUERIES)
     served = site.run(Talks(sum(map(ord, apis[-1].path)) + len(apis), 6, apis=apis), 4, users=2, calls=True)
     share = site.send(" ".join(api.path for api in apis), served)
@@ -80,7 +81,10 @@ def test_a_talk_with_tools_stays_on_one_engine_that_reuses_what_was_predicted(
     assert [len(engines) for engines in engines_of_each(served).values()] == [1] * 6
     assert share.cached > share.prompt_tokens // 2
     more = [each.cached_tokens - each.usable_tokens(BLOCK_TOKENS) for each in served]
-    assert set(more) <= {0, BLOCK_TOKENS}, more
+    begun: set[int] = set()
+    later = [tokens for each, tokens in zip(served, more, strict=True) if each.talk in begun or begun.add(each.talk)]
+    assert set(later) <= {0, BLOCK_TOKENS}, more
+    assert min(more) >= 0, more
 
 
 def test_a_turn_that_names_a_stored_response_goes_to_the_engine_that_keeps_it(site: Site) -> None:

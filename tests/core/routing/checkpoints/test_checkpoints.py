@@ -6,7 +6,7 @@ import pytest
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.engine_cache.states import StateMoved
-from ranvier_py.core.gossip.replication.route_updates import StateMarks, encode_marks
+from ranvier_py.core.gossip.replication.route_updates import CHECKPOINTS, ProcessUpdate, encode_process
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, profile_named
 from ranvier_py.core.routing.checkpoints.checkpoints import ALARM_ANSWERS, HALF_LIFE, Confidence
@@ -110,9 +110,9 @@ def test_a_position_that_does_not_fit_what_peers_get_is_not_noted() -> None:
     router.checkpoints.collect(router.routes.names())
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=16)
     serve(router, [SYSTEM, QUESTION, ANSWER, NEXT], ("a", 20), cached=2**33)
-    marks = [(mark.name, mark.position, mark.mark) for mark in router.checkpoints.outgoing()]
+    marks = [(mark.name, mark.position, mark.mark, 0) for mark in router.checkpoints.outgoing()]
     assert marks
-    encode_marks(StateMarks((1, 1), marks))
+    encode_process(ProcessUpdate(CHECKPOINTS, (1, 1), list(zip(*marks, strict=True))))
 
 
 def test_an_answer_proves_its_position_and_refutes_what_lies_behind() -> None:
