@@ -34,8 +34,11 @@ APIS = {
     b"/v1/responses": "responses",
 }
 
-UNKEYED = frozenset(("stream", "stream_options", "user", "metadata"))
-"""Members that do not change the content of an answer, at most how it is sent."""
+SENDING = frozenset(("stream", "stream_options"))
+"""Members that change how an answer is sent at most."""
+
+UNKEYED = SENDING | {"user", "metadata"}
+"""Members that do not change the content of an answer; but an answer of /v1/responses repeats the client's own."""
 
 CONTINUUM_KEYED = frozenset(("model", "messages", "temperature", "max_tokens", "top_p"))
 
@@ -129,7 +132,8 @@ def is_continuum(fields: Mapping[str, Any]) -> bool:
 
 
 def canonical_key(path: bytes, fields: Mapping[str, Any], tenant: bytes) -> bytes:
-    kept = {name: value for name, value in fields.items() if name not in UNKEYED}
+    unkeyed = SENDING if APIS.get(path) == "responses" else UNKEYED
+    kept = {name: value for name, value in fields.items() if name not in unkeyed}
     if kept.get("temperature") == 0:
         kept["temperature"] = 0  # whether it was written 0 or 0.0
     found = sha256()

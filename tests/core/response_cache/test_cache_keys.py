@@ -120,6 +120,13 @@ def test_what_changes_no_answer_changes_no_key(kind: str) -> None:
     assert {key(key=kind, **each) for each in same} == {key(key=kind)}
 
 
+def test_an_answer_that_repeats_what_its_client_calls_the_request_is_no_other_clients() -> None:
+    responses = {"path": b"/v1/responses", "store": False}
+    repeated = [{}, {"user": "u"}, {"user": "v"}, {"metadata": {"job": "a"}}, {"metadata": {"job": "b"}}]
+    assert len({key(**responses, **each) for each in repeated}) == len(repeated)
+    assert key(**responses, stream=True) == key(**responses)
+
+
 @given(st.permutations(list({**FIELDS, "tools": [{"b": 1, "a": 2}], "seed": 3}.items())))
 def test_the_order_of_members_does_not_count(items: list[tuple[str, Any]]) -> None:
     body = json.dumps(dict(items), indent=1).encode()
