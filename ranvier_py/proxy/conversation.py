@@ -166,9 +166,10 @@ class Conversations:
                 client.ahead = data = data[rest:]
             else:
                 request.body, data = yield from self._read_body(client, head, data[end:])
+                client.ahead = data
             yield from self._handle(client, request)
         finally:
-            request.body = b""  # `client.last_head` keeps the request
+            request.body = client.ahead = b""  # `client.last_head` keeps the request
             counters.in_flight_bytes -= client.body_bytes
             client.body_bytes = 0
             counters.in_flight -= 1

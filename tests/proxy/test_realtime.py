@@ -35,7 +35,7 @@ from wsproto.utilities import RemoteProtocolError
 from ranvier_py.core.routing.summary import RequestSummary
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, lab
 from tests.planted_bugs import Bug, plant
-from tests.proxy.wire import CHUNKED_HEAD, Wire, answer, chunk
+from tests.proxy.wire import CHUNKED_HEAD, GET, Wire, answer, chunk
 
 TARGET = "/v1/realtime"
 UPGRADE = (b"connection: keep-alive, Upgrade", b"upgrade: websocket", b"sec-websocket-version: 13")
@@ -528,3 +528,17 @@ async def test_a_connection_that_has_served_requests_may_go_on_as_a_websocket() 
         await client.aclose()
         await engine.over.wait()
     assert len(engine.heads) == 1
+
+
+async def test_a_handshake_pipelined_behind_a_request_is_not_sent_into_its_own_websocket() -> None:
+    async def script(wire: Wire, head: bytes) -> None:
+        await wire.send(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        await wire.more()
+        received.append(wire.buffer)
+
+    received: list[bytes] = []
+    engine = Engine(script)
+    async with lab(engine) as node, await node.wire() as client:
+        await client.send(GET + request(b"transfer-encoding: chunked") + b"0\r\n\r\n" + b"frames")
+        await engine.over.wait()
+    assert received == [b"frames"]

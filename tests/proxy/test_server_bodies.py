@@ -136,3 +136,19 @@ async def test_a_connection_that_waits_for_its_next_request_keeps_no_body() -> N
         await client.response()
         await until(server, lambda count: count == 0)
         assert [request.body for request in requests] == [b""]
+
+
+async def until_idle(server: DataServer) -> Client:
+    """The only client, as soon as it has no request."""
+    while not server.conversations.idle:
+        await trio.lowlevel.checkpoint()
+    return next(iter(server.conversations.idle.values()))
+
+
+async def test_a_connection_that_waits_for_its_next_request_keeps_nothing_of_what_came_behind_one() -> None:
+    async with serving(Held()) as (server, port), await Wire.connect(port) as client:
+        await client.send(GET + post(b"x" * 60_000)[:-10_000])
+        await client.response()
+        await client.send(b"x" * 10_000)
+        assert (await client.response())[2] == b"60000"
+        assert (await until_idle(server)).ahead == b""
