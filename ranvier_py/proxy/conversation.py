@@ -7,8 +7,8 @@ whole. What is refused here, before any handler, is reported here.
 A handler either returns, having answered; or raises a RanvierError, which becomes the answer while nothing was sent and
 cuts the connection afterwards. A missed deadline, a client that left and the end of a drain are raised where it waits.
 Invariants: `in_flight` counts requests from their complete head to the end of their answer, and `in_flight_bytes` what
-is here of their bodies; neither exceeds its limit. A connection that waits for its next request keeps no body. Nothing
-of the next request is taken for this one.
+is here of their bodies; neither exceeds its limit. A connection that waits for its next request keeps no body and no
+large head. Nothing of the next request is taken for this one.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ class Conversations:
                 client.started = client.head_only = False
                 client.must_close = self.draining
                 if not data:
+                    if client.last_head is not None and client.last_head.is_large:
+                        client.last_head = None
                     client.arm(WaitPhase.IDLE, self.limits.idle_s)
                     self.idle[client.fd] = client
                     try:

@@ -12,6 +12,10 @@ from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.proxy.http_values import Headers, HeadShape, HttpRequest, names_the_message
 
 
+KEPT_HEAD_BYTES_MAX = 8192
+"""Of a request head that is kept for the next one, some three times over: bearer tokens and traces need less."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLimits(Options):
     """Bounds of the public port."""
@@ -70,14 +74,18 @@ class RequestHead:
         request: without its body; an empty one until `finish` knows it.
         length: bytes of body to come; -1 for chunks.
         waits: the client expects a 100 before it sends the body.
+        is_large: it is not to be kept once its request is over.
     """
 
-    __slots__ = ("_complete", "_length_at", "_parser", "_shape", "_target", "headers", "length", "request", "waits")
+    __slots__ = (
+        *("_complete", "_length_at", "_parser", "_shape", "_target"),
+        *("headers", "is_large", "length", "request", "waits"),
+    )
 
     def __init__(self) -> None:
         self.headers: Headers = []
         self.length = 0
-        self.waits = False
+        self.waits = self.is_large = False
         self.request = HttpRequest(b"", b"", self.headers)
         self._shape: HeadShape | None = None  # once finished
         self._target = b""
@@ -109,6 +117,7 @@ class RequestHead:
 
     def finish(self, head: bytes, limits: ServerLimits) -> HttpRequest:
         """Everything was fed; `head` is all of it. Raises RequestError."""
+        self.is_large = len(head) > KEPT_HEAD_BYTES_MAX
         if not self._complete or b"\r\n " in head or b"\r\n\t" in head:
             raise BadRequest("malformed request head")
         line_end = head.find(b"\r\n")

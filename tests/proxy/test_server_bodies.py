@@ -152,3 +152,11 @@ async def test_a_connection_that_waits_for_its_next_request_keeps_nothing_of_wha
         await client.send(b"x" * 10_000)
         assert (await client.response())[2] == b"60000"
         assert (await until_idle(server)).ahead == b""
+
+
+async def test_a_connection_that_waits_for_its_next_request_keeps_no_large_head_of_the_last() -> None:
+    async with serving(Held()) as (server, port), await Wire.connect(port) as client:
+        for size, is_kept in ((200, True), (60_000, False), (200, True)):
+            await client.send(b"GET / HTTP/1.1\r\nhost: h\r\nx-padding: %b\r\n\r\n" % (b"a" * size))
+            assert (await client.response())[0] == 200
+            assert ((await until_idle(server)).last_head is not None) == is_kept
