@@ -90,6 +90,7 @@ class Client:
     last_head: RequestHead | None = None  # of the request before this one; the next is mostly the same
     handling: bool = False  # a handler is at work for it, which ends when the client hangs up
     gone: bool = False  # the client hung up
+    outlasts: Callable[[], bool] | None = None  # asked when it hangs up: whether its request goes on, for others
     unsent: memoryview | None = None  # of the answer, what the client had no room for
     window_s: float = 0.0  # that flushes may still wait in this window …
     window_bytes: int = 0  # … until so many bytes more were taken
@@ -211,7 +212,7 @@ class Client:
     def hang_up(self) -> None:
         """The peer closed; whoever works for it may stop."""
         self.gone = True
-        if self.handling:
+        if self.handling and not (self.outlasts is not None and self.outlasts()):
             self.interrupt(ClientGone("the client closed the connection"))
 
     def interrupt(self, error: Exception) -> None:

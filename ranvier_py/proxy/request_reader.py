@@ -11,7 +11,6 @@ from ranvier_py.core.errors import BadRequest, BodyTooLarge, ExpectationFailed, 
 from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.proxy.http_values import Headers, HeadShape, HttpRequest, names_the_message
 
-
 KEPT_HEAD_BYTES_MAX = 8192
 """Of a request head that is kept for the next one, some three times over: bearer tokens and traces need less."""
 

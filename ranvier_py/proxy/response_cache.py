@@ -91,7 +91,7 @@ class ResponseCache:
                 result = self._replay(served, question, stored)
                 break
             shared = self._shared.get(question.key) if question.max_age_s > 0 else None
-            if shared is not None and self._is_void(question, tenant, shared.asked_at):
+            if shared is not None and (shared.is_left or self._is_void(question, tenant, shared.asked_at)):
                 del self._shared[question.key]  # who waits for it gets it; nobody else
                 shared = None
             if shared is None:

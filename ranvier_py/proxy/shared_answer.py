@@ -1,7 +1,8 @@
 """The answer of one request, as it comes, for its own client and for all who ask the same meanwhile.
 
 The first who asks is the leader: its steps relay the answer, to its client and in here. The others follow: each takes
-what is here at its own pace. A leader whose client leaves goes on while anybody follows.
+what is here at its own pace. A leader whose client leaves goes on while anybody follows. The deadlines of the answer
+are its connection's all the while, and the last one who leaves ends it.
 
 Bound: `bytes_max` of the answer. Beyond it nobody new may follow and it is not kept; what all followers have taken is
 dropped, and who lags by more than that is cut off.
@@ -50,7 +51,9 @@ class SharedAnswer:
         self.counts = b""
         self.stored: StoredAnswer | None = None
         self.asked_at = time.monotonic()
-        self._client: Client | None = client
+        self._connection = client  # whose steps relay, and whose deadlines are watched, whoever is still there
+        self._client: Client | None = client  # while it is
+        client.outlasts = self._outlasts
         self._bytes_max = bytes_max
         self._body = bytearray()
         self._begin = 0  # of what is here, in the body
@@ -69,8 +72,7 @@ class SharedAnswer:
         return self._client.flush
 
     def arm(self, phase: WaitPhase, seconds: float) -> None:
-        if self._client is not None:
-            self._client.arm(phase, seconds)
+        self._connection.arm(phase, seconds)
 
     def relay_head(self, head: HttpResponseHead, extra: Fields, body: bytes) -> None:
         """Begin the answer. Raises ClientGone where nobody else is there."""
@@ -90,15 +92,25 @@ class SharedAnswer:
         self._client = None
         return bool(self._followers)
 
+    def _outlasts(self) -> bool:
+        """The same; False also where its steps must be woken, for they wait for their client."""
+        return self.leave() and self._connection.phase is not WaitPhase.SEND
+
     @property
     def has_client(self) -> bool:
         return self._client is not None
+
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody waits for it any more: its steps are about to end, and nobody may follow them."""
+        return self._client is None and not self._followers
 
     def complete(self, counts: bytes) -> None:
         self.is_complete, self.counts = self.head is not None, counts
 
     def end(self) -> None:
         self.over = True
+        self._connection.outlasts = None
         self._changed.set()
 
     def _to_client(self, send: Callable[[Client], None]) -> None:
@@ -136,6 +148,8 @@ class SharedAnswer:
             yield follower
         finally:
             self._followers.discard(follower)
+            if self.is_left and not self.over:
+                self._connection.interrupt(ClientGone("nobody waits for the answer any more"))
 
     def serves(self, question: Question) -> bool:
         """Whether who asks this gets the very same bytes, all of which are here."""

@@ -10,8 +10,21 @@ from typing import Any
 import httpx
 import trio
 
-from tests.node.node_lab import Node, chat, lab
-from tests.proxy.wire import CLOSE, END, GOOD, ROLE, STREAM_HEAD, TOKEN, Scripted, Step, answer, post
+from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, lab
+from tests.proxy.wire import (
+    CLOSE,
+    END,
+    GOOD,
+    HANG,
+    ROLE,
+    STREAM_HEAD,
+    TOKEN,
+    Scripted,
+    Step,
+    Wire,
+    answer,
+    post,
+)
 
 ON = {"response_cache": True}
 COLD = {"temperature": 0}
@@ -136,29 +149,81 @@ async def test_equal_requests_at_once_are_one_request_and_all_get_it_as_it_comes
     assert (len(raws), len(set(raws)), len(engine.bodies)) == (20, 1, 1)
 
 
+WHOLE, STREAMED = post(chat(**COLD)), post(chat(stream=True, **COLD))
+
+
+async def begun(node: Node) -> Wire:
+    """A client whose answer has begun."""
+    wire = await node.wire()
+    await wire.send(STREAMED)
+    await until_words(wire, 1)
+    return wire
+
+
+async def until_words(wire: Wire, count: int) -> None:
+    while wire.buffer.count(b'"word"') < count:
+        assert await wire.more()
+
+
+async def until_in_flight(node: Node, count: int) -> None:
+    """Until so many requests have been read and not answered."""
+    while f"ranvier_server_in_flight {count}.0\n" not in (await node.http.get(f"{node.control}/metrics")).text:  # noqa: ASYNC110
+        await trio.sleep(BETWEEN_LOOKS_S)
+
+
+async def leave(node: Node, client: Wire) -> None:
+    """It hangs up, and the node has seen it."""
+    await client.aclose()
+    await node.backends()  # what comes over the network later is seen later
+
+
 async def test_when_the_first_who_asked_leaves_the_others_still_get_the_answer() -> None:
-    go_on, begun = trio.Event(), trio.Event()
+    go_on = trio.Event()
     engine = Scripted(STREAM_HEAD + ROLE + TOKEN, go_on, TOKEN + END)
-    async with lab(engine, **ON, ask_usage=False) as node, trio.open_nursery() as nursery:
-        leader = await node.wire()
-        await leader.send(post(chat(stream=True, **COLD)))
-        while b"word" not in leader.buffer:
-            await leader.more()
+    async with lab(engine, **ON, ask_usage=False) as node:
+        leader, follower = await begun(node), await begun(node)
+        async with follower:
+            await leave(node, leader)
+            go_on.set()
+            await until_words(follower, 2)
+    assert len(engine.bodies) == 1
 
-        async def follow() -> None:
-            async with await node.wire() as wire:
-                await wire.send(post(chat(stream=True, **COLD)))
-                while b"word" not in wire.buffer:
-                    await wire.more()
-                begun.set()
-                while not wire.buffer.endswith(b"0\r\n\r\n"):
-                    assert await wire.more()
-                assert wire.buffer.count(b'"word"') == 2
 
-        nursery.start_soon(follow)
-        await begun.wait()
-        await leader.aclose()
+async def test_when_the_first_who_asked_leaves_a_silent_engine_is_given_up_for_the_others_in_time() -> None:
+    engine = Scripted(STREAM_HEAD + ROLE + TOKEN, HANG)
+    async with lab(engine, **ON, ask_usage=False, stall_timeout_s=0.5) as node:
+        leader, follower = await begun(node), await begun(node)
+        await leave(node, leader)
+        async with follower:
+            assert await follower.cut()
+        await engine.left.wait()
+
+
+async def test_when_all_who_asked_have_left_the_engine_is_let_go() -> None:
+    engine = Scripted(STREAM_HEAD + ROLE + TOKEN, HANG)
+    async with lab(engine, **ON, ask_usage=False) as node:
+        leader, *followers = [await begun(node) for _ in range(3)]
+        await leave(node, leader)
+        for follower in followers:
+            assert not engine.left.is_set()
+            await leave(node, follower)
+        await engine.left.wait()
+        await node.until_backend(lambda backend: backend["in_flight"] == 0)
+
+
+async def test_a_prefill_goes_on_for_the_others_when_the_first_who_asked_leaves() -> None:
+    go_on = trio.Event()
+    engine = Scripted(go_on, GOOD)
+    async with lab(engine, **ON) as node:
+        leader, follower = await node.wire(), await node.wire()
+        await leader.send(WHOLE)
+        await engine.asked.wait()
+        await follower.send(WHOLE)
+        await until_in_flight(node, 2)
+        await leave(node, leader)
         go_on.set()
+        async with follower:
+            assert (await follower.response())[0] == 200
     assert len(engine.bodies) == 1
 
 

@@ -1,0 +1,60 @@
+"""Answers under way that several clients get: who leaves when, step by step."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import trio
+
+from ranvier_py.core.prompts.fingerprint import TextHasher
+from ranvier_py.core.prompts.tenants import CREDENTIAL, Tenants
+from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
+from ranvier_py.proxy.client import Client, ServerCounters, Watchdog
+from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.request_reader import ServerLimits
+from ranvier_py.proxy.response_cache import ResponseCache
+from ranvier_py.proxy.served_request import ServedRequest
+from ranvier_py.proxy.transport import PlainTransport
+
+BODY = json.dumps({"model": "m", "messages": [], "temperature": 0}).encode()
+
+
+@contextmanager
+def clients(count: int) -> Iterator[list[Client]]:
+    """Clients of a server that is at work for each."""
+    pairs = [socket.socketpair() for _ in range(count)]
+    watchdog, counters = Watchdog(1.0), ServerCounters()
+    try:
+        yield [Client(PlainTransport(ours), "", ServerLimits(), watchdog, counters, handling=True) for ours, _ in pairs]
+    finally:
+        for pair in pairs:
+            for sock in pair:
+                sock.close()
+
+
+def served(client: Client) -> ServedRequest:
+    request = HttpRequest(b"POST", b"/v1/chat/completions", [(b"host", b"h")], BODY)
+    return ServedRequest(request, client, b"id", time.monotonic())
+
+
+async def test_who_asks_when_all_others_have_just_left_gets_an_answer_of_its_own() -> None:
+    asked: list[ServedRequest] = []
+
+    def forward(request: ServedRequest) -> Steps[None]:
+        asked.append(request)
+        yield trio.sleep_forever
+
+    cache = ResponseCache(AnswerStore(ResponseCacheOptions()), Tenants(CREDENTIAL, TextHasher(b"s" * 32)))
+    with clients(3) as (first, second, third), closing(cache.answer(leader := served(first), forward)) as leading:
+        next(leading)
+        with closing(cache.answer(served(second), forward)) as following:
+            next(following)
+            first.hang_up()
+        with closing(cache.answer(late := served(third), forward)) as other:
+            next(other)
+    assert asked == [leader, late]
