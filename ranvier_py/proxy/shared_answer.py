@@ -1,8 +1,9 @@
 """The answer of one request, as it comes, for its own client and for all who ask the same meanwhile.
 
 The first who asks is the leader: its steps relay the answer, to its client and in here. The others follow: each takes
-what is here at its own pace. A leader whose client leaves goes on while anybody follows. The deadlines of the answer
-are its connection's all the while, and the last one who leaves ends it.
+what is here at its own pace, but nobody gets it faster than the leader's client takes it, for steps have one wait at a
+time. A leader whose client leaves, or takes too little, goes on while anybody follows. The deadlines of the answer are
+its connection's all the while, and the last one who leaves ends it.
 
 Bound: `bytes_max` of the answer. Beyond it nobody new may follow and it is not kept; what all followers have taken is
 dropped, and who lags by more than that is cut off.

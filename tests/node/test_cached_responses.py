@@ -23,6 +23,7 @@ from tests.proxy.wire import (
     Step,
     Wire,
     answer,
+    delta,
     post,
 )
 
@@ -224,6 +225,22 @@ async def test_a_prefill_goes_on_for_the_others_when_the_first_who_asked_leaves(
         go_on.set()
         async with follower:
             assert (await follower.response())[0] == 200
+    assert len(engine.bodies) == 1
+
+
+async def test_a_first_one_who_takes_too_little_is_cut_off_alone() -> None:
+    go_on = trio.Event()
+    large = delta("x" * 500_000) * 14  # more than sockets keep
+    engine = Scripted(STREAM_HEAD + ROLE + TOKEN, go_on, large + END)
+    async with lab(engine, **ON, ask_usage=False, send_window_s=0.3) as node:
+        leader = await Wire.connect(node.address[1], receive_buffer=4096)
+        await leader.send(STREAMED)
+        await until_words(leader, 1)
+        async with leader, await begun(node) as follower:
+            go_on.set()
+            while not (await follower.stream.receive_some()).endswith(END[-20:]):
+                pass
+            assert await leader.cut()
     assert len(engine.bodies) == 1
 
 
