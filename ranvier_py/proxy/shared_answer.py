@@ -170,6 +170,7 @@ class SharedAnswer:
         """Whether this follower has taken all that came."""
         return follower.at == self._begin + len(self._body)
 
-    async def change(self) -> None:
-        """Wait until there is more, or nothing more to come."""
-        await self._changed.wait()
+    @property
+    def change(self) -> Callable[[], Awaitable[None]]:
+        """What waits until there is more than now, or nothing more to come, however late the wait begins."""
+        return self._changed.wait

@@ -13,14 +13,17 @@ import trio
 from ranvier_py.core.prompts.fingerprint import TextHasher
 from ranvier_py.core.prompts.tenants import CREDENTIAL, Tenants
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
+from ranvier_py.core.response_cache.cache_keys import Question
 from ranvier_py.proxy.client import Client, ServerCounters, Watchdog
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead
 from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.response_cache import ResponseCache
 from ranvier_py.proxy.served_request import ServedRequest
+from ranvier_py.proxy.shared_answer import SharedAnswer
 from ranvier_py.proxy.transport import PlainTransport
 
+QUESTION = Question(b"key", "chat", "m", stream=True, wants_usage=False, max_age_s=60.0)
 BODY = json.dumps({"model": "m", "messages": [], "temperature": 0}).encode()
 
 
@@ -58,3 +61,16 @@ async def test_who_asks_when_all_others_have_just_left_gets_an_answer_of_its_own
         with closing(cache.answer(late := served(third), forward)) as other:
             next(other)
     assert asked == [leader, late]
+
+
+async def test_a_piece_that_comes_before_a_follower_has_begun_to_wait_ends_its_wait(
+    autojump_clock: trio.testing.MockClock,  # a wait in vain is over at once
+) -> None:
+    with clients(1) as (leader,):
+        shared = SharedAnswer(QUESTION, leader, 1000)
+        with shared.followed() as follower:
+            waiting = shared.change  # as steps yield it
+            shared.relay_head(HttpResponseHead(200, b"OK"), (), b"piece")
+            with trio.fail_after(1):
+                await waiting()
+            assert shared.next_piece(follower) == b"piece"
