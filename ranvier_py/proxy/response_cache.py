@@ -154,7 +154,7 @@ class ResponseCache:
         """Look elsewhere, or have a backend answer, for this client and for those who ask the same meanwhile."""
         options = self.store.options
         bytes_max = options.stream_bytes_max if question.stream else options.answer_bytes_max + CHUNKING_BYTES
-        with self._leading(SharedAnswer(question, served.client, bytes_max)) as shared:
+        with self._leading(SharedAnswer(question, served.request, served.client, bytes_max)) as shared:
             if self.elsewhere is not None and question.max_age_s > 0:
                 shared.stored = yield partial(self._find_elsewhere, question)
                 if shared.stored is not None:
@@ -242,10 +242,10 @@ class ResponseCache:
         """Give the client what the leader gets, as it comes; False where that is nothing for this client."""
         client = served.client
         with shared.followed() as follower:
-            while not shared.over and (shared.head is None or not shared.serves(question)):
+            while not (serves := shared.serves(question, served.request)) and not shared.over:
                 yield shared.change
             head = shared.head
-            if head is None or not shared.serves(question):
+            if head is None or not serves:
                 return False
             named = () if head.fields.names_request else ((b"x-request-id", served.request_id),)
             client.relay_head(head, ((b"x-cache", HIT), (b"age", b"0"), *named))

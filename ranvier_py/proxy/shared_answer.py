@@ -21,7 +21,7 @@ from ranvier_py.core.errors import ClientGone, ClientTooSlow
 from ranvier_py.core.response_cache.cache_keys import Question
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.proxy.client import Client
-from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase
+from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase
 
 
 class Follower:
@@ -45,8 +45,9 @@ class SharedAnswer:
         asked_at: when it was asked for, by the monotonic clock.
     """
 
-    def __init__(self, question: Question, client: Client, bytes_max: int) -> None:
+    def __init__(self, question: Question, request: HttpRequest, client: Client, bytes_max: int) -> None:
         self.question = question
+        self._codings = codings_of(request)
         self.head: HttpResponseHead | None = None
         self.over = self.is_complete = False
         self.counts = b""
@@ -152,10 +153,12 @@ class SharedAnswer:
             if self.is_left and not self.over:
                 self._connection.interrupt(ClientGone("nobody waits for the answer any more"))
 
-    def serves(self, question: Question) -> bool:
-        """Whether who asks this gets the very same bytes, all of which are here."""
-        own = self.question
-        return self._begin == 0 and (own.stream, own.wants_usage) == (question.stream, question.wants_usage)
+    def serves(self, question: Question, request: HttpRequest) -> bool:
+        """Whether an answer is here, from its first byte on, that is what who asks this gets, and can read."""
+        own, head = self.question, self.head
+        if head is None or self._begin or (own.stream, own.wants_usage) != (question.stream, question.wants_usage):
+            return False
+        return head.fields.readable or codings_of(request) == self._codings
 
     def next_piece(self, follower: Follower) -> bytes:
         """What this follower has not taken yet. Raises ClientTooSlow for who was left behind."""
@@ -174,3 +177,8 @@ class SharedAnswer:
     def change(self) -> Callable[[], Awaitable[None]]:
         """What waits until there is more than now, or nothing more to come, however late the wait begins."""
         return self._changed.wait
+
+
+def codings_of(request: HttpRequest) -> list[bytes]:
+    """What a client says of compressed answers that it can read."""
+    return [value for name, value in request.headers if name.lower() == b"accept-encoding"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -242,6 +243,25 @@ async def test_a_first_one_who_takes_too_little_is_cut_off_alone() -> None:
                 pass
             assert await leader.cut()
     assert len(engine.bodies) == 1
+
+
+async def test_a_follower_gets_what_its_own_fields_say_that_it_can_read() -> None:
+    go_on = trio.Event()
+    small = gzip.compress(GOOD.partition(b"\r\n\r\n")[2])
+    compressed = answer(small, b"content-type: application/json", b"content-encoding: gzip")
+    engine = Scripted(turns=turns([compressed[:-9], go_on, compressed[-9:]]))
+    async with lab(engine, **ON) as node:
+        leader, like, other = [await node.wire() for _ in range(3)]
+        for number, wire in enumerate((leader, like, other), 1):
+            await wire.send(post(chat(**COLD), b"accept-encoding: gzip") if wire is not other else WHOLE)
+            await until_in_flight(node, number)
+        go_on.set()
+        found = []
+        for wire in (leader, like, other):
+            async with wire:
+                _, headers, body = await wire.response()
+                found.append((headers["x-cache"], headers.get("content-encoding"), body == small))
+    assert found == [("MISS", "gzip", True), ("HIT", "gzip", True), ("MISS", None, False)]
 
 
 async def test_a_failure_sends_one_of_those_who_waited_and_not_all() -> None:

@@ -40,9 +40,11 @@ def clients(count: int) -> Iterator[list[Client]]:
                 sock.close()
 
 
+REQUEST = HttpRequest(b"POST", b"/v1/chat/completions", [(b"host", b"h")], BODY)
+
+
 def served(client: Client) -> ServedRequest:
-    request = HttpRequest(b"POST", b"/v1/chat/completions", [(b"host", b"h")], BODY)
-    return ServedRequest(request, client, b"id", time.monotonic())
+    return ServedRequest(REQUEST, client, b"id", time.monotonic())
 
 
 async def test_who_asks_when_all_others_have_just_left_gets_an_answer_of_its_own() -> None:
@@ -67,7 +69,7 @@ async def test_a_piece_that_comes_before_a_follower_has_begun_to_wait_ends_its_w
     autojump_clock: trio.testing.MockClock,  # a wait in vain is over at once
 ) -> None:
     with clients(1) as (leader,):
-        shared = SharedAnswer(QUESTION, leader, 1000)
+        shared = SharedAnswer(QUESTION, REQUEST, leader, 1000)
         with shared.followed() as follower:
             waiting = shared.change  # as steps yield it
             shared.relay_head(HttpResponseHead(200, b"OK"), (), b"piece")
