@@ -158,6 +158,8 @@ class SharedAnswer:
         own, head = self.question, self.head
         if head is None or self._begin or (own.stream, own.wants_usage) != (question.stream, question.wants_usage):
             return False
+        if head.framing == "chunked" and not request.http_minor:  # it has no chunks: the whole is made for it
+            return False
         return head.fields.readable or codings_of(request) == self._codings
 
     def next_piece(self, follower: Follower) -> bytes:

@@ -13,6 +13,7 @@ import trio
 
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, chat, lab
 from tests.proxy.wire import (
+    CHUNKED_HEAD,
     CLOSE,
     END,
     GOOD,
@@ -24,6 +25,7 @@ from tests.proxy.wire import (
     Step,
     Wire,
     answer,
+    chunk,
     delta,
     post,
 )
@@ -262,6 +264,20 @@ async def test_a_follower_gets_what_its_own_fields_say_that_it_can_read() -> Non
                 _, headers, body = await wire.response()
                 found.append((headers["x-cache"], headers.get("content-encoding"), body == small))
     assert found == [("MISS", "gzip", True), ("HIT", "gzip", True), ("MISS", None, False)]
+
+
+async def test_a_follower_of_http_1_0_gets_no_chunks() -> None:
+    go_on = trio.Event()
+    body = GOOD.partition(b"\r\n\r\n")[2]
+    engine = Scripted(CHUNKED_HEAD + chunk(body[:9]), go_on, chunk(body[9:]) + b"0\r\n\r\n")
+    async with lab(engine, **ON) as node, await node.wire() as leader, await node.wire() as follower:
+        await leader.send(WHOLE)
+        await leader.until(b"\r\n\r\n")
+        await follower.send(WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        await until_in_flight(node, 2)
+        go_on.set()
+        assert (await follower.rest()).partition(b"\r\n\r\n")[2] == body
+    assert len(engine.bodies) == 1
 
 
 async def test_a_failure_sends_one_of_those_who_waited_and_not_all() -> None:
