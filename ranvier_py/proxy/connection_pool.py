@@ -92,7 +92,7 @@ class Connection:
 
     def quiet(self) -> bool:
         """Whether neither bytes nor an end have come: an unused connection that shows either is of no use."""
-        return not self._poll.poll(0)
+        return not self.transport.holds_more and not self._poll.poll(0)
 
     def send(self, parts: tuple[bytes, bytes]) -> memoryview | None:
         """Send head and body as far as they are taken at once. What is left: None if nothing, empty if it is broken."""

@@ -1,4 +1,4 @@
-"""The byte transport under both directions of the data plane: a plain non-blocking socket, or trio's TLS stream.
+"""The byte transport under both directions of the data plane: a plain non-blocking socket, or a TLS session over one.
 
 Rules: the `_now` calls never wait. Before `receive_now` there is something to wait for, `readable`, so that others have
 their turn and the wait can be interrupted. A transport belongs to one task, or to the steps of one connection.
@@ -11,11 +11,11 @@ import contextlib
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import trio
-from trio.lowlevel import wait_readable, wait_writable
+from trio.lowlevel import checkpoint, wait_readable, wait_writable
 
 from ranvier_py.proxy.driver import Steps, Wait
 from ranvier_py.proxy.readiness import Watch
@@ -26,8 +26,14 @@ RECEIVE_BYTES = 65536
 LISTEN_BACKLOG = 1024
 """Connections the kernel holds while we are busy; Linux cuts it to net.core.somaxconn (4096 by default)."""
 
-TLS_SEND_BYTES = 16_384
-"""One send of an encrypted answer, after which its progress is known: the plain text of one record (RFC 8446 5.1)."""
+TLS_RECORD_BYTES = 16_384
+"""Encrypted at once, after which its progress is known: the plain text of one record (RFC 8446 5.1)."""
+
+TLS_TURN_BYTES = 4 * TLS_RECORD_BYTES
+"""Encrypted in one turn: 64 KiB cost tens of microseconds."""
+
+TLS_HELD_BYTES_MAX = 4 * TLS_RECORD_BYTES
+"""Encrypted and not sent: a record, and what reading calls for (RFC 8446 4.6.3). A peer that calls for more is lost."""
 
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
 
@@ -48,12 +54,17 @@ class PlainTransport:
     def __init__(self, sock: socket.socket, watch: Watch | None = None) -> None:
         sock.setblocking(False)
         set_nodelay(sock)
-        self._sock: socket.socket | trio.socket.SocketType = sock
+        self._sock = sock
         self._recv = sock.recv
         self._sendmsg = sock.sendmsg
         self.fd = sock.fileno()
         self.watch = watch
         self.readable = watch or partial(wait_readable, self.fd)
+
+    @property
+    def holds_more(self) -> bool:
+        """Whether bytes of the peer may be here that its socket does not show."""
+        return False
 
     async def receive(self) -> bytes:
         """The next bytes, waiting for them by trio; b"" when the peer has ended its side. Raises OSError."""
@@ -113,12 +124,14 @@ class PlainTransport:
 
 
 class TlsTransport(PlainTransport):
-    """A TLS session over a non-blocking TCP socket, whose handshake the first call makes. Takes the socket over.
+    """A TLS session over a non-blocking TCP socket, once `handshake` is over. Takes the socket over.
 
-    What fails while it waits is raised by `receive_now`: who waits for two sides must know whose failure it was.
+    The session is in memory, so only the socket is ever waited for: one task may send while another one reads, and a
+    wait that is cancelled breaks nothing. What `send_now` has encrypted counts once all of it has left, so who got less
+    counted than he offered must offer the rest again before anything else.
     """
 
-    __slots__ = ("_failure", "_received", "_stream")
+    __slots__ = ("_encrypted", "_encrypted_from", "_holds_more", "_incoming", "_outgoing", "_session")
 
     def __init__(
         self,
@@ -128,50 +141,94 @@ class TlsTransport(PlainTransport):
         watch: Watch | None = None,
     ) -> None:
         super().__init__(sock, watch)
-        self._sock = wrapped = trio.socket.from_stdlib_socket(sock)
-        self._received: bytes | None = None
-        self._failure: OSError | None = None
-        self.readable = self._wait
-        self._stream = trio.SSLStream(
-            trio.SocketStream(wrapped),
-            context,
-            server_hostname=server_hostname,
-            server_side=server_hostname is None,
-            https_compatible=True,  # peers close without close_notify; our framing says what is complete
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._session = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_hostname is None, server_hostname=server_hostname
         )
+        self._encrypted = bytearray()  # and not sent
+        self._encrypted_from = 0  # bytes of what was offered last, and not counted
+        self._holds_more = False
+        self.readable = self._wait
 
     async def handshake(self) -> None:
         """Raises OSError (ssl.SSLError is one)."""
-        with _mapped_errors():
-            await self._stream.do_handshake()
+        is_over = False
+        while not is_over:
+            try:
+                self._session.do_handshake()
+                is_over = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):
+                    self._flushed()  # an alert says why
+                raise
+            while not self._flushed():
+                await wait_writable(self.fd)
+            if not is_over:
+                await wait_readable(self.fd)
+                self._take_in()
+        self._holds_more = self._incoming.pending > 0
+
+    @property
+    def holds_more(self) -> bool:
+        return self._holds_more
 
     async def _wait(self) -> None:
-        if self._received or self._failure is not None:
-            return
-        try:
-            with _mapped_errors():
-                self._received = bytes(await self._stream.receive_some(RECEIVE_BYTES))
-        except OSError as error:
-            self._failure = error
+        if self._holds_more:
+            await checkpoint()
+        else:
+            await wait_readable(self.fd)
 
     def receive_now(self, bytes_max: int = RECEIVE_BYTES) -> bytes | None:
-        data = self._received
-        if data is None:
-            if self._failure is not None:
-                raise self._failure
+        data = self._decrypted(bytes_max)
+        if data is None and self._take_in():
+            data = self._decrypted(bytes_max)
+        if self._outgoing.pending and not self._flushed() and len(self._encrypted) > TLS_HELD_BYTES_MAX:
+            raise ConnectionError("the peer takes nothing of what it calls for")
+        return data
+
+    def _take_in(self) -> bool:
+        """Whether there was something to read, or an end."""
+        data = super().receive_now()
+        if data:
+            self._incoming.write(data)
+        elif data is not None:
+            self._incoming.write_eof()
+        return data is not None
+
+    def _decrypted(self, bytes_max: int) -> bytes | None:
+        try:
+            data = self._session.read(bytes_max)
+        except ssl.SSLWantReadError:
+            self._holds_more = False
             return None
-        self._received = data[bytes_max:] or None
-        return data[:bytes_max]
+        except ssl.SSLEOFError:  # many a peer ends without close_notify; our framing says what is complete
+            data = b""
+        self._holds_more = self._session.pending() > 0 or self._incoming.pending > 0
+        return data
 
-    def send_now(self, parts: Sequence[bytes]) -> int:  # noqa: ARG002  # TLS has to wait
-        return 0
+    def send_now(self, parts: Sequence[bytes]) -> int:
+        if not self._flushed():
+            return 0
+        offered = memoryview(b"".join(part[:TLS_TURN_BYTES] for part in parts))[:TLS_TURN_BYTES]
+        sent, self._encrypted_from = self._encrypted_from, 0
+        while sent < len(offered):
+            count = self._session.write(offered[sent : sent + TLS_RECORD_BYTES])
+            if not self._flushed():
+                self._encrypted_from = count
+                break
+            sent += count
+        return sent
 
-    async def send_rest(self, rest: memoryview, progress: Progress) -> None:
-        for start in range(0, len(rest), TLS_SEND_BYTES):
-            piece = rest[start : start + TLS_SEND_BYTES]
-            with _mapped_errors():
-                await self._stream.send_all(piece)
-            progress(len(piece))
+    def _flushed(self) -> bool:
+        """Send what is encrypted as far as there is room. Whether all of it has left. Raises OSError."""
+        if self._outgoing.pending:
+            self._encrypted += self._outgoing.read()
+        if self._encrypted:
+            sent = super().send_now((self._encrypted,))  # type: ignore[arg-type]  # any buffer will do
+            del self._encrypted[:sent]
+        return not self._encrypted
 
     def end(self) -> None:
         """Nothing: a close_notify would have to wait, and every message of ours says its own length."""
@@ -184,15 +241,6 @@ def received(transport: PlainTransport, bytes_max: int = RECEIVE_BYTES) -> Steps
         data = transport.receive_now(bytes_max)
         if data is not None:
             return data
-
-
-@contextlib.contextmanager
-def _mapped_errors() -> Iterator[None]:
-    """trio's names for a broken connection, as the OSError that a plain socket would raise."""
-    try:
-        yield
-    except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-        raise ConnectionError(str(error.__cause__ or error)) from error
 
 
 def set_nodelay(sock: socket.socket) -> None:

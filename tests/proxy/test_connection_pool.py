@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import trio
 
@@ -67,6 +69,33 @@ async def test_bytes_that_come_later_never_reach_anybody_either() -> None:
         await wire.send(GET)
         assert (await wire.response())[2] == b"x"
         assert (found.connections, proxy.upstream.counters.stale) == (2, 1)
+
+
+async def test_bytes_in_a_tls_record_behind_the_answers_never_reach_anybody_either() -> None:
+    """They come with it, so the socket shows nothing of them any more."""
+
+    async def script(wire: Wire) -> None:
+        sock = wire.stream.transport_stream  # type: ignore[attr-defined]  # of a stream of TLS
+        while await wire.next_request() is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            await wire.send(answer(b"x"))
+            await wire.send(answer(b"stray"))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+
+    async with proxying(script, tls=True) as (proxy, found, port), await Wire.connect(port) as wire:
+        for _ in range(2):
+            await wire.send(GET)
+            assert (await wire.response())[2] == b"x"
+        assert (found.connections, proxy.upstream.counters.stale) == (2, 1)
+
+
+async def test_a_tls_connection_serves_again() -> None:
+    async with proxying(answering(*[answer(b"x")] * 3), tls=True) as (proxy, found, port):
+        async with await Wire.connect(port) as wire:
+            for _ in range(3):
+                await wire.send(post(b"x"))
+                await wire.response()
+        assert (found.connections, proxy.upstream.counters.reuses) == (1, 2)
 
 
 async def test_a_pooled_connection_that_was_closed_is_replaced_silently() -> None:

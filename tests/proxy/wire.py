@@ -184,14 +184,18 @@ async def serving(
 
 
 @asynccontextmanager
-async def backend(script: Callable[[Wire], Awaitable[object]]) -> AsyncIterator[Backend]:
+async def backend(
+    script: Callable[[Wire], Awaitable[object]], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Backend]:
     """A backend whose every connection runs `script`, and is closed when that returns."""
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listeners[0].socket.getsockname()[1]
-    found = Backend(BackendAddress("http", "127.0.0.1", port))
+    found = Backend(BackendAddress("https" if tls else "http", "127.0.0.1", port))
 
-    async def run(stream: trio.SocketStream) -> None:
+    async def run(stream: Any) -> None:
         found.connections += 1
+        if tls is not None:
+            stream = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         try:
             async with Wire(stream) as wire:
                 await script(wire)
@@ -214,8 +218,10 @@ class Backend:
 class Proxy:
     """The least that a pipeline does."""
 
-    def __init__(self, address: BackendAddress, limits: UpstreamLimits | None = None) -> None:
-        self.upstream = Upstream(limits or UpstreamLimits())
+    def __init__(
+        self, address: BackendAddress, limits: UpstreamLimits | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.upstream = Upstream(limits or UpstreamLimits(), tls=tls)
         self.address = address
         self.extra = ((b"x-ranvier-backend", b"b0"),)
         self.first_byte_s = self.stall_s = 5.0
@@ -239,10 +245,13 @@ async def proxying(
     script: Callable[[Wire], Awaitable[object]],
     limits: ServerLimits | None = None,
     upstream_limits: UpstreamLimits | None = None,
+    *,
+    tls: bool = False,
 ) -> AsyncIterator[tuple[Proxy, Backend, int]]:
-    """A scripted backend behind a server: proxy, backend, and the server's port."""
-    async with backend(script) as found:
-        proxy = Proxy(found.address, upstream_limits)
+    """A scripted backend behind a server: proxy, backend, and the server's port. `tls`: between the two."""
+    contexts = tls_contexts() if tls else (None, None)
+    async with backend(script, contexts[0]) as found:
+        proxy = Proxy(found.address, upstream_limits, contexts[1])
         async with serving(proxy, limits) as (_, port):
             yield proxy, found, port
         proxy.upstream.close()
