@@ -120,7 +120,7 @@ class PlainTransport:
         if self.fd >= 0:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
-            self.close()
+            PlainTransport.close(self)  # without a word, in TLS as well
 
 
 class TlsTransport(PlainTransport):
@@ -231,7 +231,16 @@ class TlsTransport(PlainTransport):
         return not self._encrypted
 
     def end(self) -> None:
-        """Nothing: a close_notify would have to wait, and every message of ours says its own length."""
+        """By a close_notify, without which a peer cannot tell an answer's end from a cut."""
+        with contextlib.suppress(OSError):  # the peer need not have ended, too
+            self._session.unwrap()
+        with contextlib.suppress(OSError):
+            self._flushed()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            self.end()
+        super().close()
 
 
 def received(transport: PlainTransport, bytes_max: int = RECEIVE_BYTES) -> Steps[bytes]:

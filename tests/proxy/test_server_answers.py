@@ -19,7 +19,7 @@ from ranvier_py.proxy.client import Client, Watchdog
 from ranvier_py.proxy.conversation import Handler, awaiting
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import error_response
-from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
+from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
 from tests.proxy.wire import GET, Wire, echo, post, serving, tls_contexts
@@ -468,6 +468,23 @@ async def test_https_is_served_when_there_is_a_certificate() -> None:
         for _ in range(2):
             response = await client.post("/v1/x", content=body)
             assert response.content == b"POST /v1/x " + body
+
+
+async def test_an_answer_that_ends_with_its_tls_connection_says_that_it_was_not_cut_off() -> None:
+    server_context, context = tls_contexts()
+
+    def until_close(request: HttpRequest, client: Client) -> Steps[None]:
+        client.relay_head(HttpResponseHead(200, b"OK", framing="close"), (), b"all")
+        if request.target == b"/cut":
+            raise UpstreamClosed("the backend broke off")
+        yield trio.lowlevel.checkpoint
+
+    async with serving(until_close, tls=server_context) as (_, port):
+        for target, is_whole in ((b"/", True), (b"/cut", False)):
+            async with await Wire.connect(port) as wire:
+                wire.stream = trio.SSLStream(wire.stream, context, server_hostname="127.0.0.1")  # type: ignore[assignment]
+                await wire.send(GET.replace(b"/", target, 1))
+                assert await wire.cut() is not is_whole
 
 
 async def test_plain_text_on_a_tls_port_ends_and_harms_nobody() -> None:
