@@ -165,14 +165,14 @@ class Upstream:
         upgrades: bool = False,
     ) -> Steps[Exchange]:
         rest = connection.send(parts)
-        whole = rest is None  # nothing is known to have been refused
+        whole, early = rest is None, b""  # nothing is known to have been refused
         try:
             sent()
             if rest:
-                whole = yield partial(send_rest, connection, rest)
-            if not whole and connection.quiet():  # it may have answered before it closed
+                whole, early = yield partial(send_rest, connection, rest)
+            if not (whole or early) and connection.quiet():  # it may have answered before it closed
                 raise UpstreamClosed("the backend closed the connection")
-            reading, data = yield from self._read_head(connection, request.method)
+            reading, data = yield from self._read_head(connection, request.method, early)
             if reading.head.status == 101 and not (upgrades and is_websocket(reading.head)):
                 raise UpstreamGarbled("the backend wants another protocol")
         except BaseException:
@@ -180,9 +180,8 @@ class Upstream:
             raise
         return Exchange(connection, reading, data, whole=whole, dechunked=request.http_minor == 0)
 
-    def _read_head(self, connection: Connection, method: bytes) -> Steps[tuple[HeadReading, bytes]]:
-        """The final head, and the bytes after it."""
-        data = b""
+    def _read_head(self, connection: Connection, method: bytes, data: bytes) -> Steps[tuple[HeadReading, bytes]]:
+        """The final head, and the bytes after it. `data` came already."""
         for _ in range(INTERIM_MAX):
             while (end := data.find(b"\r\n\r\n") + 4) < 4 and len(data) <= self._limits.header_bytes_max:
                 try:
@@ -359,26 +358,38 @@ def received_by(connection: Connection) -> bytes:
     return data
 
 
-async def send_rest(connection: Connection, rest: memoryview) -> bool:
-    """Send on while listening: a backend that refuses early need not read the rest. Whether it took all of it."""
-    if isinstance(connection.transport, TlsTransport):  # one task may not read and write it at once
-        with contextlib.suppress(OSError):
-            await connection.transport.send_rest(rest, _ignore)
-            return True
-        return False
-    whole = False
+async def send_rest(connection: Connection, rest: memoryview) -> tuple[bool, bytes]:
+    """Send on while listening: a backend that refuses early need not read the rest. Whether it took all of it, and what
+    it has answered meanwhile.
+    """
+    whole, early = False, bytearray()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_cancel_when_readable, connection.transport.fd, nursery.cancel_scope)
+        nursery.start_soon(_listen, connection, early, nursery.cancel_scope)
         with contextlib.suppress(OSError):  # what it said before it closed is still to be read
             await connection.transport.send_rest(rest, _ignore)
             whole = True
         nursery.cancel_scope.cancel()
-    return whole
+    return whole, bytes(early)
 
 
-async def _cancel_when_readable(fd: int, scope: trio.CancelScope) -> None:
-    await trio.lowlevel.wait_readable(fd)
-    scope.cancel()
+async def _listen(connection: Connection, early: bytearray, sending: trio.CancelScope) -> None:
+    """Collect what is answered, and stop sending once it is more than interim answers, or the backend has ended."""
+    with contextlib.suppress(OSError):  # raised again for who reads the head
+        while is_interim(early) and len(early) <= connection.pool.limits.header_bytes_max:
+            data = await connection.transport.receive()
+            if not data:
+                break
+            connection.answered = True
+            early += data
+    sending.cancel()
+
+
+def is_interim(data: bytes | bytearray) -> bool:
+    """Whether these are interim answers and no more, the last of them perhaps in part. None says that the rest of the
+    request is not wanted (RFC 9110 15.2), but a change of protocols.
+    """
+    heads = data.split(b"\r\n\r\n")
+    return all(b"HTTP/1.1 1".startswith(head[:10]) and head[10:12] != b"01" for head in heads)
 
 
 def _ignore(_count: int) -> None:

@@ -24,7 +24,7 @@ from ranvier_py.proxy.conversation import awaiting
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.request_reader import ServerLimits
-from ranvier_py.proxy.upstream import Exchange, Upstream
+from ranvier_py.proxy.upstream import Exchange, Upstream, is_interim
 from tests.proxy.wire import (
     CHUNKED_HEAD,
     GET,
@@ -322,7 +322,8 @@ async def test_a_backend_that_closes_before_it_answers_is_a_502() -> None:
 # --- early answers, refusals, cancellation ----------------------------------------------------------------------------
 
 
-async def test_an_answer_that_comes_before_the_request_was_read_is_passed_on() -> None:
+@pytest.mark.parametrize("tls", [False, True])
+async def test_an_answer_that_comes_before_the_request_was_read_is_passed_on(tls: bool) -> None:
     """The backend never reads the 8 MB that it refuses; nobody may wait for that."""
 
     async def script(wire: Wire) -> None:
@@ -331,12 +332,56 @@ async def test_an_answer_that_comes_before_the_request_was_read_is_passed_on() -
         await done.wait()
 
     done = trio.Event()
-    async with proxying(script) as (_, found, port), await Wire.connect(port) as wire:
+    async with proxying(script, tls=tls) as (_, found, port), await Wire.connect(port) as wire:
         for _ in range(2):
             await wire.send(post(b"x" * 8_000_000))
             assert (await wire.response())[::2] == (413, b"too long")
         done.set()
         assert found.connections == 2
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize(
+    "parts",
+    [[b"HTTP/1.1 102 Processing\r\n\r\n"], [b"HTTP/1.1 1", b"00 Continue\r\n\r\nHTTP/1.1 103 Hints\r\n\r", b"\n"]],
+)
+async def test_an_interim_answer_does_not_keep_the_rest_of_the_request_from_the_backend(
+    parts: list[bytes], tls: bool
+) -> None:
+    async def script(wire: Wire) -> None:
+        while wire.buffer or await wire.more():
+            await wire.until(b"\r\n\r\n")
+            left = 8_000_000 - len(wire.buffer)
+            for part in (*parts, b""):
+                await wire.send(part)
+                wire.buffer = b""
+                least = left - 1_000_000 if part else 0
+                while left > least:
+                    left -= len(await wire.stream.receive_some(1 << 20))
+            await wire.send(answer(b"done"))
+
+    async with proxying(script, tls=tls) as (_, found, port), await Wire.connect(port) as wire:
+        for _ in range(2):
+            await wire.send(post(b"x" * 8_000_000))
+            assert (await wire.response())[::2] == (200, b"done")
+        assert found.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("early", "is_so"),
+    [
+        (b"", True),
+        (b"HTT", True),
+        (b"HTTP/1.1 10", True),
+        (b"HTTP/1.1 102 Processing\r\nx: y\r\n\r\nHTTP/1.1 100", True),
+        (b"HTTP/1.1 101", False),
+        (b"HTTP/1.1 4", False),
+        (b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", False),
+        (b"nonsense", False),
+    ],
+)
+def test_what_comes_early_is_interim_until_it_says_otherwise(early: bytes, is_so: bool) -> None:
+    assert is_interim(early) == is_so
 
 
 async def test_an_answer_that_comes_before_a_reset_is_passed_on_or_reported() -> None:
