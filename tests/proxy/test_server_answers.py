@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import random
 import socket
 import time
 from contextlib import AsyncExitStack
@@ -468,6 +469,27 @@ async def test_https_is_served_when_there_is_a_certificate() -> None:
         for _ in range(2):
             response = await client.post("/v1/x", content=body)
             assert response.content == b"POST /v1/x " + body
+
+
+async def test_a_tls_client_that_has_little_room_gets_every_byte_once_and_in_order() -> None:
+    server_context, context = tls_contexts()
+    body = random.Random(7).randbytes(8_000_000)
+
+    def large(request: HttpRequest, client: Client) -> Steps[None]:
+        client.respond(200, b"")
+        for at in range(0, len(body), 10_000):  # until a record finds room for a part of it, or for none
+            client.send(body[at : at + 10_000])
+            if client.unsent is not None:
+                yield client.flush
+
+    async with serving(large, tls=server_context) as (_, port), await Wire.connect(port, receive_buffer=4096) as wire:
+        wire.stream = trio.SSLStream(wire.stream, context, server_hostname="127.0.0.1")  # type: ignore[assignment]
+        await wire.send(GET)
+        await wire.until(b"\r\n\r\n")
+        received = [wire.buffer]
+        while sum(map(len, received)) < len(body):
+            received.append(await wire.stream.receive_some())
+    assert b"".join(received) == body
 
 
 async def test_an_answer_that_ends_with_its_tls_connection_says_that_it_was_not_cut_off() -> None:
