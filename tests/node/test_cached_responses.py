@@ -247,7 +247,7 @@ async def test_a_first_one_who_takes_too_little_is_cut_off_alone() -> None:
     assert len(engine.bodies) == 1
 
 
-async def test_a_follower_gets_what_its_own_fields_say_that_it_can_read() -> None:
+async def test_a_follower_gets_only_what_its_own_fields_let_it_read() -> None:
     go_on = trio.Event()
     small = gzip.compress(GOOD.partition(b"\r\n\r\n")[2])
     compressed = answer(small, b"content-type: application/json", b"content-encoding: gzip")

@@ -492,7 +492,7 @@ async def test_a_tls_client_that_has_little_room_gets_every_byte_once_and_in_ord
     assert b"".join(received) == body
 
 
-async def test_an_answer_that_ends_with_its_tls_connection_says_that_it_was_not_cut_off() -> None:
+async def test_an_answer_that_ends_with_its_tls_connection_differs_from_one_that_is_cut_off() -> None:
     server_context, context = tls_contexts()
 
     def until_close(request: HttpRequest, client: Client) -> Steps[None]:

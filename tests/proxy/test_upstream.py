@@ -380,7 +380,7 @@ async def test_an_interim_answer_does_not_keep_the_rest_of_the_request_from_the_
         (b"nonsense", False),
     ],
 )
-def test_what_comes_early_is_interim_until_it_says_otherwise(early: bytes, is_so: bool) -> None:
+def test_what_comes_early_is_interim_until_something_else_begins(early: bytes, is_so: bool) -> None:
     assert is_interim(early) == is_so
 
 
