@@ -210,7 +210,7 @@ class ChatTokenizer:
     def _lasting(self, ends: list[int], messages: Sequence[Message]) -> list[int]:
         """Ends after reasoning which later turns leave out are no cuts."""
         if self.profile.reasoning_moves:
-            stable = stable_count(messages)
+            stable = stable_count(messages, self.profile.results)
             ends[stable:] = [-1] * (len(ends) - stable)
         return ends
 

@@ -51,7 +51,9 @@ SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)  # the first example m
 
 THINKING_TEMPLATE = """
 {%- set ns = namespace(last=-1) %}
-{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}{% if m.role == 'user' and not m.content.startswith('<tool_response>') %}
+    {%- set ns.last = loop.index0 %}
+{%- endif %}{% endfor %}
 {%- for m in messages %}
     {%- set content = m.content %}
     {%- set reasoning = m.reasoning_content or '' %}
@@ -67,7 +69,8 @@ THINKING_TEMPLATE = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
 """
-"""Of our own, with the habits of reasoning templates: earlier thoughts go, the last answer gets an empty one."""
+"""Of our own, with the habits of reasoning templates: earlier thoughts go, the last answer gets an empty one, and
+results of tools that a user's message brings are no question."""
 
 ENDS_WITH_EOS = """
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
@@ -164,13 +167,14 @@ def turns(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
         if draw(st.integers(0, 3)) == 0:
             messages = [plain("user", [{"type": "text", "text": draw(TEXTS)} for _ in range(draw(st.integers(1, 2)))])]
         found.append([*first, *messages])
-        first = [plain("assistant", draw(TEXTS))]
+        thought = draw(st.sampled_from(({}, {}, {"reasoning_content": "I see."})))
+        first = [plain("assistant", draw(TEXTS), **thought)]
         if draw(st.integers(0, 2)) == 0:
             count = draw(st.integers(1, 2))
             calls = [
                 call(at, draw(st.sampled_from(('{"what": "it"}', "", '{"n": [1, 2.5, null]}')))) for at in range(count)
             ]
-            answer = plain("assistant", draw(st.sampled_from((None, "", "Let me see."))), tool_calls=calls)
+            answer = plain("assistant", draw(st.sampled_from((None, "", "Let me see."))), tool_calls=calls, **thought)
             results = [plain("tool", draw(TEXTS), tool_call_id=made["id"]) for made in calls]
             found.append([answer, *results])
     if draw(st.booleans()):
@@ -313,6 +317,25 @@ def test_reasoning_of_the_last_answer_is_no_cut_where_later_turns_drop_it() -> N
     ends = tokenizer.tokenize(chat).ends
     assert ends[0] > 0
     assert list(ends[1:]) == [-1, -1]
+
+
+def test_a_tail_that_a_new_question_ends_has_none_of_the_reasoning_before_it() -> None:
+    tokenizer = loaded("embedded", THINKING_TEMPLATE)
+    called = plain("assistant", "", reasoning_content="I think.", tool_calls=[call(0)])
+    turn = [plain("user", "a"), called, plain("tool", "r", tool_call_id="0"), plain("assistant", "done")]
+    parts = [turn[:1], [*turn[1:], plain("user", "b")], [called, turn[2], plain("assistant", "ok"), plain("user", "c")]]
+    assert check_turn_by_turn(tokenizer, parts, None) == 2
+
+
+def test_a_result_of_a_tool_that_a_user_sends_takes_no_reasoning_away() -> None:
+    tokenizer = loaded("embedded", THINKING_TEMPLATE)
+    assert tokenizer.profile.results == (("<tool_response>", ""),)
+    result = plain("user", "<tool_response>\nr\n</tool_response>")
+    thought = plain("assistant", "b", reasoning_content="why")
+    ends = tokenizer.tokenize(Chat([plain("user", "a"), thought, result])).ends
+    assert list(ends[1:]) == [-1, -1]
+    parts = [[plain("user", "a")], [thought, result, thought, plain("user", "c")]]
+    assert check_turn_by_turn(tokenizer, parts, None) == 1
 
 
 HOISTING_TEMPLATE = """

@@ -25,6 +25,7 @@ from ranvier_py.core.prompts.templates import (
     Affixes,
     Render,
     TemplateProfile,
+    grown,
     history_text,
     is_cut,
     normalise,
@@ -42,6 +43,7 @@ Trial = tuple[list[dict[str, Any]], list[str | None]]
 
 SENTINEL = "Sq7xZ"  # occurs in no template, and no template has a reason to touch it
 MARKERS_TRIED = 4  # of the first and of the last special tokens, quoted in contents
+QUOTING_TRIED = 8  # texts, each with each other, for what makes a user's message no question
 SETTLED_MAX = 3  # leading messages that may depend on tools: Llama 3 puts them into the second
 
 CONTENTS = (
@@ -126,6 +128,27 @@ def tool_chats() -> Iterator[list[dict[str, Any]]]:
             yield [*turn, *turn, plain("user", "Thanks."), plain("assistant", "Gladly."), *turn]
 
 
+def thoughts(text: str) -> Iterator[dict[str, Any]]:
+    """Members of an answer that carry its reasoning, in either way that clients send it back."""
+    yield {"reasoning_content": text}
+    yield {"content": f"<think>\n{text}\n</think>\n\nYes."}
+
+
+def thinking_chats() -> Iterator[list[dict[str, Any]]]:
+    """Conversations with reasoning: before and behind the last question, with calls and without."""
+    for thought in thoughts("I should look."):
+        called, result = calls(1)
+        turn = [plain("user", "Look it up."), {**called, **thought}, result, plain("assistant", "Found it.")]
+        yield [plain("system", "Use tools."), *turn, *turn[:3], *turn[1:3]]
+        yield [
+            *turn,
+            plain("user", "And?"),
+            {**plain("assistant", "That."), **thought},
+            *turn,
+            plain("user", "Thanks."),
+        ]
+
+
 class TemplateProbe:
     """One probing of one template with one tokenizer. `profile()` runs it."""
 
@@ -198,6 +221,7 @@ class TemplateProbe:
                 broken = broken_at
                 continue
             self._profile = replace(self._profile, keeps_turns=True, reasoning_moves=self._moves_reasoning())
+            self._profile = replace(self._profile, results=self._results() if self._profile.reasoning_moves else ())
             return ""
         self._profile = replace(self._profile, hoists_system=False, trailer="", closing=False, affixes={})
         return broken
@@ -240,7 +264,7 @@ class TemplateProbe:
     def _moves_reasoning(self) -> bool:
         """Whether reasoning of an earlier turn is left out, as it is by Qwen3's template."""
         called, result = calls(1)
-        for members in ({"reasoning_content": SENTINEL}, {"content": f"<think>\n{SENTINEL}\n</think>\n\nYes."}):
+        for members in thoughts(SENTINEL):
             for turn in ([plain("assistant", "Yes.")], [called, result]):
                 start = [plain("user", "Why?"), {**turn[0], **members}, *turn[1:]]
                 later = [*start, plain("user", "So?"), plain("assistant", "So."), plain("user", "And?")]
@@ -248,6 +272,22 @@ class TemplateProbe:
                 if early is None or late is None or not late.startswith(early):
                     return True
         return False
+
+    def _results(self) -> tuple[tuple[str, str], ...]:
+        """What a user's message begins and ends with where reasoning before it stays all the same: Qwen3's template
+        takes one in `<tool_response>` for the result of a tool."""
+        found: dict[tuple[str, str], None] = {}
+        for members in thoughts(SENTINEL):
+            start = [plain("user", "Why?"), {**plain("assistant", "Yes."), **members}]
+            for begin, end in product(("", *self._facts.quoting[:QUOTING_TRIED]), repeat=2):
+                if (begin, "") in found or ("", end) in found:
+                    continue
+                text = self._text([*start, plain("user", f"{begin}\nSo?\n{end}")]) or ""
+                if SENTINEL in text:
+                    if not begin and not end:
+                        break  # reasoning of this kind does not move
+                    found[begin, end] = None
+        return tuple(found)
 
     # --- do pieces add up? ------------------------------------------------------------------------------------------
 
@@ -322,11 +362,27 @@ class TemplateProbe:
 
     def _windows_hold(self) -> bool:
         """Whether pieces from a window equal those of the whole conversation, wherever it is cut."""
-        return any(self._text(messages, TOOLS) for messages in tool_chats()) and all(
-            self._window_holds(self._chat(messages, tools), range(self._profile.settled, len(messages)))
-            for messages in self._ordered((*tool_chats(), *plain_chats()))
-            for tools in (None, TOOLS)
+        return (
+            any(self._text(messages, TOOLS) for messages in tool_chats())
+            and all(
+                self._window_holds(self._chat(messages, tools), range(self._profile.settled, len(messages)))
+                for messages in self._ordered((*tool_chats(), *plain_chats()))
+                for tools in (None, TOOLS)
+            )
+            and (not self._profile.reasoning_moves or self._growth_holds())
         )
+
+    def _growth_holds(self) -> bool:
+        """Whether what a conversation with reasoning grows by adds up, wherever it is cut."""
+        profile = replace(self._profile, windows=True)
+        for chat in (self._chat(messages, tools) for messages in thinking_chats() for tools in (None, TOOLS)):
+            text = self._text(chat.messages, chat.tools) or ""
+            for known in range(profile.settled, len(chat.messages)):
+                begin = prefix_end(part(chat, known), text, profile, self._render)
+                pieces = grown(chat, known, profile, self._render) if begin >= 0 else None
+                if pieces is not None and text[begin:] != "".join(piece for piece in pieces if piece is not None):
+                    return False
+        return True
 
     def _window_holds(self, chat: Chat, cuts: Iterable[int]) -> bool:
         try:

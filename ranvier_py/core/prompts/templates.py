@@ -6,7 +6,8 @@ shown that for a template, a new message costs its own piece only:
 - A *plain* message (a role and a string) is its content between two fixed texts, the Affixes of its role: no template
   engine runs.
 - Any other message (tool calls, tool results, parts) is rendered in a short *window*: the leading system message, the
-  messages from the last user message before it, and itself. A piece is what the window's text grows by.
+  messages from the last question before it, and itself. A piece is what the window's text grows by. A message with
+  reasoning that later turns leave out is rendered with all up to the next question, which decides what becomes of it.
 
 Rules: an end that is not a prefix of what follows is no cut, and its text belongs to the next piece; a piece is used
 only where it starts, or the text before it stops, with a marker: a special token that cuts the text for the tokenizer.
@@ -58,8 +59,9 @@ class TemplateProfile:
     `hoists_system`: system messages are rendered before all others, wherever they stand; everything else here was found
     out with chats in which they lead. `settled` messages at the start may depend on the tools. `trailer` is what a text
     without a generation prompt ends with beyond its messages. `closing`: an assistant message is rendered otherwise
-    while it is the last one. `reasoning_moves`: later turns leave out earlier reasoning. `arguments_matter`: extra
-    arguments change pieces. `markers` cut any text, `starter` is the one that starts each message. `quoting` are texts
+    while it is the last one. `reasoning_moves`: later turns leave out earlier reasoning; `results` are what a user's
+    message begins and ends with that begins no such turn (`is_question`). `arguments_matter`: extra arguments change
+    pieces. `markers` cut any text, `starter` is the one that starts each message. `quoting` are texts
     that may make the template treat a content in a special way, `exact` those that may do so only as the whole content.
     """
 
@@ -70,6 +72,7 @@ class TemplateProfile:
     windows: bool = False
     closing: bool = False
     reasoning_moves: bool = False
+    results: tuple[tuple[str, str], ...] = ()
     arguments_matter: bool = False
     trailer: str = ""
     settled: int = 1
@@ -153,6 +156,16 @@ def thinks(message: Message) -> bool:
     return THINK_END in str(message.get("content"))
 
 
+def is_question(message: Message, results: Sequence[tuple[str, str]]) -> bool:
+    """Whether this message begins a turn: each of a user's does but for what a template takes for results of tools."""
+    if message.get("role") != "user":
+        return False
+    content = message.get("content") if results else ""
+    if type(content) is list:
+        content = "\n".join(str(part.get("text")) for part in content if isinstance(part, dict))
+    return not any(str(content).startswith(begin) and str(content).endswith(end) for begin, end in results)
+
+
 def piece_of_plain(message: Message, profile: TemplateProfile) -> str | None:
     """The text of a plain message, or None when it is not plain. The hot path: nothing here runs a template."""
     if len(message) != 2:
@@ -188,7 +201,7 @@ def window_text(chat: Chat, known: int, profile: TemplateProfile, render: Render
     None where what is known does not stay a prefix, or can't be cut there.
     """
     messages = chat.messages
-    start = next((at for at in range(known - 1, -1, -1) if messages[at].get("role") == "user"), 0)
+    start = last_question(messages[:known], profile.results)
     head = list(messages[:1]) if start and messages[0].get("role") == "system" else []
     before = Chat([*head, *messages[start:known]], chat.tools, chat.template)
     whole = Chat([*before.messages, *messages[known:]], chat.tools, chat.template)
@@ -288,6 +301,9 @@ def grown(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> P
             at += 1
             continue
         stop = next((index for index in range(at, len(plain)) if plain[index] is not None), len(plain))
+        if profile.reasoning_moves and any(map(thinks, chat.messages[at:stop])):
+            asking = (is_question(message, profile.results) for message in chat.messages[at:])
+            stop = next((index for index, asks in enumerate(asking, at + 1) if asks), len(plain))
         run = window_pieces(part(chat, stop), at, profile, render) if profile.windows else None
         if run is None:
             return None
@@ -341,10 +357,15 @@ def plain_pieces(tail: Sequence[Message], profile: TemplateProfile) -> Pieces | 
     return texts
 
 
-def stable_count(messages: Sequence[Message]) -> int:
+def last_question(messages: Sequence[Message], results: Sequence[tuple[str, str]]) -> int:
+    """Where the last question stands, or 0."""
+    return next((at for at in range(len(messages) - 1, -1, -1) if is_question(messages[at], results)), 0)
+
+
+def stable_count(messages: Sequence[Message], results: Sequence[tuple[str, str]]) -> int:
     """How many messages stand before reasoning that the next question will remove: that after the last question."""
     count = len(messages)
-    asked = next((at for at in range(count - 1, -1, -1) if messages[at].get("role") == "user"), 0)
+    asked = last_question(messages, results)
     return next((at for at in range(asked, count) if thinks(messages[at])), count)
 
 
