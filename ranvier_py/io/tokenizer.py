@@ -100,6 +100,8 @@ class ChatTokenizer:
             chars_per_token=len(MEASURE) / len(self._encode([MEASURE])[0]),
             probe_report=self._report(),
             hoists_system=self.profile.hoists_system,
+            reasoning_moves=self.profile.reasoning_moves,
+            results=self.profile.results,
         )
 
     @classmethod

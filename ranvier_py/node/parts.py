@@ -133,6 +133,8 @@ def make_router(
         bytes_per_token=facts.chars_per_token,
         digest_seed=secrets.randbits(64),
         hoists_system=facts.hoists_system,
+        reasoning_moves=facts.reasoning_moves,
+        results=facts.results,
     )
     router = Router(
         reader=reader,

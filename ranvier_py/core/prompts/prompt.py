@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
@@ -38,13 +38,17 @@ class Boundary:
     `tokenized`.
 
     `length` is the depth in tokens, `tokens` the same rounded down to a block; estimates until `state` is there. The
-    root of a chain is the empty prefix.
+    root of a chain is the empty prefix. `moves`: it stands behind reasoning that the next question takes out of the
+    rendered text; so this prefix is none of prompts with that question.
     """
 
-    __slots__ = ("_first", "length", "messages", "own_chain", "parent", "state", "text", "token", "tokens")
+    __slots__ = ("_first", "length", "messages", "moves", "own_chain", "parent", "state", "text", "token", "tokens")
 
-    def __init__(self, parent: Boundary | None, text: Fingerprint, length: int, block_tokens: int = 1) -> None:
+    def __init__(
+        self, parent: Boundary | None, text: Fingerprint, length: int, block_tokens: int = 1, *, moves: bool = False
+    ) -> None:
         self.parent = parent
+        self.moves = moves
         self.text = text
         self.messages: int = parent.messages + 1 if parent else 0
         self.length = length
@@ -71,11 +75,12 @@ class Boundary:
         """Count depths from the message before the last `unknown` ones, where others have found out how deep that is:
         estimates know nothing of tools. `depth_of` gives what they found, or 0. Returns whether that changed any.
         """
-        known: Boundary = self
-        for _ in range(unknown):
-            if known.state is not None or known.parent is None:
-                return False
-            known = known.parent
+        walk = self._lasting()
+        if any(boundary.state is not None for boundary in islice(walk, unknown)):
+            return False
+        known = next(walk, None)
+        if known is None:
+            return False
         depth = depth_of(known.text) if known.state is None else 0
         if not depth or depth == known.tokens:
             return False
@@ -98,12 +103,17 @@ class Boundary:
 
     def chain(self) -> Iterator[PrefixKey]:
         """The chain from this end down to its first boundary, deepest first."""
-        return chain.from_iterable(self._chain_by_message())
+        return chain.from_iterable(boundary.own_chain for boundary in self._lasting())
 
-    def _chain_by_message(self) -> Iterator[Sequence[PrefixKey]]:
+    def _lasting(self) -> Iterator[Boundary]:
+        """The boundaries of this chain that are prefixes of this prompt as it is rendered, deepest first."""
         boundary = self
+        while boundary.moves and boundary.parent is not None:  # no question came yet
+            yield boundary
+            boundary = boundary.parent
         while boundary.parent is not None:
-            yield boundary.own_chain
+            if not boundary.moves:
+                yield boundary
             boundary = boundary.parent
 
     def token_chain(self) -> Iterator[PrefixKey]:

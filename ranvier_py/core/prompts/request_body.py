@@ -62,6 +62,7 @@ from ranvier_py.core.prompts.message_ends import (
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
 from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, Note, Prompt, PromptMemory
 from ranvier_py.core.prompts.request_apis import CHAT, LEAD, MESSAGES, RESPONSES, Api, hoisted, pieces_of
+from ranvier_py.core.prompts.templates import is_question, thinks
 
 __all__ = ["Prompt", "PromptReader"]
 
@@ -108,9 +109,10 @@ class PromptReader:
     `identity` is a digest of tokenizer and template: prompts under different ones never match. `bytes_per_token` is for
     estimates until tokens are known. `digest_seed` is a secret of this process, so that nobody can craft two bodies
     with one digest. `hoists_system`: the template renders system messages before all others, so they lead here, too.
+    `reasoning_moves`, `results`: see `TemplateProfile`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
         self,
         texts: TextHasher,
         tokens: TokenHasher,
@@ -120,6 +122,8 @@ class PromptReader:
         bytes_per_token: float,
         digest_seed: int,
         hoists_system: bool = False,
+        reasoning_moves: bool = False,
+        results: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._texts = texts
         self._tokens = tokens
@@ -128,6 +132,8 @@ class PromptReader:
         self._bytes_per_token = bytes_per_token
         self._seed = digest_seed
         self._hoists_system = hoists_system
+        self._reasoning_moves = reasoning_moves
+        self._results = results
         self.digest = texts.digest
         self._namespaces: dict[str, Fingerprint] = {}
         self._token_namespaces = TokenNamespaces(texts, identity)
@@ -375,7 +381,11 @@ class PromptReader:
         if known is not None:
             return known
         length = boundary.length + MESSAGE_OVERHEAD_TOKENS + self._estimate(canonical)
-        return Boundary(boundary, text, length, self._tokens.block_tokens)
+        moves = self._reasoning_moves and self._moves(boundary, message)
+        return Boundary(boundary, text, length, self._tokens.block_tokens, moves=moves)
+
+    def _moves(self, boundary: Boundary, message: Message) -> bool:
+        return thinks(message) or (boundary.moves and not is_question(message, self._results))
 
     def remember(self, prompt: Prompt) -> None:
         """Make the last two message ends of a chat known: the next turn continues at one, a branch at the other.

@@ -276,7 +276,7 @@ class Router:
         pool = found.pool
         backend, reason, tokens = choice
         credit = found.credit.get(backend)
-        tokens = credit.tokens if credit is not None else tokens
+        tokens = min(credit.tokens if credit is not None else tokens, prompt.tokens)
         decided = (
             backend,
             self.registry[backend].name,

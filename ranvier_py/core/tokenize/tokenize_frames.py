@@ -106,7 +106,7 @@ def decode_facts(payload: bytes) -> tuple[Sequence[str], Sequence[str], Tokenize
     """(problems, warnings, facts): facts if there are no problems. Raises BadResults."""
     try:
         problems, warnings, fields = msgpack.unpackb(payload)
-        facts = None if problems else TokenizerFacts(*fields)
+        facts = None if problems else TokenizerFacts(*fields[:-1], tuple((begin, end) for begin, end in fields[-1]))
     except (ValueError, TypeError, msgpack.UnpackException) as failure:
         raise BadResults("no facts") from failure
     return problems, warnings, facts

@@ -46,6 +46,7 @@ class TokenizerFacts:
         keeps_turns: earlier turns stay a prefix of later ones in the rendered text (not in Mistral's templates).
         incremental: tokens of new messages alone are exact.
         hoists_system: system messages are rendered before all others, wherever they stand (DeepSeek's templates).
+        reasoning_moves, results: which reasoning later turns leave out, see `templates.TemplateProfile`.
         chars_per_token: characters of English and code per token.
         probe_report: one line for the log: what was found and why.
     """
@@ -56,6 +57,8 @@ class TokenizerFacts:
     chars_per_token: float
     probe_report: str = ""
     hoists_system: bool = False
+    reasoning_moves: bool = False
+    results: Sequence[tuple[str, str]] = ()
 
 
 class TokenizeJob(NamedTuple):

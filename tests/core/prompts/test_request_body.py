@@ -31,10 +31,19 @@ class Remembering(PromptReader):
         return prompt
 
 
-def reader(*, identity: str = "tokenizer", entries_max: int = 1000, key: bytes = KEY) -> PromptReader:
-    memory = PromptMemory(entries_max)
-    hasher = TextHasher(key)
-    return Remembering(hasher, TokenHasher(key), memory, identity=identity, bytes_per_token=4.0, digest_seed=11)
+def reader(
+    *, identity: str = "tokenizer", entries_max: int = 1000, key: bytes = KEY, reasoning_moves: bool = False
+) -> PromptReader:
+    return Remembering(
+        TextHasher(key),
+        TokenHasher(key),
+        PromptMemory(entries_max),
+        identity=identity,
+        bytes_per_token=4.0,
+        digest_seed=11,
+        reasoning_moves=reasoning_moves,
+        results=(("<tool_response>", "</tool_response>"),),
+    )
 
 
 def chat_body(messages: Sequence[object], style: str = "openai", **fields: object) -> bytes:
@@ -53,6 +62,38 @@ def turns(count: int, words: str = "word") -> list[dict[str, Any]]:
 
 def texts(prompt: Prompt) -> list[int]:
     return [text for _, _, text in prompt.end.chain() if text]
+
+
+THOUGHT = {"role": "assistant", "content": "", "reasoning_content": "I look.", "tool_calls": [{"id": "1"}]}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "found"}
+
+
+@pytest.mark.parametrize(
+    "result", [RESULT, {"role": "user", "content": "<tool_response>\nfound\n</tool_response>"}], ids=["tool", "user"]
+)
+def test_what_a_question_takes_the_reasoning_from_is_no_prefix_of_its_prompt(result: dict[str, Any]) -> None:
+    """Qwen3's template leaves out what was thought before the last question, so the text changes there."""
+    at = reader(reasoning_moves=True)
+    opened = [*turns(1), THOUGHT, result]
+    closed = [*opened, {"role": "assistant", "content": "done"}, {"role": "user", "content": "again"}]
+    first = texts(at.chat(chat_body(opened)))
+    assert len(first) == 4
+    assert texts(at.chat(chat_body([*opened, THOUGHT, result])))[2:] == first, "as long as no question comes"
+    later = texts(at.chat(chat_body(closed)))
+    assert later[1:] == first[2:]
+    longer = texts(at.chat(chat_body([*closed, THOUGHT, result])))
+    assert longer[2:] == later, "turn by turn"
+    assert texts(reader(reasoning_moves=True).chat(chat_body([*closed, THOUGHT, result]))) == longer, "and at once"
+    assert len(texts(reader().chat(chat_body(closed)))) == 6, "other templates keep it"
+
+
+def test_depths_are_corrected_along_what_is_a_prefix() -> None:
+    prompt = reader(reasoning_moves=True).chat(
+        chat_body([*turns(1), THOUGHT, RESULT, {"role": "user", "content": "again " * 40}])
+    )
+    question, first = [text for _, _, text in prompt.end.chain()][:2]
+    assert prompt.end.correct(1, {question: 0, first: 640}.get)  # the two between are no prefix
+    assert [tokens > 640 for tokens, _, _ in prompt.end.chain()] == [True, False, False]
 
 
 CONTENT = st.one_of(

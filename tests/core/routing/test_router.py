@@ -74,6 +74,16 @@ def test_the_next_turn_goes_where_the_last_one_was_served() -> None:
     assert second.decision.source == "text"
 
 
+def test_no_more_is_predicted_than_the_prompt_has() -> None:
+    """Where later turns leave something out, a route may be deeper than a longer prompt."""
+    router = make_router()
+    prompt = router.read(CHAT_PATH, chat("one"))
+    found = router.find(prompt, 0.0)
+    holder = Holder(found.pool.ids[0], prompt.tokens + 64, Trust.LOCAL)
+    decision = router.place(prompt, found._replace(holders=[holder], source="text"))
+    assert decision.matched_tokens == prompt.tokens
+
+
 def messages(*sizes: tuple[str, int]) -> bytes:
     """A chat of these roles and characters, of which four make a token."""
     made = [{"role": role, "content": f"{size} {role} ".ljust(size, "x")} for role, size in sizes]

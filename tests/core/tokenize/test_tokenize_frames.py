@@ -89,7 +89,9 @@ def test_results_arrive_as_they_left(results: list[TokenizeResult], keyed: list[
 
 def test_facts_or_problems_arrive_as_they_left() -> None:
     facts = TokenizerFacts(
-        "identity", keeps_turns=True, incremental=False, chars_per_token=4.5, probe_report="why", hoists_system=True
+        *("identity", True, False, 4.5, "why", True),
+        reasoning_moves=True,
+        results=(("<tool_response>", "</tool_response>"),),
     )
     assert decode_facts(body(encode_facts(facts, ["slow hub"]))) == ([], ["slow hub"], facts)
     assert decode_facts(body(encode_problems(["no such file"], ["slow hub"]))) == (["no such file"], ["slow hub"], None)
