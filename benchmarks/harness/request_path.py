@@ -86,7 +86,7 @@ class ByteTokenizer:
     def tokenize_tails(self, jobs: Sequence[TailJob]) -> Sequence[TokenizedChat]:
         return [self.tokenize(Chat(job.tail)) for job in jobs]
 
-    def tokenize_text(self, text: str) -> TokenIds:
+    def tokenize_text(self, text: str, *, bare: bool = False) -> TokenIds:  # noqa: ARG002
         data = text.encode()
         return np.frombuffer(data[: len(data) // BYTES_PER_TOKEN * BYTES_PER_TOKEN], dtype=np.uint32)
 

@@ -155,9 +155,10 @@ class ChatTokenizer:
             for job, pieces in zip(jobs, found, strict=True)
         ]
 
-    def tokenize_text(self, text: str) -> TokenIds:
-        """A prompt of /v1/completions, with the special tokens the tokenizer adds. Raises TemplateRefused."""
-        return np.array(self._encode([text], added=True)[0], dtype=np.uint32)
+    def tokenize_text(self, text: str, *, bare: bool = False) -> TokenIds:
+        """A prompt of /v1/completions, with the special tokens the tokenizer adds but for a bare one. Raises
+        TemplateRefused."""
+        return np.array(self._encode([text], added=not bare)[0], dtype=np.uint32)
 
     def render(self, chat: Chat, *, generation: bool) -> str:
         """The text of a chat as the engine renders it. Raises TemplateRefused."""

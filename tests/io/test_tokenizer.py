@@ -464,6 +464,18 @@ def test_plain_prompts_get_the_special_tokens_that_the_tokenizer_adds() -> None:
     assert loaded("embedded", "").tokenize_text("Hello").dtype == np.uint32
 
 
+def test_a_text_that_asks_for_no_special_tokens_gets_none() -> None:
+    """Clients that render chats themselves have them in the text."""
+    llama, hasher = loaded("llama3", ""), TokenHasher(b"k" * 32)
+    at = PromptReader(TextHasher(b"k" * 32), hasher, PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=1)
+    lengths = []
+    for more in ({}, {"add_special_tokens": False}):
+        prompt = at.completion(json.dumps({"model": "m", "prompt": "Hello, who are you?", **more}).encode())
+        [result] = TokenizeService(llama, hasher).results([job_of(prompt)[1]])
+        lengths.append(result.segments[-1].state.tokens)
+    assert lengths[0] == lengths[1] + 1
+
+
 def test_what_cannot_be_loaded_is_a_problem_of_the_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"can't be loaded: there is no tokenizer\.json in it"):
         ChatTokenizer.load(str(tmp_path))

@@ -54,7 +54,7 @@ class WordTokenizer:
         self.tails += len(jobs)
         return [tokens_of(job.tail) for job in jobs]
 
-    def tokenize_text(self, text: str) -> TokenIds:
+    def tokenize_text(self, text: str, *, bare: bool = False) -> TokenIds:
         return words_of(text)
 
 

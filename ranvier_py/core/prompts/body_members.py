@@ -44,6 +44,92 @@ ACCOUNT_SESSION = re.compile(r"user_[0-9A-Za-z]+_account_[0-9A-Za-z-]*_session_(
 LiteLLM hands it on to engines as `user`."""
 
 
+TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
+EFFORT_FIELDS = ("reasoning_effort", "reasoning", "thinking", "output_config")
+STORED_FIELDS = ("previous_response_id", "conversation")
+CACHE_FIELDS = ("extra_key", "mm_processor_kwargs", "media_io_kwargs")
+NAMESPACE_FIELDS = (
+    *("model", "cache_salt", "lora_path", "tools", "tool_choice", "add_special_tokens"),
+    *(*TEMPLATE_FIELDS, *EFFORT_FIELDS, *STORED_FIELDS, *CACHE_FIELDS),
+)
+"""Members of a body that change the rendered text as a whole, or that keep caches apart: the namespace of texts. That
+of tokens is `prompts.namespaces`, of which CACHE_FIELDS are part, too: SGLang's own key of a cache, and what makes
+other tokens of the same media. STORED_FIELDS name a history that an engine keeps and no body shows."""
+
+REPLACING = {
+    "chat": ("input_ids",),
+    "completion": ("prompt_embeds",),
+    "generate": ("input_embeds", "image_data", "video_data", "audio_data"),
+}
+"""Members of each API that engines take instead of what we read, or into it."""
+
+
+def names_stored(fields: Mapping[str, Any]) -> bool:
+    """Whether a history that an engine keeps comes before these members' own."""
+    return any(fields.get(name) for name in STORED_FIELDS)
+
+
+def replaces_prompt(fields: Mapping[str, Any], api: str) -> str:
+    """Why what we would read of these members is not what the engine computes; empty where it is.
+
+    A session that `session_params` name by an `id` is one that SGLang keeps, and puts before the prompt.
+    """
+    if any(fields.get(name) is not None for name in REPLACING.get(api, ())):
+        return "members"
+    return "stored" if member_of(fields.get("session_params"), "id") else ""
+
+
+def namespace_member(name: str, value: Any) -> Any:
+    """What of a member is part of a namespace; nothing for what says no more than its absence. Of what comes out of
+    here the same comes out again."""
+    if name == "tool_choice":
+        return limited_tools(value)
+    if name == "add_special_tokens":
+        return str(value) if value is not None else None
+    if name == "reasoning_effort" and type(value) in (int, float):
+        return str(value)
+    if type(value) is dict:
+        if name == "reasoning":
+            kept = [value.get(each) for each in ("effort", "reasoning_effort", "enabled", "enable")]
+            return kept if any(each is not None for each in kept) else None
+        if name == "thinking":
+            return value.get("type")
+        if name == "output_config":
+            return value.get("effort")
+    return value
+
+
+def limited_tools(choice: Any) -> Any:
+    """Which tools a `tool_choice` leaves, as far as an engine may render no others; nothing where it leaves all."""
+    if type(choice) is dict and choice.get("type") in ("auto", "any", "none"):  # as Anthropic's API has them
+        choice = choice["type"]
+    return None if choice in ("auto", "any", "required") else choice
+
+
+def effort_of(fields: Mapping[str, Any]) -> Any:
+    """How much reasoning these members ask for, as vLLM makes a `reasoning_effort` of them."""
+    disabled = "none" if member_of(fields.get("thinking"), "type") == "disabled" else None
+    for effort in (
+        fields.get("reasoning_effort"),
+        member_of(fields.get("reasoning"), "effort"),
+        member_of(fields.get("output_config"), "effort"),
+    ):
+        if effort is not None:
+            return effort
+    return disabled
+
+
+def template_members(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Extra arguments of the template, as vLLM derives them (chat_completion/protocol.py, `build_chat_params`)."""
+    found = {name: fields[name] for name in TEMPLATE_FIELDS if fields.get(name)}
+    effort = effort_of(fields)
+    if effort is not None:
+        given = found.get("chat_template_kwargs")
+        own = given if type(given) is dict else {}
+        found["chat_template_kwargs"] = {"enable_thinking": effort != "none", **own, "reasoning_effort": effort}
+    return found
+
+
 def misfit(fields: Mapping[str, Any], messages: object, size: int) -> str:
     """Why these members and messages of a body of `size` bytes are no chat to us; empty where they are one."""
     if not isinstance(messages, list) or not messages or not are_objects(messages):

@@ -1,12 +1,13 @@
 """Which prompts may share a cache: the namespace of token fingerprints; and Continuum's key of a prompt's opening.
 
-Two prompts of equal tokens share the cache of an engine if they have the same model or adapter and the same salt, and
-for nothing else: tools, templates and documents show in the tokens themselves. The engine's own events say no more than
-that either, so what they tell of and what requests ask for meet in one namespace. Tokenizer and cluster secret are in
-it too, for they decide what a token number means, and who can make fingerprints.
+Two prompts of equal tokens share the cache of an engine if they have the same model or adapter, the same salt and, in
+SGLang, the same `extra_key`, and for nothing else: tools, templates and documents show in the tokens themselves; what
+media are processed with does not, so it is part of the namespace. The engine's own events say no more than that either,
+so what they tell of and what requests ask for meet in one namespace. Tokenizer and cluster secret are in it too, for
+they decide what a token number means, and who can make fingerprints.
 
 Rules: an adapter is a name like that of a model: who has one is asked for by it alone (vLLM's `model`, SGLang's
-`lora_path`). A namespace is a sum of two keyed numbers, of the name and of the salt: so a fingerprint under one name
+`lora_path`). A namespace is a sum of keyed numbers, of the name, the salt and the rest: so a fingerprint under one name
 can be carried over to another name of the same engine (`TokenHasher.renamed`), whatever its salt.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 import orjson
 
 from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.body_members import CACHE_FIELDS
 from ranvier_py.core.prompts.fingerprint import MASK, TextHasher
 
 OPENING_BYTES_MAX = 1024  # Continuum's max_prefix_length
@@ -39,8 +41,11 @@ class TokenNamespaces:
     def of_fields(self, fields: Mapping[str, Any]) -> Fingerprint:
         """That of a request's body. Raises TypeError for values beyond JSON, UnicodeError as above."""
         name = self._number("tokens", fields.get("lora_path") or fields.get("model") or "")
-        salt = fields.get("cache_salt")
-        return Fingerprint((name + self._number("salt", salt)) & MASK or 1) if salt else name
+        apart = [("salt", salt)] if (salt := fields.get("cache_salt")) else []
+        apart += [(field, value) for field in CACHE_FIELDS if (value := fields.get(field))]
+        if not apart:
+            return name
+        return Fingerprint((name + sum(self._number(*each) for each in apart)) & MASK or 1)
 
     def _number(self, what: str, value: object) -> Fingerprint:
         plain = value if type(value) is str else orjson.dumps(value).decode()

@@ -191,7 +191,8 @@ class Prompt:
     `tail` are the messages after `base`, the deepest boundary that was known when
     the body was read; none where they would be too many objects to keep. `note` is what `remember` needs.
     `stream_options` is one of ABSENT, OWN and OPEN; `prefix_len` what a request names so, 0 for nothing. `salt` is the
-    `cache_salt` that engines are to get instead of its own; empty where that stands. `previous` is the stored response
+    `cache_salt` that engines are to get instead of its own; empty where that stands. `bare`: a text to which no special
+    tokens are added. `previous` is the stored response
     that it goes on from, `stores` whether its own may be stored, `session_name` what its body calls its session. `kept`
     and `session` are those as `routing.owners` has them, or 0; `sub_agent`: it is of one that the session
     began. `client` is who sent it, as `known_clients` has it; `rules` those that would change its body, as
@@ -209,6 +210,7 @@ class Prompt:
     stream_options: str = ABSENT
     prefix_len: int = 0
     salt: str = ""
+    bare: bool = False
     note: Note | None = None
     api: str = ""
     previous: str = ""

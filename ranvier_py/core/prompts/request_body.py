@@ -36,6 +36,8 @@ from ranvier_py.core.prompts.body_json import (
 )
 from ranvier_py.core.prompts.body_members import (
     MESSAGES_MAX,
+    NAMESPACE_FIELDS,
+    STORED_FIELDS,
     TRUNCATE,
     are_few,
     are_objects,
@@ -44,7 +46,10 @@ from ranvier_py.core.prompts.body_members import (
     is_short,
     may_be_cut,
     misfit,
+    names_stored,
+    namespace_member,
     prefix_len,
+    replaces_prompt,
     session_name,
     stream_options,
     token_ids,
@@ -66,13 +71,7 @@ from ranvier_py.core.prompts.templates import is_question, thinks
 
 __all__ = ["Prompt", "PromptReader"]
 
-TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
-STORED_FIELDS = ("previous_response_id", "conversation")
-NAMESPACE_FIELDS = ("model", "cache_salt", "lora_path", "tools", *TEMPLATE_FIELDS, *STORED_FIELDS)
-"""Members of a body that change the rendered text as a whole, or that keep caches apart: the namespace of texts. That
-of tokens is `prompts.namespaces`. STORED_FIELDS name a history that an engine keeps and no body shows."""
-
-NAMESPACE, STORED = frozenset(NAMESPACE_FIELDS), frozenset(STORED_FIELDS)
+NAMESPACE = frozenset(NAMESPACE_FIELDS)
 PIECES_MAX = 2 * MESSAGES_MAX  # parts of contents that are made into messages, in all; each has two bytes at least
 
 REPARSED_BYTES_MAX = UNCOUNTED_BYTES_MAX
@@ -91,11 +90,6 @@ new = tuple.__new__
 
 MESSAGE_OVERHEAD_TOKENS = 5  # markers and role of one message in ChatML and Llama 3, for estimates alone
 NAMESPACES_MAX = 1024  # cached fingerprints of namespaces that are a model's name alone
-
-
-def names_stored(fields: Mapping[str, Any]) -> bool:
-    """Whether a history that an engine keeps comes before these members' own."""
-    return not STORED.isdisjoint(fields) and any(fields.get(name) for name in STORED_FIELDS)
 
 
 def is_tangled(items: Sequence[Message], api: Api) -> bool:
@@ -161,7 +155,7 @@ class PromptReader:
             return prompt
         fields = load_object(body)
         items = api.items(fields)
-        reason = misfit(fields, items, len(body))
+        reason = misfit(fields, items, len(body)) or replaces_prompt(fields, api.name)
         if not reason and is_tangled(items, api):
             reason = "messages"
         if not reason and api is RESPONSES and names_stored(fields):
@@ -190,8 +184,9 @@ class PromptReader:
         ids = token_ids(text)
         if ids is None and not (isinstance(text, str) and text):
             return self._opaque(fields, body, tenant, "schema")
-        if not has_name(fields):
-            return self._opaque(fields, body, tenant, "model")
+        reason = replaces_prompt(fields, api) if has_name(fields) else "model"
+        if reason:
+            return self._opaque(fields, body, tenant, reason)
         try:
             root = self._root(fields, tenant)
             data = ids.tobytes() if ids is not None else str(text).encode()
@@ -205,6 +200,7 @@ class PromptReader:
         self.memory.keep(end)
         prompt = self._prompt("completion", fields, body, tenant, end, root, ())
         prompt.api, prompt.has_more = api, has_more
+        prompt.bare = fields.get("add_special_tokens") is False
         return prompt
 
     def other(self, body: bytes, tenant: bytes = b"") -> Prompt:
@@ -265,7 +261,7 @@ class PromptReader:
             alone = NAMESPACE.isdisjoint(members) and api.lead not in members
             if not (alone and known.alone) and not self._is_same(known, fields, tenant):
                 return None
-            if api is RESPONSES and names_stored(fields):
+            if (api is RESPONSES and names_stored(fields)) or replaces_prompt(members, api.name):
                 return None
             if self._hoists_system and any(item.get("role") == "system" for item in items):
                 return None  # it goes before what is known
@@ -473,9 +469,9 @@ class PromptReader:
     def _reduced(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The members that name the namespace; large ones as a digest (bytes, which JSON has not), to keep none."""
         return {
-            name: value if is_short(value := fields[name]) else self._texts.digest(orjson.dumps(value))
+            name: value if is_short(value) else self._texts.digest(orjson.dumps(value))
             for name in NAMESPACE_FIELDS
-            if fields.get(name)
+            if name in fields and (value := namespace_member(name, fields[name]))
         }
 
     def _estimate(self, text: bytes) -> int:

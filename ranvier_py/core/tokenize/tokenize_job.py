@@ -79,6 +79,7 @@ class TokenizeJob(NamedTuple):
     answer: bytes | None = None  # as it was relayed
     streamed: bool = False
     chunked: bool = False
+    bare: bool = False  # a text as it is, without special tokens
 
 
 class TokenizeResult(NamedTuple):
@@ -101,9 +102,8 @@ def job_of(
     state, root = ancestor.state, end.root().state if body else ancestor.state
     assert state is not None
     assert root is not None
-    return ancestor, TokenizeJob(
-        prompt.api, end.length, ancestor.messages, state, root.total, content, body, answer, prompt.stream, chunked
-    )
+    place = (prompt.api, end.length, ancestor.messages, state, root.total)
+    return ancestor, TokenizeJob(*place, content, body, answer, prompt.stream, chunked, prompt.bare)
 
 
 def contents(prompt: Prompt, ancestor: Boundary, *, with_body: bool) -> tuple[bytes | None, bytes]:

@@ -13,10 +13,10 @@ import orjson
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer, read_answer
 from ranvier_py.core.errors import TemplateRefused
+from ranvier_py.core.prompts.body_members import limited_tools, template_members
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, media_of
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, Api, hoisted
-from ranvier_py.core.prompts.request_body import TEMPLATE_FIELDS
 from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, Status, TokenizeJob, TokenizeResult
 
 TEXTS = ("completion", "generate")
@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
 
     def tokenize(self, chat: Chat) -> TokenizedChat: ...
     def tokenize_tails(self, jobs: Sequence[TailJob]) -> Sequence[TokenizedChat | None]: ...
-    def tokenize_text(self, text: str) -> TokenIds: ...
+    def tokenize_text(self, text: str, *, bare: bool = False) -> TokenIds: ...
 
 
 class TokenizeWork:
@@ -88,7 +88,7 @@ class TokenizeWork:
         if self.job.length > TOKENS_MAX:
             raise TemplateRefused("the prompt is too long")
         if self.job.kind in TEXTS:
-            ids = tokenizer.tokenize_text((self.job.content or b"").decode())
+            ids = tokenizer.tokenize_text((self.job.content or b"").decode(), bare=self.job.bare)
             self.tokenized = TokenizedChat(ids, [len(ids)], "rendered")
         else:
             chat = self.chat()
@@ -183,9 +183,12 @@ class TokenizeService:
 
 
 def chat_of(body: bytes, api: Api = CHAT) -> Chat:
-    """The whole conversation of a body."""
+    """The whole conversation of a body. Raises TemplateRefused where engines render it each in its own way."""
     fields = orjson.loads(body)
-    template = {name: fields[name] for name in TEMPLATE_FIELDS if fields.get(name)}
+    if fields.get("add_special_tokens"):
+        raise TemplateRefused("the tokenizer is to add to what the template prints")
+    if fields.get("tools") and limited_tools(fields.get("tool_choice")):
+        raise TemplateRefused("some of the tools may not be chosen")  # SGLang renders the others, vLLM all as a rule
     items, members = api.items(fields), api.members(fields)
     lead = members.get(LEAD, ()) if api.lead else ()
-    return Chat([*lead, *api.chat(items)], members.get("tools") or None, template)
+    return Chat([*lead, *api.chat(items)], members.get("tools") or None, template_members(fields))

@@ -86,6 +86,22 @@ def test_models_adapters_and_salts_keep_tokens_apart() -> None:
     assert all(tokens_of(one).isdisjoint(tokens_of(other)) for one, other in combinations(ends, 2))
 
 
+def test_an_engines_own_key_and_the_processing_of_media_keep_tokens_and_texts_apart() -> None:
+    """SGLang's `extra_key` names a cache of its own; other `num_crops` make other tokens of the same image."""
+    texts = reader()
+    bodies = (
+        {},
+        {"extra_key": "a"},
+        {"extra_key": "b"},
+        {"cache_salt": "a"},
+        {"mm_processor_kwargs": {"num_crops": 4}},
+    )
+    ends = [tokenized(chat(texts, 2, **fields)) for fields in (*bodies, {"media_io_kwargs": {"num_crops": 4}})]
+    for one, other in combinations(ends, 2):
+        assert tokens_of(one).isdisjoint(tokens_of(other))
+        assert texts_of(one).isdisjoint(texts_of(other))
+
+
 def test_what_an_engine_reports_of_an_adapter_is_found_by_requests_for_it() -> None:
     """vLLM has the adapter as the model of a request, SGLang as its `lora_path`; events name both."""
     texts = reader()
