@@ -227,12 +227,19 @@ def tool_of_schema(tool: Mapping[str, Any]) -> Any:
     """A tool of /v1/messages as a chat has it; one that the engine is to know by its type as it came."""
     if "input_schema" not in tool or tool.get("type", "custom") != "custom":
         return {key: value for key, value in tool.items() if key != "cache_control"}
-    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
-    others = {key: value for key, value in tool.items() if key not in TOOL_MEMBERS}
-    return {"type": "function", "function": {key: value for key, value in function.items() if value}, **others}
+    function = {FUNCTION_MEMBERS[key]: tool[key] for key in FUNCTION_MEMBERS if tool.get(key) is not None}
+    others = {key: value for key, value in tool.items() if key not in (*FUNCTION_MEMBERS, "cache_control", "type")}
+    return {"type": "function", "function": function, **others}
 
 
-TOOL_MEMBERS = ("name", "description", "input_schema", "cache_control", "type")
+FUNCTION_MEMBERS = {
+    "name": "name",
+    "description": "description",
+    "input_schema": "parameters",
+    "strict": "strict",
+    "defer_loading": "defer_loading",
+}
+"""Members of a tool of /v1/messages that are those of a function, as vLLM has it, and how they are called there."""
 
 
 # --- responses --------------------------------------------------------------------------------------------------------

@@ -147,6 +147,23 @@ def parse_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
+def normalise_tool(tool: Any) -> Any:
+    """A tool as vLLM gives it to the template, whatever a client left out, added or put first; no function as it came.
+
+    SGLang keeps the client's order and adds a member of its own (`defer_loading`), so tokens of prompts with tools are
+    no more than estimates there.
+    """
+    function = tool.get("function") if type(tool) is dict and tool.get("type", "function") == "function" else None
+    if type(function) is not dict:
+        return tool
+    found = {name: function.get(name) for name in ("name", "description", "parameters")}
+    deferred = tool.get("defer_loading")
+    more = {"strict": function.get("strict"), "defer_loading": function.get("defer_loading", deferred)}
+    found.update({name: value for name, value in more.items() if value is not None})
+    outer = {"type": "function", "function": found}
+    return outer if deferred is None else {**outer, "defer_loading": deferred}
+
+
 def thinks(message: Message) -> bool:
     """Whether a message carries reasoning, which later turns may leave out."""
     if message.get("role") != "assistant":

@@ -17,6 +17,7 @@ from ranvier_py.core.prompts.body_members import limited_tools, template_members
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, media_of
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, Api, hoisted
+from ranvier_py.core.prompts.templates import normalise_tool
 from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, Status, TokenizeJob, TokenizeResult
 
 TEXTS = ("completion", "generate")
@@ -191,4 +192,5 @@ def chat_of(body: bytes, api: Api = CHAT) -> Chat:
         raise TemplateRefused("some of the tools may not be chosen")  # SGLang renders the others, vLLM all as a rule
     items, members = api.items(fields), api.members(fields)
     lead = members.get(LEAD, ()) if api.lead else ()
-    return Chat([*lead, *api.chat(items)], members.get("tools") or None, template_members(fields))
+    tools = [normalise_tool(tool) for tool in members.get("tools") or ()]
+    return Chat([*lead, *api.chat(items)], tools or None, template_members(fields))

@@ -277,6 +277,34 @@ def test_a_conversation_is_tokenized_as_the_chat_that_engines_make_of_it() -> No
     assert plain[0] == plain[1]
 
 
+def test_tools_are_rendered_as_vllm_dumps_them_however_clients_write_them() -> None:
+    """Made with vLLM 0.32: ChatCompletionToolsParam(**tool).model_dump()."""
+    whole = {"name": "f", "description": None, "parameters": SCHEMA}
+
+    def rendered(api: Api, tool: Item) -> Any:
+        tools = chat_of(body_of(api, [user("hi")], tools=[tool]), api).tools
+        assert tools is not None
+        return json.dumps(tools[0])
+
+    def dumped(**more: object) -> str:
+        return json.dumps({"type": "function", "function": {**whole, **more}})
+
+    for spelled in ({"parameters": SCHEMA, "name": "f"}, {"x": 1, "name": "f", "parameters": SCHEMA, "strict": None}):
+        for tool in ({"type": "function", "function": spelled}, {"function": spelled, "type": "function", "x": 1}):
+            assert rendered(CHAT, tool) == dumped()
+        assert rendered(RESPONSES, {"type": "function", **spelled}) == dumped()
+    assert rendered(MESSAGES, {"input_schema": SCHEMA, "name": "f"}) == dumped()
+    assert rendered(MESSAGES, {"name": "f", "description": "", "input_schema": SCHEMA}) == dumped(description="")
+    strict = {"strict": True, "name": "f"}
+    assert rendered(CHAT, {"type": "function", "function": strict}) == dumped(parameters=None, strict=True)
+    assert rendered(MESSAGES, {**strict, "input_schema": SCHEMA}) == dumped(strict=True)
+    deferred = {"type": "function", "function": {"name": "f"}, "defer_loading": True}
+    inner = {**whole, "parameters": None, "defer_loading": True}
+    assert rendered(CHAT, deferred) == json.dumps({"type": "function", "function": inner, "defer_loading": True})
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    assert rendered(MESSAGES, search) == json.dumps(search), "no function"
+
+
 @pytest.mark.parametrize("members", [{"system": "Be long."}, {"tools": CLAUDE_TOOLS}, {"cache_salt": "a"}])
 @pytest.mark.parametrize("behind", [False, True])
 def test_what_leads_decides_every_boundary_wherever_it_stands(members: Item, behind: bool) -> None:
