@@ -211,7 +211,7 @@ class Pipeline:
         body = request.body if mended is None else mended.body
         prompt = router.read(path, body, tenant, fields.session)
         if mended is not None:
-            prompt.rules = mended.uses
+            prompt.rules = [use._replace(tenant=tenant) for use in mended.uses]
         if fields.multipart and not prompt.model:
             prompt.model = form_model(request.body)
         prompt.client, prompt.sub_agent = fields.client, fields.sub_agent

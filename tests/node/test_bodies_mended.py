@@ -160,8 +160,10 @@ async def test_an_agent_whose_nonce_is_dropped_reuses_what_it_would_without_one(
 
 
 async def sessions(node: Node, count: int, first: int = 0) -> None:
+    """Of two requests each."""
     for number in range(first, first + count):
-        await ask(node, body(number, f"Question {number}?"), f"session {number}")
+        for nonce in (number, 0x1000 + number):
+            await ask(node, body(nonce, f"Question {number}?"), f"session {number}")
 
 
 def trial_of(view: dict[str, Any]) -> dict[str, Any]:
@@ -212,8 +214,8 @@ async def test_a_rule_that_helps_nothing_is_turned_off_with_a_warning_and_bodies
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with node_lab(engines=1, client_rule_sessions=20, **useless_rule(tmp_path), **SECRET) as node:
-        for number in range(30):
-            await ask(node, body(7), f"session {number}")
+        for number in range(60):
+            await ask(node, body(7), f"session {number // 2}")
         view = await node.until("/admin/clients", lambda view: trial_of(view).get("state") == "off")
         assert "where it left sessions alone" in trial_of(view)["why"]
         before = await metrics(node)
@@ -233,8 +235,8 @@ async def test_a_rule_that_one_node_turned_off_is_off_on_its_peers(
 ) -> None:
     async with cluster_lab(tmp_path, engines=1) as place:
         nodes = await place.cluster(2, client_rule_sessions=20, **useless_rule(tmp_path))
-        for number in range(30):
-            await ask(nodes[0], body(7), f"session {number}")
+        for number in range(60):
+            await ask(nodes[0], body(7), f"session {number // 2}")
         view = await nodes[1].until("/admin/clients", lambda view: trial_of(view).get("state") == "off")
         name = (await nodes[0].ask("/admin/cluster"))["name"]
         assert trial_of(view)["node"] == name

@@ -6,16 +6,21 @@ acted. In both groups only bodies that the rule would change count. A rule that 
 `sessions` sessions, or no longer does in as many later ones, is off for that client and model until an operator changes
 the rules. Of a body nothing but its counts is kept.
 
+No client decides that for all. A session counts from its second answer on, whatever was reused: session names can be
+made up, one for each request. Sessions of which nothing was reused in either group decide nothing. Where tenants are
+told apart, one of them adds a share of the sessions at most (TENANTS_MIN).
+
 One node's verdict holds on all nodes that have the same rules (`core/gossip/rule_verdicts.py`). Otherwise some nodes
 would mend a session's bodies and others would not, which breaks its prefix. Of two verdicts the one later in MEASURING,
 PROVED, OFF holds, in whatever order they arrive.
 
 A body that cannot be read within bounds is forwarded unchanged. Bounds: TRIALS_MAX trials, SESSIONS_FACTOR * `sessions`
-sessions in each.
+sessions in each, and as many that do not count yet, of which the oldest is dropped.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -37,6 +42,9 @@ TRIALS_MAX = 256
 MODEL_BYTES_MAX = 1024
 SESSIONS_FACTOR = 4
 """A trial with too few sessions left alone to compare with waits for this many times `sessions`."""
+
+TENANTS_MIN = 4
+"""Where tenants are told apart, a judgement needs sessions of so many: each adds at most this part of them."""
 
 GROUP_MIN = 3  # sessions that a group's variance needs
 CERTAIN = 1.645
@@ -73,11 +81,13 @@ class Engines(NamedTuple):
 
 
 class RuleUse(NamedTuple):
-    """A rule that would change a body. `changed`: it did; else the session is left alone. `session` is a digest."""
+    """A rule that would change a body. `changed`: it did; else the session is left alone. `session` is a digest,
+    `tenant` whose it is; empty where none are told apart."""
 
     rule: str
     session: int
     changed: bool
+    tenant: bytes = b""
 
 
 class Mended(NamedTuple):
@@ -141,17 +151,36 @@ class Trial:
         self.reused_alone: float | None = None
         self._options = options
         self._changed, self._alone = Group(), Group()
+        self._tenants: Counter[bytes] = Counter()  # sessions of each that count
+        self.left_out = 0  # answers in sessions of a tenant that had added its share
+        self.waiting: BoundedDict[RuleUse, list[int]] = BoundedDict(SESSIONS_FACTOR * options.sessions)
 
     @property
     def count(self) -> tuple[int, int]:
         """Sessions since the last judgement: (changed, left alone)."""
         return len(self._changed.sessions), len(self._alone.sessions)
 
+    def _counts_of(self, use: RuleUse) -> list[int] | None:
+        """What was counted of a session, which goes into its group at the second answer; None where it is not to."""
+        sessions = (self._changed if use.changed else self._alone).sessions
+        if use.session in sessions:
+            return sessions[use.session]
+        waiting = self.waiting.pop(use, None)
+        if waiting is None:
+            self.waiting[use] = [0, 0]
+            return self.waiting[use]
+        if use.tenant and self._tenants[use.tenant] * TENANTS_MIN >= self._options.sessions:
+            self.left_out += 1
+            return None
+        self._tenants[use.tenant] += 1
+        sessions[use.session] = waiting
+        return waiting
+
     def add(self, use: RuleUse, prompt_tokens: int | None, cached_tokens: int | None) -> bool:
         """Count an answer; None for what the engine did not count. Returns whether the state changed."""
-        if self.state == OFF:
+        counts = self._counts_of(use) if self.state != OFF else None
+        if counts is None:
             return False
-        counts = (self._changed if use.changed else self._alone).sessions.setdefault(use.session, [0, 0])
         if prompt_tokens is not None and cached_tokens is not None:
             counts[0] += prompt_tokens
             counts[1] += cached_tokens
@@ -163,7 +192,7 @@ class Trial:
             return self._judge(changed, alone)
         counted = len(changed) + len(alone) > 0
         if counted and self.state == PROVED:  # stays proved, however few sessions come by this node
-            self._changed, self._alone = Group(), Group()
+            self._begin()
             return False
         if counted and count < SESSIONS_FACTOR * self._options.sessions:
             return False
@@ -173,7 +202,9 @@ class Trial:
         self.reused, self.reused_alone = fmean(changed), fmean(alone)
         gain = self.reused - self.reused_alone
         error = sqrt(variance(changed) / len(changed) + variance(alone) / len(alone))
-        self._changed, self._alone = Group(), Group()  # the next judgement uses other sessions
+        self._begin()
+        if not self.reused and not self.reused_alone:
+            return False
         why = f"engines reused {self.reused:.1%}, and {self.reused_alone:.1%} where it left sessions alone"
         needed = CERTAIN * error if self.state == MEASURING else 0.0  # once proved, chance alone does not undo it
         return self.become(PROVED if gain > needed else OFF, why)
@@ -182,8 +213,14 @@ class Trial:
         """Take a state. Returns whether it was another one before."""
         before, self.state, self.why, self.node = self.state, state, why, node
         if state == OFF:
-            self._changed, self._alone = Group(), Group()
+            self._begin()
+            self.waiting.clear()
         return state != before
+
+    def _begin(self) -> None:
+        """The next judgement is of other sessions."""
+        self._changed, self._alone = Group(), Group()
+        self._tenants.clear()
 
 
 class BodyMender:
@@ -285,7 +322,7 @@ class BodyMender:
         self,
         client: str,
         model: str,
-        uses: Sequence[tuple[str, int, bool]],
+        uses: Sequence[tuple[str, int, bool, bytes]],
         prompt_tokens: int | None,
         cached_tokens: int | None,
     ) -> Iterator[TrialResult]:
@@ -328,6 +365,9 @@ class BodyMender:
             yield Sample("client_rules_trials", "gauge", words, count, {"state": state})
         words = "Trials forgotten for want of room, the oldest first: their rules begin anew."
         yield Sample("client_rules_trials_dropped", "counter", words, self.trials.dropped)
+        count = sum(trial.left_out + trial.waiting.dropped for trial in self.trials.values())
+        words = "Sessions forgotten before a second answer, and answers in those of a tenant that had added its share."
+        yield Sample("client_rules_sessions_dropped", "counter", words, count)
 
     def rows(self) -> list[Mapping[str, Any]]:
         """The state of each trial, for display."""

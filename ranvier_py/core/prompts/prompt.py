@@ -220,7 +220,7 @@ class Prompt:
     session: int = 0
     sub_agent: bool = False
     client: str = ""
-    rules: Sequence[tuple[str, int, bool]] = ()
+    rules: Sequence[tuple[str, int, bool, bytes]] = ()
     has_more: bool = False
 
     @property

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 import ranvier_py.core.clients
 from ranvier_py.core.clients import mended_body
 from ranvier_py.core.clients.body_mender import (
+    SESSIONS_FACTOR,
+    TENANTS_MIN,
     TRIALS_MAX,
     BodyMender,
     Engines,
@@ -493,7 +495,7 @@ def test_a_rule_that_raises_what_engines_reuse_is_proved_and_goes_on() -> None:
     assert verdict.state == "off", "a client of another version may have made it useless"
 
 
-@pytest.mark.parametrize("reused", [{True: 0.6, False: 0.6}, {True: 0.3, False: 0.6}, {True: 0.0, False: 0.0}])
+@pytest.mark.parametrize("reused", [{True: 0.6, False: 0.6}, {True: 0.3, False: 0.6}, {True: 0.0, False: 0.3}])
 def test_a_rule_that_raises_nothing_is_turned_off_and_the_body_goes_on_as_it_came(
     reused: dict[bool, float | None],
 ) -> None:
@@ -512,6 +514,40 @@ def test_a_rule_is_turned_off_where_engines_count_nothing_or_too_few_sessions_ar
     at_work = mender("claude-code-billing=rewrite", options=OPTIONS)
     (verdict,) = tried(at_work, 400, {True: 0.5, False: None}, Random(1))
     assert (verdict.state, verdict.why) == ("off", "too few sessions to compare")
+
+
+def test_sessions_of_one_cold_prompt_or_without_any_reuse_decide_nothing() -> None:
+    """Else a client with a name for each request turned a rule off for all."""
+    at_work = mender("claude-code-billing=rewrite", options=OPTIONS)
+    for number in range(400):
+        found = mend(at_work, NONCE, session=b"made up %d" % number)
+        assert found is not None
+        assert not list(at_work.answered("claude-code", "m", found.uses, 1000, 0))
+    (row,) = at_work.rows()
+    assert (row["sessions"], row["sessions_left_alone"]) == (0, 0)
+    counted = next(each.value for each in at_work.samples() if each.name == "client_rules_sessions_dropped")
+    assert counted == 400 - SESSIONS_FACTOR * OPTIONS.sessions
+    assert tried(at_work, 400, {True: -1.0, False: -1.0}, Random(1)) == [], "nothing was reused in either group"
+    (verdict,) = tried(at_work, 400, {True: 0.9, False: 0.6}, Random(1))
+    assert verdict.state == "proved"
+
+
+def test_one_tenant_turns_no_rule_off_for_all() -> None:
+    at_work = mender("claude-code-billing=rewrite", options=OPTIONS)
+
+    def verdicts(tenants: int) -> list[TrialResult]:
+        found: list[TrialResult] = []
+        for number in range(400):
+            tenant = b"%d" % (number % tenants)
+            uses = [RuleUse("claude-code-billing", 1000 * tenants + number, number % 4 > 0, tenant)]
+            for cached in (0, 10):
+                found += at_work.answered("claude-code", "m", uses, 1000, cached)
+        return found
+
+    assert verdicts(1) == []
+    assert next(each.value for each in at_work.samples() if each.name == "client_rules_sessions_dropped") > 0
+    (verdict,) = verdicts(TENANTS_MIN)
+    assert verdict.state == "off"
 
 
 def test_trials_are_bounded_and_those_that_were_forgotten_are_counted() -> None:
