@@ -47,6 +47,22 @@ def is_cut(body: bytes, cut: int, following: int, after: Sequence[str], api: Api
     return found is not None and len(found[0]) == following and list(found[1]) == list(after)
 
 
+def are_in_history(body: bytes, known: int, cuts: Sequence[tuple[int, int]], api: Api) -> bool:
+    """Whether each (cut, number of items behind it) is an item's end in the history, and not in another member.
+
+    `is_cut` can't tell where a name stands both before and behind the history. This reads all behind `known`, an end
+    that was proved, or the whole body: with a null at each cut, which then has to be there.
+    """
+    data, start = api.opening if known else b"", known
+    for cut, _ in sorted(cuts):
+        data += body[start:cut] + b",null"
+        start = cut
+    items = (object_of(data + body[start:]) or {}).get(api.history)
+    ascending = sorted(following for _, following in cuts)
+    places = [-1 - following - number for number, following in enumerate(ascending)]
+    return type(items) is list and all(-place < len(items) and items[place] is None for place in places)
+
+
 def unmarked(body: bytes, cuts: Sequence[int], room: int) -> int:
     """The last of the proposed cuts that has no `cache_control` behind it, which moves on with the next turn.
 

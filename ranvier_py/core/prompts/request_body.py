@@ -58,6 +58,7 @@ from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, canonical_message
 from ranvier_py.core.prompts.message_ends import (
     CUTS_MAX,
+    are_in_history,
     is_cut,
     last_end,
     load_rest,
@@ -67,7 +68,7 @@ from ranvier_py.core.prompts.message_ends import (
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
 from ranvier_py.core.prompts.prompt import Boundary, ForgetfulMemory, KnownPrefix, Note, Prompt, PromptMemory
 from ranvier_py.core.prompts.request_apis import CHAT, LEAD, MESSAGES, RESPONSES, Api, hoisted, pieces_of
-from ranvier_py.core.prompts.templates import is_question, thinks
+from ranvier_py.core.prompts.templates import is_behind_reasoning
 
 __all__ = ["Prompt", "PromptReader"]
 
@@ -377,11 +378,8 @@ class PromptReader:
         if known is not None:
             return known
         length = boundary.length + MESSAGE_OVERHEAD_TOKENS + self._estimate(canonical)
-        moves = self._reasoning_moves and self._moves(boundary, message)
+        moves = self._reasoning_moves and is_behind_reasoning(boundary.moves, message, self._results)
         return Boundary(boundary, text, length, self._tokens.block_tokens, moves=moves)
-
-    def _moves(self, boundary: Boundary, message: Message) -> bool:
-        return thinks(message) or (boundary.moves and not is_question(message, self._results))
 
     def remember(self, prompt: Prompt) -> None:
         """Make the last two message ends of a chat known: the next turn continues at one, a branch at the other.
@@ -396,17 +394,22 @@ class PromptReader:
         # only clients of one API mark where caches end, and move the marks on with each turn
         start = unmarked(body, note.cuts, room) if api is MESSAGES and note.cuts else 0
         closed = next((cut for cut, end in zip(cuts, note.ends[1:], strict=False) if end is not None), 0)
+        found: list[tuple[int, int, KnownPrefix]] = []
         for cut in (closed, start if start > note.cut else 0):
             following = cuts.index(cut) + 1 if cut else 0
             if 0 < following < len(note.ends) and len(body) - cut <= room:
                 room -= len(body) - cut
                 end = note.ends[following]
                 if end is not None and is_cut(body, cut, following, note.after, api):
-                    known = note.known._replace(end=end)
-                    self.memory.remember(self._digest(body, cut, note.tenant, api), known)
+                    found.append((cut, following, note.known._replace(end=end)))
         cut = last_end(body, max(last, note.cut), room, note.after, api) if note.ends and note.ends[0] else 0
         if cut:
-            self.memory.remember(self._digest(body, cut, note.tenant, api), note.known)
+            found.append((cut, 0, note.known))
+        if len(body) - note.cut <= REPARSED_BYTES_MAX:
+            places = list(dict.fromkeys(each[:2] for each in found))
+            found = found if are_in_history(body, note.cut, places, api) else []
+        for cut, _, known in found:
+            self.memory.remember(self._digest(body, cut, note.tenant, api), known)
 
     def _digest(self, body: bytes, cut: int, tenant: bytes, api: Api) -> int:
         """Of the bytes up to a cut."""

@@ -183,6 +183,11 @@ def is_question(message: Message, results: Sequence[tuple[str, str]]) -> bool:
     return not any(str(content).startswith(begin) and str(content).endswith(end) for begin, end in results)
 
 
+def is_behind_reasoning(before: bool, message: Message, results: Sequence[tuple[str, str]]) -> bool:
+    """Whether the end of `message` stands behind reasoning of its turn. `before`: the one before it does."""
+    return thinks(message) or (before and not is_question(message, results))
+
+
 def piece_of_plain(message: Message, profile: TemplateProfile) -> str | None:
     """The text of a plain message, or None when it is not plain. The hot path: nothing here runs a template."""
     if len(message) != 2:

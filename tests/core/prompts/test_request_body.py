@@ -96,6 +96,25 @@ def test_depths_are_corrected_along_what_is_a_prefix() -> None:
     assert [tokens > 640 for tokens, _, _ in prompt.end.chain()] == [True, False, False]
 
 
+@pytest.mark.parametrize("behind", ['"x":{x}', '"x":{x},"z":1', '"z":[{{}}],"z":1,"y":2,"x":{x}'])
+@pytest.mark.parametrize("known", [False, True])
+def test_an_array_under_a_name_that_stands_twice_is_not_taken_for_the_history(behind: str, known: bool) -> None:
+    """Libraries take the last of two members of a name, and its place in the order of names is that of the first."""
+    at = reader()
+
+    def body(history: Sequence[object], more: Sequence[object]) -> bytes:
+        last = behind.format(x=json.dumps(more))
+        return f'{{"model":"m","x":1,"messages":{json.dumps(history)},{last}}}'.encode()
+
+    if known:
+        at.chat(body(turns(1), []))
+    other = turns(2)
+    at.chat(body(turns(3), other))
+    for size in (3, 4):
+        following = body(turns(3), turns(size))
+        assert texts(at.chat(following)) == texts(reader().chat(following))
+
+
 CONTENT = st.one_of(
     st.text(max_size=30),
     st.sampled_from(
