@@ -28,6 +28,9 @@ from ranvier_py.core.prompts.body_json import marks_in
 from ranvier_py.core.prompts.request_apis import Api
 
 PATTERN_CHARACTERS_MAX = 65_536
+SEEN_BEHIND = 1_024
+"""Characters beyond those that a pattern sees, so that it does not match the beginning of what ends behind them."""
+
 BODY_BYTES_MAX = 1024 * 1024
 """Some 260,000 tokens. All of it is parsed on the event loop, at each turn."""
 
@@ -350,7 +353,8 @@ def replace(raw: RawBody, action: BodyChange) -> Iterator[Edit]:
     for path, span in texts(raw, action.where):
         found = [
             (match.start(), match.end(), match.expand(action.replacement))
-            for match in action.pattern.finditer(span.value, 0, PATTERN_CHARACTERS_MAX)
+            for match in action.pattern.finditer(span.value, 0, PATTERN_CHARACTERS_MAX + SEEN_BEHIND)
+            if match.end() <= PATTERN_CHARACTERS_MAX
         ]
         changes = [each for each in found if span.value[each[0] : each[1]] != each[2]]
         inside = raw.text[span.start + 1 : span.end - 1]

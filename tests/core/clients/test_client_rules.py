@@ -37,6 +37,7 @@ from ranvier_py.core.clients.mended_body import (
     ELEMENTS_MAX,
     MARKS_MAX,
     MEMBERS_MAX,
+    PATTERN_CHARACTERS_MAX,
     BodyChange,
     RawBody,
     raw_body,
@@ -223,6 +224,16 @@ def test_a_replaced_text_is_what_the_pattern_makes_of_it_and_the_rest_keeps_its_
         )
         for m in pattern.finditer(part)
     ]
+
+
+@pytest.mark.parametrize("beyond", range(-1, 22))
+def test_what_ends_beyond_the_characters_that_a_pattern_sees_stays_whole(beyond: int) -> None:
+    at_work, clock = mender("system-clock-to-day=rewrite"), "2026-11-27T10:15:33Z"
+    filler = "x" * (PATTERN_CHARACTERS_MAX + beyond - len(clock) - 1)
+    body = json.dumps({"messages": [{"role": "system", "content": f"{filler} {clock} Help."}]}).encode()
+    found = mend(at_work, body, CHAT)
+    assert (found is not None) == (beyond <= 0)
+    assert found is None or b" 2026-11-27 Help." in found.sent
 
 
 @given(bodies, spelling)
