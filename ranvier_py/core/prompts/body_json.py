@@ -44,6 +44,8 @@ PLACES_MAX = 4  # tried at each end: other members of the same name are in schem
 NAME_CHARACTERS_MAX = 512
 """A longer model name is none, and longer salts and templates are kept as a digest: no request decides our size."""
 
+ROUNDED_FROM = float(1 << 63)  # below it orjson reads integers as they are; its JSON has all from 1e16 on with "e+"
+
 MODEL = re.compile(rb'"model"[ \t\r\n]*:[ \t\r\n]*("[^"\\]{1,%d}")' % NAME_CHARACTERS_MAX)
 
 
@@ -114,6 +116,30 @@ def object_of(data: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def exact_json(value: Any, option: int = 0) -> bytes:
+    """The JSON of a value. Raises TypeError for what it would not tell apart: an integer beyond 64 bits was rounded
+    when it was read, while engines in Python have all of its digits."""
+    data = orjson.dumps(value, option=option)
+    if b"e+" in data and has_rounded(value):
+        raise TypeError("a number beyond 64 bits")
+    return data
+
+
+def has_rounded(value: Any) -> bool:
+    """Whether a number in there may have been an integer beyond 64 bits."""
+    values = [value]
+    while values:
+        one = values.pop()
+        kind = type(one)
+        if kind is dict:
+            values += one.values()
+        elif kind is list or kind is tuple:
+            values += one
+        elif kind is float and abs(one) >= ROUNDED_FROM:
+            return True
+    return False
 
 
 def members_at(body: bytes, name: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import orjson
 
 from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.body_json import exact_json
 from ranvier_py.core.prompts.boundaries import Message, TokenIds
 
 U64 = np.uint64
@@ -125,9 +126,9 @@ class TextHasher:
         """Fingerprint of the prefix that ends with a message, given the one before it and `canonical_message` of it."""
         return self._digest(parent.to_bytes(8, "little") + canonical)
 
-    def extend_bytes(self, parent: Fingerprint, data: bytes) -> Fingerprint:
+    def extend_bytes(self, parent: Fingerprint, data: bytes, *, ids: bool = False) -> Fingerprint:
         """The same for a prompt that is no chat: plain text, or token ids as little-endian 32-bit numbers."""
-        return self._digest(parent.to_bytes(8, "little") + b"\x02" + data)
+        return self._digest(parent.to_bytes(8, "little") + (b"\x03" if ids else b"\x02") + data)
 
     def digest(self, data: bytes) -> bytes:
         """Keyed digest of something that is part of a namespace: 16 bytes."""
@@ -142,7 +143,8 @@ def canonical_message(message: Message) -> bytes:
     """Bytes that are equal for messages which render equally, however a client spells them.
 
     Empty and null members are dropped (an SDK that echoes an answer adds `"refusal": null`), key order does not count,
-    and a single text part equals its text. Injective otherwise: the first byte tells the two encodings apart.
+    and a single text part equals its text. Injective otherwise: the first byte tells the two encodings apart. What
+    templates print as JSON keeps its order: arguments of tool calls, and tools. Raises TypeError, see `exact_json`.
     """
     if len(message) == 2:
         role, content = message.get("role"), message.get("content")
@@ -154,7 +156,24 @@ def canonical_message(message: Message) -> bytes:
         kept["content"] = content = plain_text(content[0])
     if kept.keys() == {"role", "content"} and type(content) is str and type(kept["role"]) is str:
         return canonical_message(kept)
-    return b"\x01" + orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
+    if type(calls := kept.get("tool_calls")) is list:
+        kept["tool_calls"] = [call_in_order(call) for call in calls]
+    if "tools" in kept:
+        kept["tools"] = in_order(kept["tools"])
+    return b"\x01" + exact_json(kept, orjson.OPT_SORT_KEYS)
+
+
+def call_in_order(call: object) -> object:
+    """A tool call whose arguments keep their order, if they are an object."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or type(function) is not dict or type(function.get("arguments")) is not dict:
+        return call
+    return {**call, "function": {**function, "arguments": in_order(function["arguments"])}}
+
+
+def in_order(value: object) -> object:
+    """What no other value equals but one of the same JSON, however keys are sorted."""
+    return {"": exact_json(value).decode()}
 
 
 def plain_text(part: object) -> object:

@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
-import orjson
-
 from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.body_json import exact_json
 from ranvier_py.core.prompts.body_members import CACHE_FIELDS
 from ranvier_py.core.prompts.fingerprint import MASK, TextHasher
 
@@ -48,7 +47,7 @@ class TokenNamespaces:
         return Fingerprint((name + sum(self._number(*each) for each in apart)) & MASK or 1)
 
     def _number(self, what: str, value: object) -> Fingerprint:
-        plain = value if type(value) is str else orjson.dumps(value).decode()
+        plain = value if type(value) is str else exact_json(value).decode()
         return self._texts.namespace({what: plain, "tokenizer": self._identity})
 
 

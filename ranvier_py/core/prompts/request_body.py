@@ -28,6 +28,7 @@ import xxhash
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.body_json import (
     UNCOUNTED_BYTES_MAX,
+    exact_json,
     excess,
     load_object,
     members_at_ends,
@@ -157,8 +158,7 @@ class PromptReader:
         fields = load_object(body)
         items = api.items(fields)
         reason = misfit(fields, items, len(body)) or replaces_prompt(fields, api.name)
-        if not reason and is_tangled(items, api):
-            reason = "messages"
+        reason = reason or ("messages" if is_tangled(items, api) else "")
         if not reason and api is RESPONSES and names_stored(fields):
             reason = "stored"
         if reason:
@@ -193,7 +193,7 @@ class PromptReader:
             data = ids.tobytes() if ids is not None else str(text).encode()
         except (TypeError, UnicodeError):
             return self._opaque(fields, body, tenant, "values")
-        fingerprint = self._texts.extend_bytes(root.text, data)
+        fingerprint = self._texts.extend_bytes(root.text, data, ids=ids is not None)
         length = self._estimate(data) if ids is None else len(ids)
         end = self.memory.boundary(fingerprint) or Boundary(root, fingerprint, length, self._tokens.block_tokens)
         if ids is not None and end.state is None and root.state is not None:
@@ -452,7 +452,7 @@ class PromptReader:
     def _lead_digest(self, fields: Mapping[str, Any]) -> bytes:
         """Of messages, or of what was kept of them."""
         lead = fields[LEAD]
-        return lead if type(lead) is bytes else self._texts.digest(orjson.dumps(lead))
+        return lead if type(lead) is bytes else self._texts.digest(exact_json(lead))
 
     def _namespace(self, fields: Mapping[str, Any], tenant: bytes) -> Fingerprint:
         chosen = self._reduced(fields)
@@ -472,7 +472,7 @@ class PromptReader:
     def _reduced(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The members that name the namespace; large ones as a digest (bytes, which JSON has not), to keep none."""
         return {
-            name: value if is_short(value) else self._texts.digest(orjson.dumps(value))
+            name: value if is_short(value) else self._texts.digest(exact_json(value))
             for name in NAMESPACE_FIELDS
             if name in fields and (value := namespace_member(name, fields[name]))
         }

@@ -1,9 +1,10 @@
 """Decides which requests the response cache may answer, and under which key: tier 2 of Continuum Router.
 
 A request is eligible if an engine would answer it the same again (temperature 0) and keeps nothing of it. Its key is
-the SHA-256 of the path, the tenant and the canonical JSON of the whole body except members that do not change the
-answer. Each part is preceded by its length, so different requests cannot have equal input. A stream and a whole answer
-to one question share a key, because each can be made of the other (`stored_answers`).
+the SHA-256 of the path, the tenant and the JSON of the whole body except members that do not change the answer. The
+members are sorted; inside them the order counts, because templates print tools and schemas as they are written. Each
+part is preceded by its length, so different requests cannot have equal input. A stream and a whole answer to one
+question share a key, because each can be made of the other (`stored_answers`).
 
 The document's own key (`continuum`) covers neither tools nor seeds nor other members that it does not name, so under it
 only bodies without such members are eligible.
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from ranvier_py.core.options import Options, option
-from ranvier_py.core.prompts.body_json import excess
+from ranvier_py.core.prompts.body_json import exact_json, excess
 
 CHAT, COMPLETION = "chat", "completion"
 
@@ -96,7 +97,10 @@ def question_of(
     stream, asked = fields.get("stream") is True, fields.get("stream_options") or {}
     if stream and (not options.streams or type(asked) is not dict or asked.get("continuous_usage_stats")):
         return None
-    key = continuum_key(fields, tenant) if options.key == "continuum" else canonical_key(path, fields, tenant)
+    try:
+        key = continuum_key(fields, tenant) if options.key == "continuum" else canonical_key(path, fields, tenant)
+    except TypeError:  # a number that was rounded
+        return None
     max_age_s = 0.0 if b"no-cache" in wishes else wishes.get(b"max-age", inf)
     return Question(key, api, fields["model"], stream, stream and bool(asked.get("include_usage")), max_age_s)
 
@@ -137,7 +141,7 @@ def canonical_key(path: bytes, fields: Mapping[str, Any], tenant: bytes) -> byte
     if kept.get("temperature") == 0:
         kept["temperature"] = 0  # whether it was written 0 or 0.0
     found = sha256()
-    for part in (path, tenant, orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)):
+    for part in (path, tenant, exact_json(dict(sorted(kept.items())))):
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)
     return found.digest()
@@ -151,7 +155,7 @@ def continuum_key(fields: Mapping[str, Any], tenant: bytes) -> bytes:
     most, top_p = fields.get("max_tokens"), fields.get("top_p")
     parts = (
         fields["model"].encode("utf-8", "surrogatepass"),
-        sha256(orjson.dumps(fields.get("messages"))).digest(),
+        sha256(exact_json(fields.get("messages"))).digest(),
         struct.pack("<d", fields.get("temperature") or 0),
         tagged(None if most is None else struct.pack("<q", most)),
         tagged(None if top_p is None else struct.pack("<d", top_p)),

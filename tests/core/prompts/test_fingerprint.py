@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,6 +135,33 @@ def test_messages_that_render_differently_differ(one: dict[str, object], other: 
     hasher = TextHasher(KEY)
     root = hasher.namespace({"model": "m"})
     assert hasher.extend(root, canonical_message(one)) != hasher.extend(root, canonical_message(other))
+
+
+def test_arguments_and_tools_count_in_the_order_in_which_a_template_prints_them_and_members_in_none() -> None:
+    def called(arguments: object) -> bytes:
+        function = {"name": "f", "arguments": arguments}
+        return canonical_message({"role": "assistant", "tool_calls": [{"id": "1", "function": function}]})
+
+    assert len({called(each) for each in ({"a": 1, "b": 2}, {"b": 2, "a": 1}, {}, '{"a":1,"b":2}', {"": "{}"})}) == 5
+    other = {"tool_calls": [{"function": {"arguments": {}, "name": "f"}, "id": "1"}], "role": "assistant"}
+    assert canonical_message(other) == called({})
+    one, two = ({"role": "developer", "tools": [each]} for each in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
+    assert canonical_message(one) != canonical_message(two)
+
+
+@pytest.mark.parametrize("number", [2**64, 2**64 + 1, -(2**63) - 2**12, 10**25])
+def test_integers_that_are_rounded_when_read_have_no_fingerprint(number: int) -> None:
+    """Engines have all of their digits, so two of them would look alike."""
+    message = orjson.loads(f'{{"role":"assistant","tool_calls":[{{"function":{{"arguments":{{"n":{number}}}}}}}]}}')
+    with pytest.raises(TypeError):
+        canonical_message(message)
+    exact = orjson.loads(f'{{"role":"user","content":"1e+20 {number}","n":[{2**64 - 1},1e18]}}')
+    assert str(2**64 - 1).encode() in canonical_message(exact)
+
+
+def test_token_ids_and_a_text_of_the_same_bytes_are_two_prompts() -> None:
+    texts, data = TextHasher(KEY), b"a\0\0\0"
+    assert texts.extend_bytes(Fingerprint(1), data) != texts.extend_bytes(Fingerprint(1), data, ids=True)
 
 
 def test_tools_count_in_the_order_in_which_a_template_would_print_them() -> None:

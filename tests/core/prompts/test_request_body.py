@@ -115,6 +115,12 @@ def test_an_array_under_a_name_that_stands_twice_is_not_taken_for_the_history(be
         assert texts(at.chat(following)) == texts(reader().chat(following))
 
 
+def test_a_chat_with_a_number_that_is_rounded_when_read_is_routed_by_load() -> None:
+    for number, kind in ((2**64 - 1, "chat"), (2**64 + 1, "opaque")):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": number}}}]
+        assert reader().chat(chat_body(turns(1), tools=tools)).kind == kind
+
+
 CONTENT = st.one_of(
     st.text(max_size=30),
     st.sampled_from(

@@ -132,7 +132,16 @@ def test_the_order_of_members_does_not_count(items: list[tuple[str, Any]]) -> No
     body = json.dumps(dict(items), indent=1).encode()
     found = question_of(CHAT, body, b"t", b"", CacheKeyOptions())
     assert found is not None
-    assert found.key == key(tools=[{"a": 2, "b": 1}], seed=3)
+    assert found.key == key(tools=[{"b": 1, "a": 2}], seed=3)
+    assert found.key != key(tools=[{"a": 2, "b": 1}], seed=3), "a template prints a tool as it is written"
+
+
+@pytest.mark.parametrize("kind", ["canonical", "continuum"])
+def test_numbers_that_are_rounded_when_read_are_not_eligible(kind: str) -> None:
+    """Else questions about two of them had one answer."""
+    for number, is_eligible in ((2**64 - 1, True), (2**64 + 1, False)):
+        messages = [{"role": "user", "content": "1e+20", "n": number}]
+        assert (ask(messages=messages, key=kind) is not None) == is_eligible
 
 
 @given(st.binary(max_size=4), st.text(max_size=4), st.binary(max_size=4), st.text(max_size=4))
