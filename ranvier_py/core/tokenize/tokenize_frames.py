@@ -11,7 +11,7 @@ the process is our own: one that is broken ends in BadResults, and in a new proc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from struct import Struct, error, pack, unpack
 from typing import Any, NamedTuple
 
@@ -106,7 +106,10 @@ def decode_facts(payload: bytes) -> tuple[Sequence[str], Sequence[str], Tokenize
     """(problems, warnings, facts): facts if there are no problems. Raises BadResults."""
     try:
         problems, warnings, fields = msgpack.unpackb(payload)
-        facts = None if problems else TokenizerFacts(*fields[:-1], tuple((begin, end) for begin, end in fields[-1]))
+        facts = None
+        if not problems:
+            *plain, results = fields
+            facts = replace(TokenizerFacts(*plain), results=tuple((begin, end) for begin, end in results))
     except (ValueError, TypeError, msgpack.UnpackException) as failure:
         raise BadResults("no facts") from failure
     return problems, warnings, facts
