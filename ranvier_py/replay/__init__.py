@@ -1,4 +1,4 @@
-"""Replay: a trace through the real router and modelled engines, in virtual time. `ranvier replay`.
+"""`ranvier replay` sends the requests of a trace through the real router to modelled engines, in virtual time.
 
-Pure but for `replay_command`, `jobs` and the loaders. Nothing here runs in a serving node.
+All modules but `replay_command`, `lint_command`, `jobs` and the loaders of traces are pure. No serving node uses them.
 """

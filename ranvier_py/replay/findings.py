@@ -1,7 +1,7 @@
-"""What came out of a replay, in words, and how its figures are written: for the table and for the report.
+"""Says in sentences what a replay found, and writes its figures as text, for the table and for the report.
 
-Rules: only policies compete that served about as many requests as the others; oracles never do. A p90 that is less than
-CLOSE above another is as good.
+Rules: a policy competes only if it served about as many requests as the others; oracles never compete. A p90 that is
+less than CLOSE above another counts as equally good.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import NamedTuple
 from ranvier_py.replay.results import RunResult, TraceSummary
 
 BASELINES = ("least_loaded", "round_robin", "random", "power_of_two")
-"""What a load balancer without a memory does; the first of them that was run is what gains are measured against."""
+"""Load balancers that know nothing of caches. Gains are measured against the first of them that was run."""
 
 SERVED_SHARE = 0.95
-"""Who takes so much longer than the requests took to come, and the last one its time, did not keep up."""
+"""A policy keeps up if it serves more than this share as fast as requests arrive, after time for the last answer."""
 
 FAILED_SHARE_MAX = 0.01
-"""More failed requests than of the policy with the fewest, as a share: who refuses the slow ones is not quick."""
+"""A policy competes if its share of failed requests exceeds the least such share by no more than this."""
 
 CLOSE = 0.03
-"""Another seed moves a p90 by about as much."""
+"""Relative difference of p90s that another seed causes as well."""
 
 ENOUGH = 300
-"""Requests of which the slowest tenth is more than chance."""
+"""Requests from which on the slowest tenth is more than chance."""
 
 BELIEF_SHARE = 0.03
-"""Of the prompt tokens: by how much a router's predictions may be wrong before that is worth a word."""
+"""Share of the prompt tokens by which a router's predictions may be wrong without being reported."""
 
 WHY = MappingProxyType(
     {
@@ -40,11 +40,11 @@ WHY = MappingProxyType(
         "no_engine": "for want of an engine (no_engine)",
     }
 )
-"""In words what `RunResult.failures` names."""
+"""The reasons in `RunResult.failures`, in words."""
 
 
 class Shown(NamedTuple):
-    """Of all runs of a trace, those that pictures and words are about. `at`: which, in words, if there are others."""
+    """The runs that charts and sentences are about; `at` says which, if not all. `nodes`, `rates`: of all runs."""
 
     runs: Sequence[RunResult]
     at: str
@@ -53,7 +53,7 @@ class Shown(NamedTuple):
 
 
 def shown_of(runs: Sequence[RunResult]) -> Shown:
-    """Those of the fewest nodes, at the highest rate that was served."""
+    """Choose the runs with the fewest nodes and those of oracles, at the highest rate that some policy kept up with."""
     nodes = sorted({run.nodes for run in runs if not run.is_oracle}) or [0]
     rates = sorted({run.rate for run in runs})
     rate = busiest(runs, rates)
@@ -63,19 +63,19 @@ def shown_of(runs: Sequence[RunResult]) -> Shown:
 
 
 def busiest(runs: Sequence[RunResult], rates: Sequence[float]) -> float:
-    """The highest rate that some policy kept up with: beyond it all pictures are queues."""
+    """Return the highest rate that some policy kept up with, else the lowest: beyond it charts show only queues."""
     kept = rates_kept(runs)
     return next((rate for rate in reversed(rates) if rate in kept), rates[0])
 
 
 def rates_kept(runs: Sequence[RunResult]) -> set[float]:
-    """At these rates some policy served requests as fast as they came."""
+    """Return the rates at which some policy served requests as fast as they came."""
     real = [run for run in runs if run.served and not run.is_oracle]
-    rest_s = min((run.e2e_s["p99"] for run in real), default=0.0)  # a short trace is over before its last answer
+    rest_s = min((run.e2e_s["p99"] for run in real), default=0.0)  # arrivals end before the last answers do
     return {
         run.rate
         for run in real
-        if run.offered_per_s == 0.0  # all came at once
+        if run.offered_per_s == 0.0  # all arrived at once
         or SERVED_SHARE * run.served <= run.requests_per_s * (run.requests / run.offered_per_s + rest_s)
     }
 
@@ -89,7 +89,7 @@ def about(trace: TraceSummary, run: RunResult) -> str:
 
 
 def findings(runs: Sequence[RunResult]) -> list[str]:
-    """What to make of all runs of one trace."""
+    """Return the sentences about all runs of one trace."""
     shown = shown_of(runs)
     real = comparable(shown.runs)
     if not real:
@@ -137,7 +137,7 @@ def against_oracle(best: RunResult, shown: Sequence[RunResult]) -> Iterator[str]
 
 
 def over_rates(runs: Sequence[RunResult], shown: Shown) -> Iterator[str]:
-    """Which policy is the best at which rate, and from where on nobody keeps up."""
+    """Say which policy is the best at which rate, and from which rate on no policy keeps up."""
     if len(shown.rates) < 2:
         return
     winners = []
@@ -158,7 +158,7 @@ def over_rates(runs: Sequence[RunResult], shown: Shown) -> Iterator[str]:
 
 
 def over_nodes(best: RunResult, runs: Sequence[RunResult]) -> Iterator[str]:
-    """What several nodes cost the best one."""
+    """Compare the best policy's runs on more nodes with its run on the fewest."""
     for run in runs:
         if run.policy == best.policy and run.rate == best.rate and run.nodes > best.nodes > 0 and run.served:
             yield (
@@ -168,7 +168,7 @@ def over_nodes(best: RunResult, runs: Sequence[RunResult]) -> Iterator[str]:
 
 
 def reason_of(run: RunResult, wrong: float) -> str:
-    """Why a router believed that more is cached than is, or less."""
+    """Return why a router predicted more cached tokens than there were (`wrong` above 0), or fewer."""
     if wrong < 0:
         return "it learned too little of answers or peers."
     if {*run.caches} != {"attention"}:
@@ -193,7 +193,7 @@ def caution(best: RunResult) -> Iterator[str]:
 
 
 def advice(best: RunResult, real: Sequence[RunResult], at: str) -> Iterator[str]:
-    """What to do about it. Nothing, where only one policy was run."""
+    """Say which policy to use. No advice if only one policy was run."""
     close = [run.policy for run in real if run is not best and p90(run) <= p90(best) * (1 + CLOSE)]
     if close:
         yield f"What to do{at}: {best.policy} or {' or '.join(close)}, they are as good: ranvier serve --policy NAME."
@@ -202,21 +202,21 @@ def advice(best: RunResult, real: Sequence[RunResult], at: str) -> Iterator[str]
 
 
 def comparable(runs: Iterable[RunResult]) -> list[RunResult]:
-    """The policies that served requests, and about as many as the others."""
+    """Return the runs of policies that served requests and failed about as few as the best (FAILED_SHARE_MAX)."""
     served = [run for run in runs if run.served and not run.is_oracle]
     fewest = min((run.failed / run.requests for run in served), default=0.0)
     return [run for run in served if run.failed / run.requests <= fewest + FAILED_SHARE_MAX]
 
 
 def nobody(shown: Sequence[RunResult]) -> str:
-    """Why there is nothing to compare."""
+    """Return why there is nothing to compare."""
     if any(not run.is_oracle for run in shown):
         return "No policy served a request."
     return "Only oracles were run: they are bounds, and no router can do what they do."
 
 
 def failures(runs: Sequence[RunResult]) -> list[str]:
-    """Why requests failed, added up over all runs, and the run with the most."""
+    """Say why requests failed, added up over all runs, and which run has the most failures."""
     total: Counter[str] = Counter()
     for run in runs:
         total.update(run.failures)
@@ -231,7 +231,7 @@ def failures(runs: Sequence[RunResult]) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """A time up to days, to three digits or so."""
+    """Return a time with its unit, from milliseconds to days, with about three digits."""
     for unit_s, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:,.0f} {unit}"
@@ -249,7 +249,7 @@ def counted(count: int, thing: str) -> str:
 
 
 def change(now: float, before: float) -> str:
-    """What `now` is against `before`, as «12% less»."""
+    """Compare `now` with `before`, as «12% less»."""
     if before <= 0:
         return "no different"
     part = now / before - 1

@@ -1,6 +1,6 @@
-"""The report of a replay: one HTML page that needs nothing else, for somebody who has to decide something.
+"""Writes the report of a replay: one self-contained HTML page for somebody who has to choose a policy.
 
-From the top: what came out in words, then for each trace the table, and pictures of what the table can't show.
+For each trace it has, from the top: the findings in words, the table, and charts of what the table cannot show.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ranvier_py.replay.result_table import COLUMNS, NO_FIGURE, cells_of
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
 from ranvier_py.replay.svg import COLOURS, Axis, Bar, ChartLine, bar_chart, line_chart
 
-LOADS_MAX = 6  # pictures of load over time: the policies that differ most are enough
-CURVES_MAX = 12  # in one picture; where there are more, the medians are left out
+LOADS_MAX = 6  # charts of load over time: those of the most and the least even policies
+CURVES_MAX = 12  # curves in one chart; if there were more, the medians are left out
 SECONDS = Axis("time to first token", log=True, written=duration)
 
 
 class Colours:
-    """One colour for each policy, the same in every picture."""
+    """One colour for each policy, the same in every chart."""
 
     def __init__(self, runs: Iterable[RunResult]) -> None:
         names = list(dict.fromkeys(run.policy for run in runs))
@@ -34,7 +34,7 @@ class Colours:
 
 
 def page(results: ReplayResults) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [section(trace, [run for run in results.runs if run.trace == trace.name]) for trace in results.traces]
     asked = "; ".join(f"{name} {text}" for name, value in results.settings.items() if (text := setting(value)))
     return (
@@ -47,7 +47,7 @@ def page(results: ReplayResults) -> str:
 
 
 def setting(value: object) -> str:
-    """What was asked for, from JSON as a person reads it; "" for what was not."""
+    """Return the text of one setting's value; "" if it was not given."""
     if isinstance(value, Mapping):
         return " ".join(f"{name}={setting(inner)}" for name, inner in value.items())
     if isinstance(value, list | tuple):
@@ -56,7 +56,7 @@ def setting(value: object) -> str:
 
 
 def section(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
-    """Everything about one trace."""
+    """Return the part of the page about one trace."""
     if not runs:
         return ""
     colours = Colours(runs)
@@ -64,7 +64,7 @@ def section(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
     parts = [f"<h2>{escape(trace.name)}</h2>", f"<p>{escape(about(trace, runs[0]))}</p>"]
     parts.append(f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in findings(runs))}</ul>")
     parts.append(table(runs, several_nodes=len(nodes) > 1, several_rates=len(rates) > 1))
-    shown = [run for run in chosen if run.served]  # of the others there is nothing to see
+    shown = [run for run in chosen if run.served]  # the others have no figures
     figures = [
         ("Prompt tokens found in the cache" + at, hit_bars(shown, colours)),
         ("Times to first token" + at, distribution(shown, colours)),
@@ -88,7 +88,7 @@ def section(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
 
 
 def table(runs: Sequence[RunResult], *, several_nodes: bool, several_rates: bool) -> str:
-    """One row for each run; the best router of each rate and number of nodes in bold."""
+    """Return the table: one row for each run, the best policy of each rate and number of nodes in bold."""
     hidden = {"wall", *(["nodes"] * (not several_nodes)), *(["rate"] * (not several_rates))}
     columns = [column for column in COLUMNS if column.title not in hidden]
     ordered = sorted(runs, key=lambda run: (run.rate, run.nodes or 10**6))
@@ -107,7 +107,7 @@ def table(runs: Sequence[RunResult], *, several_nodes: bool, several_rates: bool
 
 
 def best_is_one(figures: Sequence[float]) -> bool:
-    """Whether the least of them says anything: there is no other, or not all are equal."""
+    """Whether the least figure deserves to be marked: it is the only one, or not all are equal."""
     return len(figures) == 1 or min(figures) < max(figures)
 
 
@@ -157,7 +157,7 @@ def sweep(runs: Sequence[RunResult], nodes: int, colours: Colours, *, medians: b
 
 
 def load(run: RunResult) -> str:
-    """Requests in flight over time: at the busiest engine, on average, and at the idlest."""
+    """Draw requests in flight over time: at the busiest engine, on average, and at the idlest engine."""
     moments = [(moment[0], moment[1:]) for moment in run.load_over_time]
     lines = [
         ChartLine("busiest engine", [(at, max(loads)) for at, loads in moments], 1),
@@ -168,14 +168,14 @@ def load(run: RunResult) -> str:
 
 
 def most_different(runs: Sequence[RunResult]) -> list[RunResult]:
-    """The most and the least even ones, in their own order."""
+    """Return the runs whose requests are spread most and least evenly, LOADS_MAX in all, in the given order."""
     ranked = sorted((run for run in runs if run.load_over_time), key=lambda run: run.load_cv)
     kept = ranked if len(ranked) <= LOADS_MAX else [*ranked[: LOADS_MAX // 2], *ranked[-LOADS_MAX // 2 :]]
     return [run for run in runs if any(run is each for each in kept)]
 
 
 LOADS = '<p class="key"><i class="c1"></i>busiest engine <i class="c0"></i>mean <i class="c2"></i>idlest engine</p>'
-"""What the colours of `load` mean."""
+"""The legend of the charts that `load` draws."""
 
 
 def figure(name: str, chart: str) -> str:
@@ -188,7 +188,7 @@ def legend(runs: Sequence[RunResult], colours: Colours) -> str:
 
 
 def reasons(runs: Sequence[RunResult]) -> str:
-    """Why requests went where they went."""
+    """Return the counts of the decisions' reasons, by policy."""
     counts = [", ".join(f"{reason} {count:,}" for reason, count in run.reasons.items()) for run in runs]
     rows = "".join(
         f"<tr><td>{escape(run.policy)}</td><td>{escape(text)}</td></tr>" for run, text in zip(runs, counts, strict=True)

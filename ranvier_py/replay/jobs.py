@@ -1,9 +1,9 @@
-"""The runs of one command: each in a process of its own, several at a time, their results in the order of the tasks.
+"""Executes the runs of one command: each in its own process, several at a time, with results in the order of the tasks.
 
-Processes are forked: a trace that was prepared once is there in all of them. With one job at a time nothing is forked.
+Processes are forked, so all share the trace that was prepared once. With one job or one task nothing is forked.
 
-Rules: a run that dies ends the command with its own words; no process outlives the command, however that ends.
-Bound: `jobs` processes, each with its own engines, nodes and routes; the trace is shared until it is written to.
+Rules: a run that fails ends the command with the run's traceback; no process outlives the command, however that ends.
+Bound: `jobs` processes, each with its own engines, nodes and routes; the trace is shared copy-on-write.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from ranvier_py.replay.results import RunResult, TraceSummary
 from ranvier_py.replay.traces.trace import Trace
 
 POLL_S = 0.2
-"""How often progress is looked at: five times a second is smooth enough for an eye."""
+"""Seconds between two reports of progress: five per second look smooth."""
 
 EXIT_GRACE_S = 5.0
-"""A process that is asked to end has this long."""
+"""Seconds that the command waits for a process that it asked to end."""
 
 Clock = Callable[[], float]
-"""Seconds of wall time, from anywhere."""
+"""Returns seconds of wall time since any fixed moment."""
 
 Watcher = Callable[[int, int], object]
-"""Called with how many requests have come in all runs together, and how many runs have ended."""
+"""Called with the number of arrivals in all runs together, and the number of runs that have ended."""
 
 
 class RunFailed(Exception):
-    """A run died. The message says where."""
+    """A run failed, or its process was killed. The message names the run and has its traceback, if it sent one."""
 
 
 class Ready(NamedTuple):
@@ -56,14 +56,14 @@ class Ready(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One run: which trace, and how."""
+    """One run: its trace and its plan."""
 
     ready: Ready
     plan: Plan
 
 
 class Done(NamedTuple):
-    """What came of a task. `lines`: JSON of each request, one a line, where the plan asks for it."""
+    """The outcome of a task. `lines`: a line of JSON for each request, if the plan asks for them."""
 
     result: RunResult
     lines: bytes
@@ -87,7 +87,7 @@ def make_ready(trace: Trace) -> Ready:
 
 
 def make_run(task: Task) -> Run:
-    """A run that is ready to go."""
+    """Make the engines, the nodes or oracle, and the run of a task."""
     (summary, items), plan = task
     events_max = EVENTS_MAX if plan.knowledge in ("events", "attention") else 0
     engines = [EngineModel(replace(limits, cache_events_max=events_max)) for limits in plan.engines]
@@ -97,7 +97,7 @@ def make_run(task: Task) -> Run:
 
 
 def execute(task: Task, clock: Clock, report: Callable[[int], object] = lambda _: None) -> Done:
-    """Do one run in this process. `report` is called with how many requests have come."""
+    """Execute one run in this process. Calls `report` with the number of arrivals so far."""
     began = clock()
     run = make_run(task)
     run.go(report)
@@ -123,7 +123,7 @@ def execute(task: Task, clock: Clock, report: Callable[[int], object] = lambda _
 
 
 def execute_all(tasks: Sequence[Task], jobs: int, clock: Clock, watch: Watcher = lambda *_: None) -> list[Done]:
-    """All tasks, `jobs` at a time. Raises RunFailed."""
+    """Execute all tasks, `jobs` at a time. Raises RunFailed if a process dies."""
     if jobs > 1 and len(tasks) > 1:
         return Workers(tasks, jobs, clock, watch).work()
     done: list[Done] = []
@@ -136,7 +136,7 @@ def execute_all(tasks: Sequence[Task], jobs: int, clock: Clock, watch: Watcher =
 
 
 class Workers:
-    """Processes at work on tasks. `work` may be called once."""
+    """Runs tasks in forked processes. `work` may be called once. Raises RunFailed."""
 
     def __init__(self, tasks: Sequence[Task], jobs: int, clock: Clock, watch: Watcher) -> None:
         self._context: ForkContext = multiprocessing.get_context("fork")
@@ -144,7 +144,7 @@ class Workers:
         self._jobs = jobs
         self._clock = clock
         self._watch = watch
-        self._counts = sharedctypes.RawArray("q", len(tasks))  # each written by one process, read by us alone
+        self._counts = sharedctypes.RawArray("q", len(tasks))  # arrivals by task: one process writes each, only the parent reads
         self._running: dict[Connection, tuple[int, ForkProcess]] = {}
         self._done: list[Done | None] = [None] * len(tasks)
 
@@ -173,18 +173,18 @@ class Workers:
         self._running[ours] = (index, process)
 
     def _serve(self, index: int, to: Connection) -> None:
-        """In the new process. Ctrl-C is for the command, which ends us."""
+        """Run one task in the new process. It ignores Ctrl-C: the parent gets it, too, and ends this process."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         parent = multiprocessing.parent_process()
 
         def report(count: int) -> None:
             self._counts[index] = count
             if parent is not None and not parent.is_alive():
-                raise SystemExit  # it was killed: nobody waits for this run
+                raise SystemExit  # the parent was killed: nobody waits for this run
 
         try:
             to.send(execute(self._tasks[index], self._clock, report))
-        except Exception:  # whatever it was, the command shall say it
+        except Exception:  # the parent reports any error
             to.send(traceback.format_exc())
         to.close()
 
@@ -192,7 +192,7 @@ class Workers:
         index, process = self._running.pop(source)
         try:
             answer = source.recv()
-        except (EOFError, OSError):  # before a word, or in the middle of one
+        except (EOFError, OSError):  # it died before or while it sent its result
             answer = "its process was killed"
         source.close()
         process.join()
@@ -206,7 +206,7 @@ class Workers:
 
 
 def plain(plan: Plan) -> dict[str, object]:
-    """What is the same for all runs of a command, as JSON has it."""
+    """Return what all runs of a command have in common, as JSON-ready values."""
     return {
         "engines": [{"count": count, **shown(limits)} for limits, count in Counter(plan.engines).items()],
         "policy_options": dict(plan.options.named),
@@ -219,5 +219,5 @@ def plain(plan: Plan) -> dict[str, object]:
 
 
 def shown(limits: EngineLimits) -> dict[str, float]:
-    """What an engine can do; the size of its blocks is the trace's."""
+    """Return an engine's limits without the block size, which is the trace's, and without the bound of cache events."""
     return {name: value for name, value in asdict(limits).items() if name not in ("block_size", "cache_events_max")}

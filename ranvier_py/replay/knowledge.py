@@ -1,14 +1,13 @@
-"""What the routers of a replay know of the engines' caches, beside what they have learned from requests.
+"""What the routers of a replay know of the engines' caches, besides what they learn from requests.
 
-`estimated`: nothing more. `calibrated`: what the counts in answers and the engines' own metrics teach, as each node
-does for engines that publish no events. `events`: the engines publish what they store and drop; one node reads each
-engine, and the others learn of it as peers do.
+- `estimated`: nothing more.
+- `calibrated`: the cached tokens in answers and the engines' metrics, as nodes use them for engines without events
+- `events`: the engines publish what they store and drop; one node reads each engine and the others learn by gossip
+- `attention`, for comparison: only those events that are about keys and values, as routers read that ignore states
+- `oracle`, for comparison: the routers see in each cache what that engine would reuse (`SeeingRouter`)
 
-Two more are there to compare with. `attention`: of these events those of keys and values alone, which is what routers
-read that do not know of states. `oracle`: routers see into the caches what each engine would reuse (`SeeingRouter`).
-
-Rule: an event is read before the next request that any node places or sees answered; from there on it takes as long as
-gossip does. Bound: `EVENTS_MAX` events of an engine between two looks.
+Rule: an event is read before any node places the next request or handles the next finished one; after that it reaches
+the other nodes by gossip, with its delay. Bound: `EVENTS_MAX` events of an engine between two reads.
 """
 
 from __future__ import annotations
@@ -37,29 +36,30 @@ from ranvier_py.replay.engine.model import EngineModel
 
 KnowledgeName = Literal["estimated", "calibrated", "events", "attention", "oracle"]
 KNOWLEDGE: tuple[KnowledgeName, ...] = ("estimated", "calibrated", "events")
-"""What nodes have."""
+"""The kinds of knowledge that real nodes can have."""
 
 EVENTS_MAX = 1 << 20
-"""More than one step of an engine can bring."""
+"""Undrained cache events of one engine: more than one step of it can produce."""
 
 TICK_S = 1.0  # as a node does
 METRICS_S = 5.0  # as a node does by default
 SWEEP_ROWS_MAX = 2000
 
 NAME_TOKENS = 2
-"""A name has the size of so many tokens."""
+"""A block's 64-bit name stands where its token ids would be and fills so many 32-bit ids."""
 
 STATES = 1
-"""The group of caches that keeps a hybrid model's states, behind that of attention."""
+"""Group number, in block events, of a hybrid model's states. Group 0 is that of attention."""
 
 WITHOUT_BOUND = 1 << 62
-"""Of what a model holds and of what is looked at at once: the model itself is bounded."""
+"""Limit for the entries of a residency and for one `settle`: no bound is needed, the engine model itself is bounded."""
 
 
 def make_knowledge(
     name: KnowledgeName, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int
 ) -> Calibrated | EventReaders | None:
-    """None: nothing more. `engines` must record their cache events where these are to be read."""
+    """Return the source of knowledge by this name; None for `estimated` and `oracle`. For `events` and `attention` the
+    engines must record their cache events."""
     if name == "calibrated":
         return Calibrated(routers, engines, block_tokens)
     if name in ("events", "attention"):
@@ -68,7 +68,7 @@ def make_knowledge(
 
 
 class Calibrated:
-    """Each router learns from answers; what engines say of their size is read by one, in turn."""
+    """Each router learns from answers. The size of each engine's cache is read by one node, the engines in turn."""
 
     def __init__(self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int) -> None:
         self._routers = routers
@@ -82,7 +82,7 @@ class Calibrated:
         self._look_at_metrics()
 
     def look(self, now: float) -> Sequence[int]:
-        """Take in what has come. Returns the nodes whose routes changed by it."""
+        """Read metrics and tick the calibrations when due. Returns the nodes whose routes changed, here none."""
         if now >= self._looked_at + METRICS_S:
             self._looked_at = now
             self._look_at_metrics()
@@ -101,7 +101,7 @@ class Calibrated:
 
 
 class EventReaders:
-    """Each engine's events are read by one node, in turn. `states`: those of a hybrid model's states, too."""
+    """Each engine's events are read by one node, the engines in turn. `states`: those of hybrid models' states, too."""
 
     def __init__(
         self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int, *, states: bool = True
@@ -134,7 +134,7 @@ class EventReaders:
 
     def _read(self, engine: int, now: float) -> bool:
         blocks = self._blocks[engine]
-        for event in self._engines[engine].cache.drain_events():  # a new process has another cache
+        for event in self._engines[engine].cache.drain_events():  # `cache` is replaced at a restart, so do not keep it
             if self._states or not isinstance(event, StateStored | StateRemoved):
                 blocks.read(event)
         changes = blocks.changes()
@@ -145,7 +145,7 @@ class EventReaders:
 
 
 class NameHasher(TokenHasher):
-    """Hashes nothing: what stands where the tokens of a block would is its fingerprint."""
+    """Hashes nothing: the token ids of a block are already its fingerprint, as two 32-bit halves."""
 
     def __init__(self) -> None:
         super().__init__(b"", NAME_TOKENS)
@@ -156,7 +156,7 @@ class NameHasher(TokenHasher):
 
 
 class NamedBlocks(Residency):
-    """What a modelled engine holds, whose blocks are called by our fingerprints already."""
+    """The residency of a modelled engine, which names its blocks by our fingerprints already."""
 
     def __init__(self, block_tokens: int) -> None:
         super().__init__(NameHasher(), lambda _: UNKNOWN, entries_max=WITHOUT_BOUND)
@@ -166,7 +166,7 @@ class NamedBlocks(Residency):
         if isinstance(event, KeysStored | StateStored):
             names = np.array(event.keys, dtype=np.uint64).tobytes()
             stored = BlocksStored(event.keys, event.parent or None, names, NAME_TOKENS)
-            if isinstance(event, StateStored):  # named by its last block alone, as vLLM does
+            if isinstance(event, StateStored):  # the event has only the last block's hash, as vLLM's has
                 stored = stored._replace(hashes=event.keys[-1:], group=STATES, kind="mamba")
             self.apply(stored)
         elif isinstance(event, KeyRemoved | StateRemoved):
@@ -175,7 +175,7 @@ class NamedBlocks(Residency):
             self.apply(CacheCleared())
 
     def changes(self) -> Changes:
-        """All that changed since the last call."""
+        """Return all changes since the last call, with depths in tokens of the engine's blocks."""
         found, size = self.settle(WITHOUT_BOUND), self._block_tokens
         deep = [each._replace(tokens=each.tokens // NAME_TOKENS * size) for each in found.changes]
         states = None if found.states is None else tuple(map(self._deep, found.states))

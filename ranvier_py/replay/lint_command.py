@@ -1,11 +1,11 @@
-"""`ranvier lint FILE | --url URL`: what clients do to their own prefixes: where, why, what it costs, and what helps.
+"""`ranvier lint FILE | --url URL` reports where and why clients break their own prefixes, the cost, and what helps.
 
-URL is a node's control port, for what the node saw so far, or an address that serves captured requests. A line of those
-is a request, `{"path": …, "headers": [[name, value], …], "body": {…}}`, or a body alone, in the order of their sending;
-a file may be one such object, or a list of them, over several lines. Files may be gzipped. Text is read here and kept
-nowhere; the page shows paths and causes. Tokens are estimated by characters.
-A recording (`ranvier serve --record`) has fingerprints alone: of it is told where sessions depart from themselves, and
-by no cause. What has values that no node can compare (nested too deeply, no Unicode) is passed over, and said so.
+URL is a node's control port, for what the node saw so far, or an address that serves captured requests. Each line of
+those is a request, `{"path": …, "headers": [[name, value], …], "body": {…}}`, or a body alone, in the order of sending;
+a file may also be one such object, or a list of them, over several lines. Files may be gzipped. The requests' text is
+not stored; the output has only paths and causes. Tokens are estimated from characters.
+A recording (`ranvier serve --record`) has only fingerprints: it shows where prompts depart from their sessions, but not
+why. Bodies that no node can compare (nested too deeply, no Unicode) are passed over with a message.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 Lines = Iterable[tuple[int, bytes]]
-"""Numbered from 1 on, with their ends."""
+"""Lines with their ends, numbered from 1 on."""
 
 
 def lint(sources: Iterable[tuple[str, Lines]], book: RuleBook, *, as_json: bool) -> int:
-    """Of captured requests or recordings, with the name of each source. Returns the exit code: 1 where a prefix
-    broke."""
+    """Read named sources of captured requests or recordings and print the report. Returns the exit code: 1 if a prefix
+    broke, 2 if a source cannot be read, else 0."""
     watch = ClientWatch(secrets.randbits(64))
     records: list[tuple[float, RequestRecord]] = []
     try:
@@ -95,7 +95,7 @@ def lint(sources: Iterable[tuple[str, Lines]], book: RuleBook, *, as_json: bool)
 
 
 def lint_requests(requests: Iterable[Request], watch: ClientWatch, book: RuleBook) -> None:
-    """Count captured requests."""
+    """Count captured requests and their breaks in `watch`. Objects that are no conversation are passed over."""
     others = 0
     for place, fields, body, api in requests:
         if api is None:
@@ -120,7 +120,7 @@ def lint_requests(requests: Iterable[Request], watch: ClientWatch, book: RuleBoo
 
 
 def report(rows: list[dict[str, Any]], *, as_json: bool) -> int:
-    """Print what was found of each client. Returns the exit code."""
+    """Print the findings of each client. Returns the exit code."""
     if as_json:
         print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode())
     else:
@@ -129,13 +129,13 @@ def report(rows: list[dict[str, Any]], *, as_json: bool) -> int:
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[tuple[str, Lines]]:
-    """The lines of files, none longer than LINE_BYTES_MAX. Raises TraceError when they are read."""
+    """Yield the name and lines of each file, no line longer than LINE_BYTES_MAX. Reading them may raise TraceError."""
     for path in paths:
         yield str(path), raw_lines(path)
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Lines of what comes in pieces, but for blank ones."""
+    """Yield the lines of a body that arrives in pieces, without blank ones. Raises ValueError for too long a line."""
     number, rest = 0, b""
     for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -150,9 +150,9 @@ def lines_of(pieces: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def objects_of(source: str, lines: Lines) -> Iterator[tuple[str, Any]]:
-    """What is on each line, with its place; of one JSON document over several lines the objects in it.
+    """Yield the JSON value of each line with its place; of a list, its items. A document may span all lines.
 
-    A recording's last line without its end is left out: the node was writing it. Raises ValueError.
+    A recording's last line is left out if it is incomplete: the node was still writing it. Raises ValueError.
     """
     recorded, is_first, numbered = False, True, iter(lines)
     for number, line in numbered:
@@ -170,7 +170,7 @@ def objects_of(source: str, lines: Lines) -> Iterator[tuple[str, Any]]:
 
 
 def whole_of(line: bytes, lines: Iterator[tuple[int, bytes]]) -> Any:
-    """What a line and those behind it are in JSON, up to LINE_BYTES_MAX; None for none."""
+    """Parse a line and all lines after it, up to LINE_BYTES_MAX, as one JSON document; None if they are none."""
     found, size = [line], len(line)
     for _, more in lines:
         found.append(more)
@@ -183,7 +183,7 @@ def whole_of(line: bytes, lines: Iterator[tuple[int, bytes]]) -> Any:
 
 
 def json_of(text: bytes) -> Any:
-    """What the text is in JSON, or would be by a library that takes more. Raises ValueError, with what is wrong."""
+    """Parse JSON, by the more lenient standard library if orjson refuses it. Raises ValueError with the reason."""
     try:
         return orjson.loads(text)
     except ValueError as error:
@@ -196,11 +196,11 @@ def json_of(text: bytes) -> Any:
 
 
 Request = tuple[str, Mapping[bytes, bytes], Mapping[str, Any], Api | None]
-"""One that was captured: its place, header fields, body and API; None where it carries no conversation."""
+"""A captured request: its place, header fields, body and API; the API is None if it carries no conversation."""
 
 
 def requests_of(objects: Iterable[tuple[str, Any]]) -> Iterator[Request]:
-    """Raises ValueError with the place of what is no request."""
+    """Yield the captured requests. Raises ValueError with the place of an object that is no request."""
     for place, found in objects:
         body = found.get("body", found) if isinstance(found, dict) else None
         if not isinstance(body, dict):
@@ -212,7 +212,7 @@ def requests_of(objects: Iterable[tuple[str, Any]]) -> Iterator[Request]:
 
 
 def records_of(objects: Iterable[tuple[str, Any]]) -> Iterator[tuple[float, RequestRecord]]:
-    """What engines worked for, with its wall clock. Raises ValueError."""
+    """Yield the records of requests that engines served, each with its wall-clock time. Raises ValueError."""
     header: Header | None = None
     for place, found in objects:
         try:
@@ -229,7 +229,7 @@ def records_of(objects: Iterable[tuple[str, Any]]) -> Iterator[tuple[float, Requ
 
 
 def headers_of(headers: object, place: str) -> Mapping[bytes, bytes]:
-    """By names in small letters, from pairs or from an object."""
+    """Return headers by lower-case name, from a list of pairs or an object. Raises ValueError."""
     pairs: Any = headers.items() if isinstance(headers, dict) else headers
     try:
         return {name.lower().encode("latin-1"): value.encode("latin-1", "replace") for name, value in pairs}
@@ -238,7 +238,7 @@ def headers_of(headers: object, place: str) -> Mapping[bytes, bytes]:
 
 
 def api_of(body: Mapping[str, Any]) -> Api | None:
-    """Which API a body without a path is of, by its members."""
+    """Guess the API of a body without a path from its members; None if it is none."""
     if RESPONSES.history in body:
         return RESPONSES
     if CHAT.history not in body:
@@ -247,7 +247,7 @@ def api_of(body: Mapping[str, Any]) -> Api | None:
 
 
 def page(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """What is printed."""
+    """Yield the lines of the report."""
     if not rows:
         yield f"no conversations: nothing of {', '.join(PATHS)}"
     for row in rows:
@@ -270,7 +270,7 @@ def page(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def trial_page(trials: list[dict[str, Any]]) -> Iterator[str]:
-    """How rules that are on have proved themselves."""
+    """Yield a line for each trial of a rule that is on: its state and why."""
     for each in trials:
         why = each["why"] or f"{each['sessions']} sessions, {each['sessions_left_alone']} left alone"
         why += f" (found by {each['node']})" if each["node"] else ""

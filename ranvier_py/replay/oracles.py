@@ -1,11 +1,11 @@
-"""Bounds: placement by someone who sees into the engines, and what a placement lost against that (`regret`).
+"""Oracles place requests with knowledge of the engines' state, as bounds; `regret` is what a placement lost.
 
-`oracle_greedy` takes the engine that truly holds the longest prefix, of those that had at most CAP_FACTOR times their
-share of the requests so far, and CAP_SLACK: what "greedy" means in published figures of traces. `oracle_ttft` knows the
-future of what is in work as well: it takes the engine whose first token comes soonest.
+`oracle_greedy` chooses the engine whose cache holds the longest prefix, among those that got at most CAP_FACTOR times
+their share of the requests so far plus CAP_SLACK: that is what "greedy" means in published figures of traces.
+`oracle_ttft` also knows how long the requests in flight will take: it chooses the engine with the soonest first token.
 
-Neither is the best that could be: both are greedy, and later requests pay for what they choose. The last tie goes to
-the engine that was chosen least, else idle engines would fill one cache after the other; then to the least index.
+Neither is optimal: both decide for one request at a time, and later requests pay for it. The last tie goes to the
+engine that was chosen least often (else idle engines would be filled one after the other), then to the least index.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ranvier_py.replay.replay_plan import Placed, Placer, Prepared
 NOTHING: Mapping[int, int] = MappingProxyType({})
 
 CAP_FACTOR, CAP_SLACK = 1.5, 4.0
-"""Of an engine's share of the requests so far, and added to that."""
+"""The cap of `oracle_greedy`: so many times an engine's share of the requests so far, plus so many requests."""
 
 
 class Oracle(Placer):
-    """An oracle in the place of the nodes: it has no routes, no gossip, nothing to learn.
+    """An oracle places requests instead of the nodes. It has no routes and no gossip, and learns nothing.
 
-    What it predicts is what is cached when a request comes; until the request leaves its queue that may change.
+    It predicts the tokens that are cached when a request arrives; that may change before the request leaves the queue.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Oracle(Placer):
         return Placed(engine, self.name, self._engines[engine].cached_tokens(item.job, now))
 
     def choose(self, job: Job, now: float) -> int:
-        """The index of an engine. Whoever asks sends the request there."""
+        """Return the index of the best engine and count it as chosen: the caller must send the request there."""
         best = self.best(job, now)
         self._chosen[best] += 1
         return best
@@ -54,7 +54,7 @@ class Oracle(Placer):
 
 
 class GreedyOracle(Oracle):
-    """The longest prefix, then the fewest requests in flight, of the engines below the cap."""
+    """Chooses, among the engines within the cap, by longest held prefix, then by fewest requests in flight."""
 
     name = "oracle_greedy"
 
@@ -68,7 +68,7 @@ class GreedyOracle(Oracle):
 
 
 class FirstTokenOracle(Oracle):
-    """The soonest first token, then the longest prefix, then the fewest requests in flight."""
+    """Chooses by soonest first token, then by longest held prefix, then by fewest requests in flight."""
 
     name = "oracle_ttft"
 
@@ -77,7 +77,7 @@ class FirstTokenOracle(Oracle):
 
 
 class Soonest(NamedTuple):
-    """Where the first token would come first, and when."""
+    """The engine with the soonest first token, and when that comes."""
 
     engine: int
     at: float
@@ -86,9 +86,9 @@ class Soonest(NamedTuple):
 def soonest(
     job: Job, engines: Sequence[EngineModel], eligible: Sequence[int], now: float, chosen: Mapping[int, int] = NOTHING
 ) -> Soonest:
-    """The best engine for this request alone. `at` is inf where nobody would take it; then only the ties count.
+    """Return the engine with the soonest first token for this request alone. `chosen`: how often each was chosen.
 
-    `chosen`: how often each one was chosen, for the last tie.
+    If no eligible engine would accept the request, `at` is inf and only the tie-breaks decide.
     """
     bounds = sorted((engines[index].first_token_not_before(job, now), index) for index in eligible)
     best: tuple[float, int, int, int, int] | None = None
@@ -105,11 +105,11 @@ def soonest(
 
 
 def regret(job: Job, engines: Sequence[EngineModel], chosen: int, now: float) -> float:
-    """Seconds that the first token comes later at `chosen` than at the best engine; asked before it is sent.
+    """Return how many seconds later the first token comes at `chosen` than at the best engine. Call before submitting.
 
-    The best sees caches, queues and lengths of answers, and nothing that has not come yet: this is what better
-    knowledge could have won for this one request, and what that costs later ones is not in it. Never negative. `inf`
-    where the chosen engine would refuse it and another one would not.
+    The best engine is found with knowledge of caches, queues and answer lengths, but not of requests to come. So this
+    is what better knowledge could have gained for this request, without what it would cost later ones. Never negative;
+    `inf` if the chosen engine would refuse the request and another would not.
     """
     at = engines[chosen].first_token_at(job, now)
     others = (index for index in range(len(engines)) if index != chosen)

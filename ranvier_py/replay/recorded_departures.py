@@ -1,13 +1,13 @@
-"""Where prompts of a recording depart from their sessions: all that fingerprints tell of who breaks prefixes.
+"""Finds departures: where the prompts of a recording do not continue the earlier prompts of their session.
 
-A recording has no text, so a departure has a depth in tokens and no cause. A prompt goes on from what its session had
-before: from the prompt that it shares most with. It departs where it does not begin with all of that one, although it
-is as long: it has as many messages at least, and half as many tokens. Whatever else shares little is a task of its own,
-such as a title or a sub-agent. Without sessions nothing departs.
+A recording has fingerprints but no text, so a departure has a depth in tokens and no cause. Each prompt is compared
+with the earlier prompt of its session with which it shares most. It departs if it does not begin with all of that
+prompt although it is long enough: at least as many messages, and at least half as many tokens. A shorter prompt is
+taken for a separate task, such as a title or a sub-agent. Records without a session have no departures.
 
-The depth is that of the deepest shared prefix key, so a departure may be up to the next anchor or message end further
-on. Of its cost the upper bound is counted: what the earlier prompt had behind it.
-Bounds: SESSIONS_MAX sessions, BRANCHES_MAX prompts of each; the oldest goes.
+The depth is that of the deepest shared prefix key, so the true departure may be as far on as the next anchor or message
+end. As cost the upper bound is counted: the earlier prompt's tokens behind that depth, up to this prompt's length.
+Bounds: SESSIONS_MAX sessions, BRANCHES_MAX prompts of each; the oldest is dropped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ranvier_py.core.routing.request_record import RequestRecord
 
 SESSIONS_MAX = 4096
 BRANCHES_MAX = 8
-KEYS_MAX = 1 << 20  # fingerprints of which it is remembered that a prompt had them, for what could be reused
+KEYS_MAX = 1 << 20  # remembered fingerprints of earlier prompts, to count the tokens that could be reused
 UNSEEN = "unseen"
-"""The cause where no text was recorded."""
+"""The cause of a departure: no text was recorded."""
 
 
 class Ancestor(NamedTuple):
-    """An earlier prompt of a session. `depths` of its prefixes by fingerprint, `end` the deepest, and how many of its
-    messages end."""
+    """An earlier prompt of a session. `depths`: of its prefixes, by fingerprint; `end`: the deepest of them;
+    `messages`: the number of message ends in its chain."""
 
     depths: dict[int, int]
     end: int
@@ -38,7 +38,7 @@ class Ancestor(NamedTuple):
 
 
 class RecordedDepartures:
-    """Counts what records tell into a ClientWatch, in the order in which they were sent."""
+    """Counts turns, reused tokens and departures of records in a ClientWatch. Records are added in order of time."""
 
     def __init__(self, watch: ClientWatch) -> None:
         self._watch = watch
@@ -54,7 +54,7 @@ class RecordedDepartures:
             counts.counted_tokens += tokens
             counts.reused_tokens += record.cached_tokens
         keys = [key for key in record.chain if key[0] <= tokens]
-        if not keys:  # nobody tokenized it
+        if not keys:  # the prompt was not tokenized
             return
         self._watch.compared(client, tokens, max([depth for depth, name in keys if name in self._had], default=0))
         for _, name in record.chain:
@@ -78,8 +78,8 @@ class RecordedDepartures:
 
 
 def closest(before: Sequence[Ancestor], now: Ancestor) -> tuple[int, Ancestor | None]:
-    """Of the earlier prompts that share most with this one the last that has least behind it, and how many tokens are
-    shared."""
+    """Return the most tokens that an earlier prompt shares with this one, and that prompt; (0, None) if there is none.
+    Of several such prompts it is the one that ends first, and of these the latest."""
     found: tuple[int, Ancestor | None] = 0, None
     for earlier in before:
         shared = max([depth for name, depth in now.depths.items() if name in earlier.depths], default=0)

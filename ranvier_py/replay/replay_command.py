@@ -1,7 +1,7 @@
-"""`ranvier replay`: read the traces, do the runs, show a table, write the files.
+"""`ranvier replay` reads the traces, does the runs, writes the files and prints a table.
 
-The table goes to stdout and nothing else does; progress goes to stderr, as a bar where that is a terminal and as a line
-for each run that ended elsewhere. Beside the loaders of traces, this alone touches files and reads a clock.
+Only the table goes to stdout. Progress goes to stderr: as a bar on a terminal, otherwise as one line for each finished
+run. Besides the loaders of traces, this module alone touches files and reads a clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ranvier_py.replay.traces.open_trace import open_trace
 from ranvier_py.replay.traces.trace import TraceError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = range(3)
-EXIT_INTERRUPTED = 130  # as shells have it: nothing was written, so it must not pass for done
+EXIT_INTERRUPTED = 130  # as in shells: nothing was written, so the code must not be that of success
 RESULTS, PAGE = "results.json", "report.html"
 
 BAR_CELLS = 30
@@ -40,7 +40,7 @@ DRAW_EVERY_S = 0.1
 
 
 def replay(given: argparse.Namespace) -> int:
-    """The command, its flags parsed. Returns the exit code."""
+    """Run the command with its parsed flags. Returns the exit code."""
     try:
         wanted = read_request(given, cores())
         make_folders(wanted)
@@ -52,10 +52,10 @@ def replay(given: argparse.Namespace) -> int:
         is_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if is_terminal else None
         try:
-            write(results, done, wanted)  # first: whoever reads the table may go away
+            write(results, done, wanted)  # before the table: the reader of stdout may close it early
         finally:
-            print(table(results, bold=is_terminal, width=width), flush=True)  # at least that, on a full disk
-    except BrokenPipeError:  # `ranvier replay … | head`; the command line knows what to do
+            print(table(results, bold=is_terminal, width=width), flush=True)  # even if the disk is full
+    except BrokenPipeError:  # `ranvier replay … | head`: handled by the command line
         raise
     except KeyboardInterrupt:
         print("ranvier: interrupted, nothing was written", file=sys.stderr)
@@ -70,12 +70,12 @@ def replay(given: argparse.Namespace) -> int:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def make_folders(wanted: ReplayRequest) -> None:
-    """Before any work: nobody shall wait for an hour of runs that then can't be written."""
+    """Before any run, make the output folders and check that files can be written there. Raises RequestRefused."""
     if wanted.out is not None and wanted.out.exists() and not wanted.out.is_dir():
         raise RequestRefused(f"--out: {wanted.out} is a file, expected a directory")
     files = [wanted.out / RESULTS, wanted.out / PAGE] if wanted.out else []
@@ -86,7 +86,7 @@ def make_folders(wanted: ReplayRequest) -> None:
             if file.is_dir():
                 raise RequestRefused(f"{file}: is a directory, expected a file")
             if not is_special(file):
-                with NamedTemporaryFile(dir=file.parent, prefix=".ranvier-"):  # taken away at once
+                with NamedTemporaryFile(dir=file.parent, prefix=".ranvier-"):  # removed at once
                     pass
         except OSError as error:
             raise RequestRefused(f"{file}: {error.strerror or error}") from error
@@ -102,7 +102,7 @@ def read_trace(path: Path, wanted: ReplayRequest) -> Ready:
     ready = make_ready(trace)
     wanted.plans(
         ready.summary.block_tokens, wanted.caches[0]
-    )  # what is wrong with them is said before the next file is read
+    )  # refuses a cache below one block before the next file is read
     span_s = ready.summary.span_s / min(wanted.rates)
     if span_s > SPAN_S_MAX:
         raise RequestRefused(
@@ -113,7 +113,7 @@ def read_trace(path: Path, wanted: ReplayRequest) -> Ready:
 
 
 def named_apart(ready: Sequence[Ready], paths: Sequence[Path]) -> list[Ready]:
-    """Traces of one name by their paths: everything that is said of a run names its trace."""
+    """Rename traces that share a name to their paths, because all output names a run's trace."""
     names = Counter(each.summary.name for each in ready)
     return [
         each if names[each.summary.name] == 1 else each._replace(summary=replace(each.summary, name=str(path)))
@@ -122,19 +122,19 @@ def named_apart(ready: Sequence[Ready], paths: Sequence[Path]) -> list[Ready]:
 
 
 def for_cache(ready: Ready, cache: CacheName | None, wanted: ReplayRequest) -> Ready:
-    """The same trace before engines of one kind of cache: named after it where there are several."""
+    """Return the trace for engines with this cache; its name includes the cache if there are several."""
     if len(wanted.caches) == 1:
         return ready
     return ready._replace(summary=replace(ready.summary, name=f"{ready.summary.name}, cache {cache}"))
 
 
 def run(ready: Sequence[tuple[Ready, CacheName | None]], wanted: ReplayRequest) -> list[Done]:
-    """All runs of all traces and caches, in the order of the table."""
+    """Execute the runs of all traces and caches. The results are in the order of the table."""
     tasks = [Task(each, plan) for each, cache in ready for plan in wanted.plans(each.summary.block_tokens, cache)]
     requests = sum(len(task.ready.items) for task in tasks)
     progress = Progress(sys.stderr, requests, len(tasks))
     gc.collect()
-    gc.freeze()  # the traces stay: no collection, here or in a forked process, shall walk through them
+    gc.freeze()  # no garbage collection, here or in a forked process, needs to walk through the traces
     try:
         return execute_all(tasks, wanted.jobs, time.perf_counter, progress.show)
     finally:
@@ -143,7 +143,7 @@ def run(ready: Sequence[tuple[Ready, CacheName | None]], wanted: ReplayRequest) 
 
 
 def settings(wanted: ReplayRequest) -> dict[str, object]:
-    """What was asked for, as JSON has it."""
+    """Return what was asked for, as JSON-ready values."""
     return {
         "version": __version__,
         "policies": list(wanted.policies),
@@ -155,7 +155,7 @@ def settings(wanted: ReplayRequest) -> dict[str, object]:
 
 
 def write(results: ReplayResults, done: Sequence[Done], wanted: ReplayRequest) -> None:
-    """The files that were asked for, each whole or not at all."""
+    """Write the files that were asked for, each whole or not at all. Raises OSError."""
     if wanted.per_request is not None:
         replace_file(wanted.per_request, b"".join(each.lines for each in done))
     if wanted.out is None:
@@ -167,7 +167,7 @@ def write(results: ReplayResults, done: Sequence[Done], wanted: ReplayRequest) -
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """The old file stays until the new one is whole. A device or a pipe is written to as it is. Raises OSError."""
+    """Replace a file as soon as the new one is complete. Devices and pipes are written directly. Raises OSError."""
     if is_special(path):
         path.write_bytes(data)
         return
@@ -181,12 +181,12 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def is_special(path: Path) -> bool:
-    """Whether it is neither a file nor a place for one, as /dev/stdout."""
+    """Whether something is at this path that is neither a regular file nor a directory, as /dev/stdout."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 class Progress:
-    """How far it is, for a person or for a log. `show` may be called often."""
+    """Shows progress: a bar on a terminal, otherwise a line when a run has ended. `show` may be called often."""
 
     def __init__(self, stream: TextIO, requests: int, runs: int) -> None:
         self._stream = stream

@@ -1,6 +1,6 @@
-"""The flags of `ranvier replay`. All values stay text: `replay_request` reads them, and says in one line what is wrong.
+"""The flags of `ranvier replay`. Their values stay text, but for paths: `replay_request` reads and checks them.
 
-Light on purpose: the command line imports this before it knows which command is wanted.
+It imports little on purpose: the command line imports it before it knows which command is wanted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ exit codes:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """All flags of the command, none of them required but a trace."""
+    """Add all flags of the command to `parser`. Only a trace is required."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="a file; its first line says its format")
     add = parser.add_argument_group("what is run").add_argument

@@ -1,9 +1,9 @@
-"""What passes between the nodes of a replay: the real gossip over a network in this process, or updates after a delay.
+"""The network between the nodes of a replay: the real gossip within this process, or simple updates after a delay.
 
-`PeerNetwork` carries what peers send: bytes are handed over after DELAY_S, nothing is lost, and nobody's clock differs.
-`DelayedNetwork` is the simple alternative: what one node learned and has in flight, all others know `delay_s` later.
+`PeerNetwork` delivers what peers send after DELAY_S. Nothing is lost, and all clocks agree.
+`DelayedNetwork` is the simple alternative: all nodes know of one's new routes and requests in flight `delay_s` later.
 
-Rule: neither keeps a run going; `next_at` is for whoever has something else to wait for.
+Rule: a network alone never keeps a run going. The run ends without waiting for `next_at`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.work import NO_LOAD, Load
 
 DELAY_S = 0.0005
-"""From one machine of a site to another."""
+"""Transit time of a packet between two machines of one site."""
 
 TICK_MIN_S = 0.001
-"""A timer of the node is good for a millisecond; it keeps a peer that always wants more from standing still here."""
+"""Least time until a peer is woken again, as a node's timers are no finer: the virtual clock must not stand still."""
 
 PORT = 7946
 
 SCHEMA = 1
-"""Of the fingerprints: the same on all nodes of a replay."""
+"""Names how the fingerprints are made; the same on all nodes of a replay."""
 
 
 def make_network(
     routers: Sequence[Router], *, key: bytes, seed: int | str, delay_s: float | None, now: float
 ) -> Network | None:
-    """None for a node alone, and where nodes send each other nothing (`delay_s` inf). `key`: of the fingerprints."""
+    """Return None for a single node or if nodes send each other nothing (`delay_s` inf). `key`: of the fingerprints."""
     if len(routers) == 1 or delay_s == inf:
         return None
     if delay_s is not None:
@@ -57,7 +57,7 @@ def address_of(index: int) -> Address:
 
 
 class Packet(NamedTuple):
-    """Under way. `number` keeps the order of equal times."""
+    """A packet in transit, due at `at`. `number` keeps the order of equal times."""
 
     at: float
     number: int
@@ -68,19 +68,19 @@ class Packet(NamedTuple):
 
 
 class ReplayPeer(RouterPeer):
-    """A peer that looks at its router after something happened to it, on the beat on which it would have looked anyway.
+    """A peer that flushes only after its router changed, but at a multiple of the interval at which a node flushes.
 
-    A node looks every FLUSH_INTERVAL_S while a request is in flight, and mostly finds nothing. In between nothing can
-    have changed here, unless `touched` was called.
+    A real node flushes every FLUSH_INTERVAL_S while a request is in flight and mostly finds nothing. Here the router
+    can have changed only if `touched` was called, so the flushes in between are skipped.
     """
 
     def flush(self, now: float) -> None:
         super().flush(now)
-        if self.synced:  # before, new routes wait
+        if self.synced:  # until then new routes wait, so it flushes at the usual interval
             self._flush_at = now + IDLE_INTERVAL_S
 
     def touched(self, now: float) -> None:
-        """Something happened to the router."""
+        """Note that the router may have changed: flush at the next multiple of the interval."""
         self._hurry()
         late_s = now - self._flush_at
         if late_s > 0.0:
@@ -88,7 +88,7 @@ class ReplayPeer(RouterPeer):
 
 
 class PeerNetwork:
-    """Carries what peers send; a peer is asked when it wants to wake when something happens to it."""
+    """Delivers what peers send and wakes them. After each call of a peer it asks when that peer wants to be woken."""
 
     def __init__(self, peers: Sequence[ReplayPeer], now: float) -> None:
         self.packets = 0
@@ -116,12 +116,12 @@ class PeerNetwork:
                 self._send(index, now)
 
     def touched(self, index: int, now: float) -> None:
-        """Something happened to this node's router."""
+        """Note that this node's router may have changed."""
         self._peers[index].touched(now)
         self._send(index, now)
 
     def _send(self, index: int, now: float) -> None:
-        """Something happened to a peer: send what it has to send, and note when it wants to be woken."""
+        """Put what a peer has to send in transit, and note when the peer wants to be woken."""
         peer = self._peers[index]
         for to, plane, data in peer.take():
             self.packets += 1
@@ -134,7 +134,7 @@ class PeerNetwork:
 
 
 def make_peers(routers: Sequence[Router], *, key: bytes, seed: int | str, now: float) -> list[ReplayPeer]:
-    """One peer for each router, with everything about them drawn from a seed; they do not know each other yet."""
+    """Make a peer for each router, all its random parts drawn from the seed. The peers do not know each other yet."""
     rng = Random(f"{seed}/peers")  # noqa: S311  # virtual nodes have no secrets
     ring = KeyRing({1: rng.randbytes(KEY_BYTES)}, 1)
     subkeys = Subkeys()
@@ -152,7 +152,7 @@ def make_peers(routers: Sequence[Router], *, key: bytes, seed: int | str, now: f
 
 
 class DelayedUpdate(NamedTuple):
-    """What one node sends all others: what it learned, what engines dropped, and its requests in flight by backend."""
+    """What one node sends to all others: new routes, withdrawn routes, and its requests in flight by backend."""
 
     at: float
     sender: int
@@ -162,7 +162,7 @@ class DelayedUpdate(NamedTuple):
 
 
 class DelayedNetwork:
-    """All nodes know after `delay_s` what one of them learned and has in flight."""
+    """Delivers each node's new routes, withdrawn routes and load to all other nodes after `delay_s`."""
 
     packets = bytes_sent = 0
 
@@ -171,7 +171,7 @@ class DelayedNetwork:
         self._delay_s = delay_s
         self._in_transit: deque[DelayedUpdate] = (
             deque()
-        )  # as many as there are events in a delay; each is received and gone
+        )  # bounded by the events within one delay: each update is dropped once received
         self._loads: list[Sequence[Load]] = [[NO_LOAD] * len(router.registry) for router in routers]
         self._sent = list(self._loads)
         self._orphans = [Orphans(router.routes) for router in routers]

@@ -1,7 +1,7 @@
-"""The nodes of a replay: real Routers, composed as a node composes its own, driven by the requests of a trace.
+"""The nodes of a replay: real Routers, composed as a node composes its own, serve the requests of a trace.
 
-A request comes to a node by the draw of the run's seed, as a DNS name with many addresses would send it. That an engine
-has a new process, each node sees by a probe of its own, up to PROBE_INTERVAL_S later, or learns from a peer.
+Each request enters at a node drawn from the run's seed, as if by a DNS name with many addresses. Each node notices a
+restarted engine by its own probe, up to PROBE_INTERVAL_S later, or learns of it from a peer.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ranvier_py.replay.replay_network import make_network
 from ranvier_py.replay.replay_plan import Placed, Placer, Plan, Prepared
 
 KEY = b"a replay has no secret to keep.."
-"""What fingerprints of a cluster are keyed with. Those of a trace are ready; peers agree by it all the same."""
+"""The key of the cluster's fingerprints. A trace brings its fingerprints, but peers must still agree on a key."""
 
 PROBE_INTERVAL_S = 5.0
 """As a node's `probe_interval_s` is by default."""
 
 FIRST_START_S = 1.0
-"""Start time that every engine reports at first; restarts come later by more than the tolerance of such times."""
+"""Start time that every engine reports first. That of a restart is later by more than the tolerance for such times."""
 
 
 class ProbeDue(NamedTuple):
-    """A look at an engine that is due. `number` keeps the order of equal times."""
+    """A probe that is due at `at`. `number` keeps the order of equal times."""
 
     at: float
     number: int
@@ -89,7 +89,7 @@ class Nodes(Placer):
             self.network.advance(now)
 
     def restarted(self, engine: int, now: float) -> None:
-        """An engine is a new process; the nodes will see it."""
+        """Schedule the probe by which each node will notice that this engine is a new process."""
         for node in range(len(self.routers)):
             at = now + self._probing.uniform(0.0, PROBE_INTERVAL_S)
             self._probed += 1
@@ -102,11 +102,11 @@ class Nodes(Placer):
     # --- one request ------------------------------------------------------------------------------------------------
 
     def place(self, item: Prepared, now: float) -> Placed:
-        """Raises RequestError when no engine can be asked."""
+        """Place a request at a drawn node. Raises RequestError if no engine is eligible."""
         return self.place_at(self._draw.randrange(len(self.routers)), item, now)
 
     def place_at(self, node: int, item: Prepared, now: float, excluded: Sequence[int] = ()) -> Placed:
-        """The same at this node, without the engines `excluded`."""
+        """Place a request at this node, but not on the engines `excluded`. Raises RequestError as `place` does."""
         self._look(now)
         router, prompt = self.routers[node], item.prompt
         if isinstance(router, SeeingRouter):
@@ -152,7 +152,7 @@ class Nodes(Placer):
 
 
 class SeeingRouter(Router):
-    """One that sees what each engine would reuse of `job`, which is the request that is placed next."""
+    """A router that sees what each engine would reuse of `job`, which must be set to the request to be placed next."""
 
     engines: Sequence[EngineModel] = ()
     job: Job
@@ -179,8 +179,8 @@ class SeeingRouter(Router):
 
 
 def make_router(plan: Plan, block_tokens: int, seed: str, engines: Sequence[EngineModel] = ()) -> Router:
-    """A router before the engines of the plan, as a node makes it that has recognised their profiles; where that is the
-    plan, one that knows of attention alone, or sees into them."""
+    """Make a router for the plan's engines, as a node does that has recognised their cache profiles. With knowledge
+    `attention` it gets no profiles; with `oracle` it gets none and sees into the engines' caches."""
     registry = Registry(BackendLimits())
     for engine in range(len(plan.engines)):
         backend = registry.add(f"http://engine-{engine}:8000")

@@ -1,9 +1,9 @@
-"""What a run is made of: its plan, and the requests of a trace as routers and engines take them.
+"""The inputs of a run: its plan, and the requests of a trace in the form that routers and engines take.
 
-A trace has no text: `prepare` turns its chains into Prompts once, and all runs share them. The routers match by the
-trace's one name of a prefix as by a token fingerprint, which is what a node whose tokenizer keeps up has.
+A trace has no text: `prepare` turns its chains into Prompts once, and all runs share them. A trace has one name for
+each prefix. The routers match by it as by a token fingerprint, as a node does whose tokenizer keeps up.
 
-Rule: a Prompt and a Job are never changed by a run.
+Rule: no run changes a Prompt or a Job.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ranvier_py.replay.traces.trace import Depth, Trace, TraceRequest
 
 
 class Restart(NamedTuple):
-    """A new process of an engine, so many seconds after the first arrival."""
+    """An engine restarts as a new process `at` seconds after the first arrival."""
 
     at: float
     engine: int
@@ -38,11 +38,11 @@ class Restart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that decides a run but the trace.
+    """Everything except the trace that determines a run.
 
     `nodes` 0: an oracle places. `speed` divides the gaps between arrivals. `gossip_delay_s` None: the real gossip; inf:
-    nodes send each other nothing. `per_request`: keep what became of each request, with each decision's terms.
-    `routes_max`, `routes`: of each node's route table.
+    nodes send each other nothing. `per_request`: keep a row for each request, with each decision's terms.
+    `routes_max`, `routes`: capacity and options of each node's route table.
     """
 
     policy: str
@@ -62,7 +62,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Placed:
-    """Where a request went, and by whom. `predicted_tokens`: what the router believed to be cached there."""
+    """Where a request went, and which `node` placed it (-1: an oracle). `predicted_tokens`: expected to be cached there."""
 
     engine: int
     reason: str
@@ -73,7 +73,7 @@ class Placed:
 
 
 class TracePrompt(Prompt):
-    """A Prompt whose length is known, though its chain is of whole blocks, and whose opening the trace has."""
+    """A Prompt that takes its length and its opening from the trace: its chain has only whole blocks and no text."""
 
     __slots__ = ("request",)
 
@@ -90,7 +90,7 @@ class TracePrompt(Prompt):
 
 
 class Prepared(NamedTuple):
-    """A request as routers and engines take it. `answered` is the end of its chain when the answer is known too."""
+    """A request as routers and engines take it. `answered`: the last boundary of its chain with the answer."""
 
     request: TraceRequest
     prompt: Prompt
@@ -99,7 +99,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(trace: Trace) -> list[Prepared]:
-    """The requests of a trace in order of time; equal prefixes share their boundaries."""
+    """Return the requests of a trace in order of time. Equal prefixes share their boundaries."""
     root = Boundary(None, Fingerprint(0), 0)
     known: dict[tuple[int, Fingerprint], Boundary] = {}
     names = names_of_blocks(trace)
@@ -107,8 +107,8 @@ def prepare(trace: Trace) -> list[Prepared]:
 
 
 def names_of_blocks(trace: Trace) -> dict[int, int]:
-    """Blocks at whose end a prefix key is, and which are called otherwise: in a run engines call them as routers do, or
-    their events would be of other prefixes."""
+    """Return, by block name, the fingerprint of the prefix key at the block's end, where the two differ. In a run the
+    engines name these blocks by the fingerprint, as the routers do: their events must match the routes."""
     return {
         block: key.fingerprint
         for request in trace.requests
@@ -123,7 +123,7 @@ def prepared(
     known: dict[tuple[int, Fingerprint], Boundary],
     names: Mapping[int, int],
 ) -> Prepared:
-    """`known` has the boundaries so far, by the identity of their parent and their name."""
+    """Prepare one request. `known` has the boundaries so far, by their parent's identity and their fingerprint."""
     asked = sum(1 for key in request.chain if key.tokens <= request.prompt_tokens)
     ends = {*request.ends, asked - 1, len(request.chain) - 1}
     end = at = root
@@ -144,7 +144,7 @@ def prepared(
 def boundary_after(
     parent: Boundary, key: Depth, anchors: tuple[Depth, ...], known: dict[tuple[int, Fingerprint], Boundary]
 ) -> Boundary:
-    name = (id(parent), key.fingerprint)  # boundaries in `known` live as long as it, so no identity comes twice
+    name = (id(parent), key.fingerprint)  # `known` keeps the boundaries alive, so ids are unique
     found = known.get(name)
     if found is None:
         found = known[name] = Boundary(parent, key.fingerprint, key.tokens)
@@ -153,7 +153,7 @@ def boundary_after(
 
 
 class Placer(ABC):
-    """Who places requests: nodes, or an oracle, which does no more than that."""
+    """Places the requests of a run: `Nodes`, or an oracle, which does nothing else."""
 
     network: Network | None = None
 

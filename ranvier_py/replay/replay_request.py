@@ -1,6 +1,6 @@
-"""What a command line of `ranvier replay` asks for, read and checked before any work is done.
+"""Reads the command line of `ranvier replay` into a ReplayRequest, and checks it before any work is done.
 
-Everything that is wrong raises RequestRefused with one line that names the flag, what was given and what was expected.
+A wrong value raises RequestRefused with one line that names the flag, what was given and what was expected.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ranvier_py.replay.replay_plan import Plan, Restart
 from ranvier_py.replay.traces.trace import Format, TraceOptions
 
 EVERYDAY = ("ttft", "affinity", "least_loaded", "round_robin", "oracle_greedy", "oracle_ttft")
-"""What is replayed when nobody names a policy: ours, what most people have, and the bounds."""
+"""The policies that run without `--policy`: our own, the usual load balancers, and the oracles as bounds."""
 
 ENGINES_MAX = 4096  # as many as a node's registry takes
 NODES_MAX = 64
-ROUTES_MAX = 1 << 30  # half of what a row's number can be
+ROUTES_MAX = 1 << 30  # half of the greatest row number
 SPEED_MAX = 10_000.0
-RATES_MAX = 64  # of one sweep; each is a whole run of every policy
+RATES_MAX = 64  # rates of one sweep; every policy runs once at each
 JOBS_MAX = 1024
 REQUESTS_MAX = 1 << 32
 SPAN_S_MAX = 1e9
-"""Thirty years from the first request to the last: stamps of two clocks, or of another unit, are further apart."""
+"""Greatest time from the first request to the last, 30 years. A longer one means mixed clocks or a wrong unit."""
 
 SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kKMG]?)")
 UNITS = MappingProxyType({"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000})
@@ -46,12 +46,12 @@ Name = TypeVar("Name", bound=str)
 
 
 class RequestRefused(Exception):
-    """A command line that makes no sense, in one line."""
+    """The command line is wrong. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """A command line, understood. `plan` is what all runs have in common."""
+    """A command line that was read and checked. `plan` is what all runs have in common."""
 
     traces: tuple[Path, ...]
     options: TraceOptions
@@ -65,8 +65,8 @@ class ReplayRequest:
     per_request: Path | None
 
     def plans(self, block_tokens: int, cache: CacheName | None) -> list[Plan]:
-        """The runs of one trace, before engines with this cache or with those of their presets. An oracle is asked
-        once, whatever the number of nodes. Raises RequestRefused."""
+        """Return the plans of one trace, for engines with this cache, or for None with their presets' caches. An oracle
+        runs once per rate, whatever the numbers of nodes. Raises RequestRefused."""
         if min(limits.cache_tokens for limits in self.plan.engines) < block_tokens:
             raise RequestRefused(f"--cache-tokens: expected at least the {block_tokens} tokens of a block")
         engines = tuple(
@@ -82,7 +82,7 @@ class ReplayRequest:
 
 
 def read_request(given: argparse.Namespace, cores: int) -> ReplayRequest:
-    """Raises RequestRefused. `cores`: how many runs go at a time when nobody says."""
+    """Read and check all flags. `cores`: how many runs go at a time without `--jobs`. Raises RequestRefused."""
     if given.sweep is not None and given.speed != "1":
         raise RequestRefused("--sweep: names its speeds itself, so --speed has no place beside it")
     if given.arrivals_replace and given.arrivals is None:
@@ -146,7 +146,7 @@ def engines_of(given: argparse.Namespace) -> tuple[EngineLimits, ...]:
     kinds = [replace(kind, hybrid_model=model) for kind in kinds]
     cache_tokens = optional("--cache-tokens", given.cache_tokens, whole(1, REQUESTS_MAX))
     if cache_tokens is not None:
-        kinds = [replace(kind, cache_tokens=cache_tokens, block_size=1) for kind in kinds]  # the trace has its own
+        kinds = [replace(kind, cache_tokens=cache_tokens, block_size=1) for kind in kinds]  # `plans` sets the trace's
     return tuple(kinds[index % len(kinds)] for index in range(count))
 
 
@@ -162,7 +162,7 @@ def restart_of(text: str, engines: int) -> Restart:
 
 
 def rates_of(text: str) -> tuple[float, ...]:
-    """The rates of `rate=0.5,1,2`, ascending and each once."""
+    """Return the rates of a text like `rate=0.5,1,2`, ascending and without repetition. Raises RequestRefused."""
     name, _, values = text.partition("=")
     try:
         rates = sorted({positive(SPEED_MAX)(value) for value in values.split(",")})
@@ -201,7 +201,7 @@ def existing(flag: str, path: Path) -> Path:
 
 
 def read(flag: str, text: str, reader: Callable[[str], Value]) -> Value:
-    """One value. `reader` raises ValueError saying what it expected."""
+    """Return one value, read by `reader`, whose ValueError says what it expected. Raises RequestRefused."""
     try:
         return reader(text.strip())
     except ValueError as error:
@@ -220,12 +220,12 @@ def one_of(flag: str, text: str, names: Sequence[Name]) -> Name:
 
 
 def several(flag: str, text: str, reader: Callable[[str], Value]) -> tuple[Value, ...]:
-    """Values between commas, each once, in the order given."""
+    """Return the values of a comma-separated list in its order, without repetition. Raises RequestRefused."""
     return tuple(dict.fromkeys(read(flag, part, reader) for part in text.split(",")))
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """A whole number, perhaps with a unit: 200k, 1M."""
+    """Return a reader of whole numbers in these limits, which may have a unit: 200k, 1M."""
 
     def reader(text: str) -> int:
         value = size_of(text)
@@ -250,7 +250,7 @@ def positive(most: float) -> Callable[[str], float]:
 
 
 def size_of(text: str) -> int | None:
-    """200k is 200,000; None for what is no size, or no whole one."""
+    """Return the number that a text stands for: 200k is 200,000. None if it is no number, or no whole one."""
     found = SIZE.fullmatch(text)
     if found is None:
         return None

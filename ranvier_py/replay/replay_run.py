@@ -1,9 +1,10 @@
-"""One run of a replay: arrivals, engines, restarts, and what passes between nodes, on one clock of virtual time.
+"""One run of a replay: it handles arrivals, engines, restarts, probes and gossip on one clock of virtual time.
 
-The router's own time counts as zero. What happens at one moment happens in this order: beside, engines (by index),
-restarts, arrivals.
+The router's own time counts as zero. Events of the same time are handled in this order: probes and gossip
+(`Placer.advance`), engines by index, restarts, arrivals.
 
-Rules: every request ends once: finished, refused by its engine, or aborted by a restart. Runs of one plan are equal.
+Rules: every request ends once: placed nowhere, refused by its engine, aborted by a restart, or finished. Two runs of
+one plan are equal.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ranvier_py.replay.replay_plan import Placed, Placer, Plan, Prepared, Restar
 from ranvier_py.replay.results import DIGITS, Tally
 
 START_S = 10.0
-"""Before the first request: the peers have found each other by then."""
+"""Virtual time of the first request. By then the peers have found each other."""
 
 REPORT_EVERY = 200
 """Requests between two reports of progress."""
@@ -32,7 +33,7 @@ QUEUE_FULL, TOO_LONG, RESTARTED, NO_ENGINE = "queue_full", "prompt_too_long", "e
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A request at an engine. `row` is what is known of it alone, where that is wanted."""
+    """A request in flight. `row` is its line of the per-request file; unused if the plan does not ask for that file."""
 
     item: Prepared
     placed: Placed
@@ -41,7 +42,7 @@ class Pending:
 
 
 class Run:
-    """One run. `go` may be called once; then `tally` and `rows` have what came of it."""
+    """One run. `go` may be called once; then `tally` has the counts and `rows` a row per request, if the plan asks."""
 
     def __init__(self, plan: Plan, items: Sequence[Prepared], engines: Sequence[EngineModel], placer: Placer) -> None:
         first = items[0].request.at if items else 0.0
@@ -59,11 +60,11 @@ class Run:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last."""
+        """Seconds from the first arrival to the last."""
         return self._arrivals[-1] - START_S if self._arrivals else 0.0
 
     def go(self, report: Callable[[int], object] = lambda _: None) -> None:
-        """Serve every request to its end. `report` is called now and then with how many have come."""
+        """Serve every request to its end. Calls `report` with the number of arrivals: every REPORT_EVERY, and last."""
         placer, due, samples = self.placer, self._due, self.tally.samples
         arrivals, arrived, restarted = [*self._arrivals, inf], 0, 0
         restarts = [*self._restarts, Restart(inf, 0)]
@@ -117,7 +118,7 @@ class Run:
         self._note_due(engine)
 
     def _note_regret(self, request: Pending, now: float) -> None:
-        """Before it is submitted. What the chosen engine will refuse has no time that could be lost."""
+        """Before the request is submitted, note its regret, unless only the chosen engine would refuse the request."""
         lost_s = regret(request.item.job, self._engines, request.placed.engine, now)
         if isfinite(lost_s):
             self.tally.regret_s.append(lost_s)
@@ -172,7 +173,7 @@ class Run:
 
 
 def row_of(item: Prepared, placed: Placed, at: float) -> dict[str, Any]:
-    """What is known of one request alone when it is placed; the rest comes later."""
+    """Return what is known of a request when it is placed. Later events add cached tokens, times and failures."""
     return {
         "at": round(at, DIGITS),
         "session": item.request.session,

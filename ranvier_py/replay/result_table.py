@@ -1,7 +1,7 @@
-"""The table that a replay prints: one row for each policy, number of nodes and rate, and below it what came out.
+"""The table that a replay prints: one row for each policy, number of nodes and rate; the findings stand below it.
 
-The best figure of those that compete is bold on a terminal: the runs of one trace, at one rate, on as many nodes.
-Oracles compete with nobody. On a narrow terminal columns are left out rather than rows folded; the files have all.
+On a terminal the best figure is bold among runs of the same trace, rate and number of nodes; oracles do not compete.
+On a narrow terminal columns are left out rather than rows folded; the files have all columns.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 NO_FIGURE = "-"
-"""Of a run that served nobody; and in the column of nodes where no router took part."""
+"""Shown for a run that served no request, and as an oracle's number of nodes."""
 
 WIDTH = 120
-"""Of the words below the table where no terminal says how wide it is."""
+"""Characters in a line of the text below the table if stdout is no terminal."""
 
 Figure = Callable[[RunResult], float]
 
 
 class Column(NamedTuple):
-    """`figure` is what competes; `best` picks the winner of several, None where nothing is better than another.
+    """A column. `best` picks the best of several runs' `figure`s; None: no value is better than another.
 
-    A `measured` column says nothing of a run that served nobody. On a narrow terminal the columns with the lowest
-    `worth` go first; those of None stay. `meaning` stands below the table.
+    A `measured` column has no figure for a run that served no request. On a narrow terminal the columns of lowest
+    `worth` are left out first; those of None stay. `meaning` stands below the table.
     """
 
     title: str
@@ -89,7 +89,7 @@ COLUMNS = (
 
 
 def table(results: ReplayResults, *, bold: bool, width: int | None = None) -> str:
-    """All runs, those of one trace together under what was replayed, then what came out. `width` in characters."""
+    """Return the text: for each trace a headline, its runs and its findings; then a legend. `width` in characters."""
     parts = []
     shown: Sequence[Column] = COLUMNS
     for trace in results.traces:
@@ -113,7 +113,7 @@ def legend(shown: Sequence[Column]) -> str:
 
 
 def fitting(runs: Sequence[RunResult], width: int | None) -> list[Column]:
-    """The columns, less those worth least until a row fits. What is the same in all rows goes before all others."""
+    """Return the columns that fit. Nodes and rate go first if all rows agree in them, then the others by worth."""
 
     def worth(column: Column) -> tuple[bool, int]:
         same = column.title in ("nodes", "rate") and len({column.text(run) for run in runs}) < 2
@@ -136,7 +136,7 @@ def headline(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
 
 
 def lines(runs: Sequence[RunResult], shown: Sequence[Column], *, bold: bool) -> list[str]:
-    """Titles and rows, in columns of equal width; names to the left, figures to the right."""
+    """Return the titles and rows as lines; the first column is left-aligned, the others right-aligned."""
     widths = widths_of(runs, shown)
     found = [spaced([column.title for column in shown], widths)]
     for run in runs:
@@ -170,7 +170,7 @@ def has_figure(column: Column, run: RunResult) -> bool:
 
 
 def is_best(column: Column, run: RunResult, runs: Sequence[RunResult]) -> bool:
-    """Whether no competitor has a better figure; where all are equal nobody is best."""
+    """Whether no competitor has a better figure. If all are equal, none is best."""
     if column.best is None or run.is_oracle or not has_figure(column, run):
         return False
     figures = [

@@ -1,8 +1,8 @@
-"""What comes of runs: plain values that are JSON as they are. Seconds, tokens, and shares from 0 to 1.
+"""The results of runs, as plain values that are JSON as they are: seconds, tokens, and shares from 0 to 1.
 
-Rules: hit rates are the engines' own: of the prompt tokens of requests that left a queue, those not computed. A time to
-first token counts from arrival at the node, queue included. A failed request has no times. Two runs of one plan are
-equal in everything but `wall_s`.
+Rules: hit rates are the engines' own: of the prompt tokens of all started requests, the share not computed. A time to
+first token counts from arrival at the node, queue included; a request that fails later keeps it, and has no `e2e_s`.
+Two runs of one plan are equal in everything but `wall_s`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import numpy as np
 from ranvier_py.replay.engine.engine_values import CacheName
 
 SAMPLES_MAX = 120
-"""Moments of load that are kept: as many as a picture can show."""
+"""Samples of load that are kept: as many as a chart can show."""
 
 FIRST_STEP_S = 0.25
-"""The step of load samples at first."""
+"""Seconds between two load samples at first; doubled whenever SAMPLES_MAX are reached."""
 
 DIGITS = 6
-"""Times are kept to the microsecond, shares to a millionth."""
+"""Decimals of times and shares: a microsecond, a millionth."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One run: a trace through one policy, on so many nodes and engines, at one rate.
+    """The result of one run: one trace, policy, number of nodes and of engines, and rate.
 
-    `nodes` is 0 where no router took part (the oracles). `rate` divides the gaps between arrivals. `ttft_s` and `e2e_s`
-    have p50, p90, p95, p99 and mean; `ttft_quantiles` the 101 values at 0, 1 … 100 %. `offered_per_s` and
-    `requests_per_s` are in virtual time: as they came, and as they were finished. `load_over_time` has [seconds since
-    the first arrival, requests in flight at each engine]. `load_cv` and `max_over_mean` are of `requests_by_engine`.
-    `regret_s` has sum, mean, p90 and share_of_ttft, against `oracle_ttft`; empty where it was not asked for.
-    `gossip_packets` and `gossip_bytes` are what the real gossip between all nodes sent. `caches`: the engines' kinds.
+    `nodes` is 0 for oracles, which use no router. `rate` divides the gaps between arrivals. `ttft_s` and `e2e_s` have
+    p50, p90, p95, p99 and mean; `ttft_quantiles` the 101 values at 0, 1 … 100 %. `offered_per_s` counts arrivals and
+    `requests_per_s` finished requests, per virtual second. `load_over_time` has rows of [seconds since the first
+    arrival, requests in flight at each engine …]. `load_cv` and `max_over_mean` are of `requests_by_engine`. `regret_s`
+    (`oracles.regret`) has sum, mean, p90 and share_of_ttft; it is empty if it was not asked for. `gossip_packets` and
+    `gossip_bytes` are what the real gossip between all nodes sent. `caches`: the kinds of the engines' caches.
     """
 
     trace: str
@@ -70,18 +70,18 @@ class RunResult:
 
     @property
     def served(self) -> int:
-        """Requests that were answered. Where there are none, no time and no share means anything."""
+        """Requests that did not fail. If there are none, no time and no share means anything."""
         return self.requests - self.failed
 
     @property
     def is_oracle(self) -> bool:
-        """Whether it knew what no router can know."""
+        """Whether an oracle placed the requests."""
         return self.nodes == 0
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """A trace as it was replayed. `timed` is False when its times are ours; `span_s` at rate 1."""
+    """A trace as it was replayed. `timed`: False if its times are made up. `span_s`: at rate 1."""
 
     name: str
     requests: int
@@ -94,7 +94,7 @@ class TraceSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResults:
-    """All of one command. `settings`: what was asked for, as JSON has it."""
+    """All results of one command. `settings`: what was asked for, as JSON-ready values."""
 
     settings: Mapping[str, Any]
     traces: Sequence[TraceSummary]
@@ -109,7 +109,7 @@ class ReplayResults:
 
 
 class LoadSamples:
-    """Requests in flight at each engine over time, at most SAMPLES_MAX of them, evenly spaced."""
+    """Evenly spaced samples of the requests in flight at each engine, fewer than SAMPLES_MAX."""
 
     def __init__(self, started_at: float) -> None:
         self._started_at = started_at
@@ -118,7 +118,7 @@ class LoadSamples:
         self.due_at = started_at
 
     def take(self, now: float, inflight: Sequence[int]) -> None:
-        """`inflight` has been so since before every moment that is due up to `now`."""
+        """Take all samples that are due up to `now`. `inflight` must not have changed since the first of them."""
         while self.due_at <= now:
             self._rows.append((round(self.due_at - self._started_at, 3), *inflight))
             if len(self._rows) == SAMPLES_MAX:
@@ -133,7 +133,7 @@ class LoadSamples:
 
 
 class Tally:
-    """The counts of one run. Its owner counts; prompt and cached tokens are counted when a request starts."""
+    """The counts of one run. Its owner updates them; prompt and cached tokens are counted when a request starts."""
 
     def __init__(self, engines: int, started_at: float) -> None:
         self.requests = 0
@@ -141,7 +141,7 @@ class Tally:
         self.reasons: dict[str, int] = {}
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        self.placed_tokens = 0  # of all prompts that were placed, and what was predicted of them
+        self.placed_tokens = 0  # tokens of all placed prompts; below, how many were predicted to be cached
         self.predicted_tokens = 0
         self.ttft_s: list[float] = []
         self.e2e_s: list[float] = []
@@ -169,7 +169,7 @@ class Tally:
         self.computed_by_engine[engine] += prompt_tokens - cached_tokens
 
     def measures(self, span_s: float) -> dict[str, Any]:
-        """The fields of a RunResult that are counted. `span_s`: from the first arrival to the last."""
+        """Return the fields of a RunResult that are counted. `span_s`: from the first arrival to the last."""
         quantiles, ttft = times_of(self.ttft_s)
         cv, peak = spread(self.requests_by_engine)
         virtual_s = self.ended_at - self.started_at
@@ -209,7 +209,7 @@ class Tally:
 
 
 def times_of(values: Sequence[float]) -> tuple[list[float], dict[str, float]]:
-    """The 101 quantiles and their summary; zeros for no values."""
+    """Return the 101 quantiles, and p50, p90, p95, p99 and mean; zeros if there are no values."""
     if not values:
         return [0.0] * 101, dict.fromkeys(("p50", "p90", "p95", "p99", "mean"), 0.0)
     quantiles = [round(float(each), DIGITS) for each in np.percentile(values, range(101))]
@@ -222,7 +222,7 @@ def share(part: float, whole: float) -> float:
 
 
 def spread(values: Sequence[int]) -> tuple[float, float]:
-    """Coefficient of variation, and the greatest over the mean: 0 and 1 when all are equal, or all nothing."""
+    """Return the coefficient of variation, and the greatest value over the mean; (0, 1) if all values are equal."""
     mean = sum(values) / len(values)
     if mean == 0:
         return 0.0, 1.0
@@ -231,10 +231,10 @@ def spread(values: Sequence[int]) -> tuple[float, float]:
 
 
 def curves(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """As JSON: a curve for each trace, policy and number of nodes that was run at several rates, in the order of runs.
+    """Return, JSON-ready, a curve for each trace, policy and number of nodes that was run at several rates.
 
-    Its points are the rates, the lowest first: requests per second as they came and as they were finished, and the time
-    to first token, which bends upwards where the engines are saturated.
+    A curve has a point for each rate, ascending: arrivals and finished requests per second, hit rate, failures, and the
+    time to first token, which bends upwards where the engines are saturated.
     """
     found: dict[tuple[str, str, int], dict[float, RunResult]] = {}
     for run in runs:

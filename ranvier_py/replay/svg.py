@@ -1,7 +1,7 @@
-"""Charts as SVG text: lines and bars, on linear or logarithmic axes. No script, no style sheet of others.
+"""Draws charts as SVG text: lines and bars, on linear or logarithmic axes, without scripts or foreign style sheets.
 
-Each line and bar has a <title>, and the whole an aria-label. Colours are classes (`c0`, `c1` …) that the page defines.
-Values that no measurement has are left out: not finite, negative, 0 on a logarithmic axis.
+Each line and dot has a <title>, each chart an aria-label. Colours are classes (`c0`, `c1` …) that the page defines.
+Values that cannot be measurements are left out: not finite, negative, or 0 on a logarithmic axis.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from math import ceil, floor, log10
 from typing import NamedTuple
 
 COLOURS = 14
-"""Classes of colour that a page has to define: one for each policy and oracle; more begin again with the first."""
+"""Classes of colour that a page has to define: one for each policy and oracle. Further lines reuse the first ones."""
 
 WIDTH, HEIGHT = 520, 300
 LEFT, RIGHT, TOP, BOTTOM = 78, 24, 12, 44
-LEAST, MOST = 1e-12, 1e15  # beyond, nothing was measured; not-a-number compares false
-TICKS = 4  # about so many on a linear axis
+LEAST, MOST = 1e-12, 1e15  # values outside are no measurements; comparisons with NaN are false
+TICKS = 4  # ticks on a linear axis, about
 
 
 class ChartLine(NamedTuple):
-    """Points of one line, in the order in which they are joined."""
+    """One line: its points in the order in which they are joined."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -39,7 +39,7 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What an axis says, and how values are written on it."""
+    """An axis: its label, its scale, and how values are written on it."""
 
     label: str
     log: bool = False
@@ -47,7 +47,7 @@ class Axis:
 
 
 class Scale:
-    """Values -> places in [start, end], with the values that get a tick."""
+    """Maps values to coordinates in [start, end], and chooses the values that get a tick."""
 
     def __init__(self, values: Sequence[float], axis: Axis, start: float, end: float) -> None:
         self._log = axis.log
@@ -68,7 +68,7 @@ class Scale:
 
 
 def linear_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to at least `high`."""
+    """Return evenly spaced round numbers from `low` to at least `high`."""
     raw = (high - low) / TICKS or 1.0
     unit = 10.0 ** floor(log10(raw))
     step = unit * next(factor for factor in (1, 2, 5, 10) if factor * unit >= raw * 0.999)
@@ -76,7 +76,7 @@ def linear_ticks(low: float, high: float) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten around the values; powers alone where there are many."""
+    """Return 1, 2 and 5 times powers of ten around the values; only the powers if these would be more than nine."""
     first, last = floor(log10(low)), ceil(log10(high))
     found = [10.0**power * factor for power in range(first, last + 1) for factor in (1, 2, 5)]
     inside = [value for value in found if low / 2.5 <= value <= high * 2.5]
@@ -86,7 +86,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def line_chart(title: str, series: Sequence[ChartLine], x: Axis, y: Axis) -> str:
-    """Lines over a common plane."""
+    """Draw lines in one pair of axes; a line of up to 12 points also gets a dot at each."""
     across = Scale([point[0] for each in series for point in each.points], x, LEFT, WIDTH - RIGHT)
     up = Scale([point[1] for each in series for point in each.points], y, HEIGHT - BOTTOM, TOP)
     parts = [frame(x, y, across, up)]
@@ -109,7 +109,7 @@ def dot(point: tuple[float, float], series: ChartLine, here: tuple[float, float]
 
 
 def bar_chart(title: str, bars: Sequence[Bar], x: Axis) -> str:
-    """Horizontal bars, one below the other, each with its name and value."""
+    """Draw horizontal bars, one below the other, each with its name and value."""
     row, left = 24, 150
     height = TOP + row * len(bars) + BOTTOM
     across = Scale([bar.value for bar in bars], x, left, WIDTH - RIGHT - 60)
@@ -128,7 +128,7 @@ def bar_chart(title: str, bars: Sequence[Bar], x: Axis) -> str:
 
 
 def frame(x: Axis, y: Axis, across: Scale, up: Scale) -> str:
-    """Grid, ticks and labels."""
+    """Draw the grid, the ticks and the labels of a line chart."""
     parts = []
     for tick in up.ticks:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(tick):.1f}" y2="{up(tick):.1f}"/>')

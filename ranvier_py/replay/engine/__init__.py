@@ -1,1 +1,1 @@
-"""What an engine is to a router: a block cache with a clock. Pure; the lab's fake engine drives the same code."""
+"""Models of engines, as a router sees them: a block cache with a clock. Pure; the lab's fake engine uses them, too."""

@@ -1,12 +1,11 @@
-"""Continuous batching: what an engine computes when, in steps under a token budget, as vLLM's scheduler does it.
+"""Continuous batching: which tokens an engine computes in which step, under a token budget, as in vLLM's scheduler.
 
-In a step each decoding request gets one token of the budget; the rest goes to the one prompt that is computed in part,
-then to new requests in order of arrival. Steps between which nobody finishes, is cancelled or is admitted are one
-*leap*: its end is known in closed form, and who decodes is counted by one number for all (`steps`).
+In a step each decoding request gets one token of the budget; the rest goes to the one prompt that is partly computed,
+then to new requests in order of arrival. Consecutive steps between which no request finishes, is cancelled or is
+admitted form one *leap*: its end is computed in closed form, and one counter (`steps`) gives every request's progress.
 
-Rules: nobody overtakes the head of the queue; a leap never passes an event, nor, while somebody waits for blocks, a
-change of the cache. Times are those of single steps to the last bit: `every_token` changes what is reported, not what
-happens.
+Rules: no request overtakes the head of the queue; a leap never passes an event, nor a change of the cache while a
+request waits for blocks. Times equal those of single steps to the last bit: `every_token` changes only the reports.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind,
 from ranvier_py.replay.engine.prefix_cache import PrefixCache
 
 Due = tuple[int, int]
-"""The step at which something is due, and the number of the request: earlier admitted ones first."""
+"""The step at which something is due, and the request's number: of equal steps the request admitted first is first."""
 
 
 @dataclass(slots=True, eq=False)
 class Running:
     """One admitted request."""
 
-    number: int  # in order of admission
+    number: int  # by order of admission
     request_id: str
     job: Job
     lease: Lease
-    computed: int  # prompt tokens whose KV exists
+    computed: int  # prompt tokens whose keys and values exist
     joined: int = 0  # the step from which on it decodes
 
     def copy(self) -> Running:
@@ -41,14 +40,14 @@ class Running:
 
     @property
     def finishes(self) -> int:
-        """The step at whose end its last token is out: the first one came with its prompt."""
+        """The step at whose end its last token is out. The first token came at the end of its prefill."""
         return self.joined + self.job.answer_tokens - 1
 
 
 class EngineBatch:
-    """Requests of one process of an engine, and its cache. `outbox` collects what happens; whoever drives empties it.
+    """The requests of one engine process, and its cache. `outbox` collects events; the driver empties it.
 
-    Between calls: `steps` decode steps are over; if `busy`, work is under way until `ends_at`, when `leap_to` will be.
+    Between calls `steps` steps are over. If `busy`, a leap is under way: at `ends_at`, `leap_to` steps will be over.
     """
 
     def __init__(self, limits: EngineLimits, cache: PrefixCache, *, every_token: bool) -> None:
@@ -59,25 +58,26 @@ class EngineBatch:
         self.running: dict[str, Running] = {}  # by request id, in order of admission
         self.waiting: OrderedDict[str, Job] = OrderedDict()
         self.decoding: dict[int, Running] = {}  # by number: the running ones whose first token is out
-        self.partial: Running | None = None  # the one whose prompt is computed in part
-        self.prefills: list[tuple[Running, int]] = []  # of the step under way, with their tokens
-        self.prefill_tokens = 0  # their sum
-        self.finishes: list[Due] = []  # heap; like the next one it may name requests that were cancelled
-        self.growths: list[Due] = []  # heap: who takes or fills a block in the step after so many
+        self.partial: Running | None = None  # the request whose prompt is partly computed
+        self.prefills: list[tuple[Running, int]] = []  # requests prefilled in the current step, with their tokens
+        self.prefill_tokens = 0  # the sum of these tokens
+        self.finishes: list[Due] = []  # heap; may contain cancelled requests, as `growths` may
+        self.growths: list[Due] = []  # heap: after so many steps the request takes or fills a block
         self.steps = 0
-        self.context_tokens = 0  # what the decoding requests have computed, together
+        self.context_tokens = 0  # tokens that the decoding requests have computed, together
         self.busy = False
         self.began_at = 0.0
         self.ends_at = 0.0
         self.leap_to = 0
-        self.phase_open = False  # steps of decoding alone, all by the same requests, one after the other
+        self.phase_open = False  # a phase: consecutive steps in which the same requests decode and none is prefilled
         self.phase_at = 0.0
         self.phase_steps = 0
         self.phase_context = 0
         self.admitted = self.finished = self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
 
     def fork(self) -> EngineBatch:
-        """The same work once more, to see what will come of it. Reports no tokens; its totals begin at 0."""
+        """Return a copy of all work, to play it forward. Of tokens it reports only the first. Its totals begin at 0, but
+        for `admitted`."""
         found = copy(self)
         found.cache, found.every_token, found.outbox = self.cache.copy(), False, []
         found.running = {name: request.copy() for name, request in self.running.items()}
@@ -101,26 +101,26 @@ class EngineBatch:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that the step under way has left of its budget."""
+        """Tokens that the current step has left of its budget."""
         return self.limits.step_tokens_max - len(self.decoding) - self.prefill_tokens
 
     # ---- what the driver does
 
     def catch_up(self, now: float) -> None:
-        """Everything that begins or ends up to `now`."""
+        """Process all leaps and steps that end up to `now`, and begin the next."""
         while self.busy and self.ends_at <= now:
             self.go_on()
         if self.busy and self.leap_to > self.steps + 1:
             self._walk(self.steps_over(now))
 
     def go_on(self) -> None:
-        """End what is under way, at its time, and begin what comes next."""
+        """End the current step or leap, at its time, and begin the next."""
         at = self.ends_at
         self._end(at)
         self.begin(at)
 
     def submit(self, request_id: str, job: Job, now: float) -> None:
-        """Queue it. `catch_up(now)` has been called."""
+        """Queue a request. `catch_up(now)` must have been called."""
         first = not self.waiting
         self.waiting[request_id] = job
         if not self.busy:
@@ -129,10 +129,10 @@ class EngineBatch:
             self._cut()
 
     def cancel(self, request_id: str) -> bool:
-        """Its blocks are free at once; the step under way ends as planned. `catch_up` has been called."""
+        """Remove a request: its blocks are free at once. The current step ends as planned. Call `catch_up` before."""
         if self.waiting.pop(request_id, None) is not None:
             if self.waiting and self.has_place:
-                self._cut()  # who comes after it may be content with fewer blocks
+                self._cut()  # the next in the queue may need fewer blocks
             return True
         request = self.running.pop(request_id, None)
         if request is None:
@@ -159,7 +159,8 @@ class EngineBatch:
         self.admit()
 
     def admit(self) -> None:
-        """Let in whom the step that begins now has tokens for, and say when it ends. May be called again at once."""
+        """Admit waiting requests while the step has tokens, places and blocks for them, and compute when it ends. May be
+        called again for the same step."""
         while self.waiting and self.has_place and self.tokens_left:
             request_id = next(iter(self.waiting))
             lease = self.cache.lease(self.waiting[request_id])
@@ -178,7 +179,7 @@ class EngineBatch:
             self._leap()
 
     def time_at(self, steps: int) -> float:
-        """When so many steps are over, of the phase under way. Exact: the sums are of whole numbers."""
+        """Return when so many steps are over, within the current phase. Exact: the sums are of whole numbers."""
         limits, over, decoding = self.limits, steps - self.phase_steps, len(self.decoding)
         read = over * self.phase_context + decoding * (over * (over - 1) // 2)
         return self.phase_at + (
@@ -186,7 +187,7 @@ class EngineBatch:
         )
 
     def steps_over(self, now: float) -> int:
-        """How many steps will be over at `now`, which is within the leap under way."""
+        """Return how many steps are over at `now`, which is within the current leap."""
         return self.steps + bisect_right(range(self.steps + 1, self.leap_to), now, key=self.time_at)
 
     def _start(self, request_id: str, job: Job, lease: Lease) -> Running:
@@ -205,7 +206,7 @@ class EngineBatch:
         self.prefill_tokens += tokens
 
     def _leap(self) -> None:
-        """Go on decoding up to the next change."""
+        """Begin a leap that ends at the next change: decode only."""
         if not self.phase_open:
             self.phase_open, self.phase_at = True, self.began_at
             self.phase_steps, self.phase_context = self.steps, self.context_tokens
@@ -217,13 +218,13 @@ class EngineBatch:
         self.ends_at = self.time_at(self.leap_to)
 
     def _cut(self) -> None:
-        """End the leap with the step that is under way."""
+        """Shorten the leap: it ends with the current step."""
         if self.leap_to > self.steps + 1:
             self.leap_to = self.steps + 1
             self.ends_at = self.time_at(self.leap_to)
 
     def _walk(self, steps: int) -> None:
-        """So many steps are over, and none of them was anybody's last; the next one has begun."""
+        """Advance to so many steps within a leap. None of them was the last of a request."""
         if steps > self.steps:
             tokens = (steps - self.steps) * len(self.decoding)
             self.generated_tokens += tokens
@@ -232,7 +233,7 @@ class EngineBatch:
             self._grow(steps)
 
     def _grow(self, steps: int) -> None:
-        """Take and name the blocks of all steps up to the one that begins when so many are over."""
+        """Take and name the blocks that decoding needs up to and including the step after the first `steps`."""
         growths = self.growths
         while growths and growths[0][0] <= steps:
             at, number = growths[0]
@@ -248,7 +249,7 @@ class EngineBatch:
                 heappop(growths)
 
     def _growth(self, request: Running) -> int:
-        """Before which step it needs another block, or fills one that can be named."""
+        """Return after how many steps the request needs another block, or fills one that has a name."""
         size, lease, job = self.cache.block_size, request.lease, request.job
         tokens = len(lease.blocks) * size
         if lease.stored < len(job.keys):
@@ -256,7 +257,7 @@ class EngineBatch:
         return request.joined + tokens - job.prompt_tokens
 
     def _end(self, at: float) -> None:
-        """The leap is over: report who got tokens, in order of admission, and let go who is done."""
+        """End the leap: report tokens, in order of admission, and release the requests that are finished."""
         if self.leap_to > self.steps + 1:
             self._walk(self.leap_to - 1)
         self.steps = self.leap_to
@@ -307,16 +308,16 @@ class EngineBatch:
 
 
 def depths_of(before: int, tokens: int) -> float:
-    """Of so many tokens that follow so many others: how many are before each, summed up. A multiple of a half."""
+    """Return, summed over `tokens` tokens that follow `before` others, how many are before each. A multiple of 1/2."""
     return tokens * (before + tokens / 2)
 
 
 def prefill_s(limits: EngineLimits, tokens: int, depths: float) -> float:
-    """What a step takes for the prompt tokens that are computed in it."""
+    """Return the seconds that a step takes for its prompt tokens; `depths` as from `depths_of`."""
     return tokens / limits.prefill_tokens_per_s + limits.prefill_s_per_depth * depths
 
 
 def decode_s(limits: EngineLimits, decoding: int, context_tokens: int) -> float:
-    """What a step takes for the requests that decode in it."""
+    """Return the seconds that a step takes for its decoding requests, of which there is at least one."""
     each = limits.decode_s_per_running * decoding
     return limits.decode_s + each + limits.decode_s_per_context_token * context_tokens

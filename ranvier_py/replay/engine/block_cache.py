@@ -1,13 +1,13 @@
-"""A prefix cache like vLLM's: blocks of tokens, found again by name, evicted oldest first. Pure.
+"""A prefix cache like vLLM's: blocks of tokens are found by name, and the one released first is evicted first. Pure.
 
-Only whole blocks can be found; a block is named by a hash of its parent's name and its own tokens. The block that holds
-the last prompt token is always computed again. A running request holds its blocks; released ones queue up for eviction,
-the deepest first. A block that was computed twice is stored twice and removed twice (as seen with vLLM 0.32).
+Only whole blocks can be found; a block's name is a hash of its parent's name and its own tokens. The block that holds
+the last prompt token is always computed again. A running request holds its blocks; when released, they queue up for
+eviction, the deepest first. A block that was computed twice is stored twice and removed twice (as seen in vLLM 0.32).
 
-Rule of who names the blocks: a name stands for all tokens up to its block's end, so that before a block is always the
-same block; else some would be found whose parent is gone.
-Invariants: used + free == capacity, always; a held block is never evicted; an evicted block is never found; a block
-that can be found has all those above it, but where the cache was cleared under running requests.
+Callers that name blocks must give equal names only to blocks with all tokens up to their ends in common, so that a
+block always has the same parent; otherwise a block could be found whose parent is gone.
+Invariants: used + free == capacity; a held block is never evicted; an evicted block is never found; if a block can be
+found, so can all blocks above it, except after the cache was cleared under running requests.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import numpy.typing as npt
 TokenIds = npt.NDArray[np.uint32]
 
 WALK_BLOCKS_MAX = 24
-"""Up to here asking for block after block is as fast as halving."""
+"""Up to so many blocks, looking up one after the other is as fast as bisection."""
 
-QUEUE_SLACK_BLOCKS = 64  # places in the queue of free blocks that may be stale, beside one for each block
+QUEUE_SLACK_BLOCKS = 64  # stale places that the queue of free blocks may have, beyond one per block
 
 
 class KeysStored(NamedTuple):
@@ -39,14 +39,14 @@ class KeysStored(NamedTuple):
 
 
 class KeyRemoved(NamedTuple):
-    """One copy of this key is gone. A key may have been stored twice: then it is removed twice."""
+    """One copy of this key is gone. A key that was stored twice is removed twice."""
 
     key: int
 
 
 class StateStored(NamedTuple):
-    """A checkpoint of a hybrid model's state is at the end of the last of these consecutive blocks; between it and
-    `parent` there is none that this request kept."""
+    """A checkpoint of a hybrid model's state was kept at the end of the last of these consecutive blocks. The request
+    kept none between `parent` and there."""
 
     keys: tuple[int, ...]
     parent: int
@@ -54,7 +54,7 @@ class StateStored(NamedTuple):
 
 
 class StateRemoved(NamedTuple):
-    """The checkpoint at the end of this block is gone; its keys and values may not be."""
+    """The checkpoint at the end of this block is gone; the block's keys and values may remain."""
 
     key: int
 
@@ -67,7 +67,7 @@ CacheEvent = KeysStored | KeyRemoved | StateStored | StateRemoved | KeysCleared
 
 
 def chain_keys(ids: TokenIds, block_size: int, salt: bytes = b"") -> tuple[int, ...]:
-    """Names of the whole blocks of `ids`: unsigned 64-bit, never 0. `salt` enters the first, hence all of them."""
+    """Return the names of the whole blocks of `ids`: unsigned 64-bit, never 0. All of them depend on `salt`."""
     data, width = ids.astype("<u4").tobytes(), 4 * block_size
     parent, keys = salt, []
     for at in range(0, len(data) - width + 1, width):
@@ -78,7 +78,7 @@ def chain_keys(ids: TokenIds, block_size: int, salt: bytes = b"") -> tuple[int, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """Tokens of one request: its prompt and the answer it will get. Immutable, so replays share it."""
+    """The tokens of one request: its prompt and the answer it will get. Immutable, so that runs can share it."""
 
     prompt_tokens: int
     answer_tokens: int
@@ -89,7 +89,7 @@ class Job:
     def of(
         cls, prompt: Sequence[int] | TokenIds, answer: Sequence[int] | TokenIds, block_size: int = 16, salt: bytes = b""
     ) -> Job:
-        """Raises ValueError when the prompt or the answer has no token."""
+        """Make a job from token ids. Raises ValueError if the prompt or the answer has no token."""
         if not len(prompt) or not len(answer):
             raise ValueError("a job needs at least one prompt token and one answer token")
         ids = np.concatenate((np.asarray(prompt, dtype=np.uint32), np.asarray(answer, dtype=np.uint32)))
@@ -97,24 +97,24 @@ class Job:
 
     @classmethod
     def named(cls, prompt_tokens: int, answer_tokens: int, keys: tuple[int, ...]) -> Job:
-        """A job known by the names of its whole blocks alone. Events of such a cache have no token ids."""
+        """Make a job from the names of its whole blocks alone. Its cache events have no token ids. Raises as `of`."""
         if prompt_tokens < 1 or answer_tokens < 1:
             raise ValueError("a job needs at least one prompt token and one answer token")
         return cls(prompt_tokens, answer_tokens, np.zeros(0, dtype=np.uint32), keys)
 
     @property
     def tokens_computed(self) -> int:
-        """Tokens whose KV is ever computed: the last answer token is sampled but never fed back."""
+        """Tokens whose keys and values are computed. The last answer token is sampled but never fed back."""
         return self.prompt_tokens + self.answer_tokens - 1
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Blocks one running request holds. `blocks[i]` is at depth i; the first `hits` were found in the cache."""
+    """The blocks that a running request holds. `blocks[i]` is at depth i; the first `hits` were found in the cache."""
 
     job: Job
     blocks: list[int]
-    promised: int  # blocks that were reserved and not taken yet
+    promised: int  # blocks that are reserved and not taken yet
     hits: int
     stored: int  # leading blocks that can be found under their keys
 
@@ -125,7 +125,7 @@ class Lease:
 class BlockCache:
     """Reference-counted blocks with vLLM's eviction order. `events_max` bounds the undrained events; 0 records none.
 
-    Free blocks wait in a queue of places. A block that is held again leaves a stale place behind, which is skipped.
+    Free blocks wait in a queue. If one is held again, its place in the queue becomes stale and is skipped later.
     """
 
     def __init__(self, capacity_blocks: int, block_size: int = 16, *, events_max: int = 0) -> None:
@@ -136,23 +136,23 @@ class BlockCache:
         self._events: deque[CacheEvent] = deque(maxlen=events_max)
         self._untouched = capacity_blocks  # never handed out: taken before any other
         self._queue: list[int] = []  # released blocks, the next victim first
-        self._head = 0  # places of the queue before this one are used up
-        self._queued = 0  # blocks that wait in it
+        self._head = 0  # the first place of the queue that is not used up
+        self._queued = 0  # blocks that wait in the queue
         self._states: list[int] = []  # by block: how many hold it, or ~place in the queue
         self._keys: list[int] = []  # by block; 0 = cannot be found
         self._by_key: dict[int, int] = {}
         self._copies: dict[int, list[int]] = {}  # further blocks under the same key: rare
         self._promised = 0
-        self._gaps = False  # a block may be found whose parent is not
-        self._refused: Job | None = None  # asked for a lease in vain, and nothing has changed since that could help it
-        self._awaited: frozenset[int] = frozenset()  # its keys
+        self._gaps = False  # whether a block may be findable whose parent is not
+        self._refused: Job | None = None  # a job that got no lease, and nothing has changed since that could help it
+        self._awaited: frozenset[int] = frozenset()  # the keys of that job
 
     def copy(self) -> BlockCache:
-        """Another cache with the same contents that records no events."""
+        """Return another cache with the same contents that records no events."""
         return self._filled(BlockCache(self.capacity_blocks, self.block_size))
 
     def _filled(self, found: BlockCache) -> BlockCache:
-        """With our contents."""
+        """Copy the contents of this cache into `found`, and return it."""
         found._untouched, found._head, found._queued = self._untouched, self._head, self._queued
         found._queue, found._states, found._keys = self._queue.copy(), self._states.copy(), self._keys.copy()
         found._by_key = self._by_key.copy()
@@ -162,7 +162,7 @@ class BlockCache:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no running request holds; most of them still hold something that can be found."""
+        """Blocks that no running request holds. Most of them have contents that can still be found."""
         return self._untouched + self._queued
 
     @property
@@ -175,11 +175,11 @@ class BlockCache:
         return len(self._by_key)
 
     def fits(self, job: Job) -> bool:
-        """Whether it would have room if nothing else were there."""
+        """Whether the job would have room in an empty cache."""
         return job.tokens_computed <= self.capacity_blocks * self.block_size
 
     def hit_blocks(self, job: Job) -> int:
-        """Leading blocks a request for `job` would reuse now. Changes nothing."""
+        """Return how many leading blocks `job` would reuse now. Changes nothing."""
         keys, by_key = job.keys, self._by_key
         deepest = min(len(keys), (job.prompt_tokens - 1) // self.block_size)
         if deepest > WALK_BLOCKS_MAX and not self._gaps:
@@ -194,7 +194,7 @@ class BlockCache:
         return self._room(job, self._found(job))
 
     def lease(self, job: Job) -> Lease | None:
-        """Take the cached prefix and promise the rest, or None while too few blocks are free. No state changes then."""
+        """Hold the cached prefix and promise the other blocks. If too few are free: return None and hold nothing."""
         if job is self._refused:
             return None
         blocks = self._found(job)
@@ -213,7 +213,7 @@ class BlockCache:
         return Lease(job, blocks, promised, len(blocks), len(blocks))
 
     def grow(self, lease: Lease, tokens: int) -> None:
-        """The request has computed its first `tokens` tokens: take blocks for them, make the whole ones findable."""
+        """Take blocks for the first `tokens` tokens, which the request has computed; whole blocks can be found now."""
         missing = -(-tokens // self.block_size) - len(lease.blocks)
         if missing > 0:
             self._take(lease.blocks, missing)
@@ -224,7 +224,7 @@ class BlockCache:
             self._store(lease, whole)
 
     def release(self, lease: Lease) -> None:
-        """The request is over. Its deepest blocks become the first victims among its own."""
+        """End a request: it holds its blocks no more. The deepest of them will be evicted first."""
         states, queue = self._states, self._queue
         first = place = len(queue)
         for block in reversed(lease.blocks):
@@ -242,7 +242,7 @@ class BlockCache:
             self._drop_stale_places()
 
     def clear(self) -> None:
-        """Forget all contents. Blocks of running requests stay theirs."""
+        """Forget all contents. Running requests keep their blocks."""
         self._gaps = self.used_blocks > 0
         self._keys = [0] * len(self._keys)
         self._by_key.clear()
@@ -255,15 +255,15 @@ class BlockCache:
         return bool(self._events)
 
     def drain_events(self) -> list[CacheEvent]:
-        """What became findable or was lost since the last call, in order."""
+        """Return the events since the last call, in order."""
         events = list(self._events)
         self._events.clear()
         return events
 
     def outlives(self, job: Job, blocks: int, taken: int) -> bool:
-        """Whether the first `blocks` blocks of `job`, found now, surely still are when `taken` more have been taken.
+        """Whether the first `blocks` blocks of `job`, found now, certainly remain when `taken` more blocks were taken.
 
-        The deepest of them would be the first to go. False also where that would take long to say. Changes nothing.
+        Only the deepest is checked: it would go first. May be False if a sure answer would take long. Changes nothing.
         """
         taken -= self._untouched
         if taken <= 0 or not blocks:
@@ -272,7 +272,7 @@ class BlockCache:
             return False
         place = ~self._states[self._by_key[job.keys[blocks - 1]]]
         if place < 0:
-            return True  # somebody holds it
+            return True  # a running request holds it
         for before in range(self._head, min(place, self._head + 2 * taken)):
             taken -= self._states[self._queue[before]] == ~before
             if not taken:
@@ -296,7 +296,7 @@ class BlockCache:
         return list(map(self._by_key.__getitem__, job.keys[: self.hit_blocks(job)]))
 
     def _room(self, job: Job, blocks: list[int]) -> bool:
-        """Whether what `job` lacks beside these blocks is free and promised to nobody."""
+        """Whether enough blocks for the rest of `job`, besides these, are free and not promised."""
         states = self._states
         idle = sum([states[block] < 0 for block in blocks])
         missing = -(-job.tokens_computed // self.block_size) - len(blocks)
@@ -316,7 +316,7 @@ class BlockCache:
             blocks.extend(victims)
 
     def _victims(self, count: int) -> list[int]:
-        """The next ones of the queue, which are held from now on."""
+        """Take the next `count` blocks out of the queue; they are held from now on."""
         states, queue, place = self._states, self._queue, self._head
         found = []
         self._queued -= count
@@ -349,7 +349,7 @@ class BlockCache:
         copies = self._copies[key]
         if self._by_key[key] == block:
             self._by_key[key] = copies.pop(0)
-            self._refused = None  # the copy may be held
+            self._refused = None  # another request may hold the copy, so the refused job may fit now
         else:
             copies.remove(block)
         if not copies:
@@ -370,7 +370,7 @@ class BlockCache:
             self._record(KeysStored(keys, lease.job.keys[first - 1] if first else 0, ids))
 
     def _drop_stale_places(self) -> None:
-        """At most once in as many releases as there are blocks."""
+        """Rebuild the queue without its stale places: at most once per `capacity_blocks` released blocks."""
         states, queue = self._states, self._queue
         self._queue = [queue[place] for place in range(self._head, len(queue)) if states[queue[place]] == ~place]
         self._head = 0

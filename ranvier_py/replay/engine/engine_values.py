@@ -1,8 +1,8 @@
-"""What goes into an engine model and what comes out of it: limits, events, refusals, statistics.
+"""The inputs and outputs of an engine model: limits, events, refusals, statistics.
 
-Times are seconds in the caller's clock, sizes are tokens where a name says nothing else.
-A step that computes P prompt tokens, with Q tokens before them (before each, summed up), while D requests with C tokens
-of context decode takes P / prefill_tokens_per_s + Q * prefill_s_per_depth
+Times are seconds of the caller's clock; sizes are tokens unless a name says otherwise.
+If a step computes P prompt tokens (Q: the number of tokens before each, summed) while D requests with C tokens of
+context decode, it takes P / prefill_tokens_per_s + Q * prefill_s_per_depth
 + (decode_s + D * decode_s_per_running + C * decode_s_per_context_token if D else 0).
 """
 
@@ -25,28 +25,28 @@ CacheName = Literal[
     "sglang_no_buffer",
     "sglang_extra_buffer",
 ]
-"""What an engine's prefix cache keeps: `replay/hybrid/cache_models.py` says what each is."""
+"""The kinds of prefix cache; `replay/hybrid/cache_models.py` describes them."""
 
 CACHES: tuple[CacheName, ...] = get_args(CacheName)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What an engine can do. Speeds may be `inf` (instant); the times of a step may be 0."""
+    """Sizes and speeds of an engine. Speeds may be `inf` (instant); the times of a step may be 0."""
 
     cache_tokens: int = 200_000
     block_size: int = 16
     prefill_tokens_per_s: float = 20_000.0  # an 8B model on one large accelerator: 10,000 to 40,000
-    prefill_s_per_depth: float = 0.0  # added for each prompt token and each token before it, which attention reads
+    prefill_s_per_depth: float = 0.0  # added for each pair of a prompt token and a token before it (attention)
     decode_s: float = 0.010  # one step that samples tokens: reading the weights
     decode_s_per_running: float = 0.0  # added to that step for each decoding request
-    decode_s_per_context_token: float = 0.0  # and for each token whose keys and values these requests read
+    decode_s_per_context_token: float = 0.0  # and for each token of their contexts, whose keys and values they read
     running_max: int = 32  # vLLM's max_num_seqs
-    waiting_max: int = 10_000  # beyond it a request is refused; a real queue of that length is minutes long
-    step_tokens_max: int = 2048  # vLLM's max_num_batched_tokens: how long a prefill may hold up the others' decoding
+    waiting_max: int = 10_000  # requests beyond it are refused; a real queue of that length takes minutes
+    step_tokens_max: int = 2048  # vLLM's max_num_batched_tokens: bounds how long a prefill delays the others' decoding
     cache_events_max: int = 0  # undrained cache events; 0 records none
     cache: CacheName = "attention"
-    hybrid_model: str = "paper-7b"  # whose checkpoints such a cache keeps
+    hybrid_model: str = "paper-7b"  # the model whose states a cache of hybrid models keeps
 
     def __post_init__(self) -> None:
         sizes = (self.cache_tokens // max(self.block_size, 1), self.running_max, self.step_tokens_max, self.waiting_max)
@@ -56,7 +56,7 @@ class EngineLimits:
         )
         if min(sizes) < 1 or not self.prefill_tokens_per_s > 0 or not all(0 <= each < inf for each in times):  # nor nan
             raise ValueError("engine sizes and speeds must be positive, times not negative")
-        if self.running_max > self.step_tokens_max:  # vLLM refuses that too: somebody would never get a turn
+        if self.running_max > self.step_tokens_max:  # refused by vLLM, too: some requests would never get a token
             raise ValueError("a step must have a token for each running request: step_tokens_max >= running_max")
 
 
@@ -68,7 +68,7 @@ class EngineEventKind(Enum):
 
 
 class EngineEvent(NamedTuple):
-    """`tokens`: answer tokens out so far. `cached_tokens`: prompt tokens that were not computed."""
+    """`tokens`: answer tokens generated so far. `cached_tokens`: prompt tokens that were not computed."""
 
     kind: EngineEventKind
     request_id: str
@@ -91,7 +91,7 @@ class QueueFullError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Gauges of this moment, and totals since the last restart."""
+    """Gauges of the last `now`, and totals since the last restart."""
 
     running: int
     waiting: int
@@ -104,5 +104,5 @@ class EngineStatistics:
     finished: int
     cancelled: int
     prompt_tokens: int  # of started requests: queries of the prefix cache
-    cached_tokens: int  # of these, found: its hits
+    cached_tokens: int  # those of them that were found: the cache's hits
     generated_tokens: int

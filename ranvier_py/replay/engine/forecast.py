@@ -1,10 +1,10 @@
-"""When a request would get its first token if it came now and nothing after it. Nothing of the engine is changed.
+"""Forecasts when a request would get its first token if it came now and none after it. The engine is not changed.
 
-Where nobody waits and nothing can touch the blocks it would reuse, the answer is the sum of a few steps. Otherwise a
-copy of the batch is played forward to the first step with tokens, a place and nobody in the queue. That copy is kept,
-as it stays true until something is cancelled or its time has come; a request that is submitted joins it too.
+If no request waits and no other can change which blocks it would reuse, the answer is the sum of a few steps. Otherwise
+a copy of the batch is played forward to the first step with an empty queue, a free place and tokens left. The copy is
+kept: it is valid until a request is cancelled, the cache is cleared or its time has come. Submitted requests join it.
 
-Invariant: what is forecast is what `EngineBatch` does, to the last bit.
+Invariant: the forecast equals what `EngineBatch` does, to the last bit.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineEventKind, EngineLimits
 
 STEPS_MAX = 20_000
-"""Leaps and steps of a copy in one answer: some thousand requests in the queue."""
+"""Leaps and steps that a copy is played for one answer: enough for some thousand waiting requests."""
 
 PEERS_MAX = 64
-"""Requests that a lower bound is ready to compare with: beyond them it takes the whole prompt for cached."""
+"""A lower bound compares the prompt with at most so many requests in flight; with more it assumes a cached prompt."""
 
-ROUNDING_S = 1e-6  # far more than sums of step times are off
+ROUNDING_S = 1e-6  # far more than the rounding errors of summed step times
 
 PROBE = "\0probe"  # no client's request id
 
 Prefill = tuple[int, Running]
-"""Prompt tokens yet to be computed, and whose."""
+"""Prompt tokens yet to be computed, and the request to which they belong."""
 
 
 class Forecast:
-    """What one batch is going to do. `cut` counts answers that were given up at `STEPS_MAX`."""
+    """Forecasts for one batch. `cut` counts the answers that were given up at `STEPS_MAX`."""
 
     def __init__(self, batch: EngineBatch) -> None:
         self.cut = 0
         self._batch = batch
-        self._ahead: EngineBatch | None = None  # a copy, at the beginning of a step that is yet to come
-        self._joined = False  # somebody was submitted to it since it was played forward
+        self._ahead: EngineBatch | None = None  # a copy, at the beginning of a future step
+        self._joined = False  # a request was submitted to the copy since it was played forward
 
     def forget(self) -> None:
-        """Something happened that no copy could know."""
+        """Drop the copy, after a change that it does not know."""
         self._ahead = None
 
     def submitted(self, request_id: str, job: Job, now: float) -> None:
-        """The batch has got another request."""
+        """Add a request that was submitted to the batch to the copy, too."""
         ahead = self._ahead_of(now)
         if ahead is not None:
             ahead.waiting[request_id] = job
@@ -84,13 +84,13 @@ class Forecast:
         return max(now, at + (rest + uncached) / batch.limits.prefill_tokens_per_s - ROUNDING_S)
 
     def _ahead_of(self, now: float) -> EngineBatch | None:
-        """The copy, while its time has not come."""
+        """Return the copy, or None if its time has come."""
         if self._ahead is not None and now >= self._ahead.began_at:
             self._ahead = None
         return self._ahead
 
     def _play_ahead(self) -> EngineBatch:
-        """The copy, played to where the next request could join it."""
+        """Return the copy, played to the step that the next request could join, or to STEPS_MAX."""
         ahead = self._ahead
         if ahead is None:
             ahead = self._ahead = self._batch.fork()
@@ -109,7 +109,7 @@ class Forecast:
         return ahead
 
     def _played(self, copy: EngineBatch) -> float:
-        """Play until the first token of the probe is out."""
+        """Play until the probe's first token, and return when it comes; at STEPS_MAX, a lower bound."""
         for _ in range(STEPS_MAX):
             copy.outbox.clear()
             copy.go_on()
@@ -120,7 +120,7 @@ class Forecast:
         return copy.ends_at
 
     def _undisturbed(self, job: Job, now: float) -> float | None:
-        """The answer where nobody waits and a place is free. None where the cache could still change it."""
+        """For an empty queue and a free place, return the answer; None without room, or if hits could still change."""
         batch, cache = self._batch, self._batch.cache
         if not cache.has_room(job):
             return None
@@ -134,7 +134,7 @@ class Forecast:
         return summed(batch, step_ends_at(batch), batch.steps + 1, pending, job, uncached)
 
     def _pending(self) -> list[Prefill]:
-        """What is left of prompts when the step under way ends, in order."""
+        """Return, in order, what is left of running prompts when the current step ends; 0 if nothing is."""
         running = self._batch.running
         return [
             (request.job.prompt_tokens - request.computed - tokens, request)
@@ -143,7 +143,7 @@ class Forecast:
         ]
 
     def _others_name(self, job: Job) -> bool:
-        """Whether somebody in work may make findable what the cache lacks of this prompt."""
+        """Whether a request in flight may store the first block of this prompt that the cache lacks."""
         batch = self._batch
         depth, keys = batch.cache.hit_blocks(job), job.keys
         if depth >= (job.prompt_tokens - 1) // batch.cache.block_size or depth >= len(keys):
@@ -156,7 +156,7 @@ class Forecast:
         )
 
     def _taken_before(self, pending: list[Prefill]) -> int:
-        """At most so many blocks are taken until a request that came now would be admitted."""
+        """Return an upper bound of the blocks that are taken before a request that came now would be admitted."""
         batch, size = self._batch, self._batch.cache.block_size
         tokens = sum(rest for rest, _ in pending)
         steps = 2 + tokens // (batch.limits.step_tokens_max - len(batch.running))
@@ -169,14 +169,14 @@ def is_open(batch: EngineBatch) -> bool:
 
 
 def step_ends_at(batch: EngineBatch) -> float:
-    """When the step under way ends, of whatever leap it is."""
+    """Return when the current step ends, even if it is part of a leap."""
     return batch.ends_at if batch.leap_to == batch.steps + 1 else batch.time_at(batch.steps + 1)
 
 
 def summed(batch: EngineBatch, at: float, steps: int, pending: list[Prefill], job: Job, uncached: int) -> float:
-    """When the last `uncached` tokens of a prompt are computed behind those of `pending`, in steps from `at` on.
+    """Return when the last `uncached` tokens of a prompt are computed, after those of `pending`, in steps from `at` on.
 
-    `steps` is `batch.steps`, or one more: then the step under way ends before. Nobody else is admitted.
+    `steps` is `batch.steps`, or one more: then `at` is the end of the current step. No other request is admitted.
     """
     limits: EngineLimits = batch.limits
     decoding = Decoding(batch)
@@ -208,7 +208,7 @@ def summed(batch: EngineBatch, at: float, steps: int, pending: list[Prefill], jo
 
 
 class Decoding:
-    """How many requests decode, and their context, step by step without the batch."""
+    """Follows the number of decoding requests and their context step by step, without changing the batch."""
 
     def __init__(self, batch: EngineBatch) -> None:
         self.count = len(batch.decoding)
@@ -219,7 +219,7 @@ class Decoding:
         self._finishes: list[Due] = batch.finishes.copy()
 
     def step(self, ready: list[Running]) -> None:
-        """A step is over: who got the last token leaves, those who got their first one join."""
+        """End a step: requests that got their last token leave, those in `ready`, which got their first one, join."""
         self._steps += 1
         self.context += self.count
         finishes = self._finishes

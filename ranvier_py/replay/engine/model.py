@@ -1,10 +1,10 @@
-"""What an engine is to a router: a block cache with a clock. Pure: `now` comes in, events go out.
+"""Models an engine as a router sees it: a block cache with a clock. Pure: `now` comes in, events go out.
 
-`EngineModel` follows vLLM's scheduler, but that blocks for the whole answer are promised at admission, so nothing is
-ever preempted. The cache is `block_cache`, or one of `replay/hybrid` for models with recurrent layers; the steps
-are `batch`, what would be is `forecast`.
+`EngineModel` follows vLLM's scheduler, except that blocks for the whole answer are promised at admission, so requests
+are never preempted. `block_cache` is the cache, or one of `replay/hybrid` for models with recurrent layers. `batch`
+computes the steps; `forecast` computes when a further request would get its first token.
 
-Rules: deterministic; time never goes back; a cancelled request holds nothing from that moment on.
+Rules: deterministic; time never goes back; a cancelled request holds no blocks from that moment on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ranvier_py.replay.hybrid.cache_models import make_cache
 
 
 class EngineModel:
-    """One engine in the caller's time. Every call with a `now` first catches up to it; it must not go back.
+    """One engine in the caller's time. Each call with a `now` first advances the engine to it; `now` never goes back.
 
-    `every_token`: events of each answer token, otherwise of a request's first one alone. All else is the same.
+    `every_token`: report each answer token, not only each request's first. Nothing else depends on it.
     """
 
     def __init__(self, limits: EngineLimits, *, every_token: bool = False) -> None:
@@ -48,7 +48,7 @@ class EngineModel:
     # ---- work
 
     def submit(self, request_id: str, job: Job, now: float) -> None:
-        """Queue a request. Raises PromptTooLongError, QueueFullError, or ValueError for an id that is still in work."""
+        """Queue a request. Raises PromptTooLongError, QueueFullError, or ValueError for an id that is in flight."""
         self._catch_up(now)
         if request_id in self._batch.running or request_id in self._batch.waiting:
             raise ValueError(f"request id {request_id!r} is in work already")
@@ -60,13 +60,13 @@ class EngineModel:
         self._forecast.submitted(request_id, job, now)
 
     def next_event_at(self) -> float | None:
-        """When to call `advance` next, None while there is nothing to do. Never before the last `now`."""
+        """Return when to call `advance` next, never before the last `now`; None while there is nothing to do."""
         if self._batch.outbox or self._aborted:
             return self._now
         return self._batch.ends_at if self._batch.busy else None
 
     def advance(self, now: float) -> list[EngineEvent]:
-        """Everything that happened up to `now` and was not returned yet, in order of time."""
+        """Return all events up to `now` that were not returned yet, in order of time."""
         self._catch_up(now)
         events, self._batch.outbox = self._batch.outbox, []
         if self._aborted:
@@ -74,7 +74,7 @@ class EngineModel:
         return events
 
     def cancel(self, request_id: str, now: float) -> bool:
-        """The client went away: its blocks are free at once, what it computed stays findable. False if not in work."""
+        """End a request: its blocks are free at once, what it computed can still be found. False if it is not known."""
         self._catch_up(now)
         found = self._batch.cancel(request_id)
         self._cancelled += found
@@ -82,17 +82,17 @@ class EngineModel:
         return found
 
     def restart(self, now: float) -> None:
-        """A new process: empty cache, totals at zero, every request in work aborted."""
+        """Start a new process: the cache is empty, totals are zero, and every request in flight is aborted."""
         self._catch_up(now)
         old = self._batch
         self._start_process()
-        self.cache.clear()  # says so to whoever follows the events
+        self.cache.clear()  # so that the events report it
         aborted = [*old.running, *old.waiting]
         self._aborted += old.outbox
         self._aborted += [EngineEvent(EngineEventKind.ABORTED, name, now, 0, 0) for name in aborted]
 
     def clear_cache(self, now: float) -> None:
-        """Forget all prefixes; requests in work go on."""
+        """Forget all prefixes. Requests in flight go on."""
         self._catch_up(now)
         self.cache.clear()
         self._forecast.forget()
@@ -109,39 +109,39 @@ class EngineModel:
 
     @property
     def in_flight(self) -> int:
-        """Requests in work: running and waiting."""
+        """The number of running and waiting requests."""
         return self.running + self.waiting
 
     def accepts(self, job: Job) -> bool:
-        """Whether `submit` would take it now."""
+        """Whether `submit` would accept the job as of the last `now`."""
         return self._fits(job) and self.waiting < self.limits.waiting_max
 
     def cached_tokens(self, job: Job, now: float) -> int:
-        """Leading prompt tokens of `job` in whole blocks that the cache holds now and would reuse."""
+        """Return how many leading prompt tokens of `job` the cache would reuse now, in whole blocks."""
         self._catch_up(now)
         return self.cache.hit_blocks(job) * self.limits.block_size
 
     def first_token_at(self, job: Job, now: float) -> float:
-        """When `job` would get its first token if it were submitted now and nothing came after it; `inf` if refused.
+        """Return when `job` would get its first token if it were submitted now and no request followed; `inf`: refused.
 
-        Changes nothing that anybody could see. Exact, unless `forecast.STEPS_MAX` steps were not enough: then a lower
-        bound, which `probes_cut` counts.
+        Has no visible effect. Exact, unless `forecast.STEPS_MAX` steps are not enough: then it is a lower bound, and
+        `probes_cut` counts it.
         """
         self._catch_up(now)
         return self._forecast.first_token_at(job, now) if self.accepts(job) else float("inf")
 
     def first_token_not_before(self, job: Job, now: float) -> float:
-        """A lower bound of `first_token_at`, at a fraction of its cost."""
+        """Return a lower bound of `first_token_at`, at a fraction of its cost."""
         self._catch_up(now)
         return self._forecast.first_token_not_before(job, now) if self.accepts(job) else float("inf")
 
     @property
     def probes_cut(self) -> int:
-        """Since the last restart."""
+        """Answers of `first_token_at` since the last restart that are only lower bounds."""
         return self._forecast.cut
 
     def statistics(self) -> EngineStatistics:
-        """As of the last `now`."""
+        """Return the statistics as of the last `now`."""
         batch = self._batch
         return EngineStatistics(
             running=self.running,
@@ -164,6 +164,6 @@ class EngineModel:
 
     def _catch_up(self, now: float) -> None:
         assert now >= self._now, "time goes back"
-        if now != self._now or self._batch.ends_at <= now:  # or it has caught up already
+        if now != self._now or self._batch.ends_at <= now:  # else it has caught up already
             self._batch.catch_up(now)
             self._now = now

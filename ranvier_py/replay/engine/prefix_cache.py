@@ -1,4 +1,4 @@
-"""What a modelled engine asks of its prefix cache, whatever that keeps. Sizes are blocks of `block_size` tokens."""
+"""The Protocol of a modelled engine's prefix cache, of every kind. Sizes are blocks of `block_size` tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ranvier_py.replay.engine.block_cache import CacheEvent, Job, Lease
 
 
 class PrefixCache(Protocol):
-    """As `BlockCache`, which see for what each call does; the forecast relies on what it promises.
+    """A prefix cache; `BlockCache` documents each call. The forecast relies on these rules.
 
-    Rules: `lease` finds what `hit_blocks` says and succeeds where `has_room` says so; only `lease` may make anything be
-    lost that others could find, but for growing leases where `outlives` says so.
+    Rules: `lease` reuses as many blocks as `hit_blocks` returns, and succeeds if `has_room` is true. Blocks that others
+    could find are lost only by `lease`, or by growing leases if `outlives` is false.
     """
 
     capacity_blocks: int

@@ -1,8 +1,8 @@
-"""Engines by name: what one of a kind can do, derived from public figures with the arithmetic in the open.
+"""Limits of engines by preset name, derived from public figures.
 
-An engine is a model on one or more accelerators, 16-bit weights and cache, vLLM's defaults. Four numbers are derived:
-cache tokens from memory, prefill from arithmetic, the decode step and its cost for context from memory bandwidth. What
-part of a data sheet's figure an engine reaches is taken from measurements that others published, one of each kind:
+An engine is a model on one or more accelerators, with 16-bit weights and cache and vLLM's defaults. Four numbers are
+derived: cache tokens from memory, prefill from arithmetic, the decode step and its cost for context from memory
+bandwidth. Which share of a data sheet's figure an engine reaches is taken from published measurements of both kinds:
 
 - arithmetic: 15,928 prompt tokens/s of Qwen3-32B on two H100 (the constant in llm-d-router's prefix-cache filter).
   2 operations x 32.8e9 parameters x 15,928 / (2 x 989e12) = 0.53
@@ -10,8 +10,8 @@ part of a data sheet's figure an engine reaches is taken from measurements that 
   throughput-latency sweep"): 16.06e9 bytes x 75 / 1.555e12 = 0.77; 6.48 ms a token on one H100 (vLLM 0.21.0, the
   concurrency sweep of yobitelcomm's InferenceBench): 16.06e9 / 0.00648 / 3.35e12 = 0.74. Here: 0.75
 
-Left out: that attention makes long prefills slower, talk between accelerators, and the engine's own time on the host.
-So absolute times are those of a good day; ratios between engines and between policies are what a replay is for.
+Left out: attention's cost in long prefills, communication between accelerators, and the engine's own time on the host.
+So absolute times are optimistic; a replay is for ratios between engines and between policies.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ARITHMETIC_SHARE = 0.53
 BANDWIDTH_SHARE = 0.75
 
 MEMORY_SHARE = 0.9
-"""vLLM's gpu_memory_utilization. Data sheets count in 1e9 bytes: the rest up to 2**30 is left to activations."""
+"""vLLM's gpu_memory_utilization. Data sheets count in 1e9 bytes; the difference to 2**30 is left to activations."""
 
 BYTES = 2  # of a weight, of a key and of a value: 16 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """From NVIDIA's data sheets: dense 16-bit operations/s, bytes/s, bytes. Then vLLM's defaults for its API server."""
+    """Dense 16-bit operations/s, bytes/s, bytes from NVIDIA's data sheets; then vLLM's defaults for its API server."""
 
     operations_per_s: float
     bytes_per_s: float
@@ -43,7 +43,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """From its config.json: parameters, layers, heads of keys and values, and the size of a head."""
+    """A model's parameters, layers, heads of keys and values, and head size, from its config.json."""
 
     parameters: float
     layers: int
@@ -56,7 +56,7 @@ class LanguageModel:
 
     @property
     def token_bytes(self) -> int:
-        """Of the keys and values of one token."""
+        """Bytes of one token's keys and values."""
         return 2 * BYTES * self.layers * self.heads * self.head_size
 
 
@@ -70,7 +70,7 @@ LLAMA_70B = LanguageModel(70.6e9, layers=80, heads=8)  # Llama 3.1 70B: 141.2 GB
 
 
 def derived(accelerator: Accelerator, model: LanguageModel, modes: int = 1) -> EngineLimits:
-    """What `model` does on so many accelerators as one (tensor parallelism). Raises ValueError if it does not fit."""
+    """Return the limits of `model` on `modes` tensor-parallel accelerators. Raises ValueError if it does not fit."""
     left_bytes = MEMORY_SHARE * accelerator.memory_bytes * modes - model.weight_bytes
     bytes_per_s = BANDWIDTH_SHARE * accelerator.bytes_per_s * modes
     prefill_tokens_per_s = ARITHMETIC_SHARE * accelerator.operations_per_s * modes / (2 * model.parameters)
@@ -78,7 +78,7 @@ def derived(accelerator: Accelerator, model: LanguageModel, modes: int = 1) -> E
         cache_tokens=int(left_bytes / model.token_bytes),
         prefill_tokens_per_s=prefill_tokens_per_s,
         decode_s=model.weight_bytes / bytes_per_s,
-        decode_s_per_running=1 / prefill_tokens_per_s,  # a token costs the same arithmetic wherever it stands
+        decode_s_per_running=1 / prefill_tokens_per_s,  # a decoded token costs as much arithmetic as a prompt token
         decode_s_per_context_token=model.token_bytes / bytes_per_s,
         running_max=accelerator.running_max,
         step_tokens_max=accelerator.step_tokens_max,
@@ -94,7 +94,7 @@ PROFILES: tuple[CacheName, ...] = (
     "marconi",
     "marconi_retuned",
 )
-"""Caches that are presets, too: engines of several kinds can stand before one router."""
+"""Caches that are presets as well, so that one router can have engines of several kinds."""
 
 PRESETS = MappingProxyType(
     {
@@ -104,13 +104,13 @@ PRESETS = MappingProxyType(
         "a100-llama-8b": derived(A100, LLAMA_8B),  # 427k tokens, 10,300/s, 10.5 ms
         "a100-llama-70b-tp4": derived(A100, LLAMA_70B, modes=4),  # 448k tokens, 4,700/s, 23 ms
         "l4-llama-8b": derived(L4, LLAMA_8B),  # 42k tokens, 4,000/s, 71 ms
-        **{name.replace("_", "-"): EngineLimits(cache=name) for name in PROFILES},  # the lab's, by what is reused
+        **{name.replace("_", "-"): EngineLimits(cache=name) for name in PROFILES},  # as lab, with another cache
     }
 )
 
 
 def preset(name: str, block_size: int = 16) -> EngineLimits:
-    """The engine of this name, with blocks of so many tokens. Raises ValueError that lists the names."""
+    """Return the preset of this name, with this block size. Raises ValueError that lists the names."""
     if name not in PRESETS:
         raise ValueError(f"no engine preset {name!r}: there are {', '.join(PRESETS)}")
     return replace(PRESETS[name], block_size=block_size)

@@ -1,1 +1,1 @@
-"""Traces: one loader for each format, all giving TraceRequest."""
+"""Traces: one loader for each file format. All of them produce TraceRequests."""

@@ -1,10 +1,11 @@
-"""Chats -> tokens, blocks and chains, each message read once.
+"""Turns chats into tokens, blocks and prefix chains, and tokenizes each message only once if that is exact.
 
-Where the tokenizer cuts cleanly (`TokenizerFacts.incremental`) a dialogue is tokenized once for all its turns, and a
-logged request only from where an earlier one ended; elsewhere each request is tokenized in full. An engine sees one
-thing more than a node: the words that ask for an answer («assistant:»), rendered once for each role of a last message.
+It is exact if the tokenizer cuts cleanly (`TokenizerFacts.incremental`): then a dialogue is tokenized once for all its
+turns, and a logged request only from where an earlier one ended. Otherwise each request is tokenized in full. Beyond
+the messages, an engine also sees the *cue*, which asks for an answer («assistant:»). It is rendered once for each role
+of a last message, with and without tools.
 
-Bound: PREFIXES_MAX prefixes are remembered; the one used longest ago is dropped (`dropped` counts) and costs time only.
+Bound: PREFIXES_MAX prefixes are remembered. The one used longest ago is dropped (`dropped`), which costs only time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NO_TOKENS: TokenIds = np.zeros(0, dtype=np.uint32)
 
 
 class Prefix(NamedTuple):
-    """The start of a chat up to a message end. `own` are the tokens since the message end before it."""
+    """The start of a chat up to a message end. `own`: the tokens since the previous message end."""
 
     state: TokenState
     chain: tuple[Depth, ...] = ()
@@ -37,7 +38,7 @@ class Prefix(NamedTuple):
 
 
 class ChatTurn(NamedTuple):
-    """One request of a chat, as TraceRequest wants it. `answer_tokens` is 0 where the answer is not known."""
+    """One request of a chat, in the terms of TraceRequest. `answer_tokens` is 0 if the answer is not known."""
 
     prompt_tokens: int
     answer_tokens: int
@@ -47,12 +48,12 @@ class ChatTurn(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """A chat that requests are cut from."""
+    """A chat of which each turn is a request."""
 
     chat: Chat
-    salt: bytes  # of the first block: models share no blocks
+    salt: bytes  # enters the name of the first block, so that models share no blocks
     start: Prefix
-    names: list[Fingerprint]  # of the first n messages
+    names: list[Fingerprint]  # names[n] identifies the first n messages
 
 
 class Prefixes:
@@ -70,7 +71,7 @@ class Prefixes:
         self.dropped = 0
 
     def conversation(self, model: str, chat: Chat) -> Conversation:
-        """A chat to cut requests from. All its messages are tokenized at once, where that is exact."""
+        """Prepare a chat for `turn`. All its messages are tokenized at once if that is exact."""
         namespace = self._texts.namespace(
             {"model": model, "tools": chat.tools, "tokenizer": self._tokenizer.facts.identity}
         )
@@ -83,10 +84,11 @@ class Prefixes:
         return conversation
 
     def turn(self, conversation: Conversation, turn: int) -> ChatTurn:
-        """The request whose prompt are the first `turn` messages; the one after them, if there is one, answers it."""
+        """Return the request whose prompt is the first `turn` messages. The next message, if there is one, is its answer.
+        """
         prompt = self._prefix(conversation, turn)
         cue = self._cue(conversation, turn)
-        if cue is None:  # the prompt as answered does not begin like a history: nothing to build on
+        if cue is None:  # the prompt with its cue does not begin with the rendered history, so tokenize it in full
             ids = self._plain(self._tokenizer.render(part(conversation.chat, turn), generation=True))
             above, cue, prompt_tokens = conversation.start, ids, len(ids)
         else:
@@ -100,7 +102,7 @@ class Prefixes:
         blocks = continued(
             above.blocks, joined(above.state.rest, np.concatenate((cue, answered))), self._size, conversation.salt
         )
-        # where the template writes the answer otherwise than the engine did, these are no prefixes of its blocks
+        # keys behind which the template renders the answer differently from what the engine generated are left out
         last = sum(
             blocks[(at := key.tokens // self._size) - 1 : at] == known.blocks[at - 1 : at] for key in known.chain
         )
@@ -108,7 +110,7 @@ class Prefixes:
         return ChatTurn(prompt_tokens, len(answered), known.chain[:last], ends, blocks)
 
     def _prefix(self, conversation: Conversation, count: int) -> Prefix:
-        """What is known of the first `count` messages."""
+        """Return the prefix of the first `count` messages, tokenized from the longest known prefix on."""
         known = next((at for at in range(count, 0, -1) if conversation.names[at] in self._known), 0)
         base = conversation.start
         if known:
@@ -126,7 +128,7 @@ class Prefixes:
         return self._extended(conversation, base, known, tokenized)
 
     def _extended(self, conversation: Conversation, base: Prefix, known: int, tokenized: TokenizedChat) -> Prefix:
-        """The prefix at the end of `tokenized`, which follows `base`; those on the way are remembered."""
+        """Return the prefix at the end of `tokenized`, which follows `base`. Those at message ends are remembered."""
         clean = [(known + index + 1, end) for index, end in enumerate(tokenized.ends) if end >= 0]
         segments = self._hasher.extend(base.state, tokenized.ids, [end for _, end in clean])
         keeps = self._tokenizer.facts.incremental and tokenized.how == "rendered"
@@ -148,7 +150,7 @@ class Prefixes:
             self.dropped += 1
 
     def _cue(self, conversation: Conversation, turn: int) -> TokenIds | None:
-        """What the template puts behind the messages to ask for an answer; None where it changes them for that."""
+        """Return the tokens of the cue that the template appends; None if it also changes the messages before it."""
         place = (str(conversation.chat.messages[turn - 1].get("role")), bool(conversation.chat.tools))
         if place not in self._cues or not self._tokenizer.facts.incremental:
             chat = part(conversation.chat, turn)
@@ -158,23 +160,24 @@ class Prefixes:
         return self._cues[place]
 
     def _answer_tokens(self, answer: Message, prompt: Prefix, history: Prefix, cue: TokenIds) -> TokenIds:
-        """The tokens that the engine generated: those of the history where it continues the prompt as answered."""
+        """Return the tokens that the engine generated: those in the next turn's history if it continues prompt and cue,
+        else those of the answer's text."""
         piece = history.own
         follows = history.state.tokens - len(piece) == prompt.state.tokens
         if follows and len(piece) > len(cue) and np.array_equal(piece[: len(cue)], cue):
             answered = piece[len(cue) :]
             size = len(self._line_end)
-            if len(answered) > size and answered[-size:].tolist() == self._line_end:  # put there by the template
+            if len(answered) > size and answered[-size:].tolist() == self._line_end:  # the template added it
                 return answered[:-size]
             return answered
         content = answer.get("content") or orjson.dumps(answer.get("tool_calls") or ".").decode()
         return self._plain(content if isinstance(content, str) else orjson.dumps(content).decode())
 
     def _plain(self, text: str) -> TokenIds:
-        """Tokens of a text without those that begin every plain prompt."""
+        """Return the tokens of a text without those that begin every plain prompt."""
         return self._tokenizer.tokenize_text(text)[self._bare :]
 
 
 def part(chat: Chat, count: int) -> Chat:
-    """The first `count` messages."""
+    """Return the chat with only its first `count` messages."""
     return chat if count == len(chat.messages) else Chat(chat.messages[:count], chat.tools, chat.template)

@@ -1,16 +1,16 @@
-"""Chats as text: JSON lines with OpenAI's messages, rendered by the model's template and tokenized by its tokenizer.
+"""Loads chats: JSON lines with OpenAI's messages, which the model's template renders and its tokenizer tokenizes.
 
     {"messages": […], "answer": "…", "session": "a", "timestamp": 12.5, "model": "m", "tools": […]}     one request
     {"messages": [system, user, assistant, user, assistant, …], "session_id": "a"}                     a dialogue
     {"doc_id": "val/1", "transcript": "…", "queries": [{"q": "…", "a": "…"}, …]}                          QMSum's file
 
 A *request* is what a client sent once, with its whole history; `answer` or `response` is a text, a message, or the
-engine's whole response. A *dialogue* is one request for each assistant message after the first message, which is its
-answer. A line with an answer is a request. Of the others, all are requests if a session has several lines, and
-dialogues if none has; `lines` settles it otherwise.
+engine's whole response. A *dialogue* yields a request for each assistant message but the first message: that message is
+the answer, those before it are the prompt. A line with an answer is a request. All other lines are requests if any
+session has several lines, else dialogues, unless the option `lines` decides.
 
 Without a `timestamp`, conversations begin at random within `window_s` and take a turn every `turn_s`. A request without
-answer gets `answer_tokens` that nobody asks for again.
+an answer gets one of `answer_tokens` that no later prompt contains.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from ranvier_py.replay.traces.trace_chains import own_names
 
 QUESTION_SYSTEM = "Answer the question about the meeting transcript."  # as QMSum's figures were measured
 REFUSED = (TemplateRefused, TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError)
-"""What messages may raise that no template was made for."""
+"""Errors that rendering may raise for messages that the template does not support."""
 
 
 @dataclass(slots=True)
 class ChatLine:
-    """A line, or one question of a document: messages, and those of them that answer a request.
+    """A line, or one question about a document: its messages, and which of them answer a request.
 
-    `turns` are the places of answers in `messages`; the last may be one beyond the end, an answer nobody wrote down.
+    `turns` are the indices of answers in `messages`. The last may be one beyond the end: an answer that is not recorded.
     """
 
     line: TraceLine
     chat: Chat
     turns: Sequence[int]
     session: str
-    thread: str  # what takes its turns one after the other; empty: nothing but this line
+    thread: str  # lines of one thread follow each other in time; empty: only this line
     model: str
     stamp: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TurnAt:
-    """One request: of which chat, which turn, when."""
+    """One request: the index of its chat, the index of its answer in the chat's messages, and its time."""
 
     chat: int
     turn: int
@@ -61,7 +61,7 @@ class TurnAt:
 
 
 def load(path: Path, options: TraceOptions) -> Trace:
-    """The requests of a file. Raises TraceError."""
+    """Return the requests of a file. Raises TraceError."""
     lines = list(json_lines(path))
     as_requests = options.lines == "requests" or (options.lines == "auto" and sessions_repeat(lines))
     chats = [found for line in lines for found in read_line(line, as_requests, options)]
@@ -80,13 +80,13 @@ def load(path: Path, options: TraceOptions) -> Trace:
 
 
 def sessions_repeat(lines: Sequence[TraceLine]) -> bool:
-    """Whether a session has several lines, so that each is a request of it."""
+    """Whether any session has several lines. Then each line is one request of its session."""
     names = [name for line in lines if (name := line.text("session", "session_id"))]
     return len(set(names)) < len(names)
 
 
 def read_line(line: TraceLine, as_request: bool, options: TraceOptions) -> Iterator[ChatLine]:
-    """The chats of one line. Raises TraceError."""
+    """Yield the chats of one line. Raises TraceError."""
     fields = line.fields
     if "transcript" in fields and "queries" in fields:
         yield from read_document(line)
@@ -122,7 +122,8 @@ def read_messages(line: TraceLine, messages: Any) -> list[Message]:
 
 
 def read_answer(line: TraceLine, answer: Any) -> Message:
-    """A text, a message or an engine's response, as the message that the next turn brings."""
+    """Return a text, a message or an engine's response as the message that the next turn will contain. Raises TraceError.
+    """
     if isinstance(answer, str):
         return {"role": "assistant", "content": answer}
     if isinstance(answer, dict) and isinstance(answer.get("choices"), list) and answer["choices"]:
@@ -134,7 +135,7 @@ def read_answer(line: TraceLine, answer: Any) -> Message:
 
 
 def read_document(line: TraceLine) -> Iterator[ChatLine]:
-    """One request for each question about a document. Raises TraceError."""
+    """Yield one chat for each question about a document. Raises TraceError."""
     transcript, queries, document = line.fields["transcript"], line.fields["queries"], line.text("doc_id")
     if not isinstance(transcript, str) or not isinstance(queries, list):
         raise line.wrong(f"transcript {shown(transcript)}, queries {shown(queries)}", "a text and a list of questions")
@@ -154,7 +155,7 @@ def read_document(line: TraceLine) -> Iterator[ChatLine]:
 
 
 def turns_in_order(chats: Sequence[ChatLine], options: TraceOptions) -> list[TurnAt]:
-    """The requests in order of time, as many as are wanted. Raises TraceError."""
+    """Return the requests in order of time, at most `options.limit`. Raises TraceError."""
     stamps = [item.stamp for item in chats if item.stamp is not None]
     if stamps and len(stamps) < len(chats):
         other = next(item for item in chats if (item.stamp is None) == (chats[0].stamp is not None))
@@ -171,7 +172,7 @@ def turns_in_order(chats: Sequence[ChatLine], options: TraceOptions) -> list[Tur
 
 
 def begun(chats: Sequence[ChatLine], options: TraceOptions) -> list[float]:
-    """Made-up times of the first turn of each: threads begin at random."""
+    """Make up the times of the first turn of each chat: threads begin at random, their lines follow each other."""
     rng = drawn(options.seed, "conversations")
     free: dict[str, float] = {}  # by thread, when its next turn is due
     found = []
@@ -188,7 +189,7 @@ def begun(chats: Sequence[ChatLine], options: TraceOptions) -> list[float]:
 def requests_of(
     chats: Sequence[ChatLine], turns: Sequence[TurnAt], prefixes: Prefixes, options: TraceOptions
 ) -> list[TraceRequest]:
-    """The requests in the order of `turns`, tokenized in the order of the file. Raises TraceError."""
+    """Return the requests in the order of `turns`. They are tokenized in the order of the file. Raises TraceError."""
     wanted: dict[int, list[int]] = {}
     for place, request in enumerate(turns):
         wanted.setdefault(request.chat, []).append(place)

@@ -1,10 +1,10 @@
-"""The lines of a trace file, the times on them, and what is wrong with one.
+"""Reads the lines of a trace file and the time stamps on them, and reports what is wrong with a line.
 
-Whatever bytes a file holds, gzipped or not, all that comes of a bad one is a TraceError that says «FILE:LINE: found …,
-expected …». A time stamp is a number or an ISO 8601 text. A number is seconds; from 1e11 on it can't be (the year
-5138), so it is taken for milliseconds since 1970. `stamp_unit_s` settles it otherwise. A trace starts at 0.
+Any bytes, gzipped or not, yield lines or a TraceError that says «FILE:LINE: found …, expected …». A time stamp is a
+number or an ISO 8601 text. Numbers are seconds, but from 1e11 on (the year 5138) they are taken for milliseconds since
+1970, unless `stamp_unit_s` gives the unit. The times of a trace start at 0.
 
-Bound: a line at a time in memory, at most `LINE_BYTES_MAX` of it.
+Bound: one line at a time in memory, of at most `LINE_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import orjson
 
 from ranvier_py.replay.traces.trace import TraceError
 
-LINE_BYTES_MAX = 64 << 20  # as long as the largest body a node takes; more is no line of a trace
-FOUND_CHARACTERS_MAX = 60  # of a wrong value in a message
-INTEGER_MAX = 2**62 - 1  # of anything counted in a file: leaves room for our own numbers above
+LINE_BYTES_MAX = 64 << 20  # the size of the largest body that a node accepts; a longer line is an error
+FOUND_CHARACTERS_MAX = 60  # characters of a wrong value that a message shows
+INTEGER_MAX = 2**62 - 1  # greatest number that a file may contain; leaves room for our own numbers above
 GZIP_MAGIC = b"\x1f\x8b"
 MILLISECONDS_FROM = 1e11
 STAMP_MAX = 1e19  # nanoseconds since 1970, and room
@@ -43,11 +43,11 @@ class TraceLine:
     fields: Mapping[str, Any]
 
     def wrong(self, found: str, expected: str) -> TraceError:
-        """What is wrong with this line."""
+        """Make the error for this line."""
         return TraceError(f"{self.file}:{self.number}: found {found}, expected {expected}")
 
     def integer(self, name: str, low: int = 0, high: int = INTEGER_MAX) -> int:
-        """A whole number from `low` to `high`. Raises TraceError."""
+        """Return the whole number under `name`, from `low` to `high`. Raises TraceError."""
         value = self.fields.get(name)
         if type(value) is not int or not low <= value <= high:
             limits = f"from {low} on" if high == INTEGER_MAX else f"from {low} to {high}"
@@ -55,7 +55,8 @@ class TraceLine:
         return value
 
     def text(self, *names: str) -> str:
-        """A text or a whole number under the first of `names` that is there; empty when none is. Raises TraceError."""
+        """Return the text or whole number, as text, under the first of `names` that is there; "" if none is. Raises
+        TraceError."""
         for name in names:
             value = self.fields.get(name)
             if value is None:
@@ -68,7 +69,7 @@ class TraceLine:
         return ""
 
     def stamp_s(self, name: str, unit_s: float | None) -> float:
-        """The time stamp under `name`, in seconds since whenever. Raises TraceError."""
+        """Return the time stamp under `name`, in seconds since an unknown moment. Raises TraceError."""
         value: Any = self.fields.get(name)
         try:
             if type(value) is str:
@@ -81,7 +82,7 @@ class TraceLine:
 
 
 def shown(value: object) -> str:
-    """A wrong value, short enough for a message."""
+    """Return a wrong value as text, short enough for a message."""
     if value is None:
         return "missing or null"
     try:
@@ -92,7 +93,7 @@ def shown(value: object) -> str:
 
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number, bytes) of each line that is not blank, from 1 on. Raises TraceError."""
+    """Yield (number, bytes) of each line that is not blank, numbered from 1 on. Raises TraceError."""
     number = 0
     try:
         with path.open("rb") as plain:
@@ -115,7 +116,7 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def json_line(path: Path, number: int, data: bytes) -> TraceLine:
-    """The object on one line. Raises TraceError."""
+    """Parse the JSON object on one line. Raises TraceError."""
     try:
         fields = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -126,13 +127,13 @@ def json_line(path: Path, number: int, data: bytes) -> TraceLine:
 
 
 def json_lines(path: Path) -> Iterator[TraceLine]:
-    """The objects of a file with one on each line. Raises TraceError."""
+    """Yield the objects of a file that has one JSON object on each line. Raises TraceError."""
     for number, data in raw_lines(path):
         yield json_line(path, number, data)
 
 
 def first_line(path: Path) -> tuple[int, bytes]:
-    """The first line that is not blank. Raises TraceError when there is none."""
+    """Return the first line that is not blank, with its number. Raises TraceError if there is none."""
     for found in raw_lines(path):
         return found
     raise nothing_in(path)
@@ -143,7 +144,7 @@ def nothing_in(path: Path) -> TraceError:
 
 
 def name_of(path: Path) -> str:
-    """What a trace is called: its file's name without what only says how it is stored."""
+    """Return a trace's name: its file's name without `.gz` and without its last suffix."""
     name = path.name.removesuffix(".gz")
     return name.rpartition(".")[0] or name
 
@@ -152,22 +153,22 @@ def name_of(path: Path) -> str:
 
 
 def drawn(seed: int, what: str) -> Random:
-    """The source of everything drawn for one purpose."""
+    """Return the source of random numbers for one purpose."""
     return Random(f"{seed}/{what}")  # noqa: S311  # times of a replay are no secrets
 
 
 def from_start(stamps: Sequence[float]) -> list[float]:
-    """The same times, the earliest of them 0."""
+    """Return the stamps shifted so that the earliest is 0."""
     first = min(stamps, default=0.0)
     return [stamp - first for stamp in stamps]
 
 
 def spread(times: Sequence[float], step_s: float, seed: int) -> list[float]:
-    """Each time at random within the step that begins at it: stamps that were rounded down would seem to be bursts."""
+    """Move each time to a random moment of the step that begins at it. Rounded-down stamps would look like bursts."""
     rng = drawn(seed, "arrivals")
     return [at + rng.uniform(0.0, step_s) for at in times] if step_s > 0 else list(times)
 
 
 def repeated(stamps: Sequence[float]) -> bool:
-    """Whether there are so few distinct stamps that they must have been rounded."""
+    """Whether at most half of the stamps are distinct, so that they must have been rounded."""
     return 2 * len(set(stamps)) <= len(stamps)

@@ -1,4 +1,4 @@
-"""Opening a trace: which format is this file, what is made of it, and whose times it has.
+"""Opens a trace file: recognizes its format by the first line, loads it, and gives it arrival times if asked to.
 
 | first line | format |
 |---|---|
@@ -9,12 +9,12 @@
 | an object with `ranvier_recording` | recording: what `ranvier serve --record` wrote |
 | `TIMESTAMP,ContextTokens,GeneratedTokens` | no trace: arrivals for another one (option `arrivals`) |
 
-Gzipped files are read as they are, whatever they are called. Arrivals are Azure's CSV:
+Gzipped files are recognized by their content, whatever their names. Arrivals are Azure's CSV:
 
     TIMESTAMP,ContextTokens,GeneratedTokens
     2023-11-16 18:15:46.6805900,374,44
 
-Only the times are used; the lengths are checked to be numbers, because a file in which they are none is another one.
+Only the times are used. The lengths must be numbers, since a file in which they are none is of another kind.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ MARKS: tuple[tuple[Format, tuple[str, ...]], ...] = (
     ("recording", (MARK,)),
     ("sessions", ("block_size", "requests")),
 )
-"""Members that an object of a format has all of."""
+"""Formats in the order in which they are tried, each with the members that its first line must all have."""
 
 ARRIVALS = b"TIMESTAMP,ContextTokens,GeneratedTokens"
 EXPECTED = "a line like 2023-11-16 18:15:46.6805900,374,44"
-DECIMALS = len(".123456")  # of a second that Python reads; the file has one more
+DECIMALS = len(".123456")  # characters of a second's fraction that Python reads; the file has one digit more
 
 
 def open_trace(path: Path, options: TraceOptions | None = None) -> Trace:
-    """The requests of a file, in order of time. Raises TraceError."""
+    """Return the requests of a file, in order of time. Raises TraceError."""
     options = options or TraceOptions()
     trace = LOADERS[options.format or format_of(path)](path, options)
     if options.arrivals is None:
@@ -64,7 +64,7 @@ def open_trace(path: Path, options: TraceOptions | None = None) -> Trace:
 
 
 def format_of(path: Path) -> str:
-    """The format of a file, by its first line. Raises TraceError."""
+    """Return the format of a file, by its first line. Raises TraceError."""
     number, data = first_line(path)
     if data.strip() == ARRIVALS:
         raise TraceError(f"{path}: found arrivals without prompts, expected a trace (they can lend it their times)")
@@ -81,7 +81,7 @@ def format_of(path: Path) -> str:
 
 
 def read_arrivals(path: Path) -> list[float]:
-    """Seconds since the first arrival, ascending. Raises TraceError."""
+    """Return the arrivals in seconds since the first one, ascending. Raises TraceError."""
     number, header = first_line(path)
     if header.strip() != ARRIVALS:
         raise TraceError(f"{path}:{number}: found {shown(header)}, expected {ARRIVALS.decode()}")
@@ -92,7 +92,7 @@ def read_arrivals(path: Path) -> list[float]:
 
 
 def read_time(path: Path, number: int, data: bytes) -> float:
-    """The time on one line, in seconds since 1970. Raises TraceError."""
+    """Return the time on one line, in seconds since 1970. Raises TraceError."""
     try:
         stamp, prompt, answer = data.decode().strip().split(",")
         int(prompt), int(answer)
@@ -103,9 +103,9 @@ def read_time(path: Path, number: int, data: bytes) -> float:
 
 
 def lend(trace: Trace, arrivals: Sequence[float]) -> Trace:
-    """The trace with these times, the n-th request at the n-th of them.
+    """Return the trace with these arrivals: the n-th request gets the n-th time.
 
-    Where the trace is longer the times begin again, one mean gap after the last of them.
+    If there are fewer times than requests, they begin again, one mean gap after the last.
     """
     span = arrivals[-1]
     period = span + (span / (len(arrivals) - 1) if len(arrivals) > 1 and span > 0 else 1.0)

@@ -1,7 +1,7 @@
-"""A trace, whatever file it came from; what a user may say about that file; and what was wrong with one.
+"""The values of traces of every format: a trace and its requests, the options for reading a file, and TraceError.
 
-A trace knows no text: only the *chains* that a node makes of prompts, and the names of the blocks that an engine would
-cache. Equal prefix keys, and equal blocks, mean an equal prefix up to there.
+A trace has no text, only the prefix chains that a node would make of its prompts, and the names of the blocks that an
+engine would cache. Two equal prefix keys, or two equal block names, mean an equal prefix up to there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Lines = Literal["auto", "dialogues", "requests"]
 
 
 class Depth(NamedTuple):
-    """A prefix key as a trace has it: `tokens` from the start, and the one name of that prefix."""
+    """A prefix key of a trace: `tokens` from the start, and the one name of that prefix."""
 
     tokens: int
     fingerprint: Fingerprint
@@ -26,13 +26,13 @@ class Depth(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceRequest:
-    """What came when, how long it was, and what it shares with others.
+    """One request: when it arrives, how long it is, and which prefixes it shares with others.
 
-    `chain` are ascending depths of prompt and answer together: every boundary and anchor a node would know, whole
-    blocks only. Those up to `prompt_tokens` are known when the request comes, the others when it has been answered.
-    `ends` are the indices in `chain` at which a message ends (the first of them is the request's home).
-    `blocks` name the whole blocks of prompt and answer, `block_tokens` long, chained: an engine's cache knows them so.
-    `opening` is what Continuum's ring hashes where the trace has text (core/routing/placement/chwbl.py), else empty.
+    `chain` has the ascending prefix keys of prompt and answer together: every boundary and anchor that a node would
+    know, at ends of whole blocks only. Those up to `prompt_tokens` are known on arrival, the others after the answer.
+    `ends` are the indices in `chain` at which a message ends; the first of them determines the request's home.
+    `blocks` are the chained names, as in an engine's cache, of prompt and answer's whole blocks of `block_tokens`.
+    `opening` is what Continuum's ring hashes (core/routing/placement/chwbl.py); empty if the trace has no text.
     """
 
     at: float  # seconds since the start of the trace
@@ -49,7 +49,7 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of time. `timed` is False when the times are ours and not the file's."""
+    """Requests in order of time. `timed` is False if the times were made up and are not the file's."""
 
     name: str
     requests: Sequence[TraceRequest]
@@ -58,20 +58,20 @@ class Trace:
 
 
 class TraceError(Exception):
-    """A file that is no trace, or a line of it that is none. The message names file, line, and what was expected."""
+    """A file or a line of it is not a trace. The message names the file, the line, and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What a user may say about a file; each loader reads what concerns it, and the defaults fit the files they are
-    named after."""
+    """Options for reading a file. Each loader reads those that concern it; the defaults fit the formats that the comments
+    name."""
 
     format: Format = ""  # empty: recognized by the first line
-    limit: int = 0  # only so many requests, the first in order of time; 0: all
-    seed: int = 1  # of every time that is drawn
-    arrivals: Path | None = None  # a CSV that lends its times
-    arrivals_replace: bool = False  # also to a trace that has its own
-    stamp_unit_s: float | None = None  # what a time stamp of 1 is worth; None: the format's own
+    limit: int = 0  # read only so many requests, the first in order of time; 0: all
+    seed: int = 1  # for all drawn times
+    arrivals: Path | None = None  # a CSV file whose times the trace gets
+    arrivals_replace: bool = False  # give them also to a trace with times of its own
+    stamp_unit_s: float | None = None  # seconds per unit of a time stamp; None: the format's own
     spread_s: float | None = (
         None  # stamps were rounded down to such steps; None: 3 s for Mooncake's that repeat, else 0
     )
@@ -80,6 +80,6 @@ class TraceOptions:
     tokenizer: str = "embedded"  # chats: a directory, a hub id or "embedded"
     chat_template: str | None = None  # chats: a template's text or file
     lines: Lines = "auto"  # chats: what a line is
-    window_s: float = 600.0  # chats, sessions: conversations without times begin at random within this
+    window_s: float = 600.0  # chats, sessions: conversations without times begin at random within this time
     turn_s: float = 5.0  # from one turn of a conversation without times to the next
-    answer_tokens: int = 128  # of an answer that the file does not have: the median of Azure's conversations of 2023
+    answer_tokens: int = 128  # length of answers that the file does not have: the median of Azure's 2023 conversations
