@@ -1,14 +1,14 @@
-"""How much of what agents send again is found again: recorded shapes through 1 and 4 nodes, and through smg.
+"""How much of what agents send repeatedly is reused? Recorded shapes run through 1 and 4 nodes, and through smg.
 
     python -m benchmarks.clients [--shape codex …] [--nodes 1 4] [--peers-dir DIR] [--only ranvier_py smg mended]
 
-Three engines in this process forget nothing, so how much of each prompt one of them held when it came is known: more
-than that no router could have found. A turn is consecutive that repeats at least half of an earlier prompt of its task;
-it reached a holder if no engine held a block more. Each request goes to the next router in turn. smg is installed in an
-environment of its own, and left out where that fails; 4 of its gateways share by its mesh.
+Three engines in this process evict nothing. So it is known how much of each prompt one of them held when the request
+came, which is the most that a router could have found. A turn is consecutive if it repeats at least half of an earlier
+prompt of its task; it reached a holder if no other engine held a block more. Requests go to the routers in turn. smg is
+installed in an environment of its own, and left out if that fails; 4 of its gateways share by its mesh.
 
-`mended`: a recorded agent that breaks its prefixes as another one was seen to, through our nodes: as recorded, broken,
-and broken with the rule on that mends it. `--only mended` measures this alone, and leaves the rest of the file.
+`mended`: a recorded agent is made to break its prefixes as another agent was seen to do, and runs through our nodes: as
+recorded, broken, and broken with the mending rule on. `--only mended` measures only that part of the file.
 """
 
 from __future__ import annotations
@@ -39,38 +39,38 @@ from ranvier_py.io.tokenizer import EMBEDDED
 
 ENGINES = 3
 PREFILL_TOKENS_PER_S = 20_000
-CONTROL_SHARE = 0.01  # the least there is
+CONTROL_SHARE = 0.01  # the least that the option allows
 GOALS = {"reached": 0.99, "lost": 0.01}
 MENDED_GOAL = 0.01
-"""Share of all tokens that a mended agent may compute more than one that breaks nothing."""
+"""How much more a mended agent may compute than one that breaks nothing, as a share of all tokens."""
 
 SETTLE_S = 5.0
-"""Between the last router's start and the first request: until nodes know each other, and gateways their engines."""
+"""Wait between the routers' start and the first request, until nodes know each other and gateways their engines."""
 
 KEY = sha256(b"the benchmark of clients").hexdigest()
-"""The cluster's: the same sessions are left alone by rules in each run."""
+"""The cluster's key. It is fixed so that in each run the rules leave the same sessions alone."""
 
 
 def nodes(stack: ExitStack, engines: Sequence[str], count: int, rules: Sequence[str] = ()) -> list[str]:
-    """So many nodes of one cluster with these client rules; their URLs."""
+    """Start `count` nodes of one cluster with these client rules. Returns their URLs."""
     flags = [word for rule in rules for word in ("--client-rules", rule)]
     flags += ["--client-rule-control-share", str(CONTROL_SHARE)]
     return [target.url for target in stack.enter_context(peers(engines, count, KEY, *flags))]
 
 
 def gateways(bin_dir: Path, stack: ExitStack, engines: Sequence[str], count: int) -> list[str]:
-    """So many gateways of smg, each but the first joined to it."""
+    """Start `count` gateways of smg; all but the first join the first one's mesh. Returns their URLs."""
     meshes = [f"127.0.0.1:{free_port()}" for _ in range(count)]
     mine = [mesh_flags(number, own, meshes[0]) if count > 1 else [] for number, own in enumerate(meshes)]
     return [stack.enter_context(peer_router(SMG, bin_dir, engines, *flags)).url for flags in mine]
 
 
 Start = Callable[[ExitStack, Sequence[str]], list[str]]
-"""Starts routers before these engines; their URLs."""
+"""Starts routers for these engines. Returns the routers' URLs."""
 
 
 async def routed(start: Start, requests: Sequence[AgentRequest]) -> Reuse | str:
-    """What came of these requests through new routers at empty engines, or why they were refused."""
+    """Send the requests through new routers to empty engines. Returns what was reused, or why they were refused."""
     with ExitStack() as stack:
         async with trio.open_nursery() as nursery:
             fleet = EngineFleet(ENGINES, tokenizer=str(EMBEDDED), prefill_tokens_per_s=PREFILL_TOKENS_PER_S)
@@ -87,7 +87,7 @@ async def routed(start: Start, requests: Sequence[AgentRequest]) -> Reuse | str:
 
 
 def measured(router: str, count: int, shapes: Sequence[str], bin_dir: Path | None) -> Iterable[dict[str, Any]]:
-    """A row for each shape."""
+    """Measure each shape, and yield a row for it. `bin_dir`: of smg; None: our nodes."""
     make = nodes if bin_dir is None else partial(gateways, bin_dir)
     for shape in shapes:
         row: dict[str, Any] = {"shape": shape, "router": router, "nodes": count}
@@ -106,7 +106,9 @@ def measured(router: str, count: int, shapes: Sequence[str], bin_dir: Path | Non
 
 
 class Breaker(NamedTuple):
-    """What an agent does to its prefixes, the rule that mends it, and shapes to show it on."""
+    """How an agent breaks its prefixes, the rule that mends it, and the shapes to run with it.
+
+    `broken` and `clean` change a body, given the request's number; `clean` is for the run without the break."""
 
     name: str
     rule: str
@@ -116,13 +118,13 @@ class Breaker(NamedTuple):
 
 
 def nonce_first(body: dict[str, Any], number: int) -> None:
-    """The billing block of Claude Code 2.1.161."""
+    """Put the billing block of Claude Code 2.1.161 first."""
     line = f"x-anthropic-billing-header: cc_version=2.1.161.abc; cc_entrypoint=cli; cch={7919 * number:05x};"
     body["system"] = [{"type": "text", "text": line}, *body["system"]]
 
 
 def line_first(body: dict[str, Any], number: int) -> None:
-    """The same where a gateway made one text of the blocks."""
+    """Put that billing line first, as if a gateway had joined the blocks to one text."""
     put_first(body, f"x-anthropic-billing-header: cc_version=2.1.161.abc; cch={7919 * number:05x};\n")
 
 
@@ -135,7 +137,7 @@ def day_first(body: dict[str, Any], number: int) -> None:  # noqa: ARG001  # as 
 
 
 def put_first(body: dict[str, Any], text: str) -> None:
-    """Before the system prompt of a chat, or of responses."""
+    """Put a text before the first message of a chat, or the first item of responses."""
     first = (body.get("messages") or body["input"])[0]
     if isinstance(first["content"], str):
         first["content"] = text + first["content"]
@@ -156,7 +158,7 @@ BREAKERS = (
 
 
 def breaking(requests: Sequence[AgentRequest], change: Callable[[dict[str, Any], int], None]) -> list[AgentRequest]:
-    """The requests with their bodies changed, those with its nonce by the name of Claude Code: of others no rule is."""
+    """Return the requests with changed bodies. With its nonce they name Claude Code as client: the rule is for it alone."""
     found = []
     for number, request in enumerate(requests):
         body = json.loads(request.body)
@@ -169,7 +171,7 @@ def breaking(requests: Sequence[AgentRequest], change: Callable[[dict[str, Any],
 
 
 def mended_part(counts: Sequence[int], shapes: Sequence[str]) -> dict[str, Any]:
-    """The share of all prompt tokens that engines reused: without a breaker, with it, and with its rule on."""
+    """Measure the share of prompt tokens that engines reused: without a breaker, with it, and with its rule on."""
     rows = []
     for count in counts:
         for breaker, shape in [(each, shape) for each in BREAKERS for shape in each.shapes if shape in shapes]:
@@ -198,7 +200,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 also where smg can't be had: that is said and skipped."""
+    """Run the benchmark. Returns 0 even if smg cannot be installed: it is then skipped with a message."""
     arguments = parse(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"  # smg would ask the hub for a tokenizer
     if arguments.only == ["mended"]:

@@ -1,13 +1,13 @@
-"""How fast route updates spread in a simulated cluster of the real core, and what that costs.
+"""How fast do route updates spread in a simulated cluster of the real core, and what does that cost?
 
     python -m benchmarks.convergence [--nodes 3,10,30,100,1000] [--loss 0,10,30] [--seconds 30] [--seed 1] [--formed]
 
-For each size and loss: route updates of chats under way while the network loses so much of its datagrams (streams are
-slowed instead), then one node killed. `learned` counts each (route update, node) from the first token to being usable;
-`everywhere` each route update to its last node; `noticed` from the kill to the first and to the last node that says so.
-`route_bytes_per_turn_and_peer` falls with the rate, since route updates share packets, so ten nodes have a run with
-BUSY_TURNS_PER_S at each. From CROWD nodes on there are fewer chats and losses and no idle run. With `--formed` the
-nodes know each other from the start. `--keep` keeps what the file says of other runs; each row has its own commit.
+For each number of nodes and loss rate, chats run while the network loses that share of its datagrams (streams are
+slowed instead), and one node is killed half-way. `learned` is the time from the first token until a node can use the
+route update, for each (update, node); `everywhere` until the last node can; `noticed` from the kill until the first and
+until the last node reports it. `route_bytes_per_turn_and_peer` falls with the rate, since route updates share packets,
+so ten nodes also have a run with BUSY_TURNS_PER_S at each. From CROWD nodes on there are fewer chats and losses, and no
+idle run. With `--formed` the nodes know each other from the start. `--keep` keeps the file's rows of other runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUSY_NODES, BUSY_TURNS_PER_S = 10, 16
 CROWD = 1000
 CROWD_CHATS_PER_S = 0.5
 CROWD_LOSS_MAX = 0.1
-"""Beyond, the links of a crowd say what those of 100 nodes say, for ten times the time."""
+"""With greater loss, CROWD nodes show the same as 100 nodes and take ten times as long."""
 
 KEPT = (
     "packets", "learned_t50_s", "learned_t99_s", "learned_t100_s", "everywhere_t50_s", "everywhere_t99_s",
@@ -40,7 +40,7 @@ KEPT = (
 
 
 def scenario_of(nodes: int, loss: float, seconds: float, chats_per_s: float, *, formed: bool = False) -> Scenario:
-    """A cluster that forms well, or has done so, then loses packets to the end, and a node half-way."""
+    """Return a scenario: a cluster forms (or is `formed`), then loses packets until the end, and half-way one node."""
     quiet_s = min(10.0, seconds / 4)
     steps = []
     if loss:
@@ -74,7 +74,7 @@ class Cell(NamedTuple):
 def measured(cell: Cell) -> dict[str, Any]:
     nodes, loss, seconds, seed, chats_per_s, formed, code = cell
     began = time.perf_counter()
-    gc.disable()  # as the simulator's own command: nothing here makes cycles
+    gc.disable()  # as the simulator's own command does: nothing here makes reference cycles
     result = simulate(scenario_of(nodes, loss, seconds, chats_per_s, formed=formed), seed, SimNodes())
     wall_s = time.perf_counter() - began
     assert result.violation is None, f"{nodes} nodes, loss {loss}: {result.violation}"
@@ -85,7 +85,7 @@ def measured(cell: Cell) -> dict[str, Any]:
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
-    """All runs that were asked for, of the code as it is now."""
+    """Yield all runs that were asked for, each with the present commit."""
     code, formed = commit(), options.formed
     losses = [float(percent) / 100 for percent in options.loss.split(",")]
     for nodes in map(int, options.nodes.split(",")):
@@ -104,7 +104,7 @@ def key(row: dict[str, Any]) -> tuple[int, float, float, bool]:
 
 
 def kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The file's rows that none of these replaces, each with its commit."""
+    """Return the rows of the present file that none of these replaces, each with its commit."""
     replaced = {key(row) for row in rows}
     before = json.loads((RESULTS / "convergence.json").read_text())
     origin = {"virtual_s": before["settings"]["virtual_s"], "commit": before["commit"]}

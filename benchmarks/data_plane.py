@@ -1,12 +1,12 @@
-"""How fast a request gets through: this node, the Rust routers, and no router at all.
+"""How fast does a request get through: with this node, with the Rust routers, and without a router?
 
     python -m benchmarks.data_plane [--rounds 3] [--seconds 3] [--tokenizer embedded] [--peers-dir DIR] [--only NAME …]
 
-Two stub engines, each router with both as its backends, and `wrk` as load. In each round every target takes its turn at
-every case, so that what else the machine does hits all alike. The medians over the rounds and their ratios to this
-node are the result. All log at level info, into files. Processor time is that of all processes of a target; that of its
-child processes (our tokenizer, our workers) stands beside it. The other routers are installed in environments of their
-own, and left out where that fails.
+Each router has the same two stub engines as backends, and `wrk` makes the load. In each round the targets take turns in
+every case, so that other work of the machine affects all alike. The result has the medians over the rounds, and their
+ratios to this node. All targets log at level info, into files. Processor time is that of all processes of a target; the
+part of its child processes (our tokenizer, our workers) is shown as well. The other routers are installed in
+environments of their own, and left out if that fails.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from benchmarks.harness.processes import (
 FIGURES = ("per_s", "p50_us", "p99_us", "processor_us", "children_us")
 
 WARM_UP_S = 3.0
-"""Long enough to tokenize 64 histories of 60 kB once, 1 MB/s being the tokenizer's speed beside the load."""
+"""Long enough to tokenize 64 histories of 60 kB once, at 1 MB/s, the tokenizer's speed under load."""
 
 NODE, DIRECT, WORKERS = "ranvier_py", "direct", "ranvier_py, 2 workers"
-"""Workers are two nodes that share the port: the Rust routers use both cores here, one node of ours one."""
+"""Two workers are two nodes that share the port. The Rust routers use both cores here; one node of ours uses one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Case:
     name: str
     connections: int
     history_bytes: int
-    manner: str = ""  # how engines write a stream: at_once, in single writes, in steps; "" is no stream
+    manner: str = ""  # how engines write a stream (at_once, writes, steps); "": no stream
 
 
 CASES = (
@@ -64,7 +64,7 @@ CASES = (
 
 API_PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 API_BYTES = (3_000, 60_000)
-API_ROUNDS = 2  # of each round: differences of some µs are looked for
+API_ROUNDS = 2  # runs per round: the differences that matter are a few µs
 
 
 def run_of(target: Target, case: Case, seconds: float) -> dict[str, float]:
@@ -72,15 +72,15 @@ def run_of(target: Target, case: Case, seconds: float) -> dict[str, float]:
 
 
 def set_manner(engine_urls: Sequence[str], case: Case) -> None:
-    """Have the engines stream as the case wants it: over their own port, for not every router passes fields on."""
+    """Tell the engines how to stream in this case, directly: not every router passes such a field on."""
     for url in engine_urls:
         wait_for_answer(f"{url}/manner/{case.manner or 'at_once'}")
 
 
 def measure(targets: Mapping[str, Target], engine_urls: list[str], rounds: int, seconds: float) -> dict[str, Any]:
-    """By case and target: medians over the rounds, and all of them."""
+    """Return, by case and target, the medians over the rounds, and the throughput of every round."""
     runs: dict[str, dict[str, list[dict[str, float]]]] = {case.name: {name: [] for name in targets} for case in CASES}
-    for case in CASES:  # nobody is measured cold: each target has met the histories of each case
+    for case in CASES:  # warm-up: each target has seen the histories of each case before it is measured
         set_manner(engine_urls, case)
         for target in targets.values():
             run_of(target, case, WARM_UP_S)
@@ -104,9 +104,9 @@ def summed(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 def measure_apis(urls: list[str], tokenizer: str | Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """What a request costs a node by each API, in µs of processor time: medians, and their ratios to a chat's.
+    """Return the processor time in µs that a request costs a node by each API: medians, and ratios to a chat's.
 
-    Each API has a node of its own: what one of them learns off the path would be counted for the next.
+    Each API has its own node: otherwise what one API's node learns later would be counted for the next API.
     """
     found: dict[str, Any] = {}
     for size in API_BYTES:
@@ -129,7 +129,7 @@ def measure_apis(urls: list[str], tokenizer: str | Path, rounds: int, seconds: f
 
 
 def compared(cases: Mapping[str, Any]) -> dict[str, Any]:
-    """This node against each peer: throughput as a ratio (above 1 is faster), added latency in µs side by side."""
+    """Compare this node with each other target: ratios of throughput (above 1: faster), and added latencies in µs."""
     found: dict[str, Any] = {}
     for case, by_name in cases.items():
         if NODE in by_name:
@@ -149,7 +149,7 @@ def compared(cases: Mapping[str, Any]) -> dict[str, Any]:
 def start_targets(
     stack: ExitStack, urls: list[str], arguments: argparse.Namespace
 ) -> tuple[dict[str, Target], dict[str, str]]:
-    """What is compared, and what could not be had with why."""
+    """Start what is compared. Returns the targets, and why others were left out."""
     targets, left_out = {DIRECT: Target(urls[0])}, {}
     workers = ("--workers", "2", "--gossip", f"127.0.0.1:{free_port(2)}")
     for name, more in ((NODE, ()), (WORKERS, workers)):

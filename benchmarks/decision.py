@@ -1,16 +1,16 @@
-"""How long does a decision take among a million routes, and the bookkeeping of a request; how much memory is a route?
+"""How long do a decision among a million routes and a request's bookkeeping take, and how much memory has a route?
 
     python -m benchmarks.decision [--routes 1000000] [--rounds 2000] [--seed 1]
 
-The mix: chats of 20 messages and 10,000 tokens, in blocks of 16: about 20 boundaries, each with both fingerprints,
-and about 40 anchors. Every chat starts with one of 200 system prompts, each held by up to 16 of 64 backends.
-Microseconds of single calls of a Router with policy affinity and uneven loads, the garbage collector off:
+The traffic is chats of 20 messages and 10,000 tokens, in blocks of 16: about 20 boundaries, each with both
+fingerprints, and about 40 anchors. Each chat starts with one of 200 system prompts, held by up to 16 of 64 backends.
+Figures are microseconds of single calls of a Router with policy affinity and uneven loads, without garbage collection:
 
 - `decide_…`: `find` and `place`, from the chain of a prompt to its placement. Goals: p50 50 us, p99 150 us;
 - `attempt_…`: `start_attempt`, `first_token` and `finish_attempt`: all the bookkeeping of a request that succeeds;
-- `read_…`: the body of a chat of 20 messages, on first contact, or with all but its last two messages known; the latter
-  also by the other APIs, whose clients move marks or number their items;
-- `watch_…`: off the path, what such a turn costs who looks for clients that break their prefixes. Goal: p50 30 us.
+- `read_…`: reads the body of a chat of 20 messages, on first contact, or when all but its last two messages are known;
+  the latter also by the other APIs, whose clients move marks or number their items;
+- `watch_…`: off the path, examines such a turn for clients that break their prefixes. Goal: p50 30 us.
 """
 
 from __future__ import annotations
@@ -52,61 +52,61 @@ CHAT_TOKENS = 10_000
 GENERATION = 1
 
 CHATS_PER_S = 20.0
-"""How fast the filled chats are spread over time: 1 M routes are then about 15 minutes of traffic, within the TTL."""
+"""Chats per second while the table is filled: 1 M routes are then about 15 minutes of traffic, within the TTL."""
 
-LOAD_MAX = 5  # uneven enough that holders are told apart, even enough that none is too busy
-ATTEMPTS = 2 * BACKENDS  # running while others are decided
-DOCUMENT_TOKENS = 8_000  # of a prompt's 10,000: a shared prefix that is worth following
+LOAD_MAX = 5  # uneven enough to distinguish holders, even enough that none is too busy
+ATTEMPTS = 2 * BACKENDS  # attempts in flight while decisions are measured
+DOCUMENT_TOKENS = 8_000  # a shared prefix that is worth following, of a prompt's 10,000 tokens
 BODY_BYTES = (3_000, 60_000)
 GOALS = {"decide_p50_us": 50, "decide_p99_us": 150, "watch_p50_us": 30}
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One chat: its stops, deepest first, and the backend that serves it."""
+    """One chat: its prefix keys, deepest first, and the backend that serves it."""
 
     chain: Sequence[PrefixKey]
     backend: BackendId
 
 
 class Chats:
-    """Makes chats of one mix, by a seed. Fingerprints are random: they are that by construction."""
+    """Makes chats from a seed. Their fingerprints are random numbers, as good as real ones."""
 
     def __init__(self, seed: int) -> None:
         self._rng = Random(seed)
         self._systems = [self._extend([], self._rng.randint(500, 1500)) for _ in range(SYSTEM_PROMPTS)]
 
     def new(self) -> Chat:
-        """A chat of MESSAGES messages that starts with one of the system prompts."""
+        """Return a chat of MESSAGES messages that starts with one of the system prompts."""
         rng = self._rng
         number = rng.randrange(SYSTEM_PROMPTS)
         chain = self.branch(self._systems[number])
         return Chat(chain, BackendId((number + rng.randrange(HOLDERS_PER_SYSTEM_PROMPT)) % BACKENDS))
 
     def prefix(self, tokens: int) -> Sequence[PrefixKey]:
-        """A first message of so many tokens."""
+        """Return the chain of a first message of so many tokens."""
         return self._extend([], tokens)
 
     def branch(self, chain: Sequence[PrefixKey]) -> Sequence[PrefixKey]:
-        """A chat of MESSAGES messages and CHAT_TOKENS tokens behind a first one."""
+        """Return the chain of a chat of MESSAGES messages and about CHAT_TOKENS tokens whose first message is given."""
         mean = (CHAT_TOKENS - chain[0][0]) / (MESSAGES - 1)
         for _ in range(MESSAGES - 1):
             chain = self._extend(chain, int(self._rng.uniform(0.2, 1.8) * mean))
         return chain
 
     def next_turn(self, chat: Chat) -> Chat:
-        """The same chat with an answer and a question more, of 300 tokens each."""
+        """Return the chat with one more answer and question, of 300 tokens each."""
         return Chat(self._extend(self._extend(chat.chain, 300), 300), chat.backend)
 
     def stranger(self) -> Chat:
-        """A chat that shares nothing with any other."""
+        """Return a chat that shares nothing with any other."""
         chain: Sequence[PrefixKey] = []
         for _ in range(MESSAGES):
             chain = self._extend(chain, CHAT_TOKENS // MESSAGES)
         return Chat(chain, BackendId(0))
 
     def _extend(self, chain: Sequence[PrefixKey], tokens: int) -> Sequence[PrefixKey]:
-        """One message more. Depths are kept aligned: what a message is short of a block is not counted."""
+        """Return the chain with one more message, rounded down to whole blocks, but at least one."""
         low = chain[0][0] // BLOCK_TOKENS if chain else 0
         end = low + max(1, tokens // BLOCK_TOKENS)
         anchors = [(depth * BLOCK_TOKENS, self._fingerprint(), 0) for depth in anchors_between(low, end - 1)]
@@ -117,7 +117,7 @@ class Chats:
 
 
 def fill(table: RouteTable, chats: Chats, routes: int, now: float = 0.0) -> float:
-    """Learn chats, CHATS_PER_S of them, until the table has `routes` rows. Returns the time it is then."""
+    """Learn chats, CHATS_PER_S of them per second, until the table has `routes` rows. Returns the time at the end."""
     while len(table) < routes:
         learn(table, chats.new(), now)
         now += 1 / CHATS_PER_S
@@ -129,7 +129,7 @@ def learn(table: RouteTable, chat: Chat, now: float) -> int:
 
 
 def measure(prepare: Callable[[int], Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Microseconds of single calls: `prepare(i)` makes the i-th call, untimed."""
+    """Return the microseconds of single calls. `prepare(i)` returns the i-th call; its own time does not count."""
     times = []
     for number in range(rounds):
         call = prepare(number)
@@ -140,7 +140,7 @@ def measure(prepare: Callable[[int], Callable[[], object]], rounds: int) -> dict
 
 
 def memory_of_process() -> int:
-    """Resident bytes of this process (Linux)."""
+    """Return the resident bytes of this process (Linux)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -148,7 +148,7 @@ def memory_of_process() -> int:
 
 
 def measure_all(routes: int, rounds: int, seed: int) -> dict[str, Any]:
-    """Memory of a full route table, and the times of requests over it."""
+    """Measure the memory of a full route table, and the times of requests that use it."""
     chats = Chats(seed)
     table = RouteTable(capacity=routes)
     gc.collect()
@@ -178,7 +178,7 @@ def sizes_of(table: RouteTable, memory: int) -> dict[str, float]:
 
 
 def make_router(table: RouteTable, seed: int) -> Router:
-    """A Router over `table`, as the node makes it, with backends of uneven load."""
+    """Make a Router over `table`, as the node makes it, with backends of uneven load."""
     registry = Registry(BackendLimits())
     rng = Random(seed)
     for number in range(BACKENDS):
@@ -200,7 +200,7 @@ def make_router(table: RouteTable, seed: int) -> Router:
 
 
 def prompt_of(chain: Sequence[PrefixKey], new: int = 0) -> Prompt:
-    """The prompt of a chat, tokenized but for its last `new` messages, of which only the text is known."""
+    """Return the prompt of a chat. Its last `new` messages are not tokenized: only their text is known."""
     root = end = Boundary(None, Fingerprint(1), 0)
     messages = sum(text != 0 for _, _, text in chain)
     anchors: list[tuple[int, Fingerprint]] = []
@@ -220,14 +220,14 @@ def decide(router: Router, prompt: Prompt, now: float) -> Decision:
 
 
 def fly(router: Router, prompt: Prompt, found: PoolMatch, decision: Decision, now: float) -> None:
-    """All that is noted of a request that succeeds."""
+    """Do all the bookkeeping of a request that succeeds."""
     attempt = router.start_attempt(prompt, decision, now, b"", found)
     router.first_token(attempt, now)
     router.finish_attempt(attempt, Outcome.SUCCESS, now)
 
 
 def times_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float) -> dict[str, Any]:
-    """Microseconds of what a request costs in the core, by kind of prompt."""
+    """Return the microseconds that a request takes in the core, by kind of prompt."""
     router = make_router(table, rounds)
     for _ in range(ATTEMPTS):
         running = prompt_of(chats.stranger().chain)
@@ -254,7 +254,7 @@ def times_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float) 
 
 
 def prompts_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float) -> dict[str, list[Prompt]]:
-    """By kind: prompts whose chains are there, as they are when a request has been read."""
+    """Return prompts by kind. Their chains are complete, as after a request was read."""
     known = [chats.new() for _ in range(rounds)]
     for chat in known:
         learn(table, chat, now)
@@ -280,8 +280,8 @@ def prepare_attempt(
 
 
 def prepare_read(router: Router, size: int, new: int, path: bytes, number: int) -> Callable[[], object]:
-    """Reading a body of about `size` bytes that no other shares anything with; all but `new` messages were met before,
-    or none."""
+    """Return a call that reads a body of about `size` bytes that shares nothing with others; if `new` is not 0, all but
+    its last `new` messages were read before."""
     before, now = turns(size, new, path, number)
     if new:
         router.reader.remember(router.read(path, before))
@@ -289,7 +289,7 @@ def prepare_read(router: Router, size: int, new: int, path: bytes, number: int) 
 
 
 def prepare_watch(router: Router, watch: ClientWatch, size: int, number: int) -> Callable[[], object]:
-    """Looking at a turn of two messages more, as `node.client_parts` does."""
+    """Return a call that watches a turn of two new messages, as `node.client_parts` does."""
     before, now = turns(size, 2, CHAT_PATH, -1 - number)
     prompt = router.read(CHAT_PATH, before)
     watch.observe("", 0, orjson.loads(before), CHAT, prompt.tokens, prompt.end.text)
@@ -305,7 +305,7 @@ def prepare_watch(router: Router, watch: ClientWatch, size: int, number: int) ->
 
 
 def turns(size: int, new: int, path: bytes, number: int) -> tuple[bytes, bytes]:
-    """Bodies of a chat of about `size` bytes: without its last `new` messages, and whole."""
+    """Return two bodies of a chat of about `size` bytes: without its last `new` messages, and whole."""
     text = Random(f"{size}/{new}/{path!r}/{number}").randbytes(size // 2 // MESSAGES).hex()
     messages = [{"role": ("assistant", "user")[place % 2], "content": f"{place} {text}"} for place in range(MESSAGES)]
 
@@ -316,7 +316,7 @@ def turns(size: int, new: int, path: bytes, number: int) -> tuple[bytes, bytes]:
 
 
 def conversation(path: bytes, messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """These messages as clients of an API send them."""
+    """Return these messages in the form in which clients of an API send them."""
     if path == CHAT_PATH:
         return {"messages": messages}
     if path == MESSAGES_PATH:

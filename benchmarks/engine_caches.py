@@ -1,14 +1,14 @@
-"""What knowing the engines' caches is worth where they are too small: estimated, calibrated by answers, by events.
+"""What is knowledge of too small engine caches worth: estimated, calibrated by answers, or from events?
 
 `python -m benchmarks.engine_caches [--quick] [--workload qmsum]`
 
-Engines whose caches together hold 25, 50 or 100 % of the working set (all prefixes of the trace, each once), at LOAD of
-what such engines can bear (`CAPACITY`). Of each run: token hit rate as the engines count it; tokens believed to be
-cached where they were not, as a share of all prompt tokens (`wasted`), and the other way round (`unforeseen`); times to
-the first token. The ceiling is who sees into the engines: `oracle_greedy` (hits), `oracle_ttft` (times).
-Goals: calibration alone recovers at least half of what events would, in wasted prefill and in hit rate where there is
-something to recover; four nodes within a point of one, with events and without (the mean of some seeds: one seed of a
-few hundred requests moves by a point).
+The engines' caches together hold 25, 50 or 100 % of the working set (each prefix of the trace once), at LOAD times the
+capacity of such engines (`CAPACITY`). For each run: the token hit rate as the engines count it; tokens that were
+predicted to be cached and were not, as a share of all prompt tokens (`wasted`); tokens that were cached and not
+predicted (`unforeseen`); and times to the first token. Oracles are the bounds: `oracle_greedy` (hits), `oracle_ttft`
+(times). Goals: in wasted prefill and in hit rate, calibration alone recovers at least half of what events would, where
+there is something to recover; the hit rate of four nodes, as the mean of some seeds, is within a point of one node's,
+with events and without (one seed with a few hundred requests varies by a point).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from ranvier_py.replay.oracles import ORACLES
 from ranvier_py.replay.replay_plan import Plan
 
 SHARES = (0.25, 0.5, 1.0)
-"""Of the working set, in all caches together."""
+"""Sizes of all caches together, as shares of the working set."""
 
 POLICIES = {1: ("affinity", "ttft", "cache_aware"), 4: ("affinity", "ttft")}
-"""By nodes."""
+"""Policies to run, by number of nodes."""
 
 SHARES_OF_NODES = {1: SHARES, 4: SHARES[:1]}
-"""Four nodes take ten times as long: they are run where caches are smallest."""
+"""Cache sizes to run, by number of nodes. Four nodes take ten times as long, so they have only the smallest caches."""
 
 SEEDS_OF_NODES = {1: 1, 4: 3}
-"""What one node does depends on its seed in ties alone."""
+"""Seeds to run, by number of nodes. The seed of a single node decides only ties."""
 
 LOAD = 0.7
-"""Of the capacity: where queues matter and nothing saturates."""
+"""Share of the capacity at which queues matter and nothing saturates."""
 
 CAPACITY = {
     "mooncake": (1.61, 1.76, 1.76),
@@ -50,26 +50,26 @@ CAPACITY = {
     "chat_threads": (0.247, 0.504, 1.35),
     "shared_prefix_groups": (0.662, 1.08, 1.41),
 }
-"""By SHARES: speeds at which the p90 of `oracle_ttft` is four times that of idle engines, as in the policies benchmark.
-Small caches bear far less: they compute more, and have room for fewer requests at a time."""
+"""Speeds, for each of SHARES, at which the p90 of `oracle_ttft` is four times that of idle engines, as in the policies
+benchmark. Engines with small caches serve far less: they compute more, and hold fewer requests at a time."""
 
 ENGINES_OF = {"qmsum": 4}
-"""Where an eighth of the smallest cache would not hold the longest prompt; else ENGINES."""
+"""Numbers of engines where an eighth of the smallest cache would not hold the longest prompt; elsewhere ENGINES."""
 
 QUICK_REQUESTS = 300
 RECOVERED_GOAL = 0.5
 NODES_GOAL = 0.01
 WORTH = 0.005
-"""A difference between estimates and events below half a point is nothing to recover."""
+"""If events differ from estimates by less than half a point, there is nothing to recover."""
 
 ORACLE = "oracle"
 
 Row = Mapping[str, Any]
-"""Workload, share of the working set, nodes (0: nobody's, an oracle places), policy, knowledge, and `figures`."""
+"""Workload, share of the working set, nodes (0: an oracle), policy, knowledge, and `figures`."""
 
 
 def cases(workload: Workload, ready: Ready, share: float, seed: int) -> Iterator[tuple[str, Task]]:
-    """All runs of a workload at one size of cache, and what each knows."""
+    """Yield all runs of a workload with one cache size, each with the name of its knowledge."""
     engines = ENGINES_OF.get(workload.name, ENGINES)
     cache_tokens = cache_tokens_of(ready, share, engines)
     engine = replace(workload.engine, cache_tokens=cache_tokens, block_size=ready.summary.block_tokens)
@@ -86,7 +86,7 @@ def cases(workload: Workload, ready: Ready, share: float, seed: int) -> Iterator
 
 
 def cache_tokens_of(ready: Ready, share: float, engines: int = ENGINES) -> int:
-    """Of one engine, in whole blocks; never less than the longest request needs."""
+    """Return the cache of one engine, in whole blocks, for a share of the working set; at least the longest request."""
     block_tokens = ready.summary.block_tokens
     blocks = len({block for item in ready.items for block in item.request.blocks})
     longest = max(len(item.request.blocks) for item in ready.items) + 2
@@ -94,7 +94,7 @@ def cache_tokens_of(ready: Ready, share: float, engines: int = ENGINES) -> int:
 
 
 def figures(done: Done, block_tokens: int) -> dict[str, Any]:
-    """What came of a run, as it is written down; an oracle believes nothing."""
+    """Return a run's figures for the result file. An oracle has no wrong predictions."""
     result = done.result
     wasted, unforeseen = errors_of(done, block_tokens) if result.nodes else (0.0, 0.0)
     return {
@@ -108,8 +108,8 @@ def figures(done: Done, block_tokens: int) -> dict[str, Any]:
 
 
 def errors_of(done: Done, block_tokens: int) -> tuple[float, float]:
-    """Tokens believed and not found, and found and not believed, for each prompt token: request by request, of what a
-    cache can give at all (whole blocks, and not the one of the last prompt token)."""
+    """Return, per prompt token, the tokens predicted but not cached, and cached but not predicted, summed by request.
+    Of a prediction only what a cache can reuse counts: whole blocks without that of the last prompt token."""
     wasted = unforeseen = prompts = 0
     for line in done.lines.splitlines():
         row = json.loads(line)
@@ -130,7 +130,7 @@ def cell_of(row: Row) -> tuple[str, float, int, str]:
 
 
 def recovered(rows: Sequence[Row], measure: str) -> dict[str, Any]:
-    """How much of the distance between estimates and events calibration covers, where it is worth a word."""
+    """Return how much of the difference between estimates and events calibration recovers, if it is at least WORTH."""
     by_cell = {(cell_of(row), row["knowledge"]): row[measure] for row in rows}
     shares, lost = {}, {}
     for cell in dict.fromkeys(cell_of(row) for row in rows if row["nodes"]):
@@ -153,7 +153,7 @@ def recovered(rows: Sequence[Row], measure: str) -> dict[str, Any]:
 
 
 def four_as_one(rows: Sequence[Row], *knowledge: str) -> dict[str, Any]:
-    """Hit rates of four nodes that know so much of the engines, against one."""
+    """Compare the hit rates of four nodes with those of one node with the same kind of `knowledge`."""
     rates = {(*cell_of(row), row["knowledge"]): row["hit_rate"] for row in rows if row["knowledge"] in knowledge}
     below = {
         f"{workload} {share} {policy} {known}": round(rates[workload, share, 1, policy, known] - rate, 4)

@@ -1,16 +1,16 @@
-"""Everybody wants the same: a burst of one new prefix, and a prefix that is most of the traffic. In virtual time.
+"""What happens in a burst of one new prefix, and if one prefix is most of the traffic? In virtual time.
 
     python -m benchmarks.flash_crowd [--nodes 16] [--seeds 5]
 
-dynamo#589: of 8 engines one is idle, the others have some requests each; 160 requests of one new prefix come to 16
-nodes by turns, at once or within a second. Its figure is the greatest share of an engine over the mean. At once means:
-before any router can know of another's requests.
+The burst is that of dynamo#589: one of 8 engines is idle, the others have some requests each; 160 requests with one new
+prefix arrive at 16 nodes in turn, at once or within a second. Its figure is the busiest engine's share over the mean.
+"At once" means before any router can know of another's requests.
 
-Ranvier's («When your load balancer learns»; on one node in `shapes`): 80 % of all requests have one prefix. What is
-gained by leaving its holder when that is too busy depends on whether it is: while one engine bears all of it, or those
-that got the prefix before the nodes knew of each other, nobody waits, and the p99 is what it takes to compute a prefix,
-which diverting does once more for each new holder. Those who find theirs are counted apart: more than 1 % are the first
-of their prefix, so no p99 of all can be below that, however well the others do.
+The hot prefix is Ranvier's («When your load balancer learns»; on one node in `shapes`): 80 % of all requests have it.
+Leaving its holder helps only if the holder is too busy. While one engine can serve all of that traffic, or those that
+got the prefix before the nodes knew of each other, no request waits: the p99 is the time to compute a prefix, and each
+diversion to a new holder computes it once more. More than 1 % of the requests are the first with their prefix, so the
+p99 of all cannot be less than that time; requests that find their prefix are therefore also counted by themselves.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from ranvier_py.replay.replay_run import Run
 from ranvier_py.replay.traces.trace import Trace, TraceRequest
 
 ENGINES = 8
-IDLE = 0  # the engine that has nothing to do
+IDLE = 0  # the engine that is idle before the burst
 LIMITS = EngineLimits(cache_tokens=1_000_000, block_size=BLOCK_TOKENS)
 
-BUSY_REQUESTS = 4  # at each of the others, all through the burst
+BUSY_REQUESTS = 4  # in flight at each of the others during the whole burst
 BUSY_PROMPT_TOKENS, BUSY_ANSWER_TOKENS = 512, 600  # 6 s of decoding
 BURST_AFTER_S = 2.0
 BURST_REQUESTS = 160  # dynamo#589
@@ -49,21 +49,21 @@ BURST_PREFIX_TOKENS = 2048
 BURST_WITHIN_S = (0.0, 0.2, 1.0)
 QUESTION_TOKENS = 64
 ANSWER_TOKENS = 64
-CONTENTS = 1 << 12  # more than there are in a burst
+CONTENTS = 1 << 12  # more passages than one burst has
 
 HOT_SPEEDS = (0.6, 0.8)
-"""Of 20 requests/s: one engine bears the hot prefix alone, or does not."""
+"""Multiples of 20 requests/s: at the first, one engine can serve the hot prefix alone; at the second it cannot."""
 HOT = "application 0"
-"""The session of its requests."""
+"""The session of requests with the hot prefix."""
 
 CROWD = "crowd"
-"""The session of the requests that count."""
+"""The session of the burst's requests, which are the ones that are measured."""
 
 Rows = Sequence[dict[str, Any]]
 
 
 class CrowdNodes(Nodes):
-    """Nodes that requests enter by turns. A session named «busy-K» goes to engine K, whatever the policy says."""
+    """Nodes that requests enter in turn. A session named «busy-K» goes to engine K, whatever the policy is."""
 
     def __init__(self, plan: Plan, engines: Sequence[EngineModel]) -> None:
         super().__init__(plan, engines, BLOCK_TOKENS)
@@ -75,13 +75,13 @@ class CrowdNodes(Nodes):
 
 
 def allowed(request: TraceRequest) -> Sequence[int]:
-    """The engines that a request may go to."""
+    """Return the engines that may get this request."""
     kind, _, engine = request.session.partition("-")
     return [int(engine)] if kind == "busy" else range(ENGINES)
 
 
 def replay(requests: Sequence[TraceRequest], seed: int, nodes: int, gossip: bool, policy: str) -> Rows:
-    """One run: what became of each request of the crowd."""
+    """Do one run, and return a row for each request of the burst."""
     delay_s = None if gossip else inf
     plan = Plan(policy, nodes, ENGINES * (LIMITS,), gossip_delay_s=delay_s, seed=seed, regret=False, per_request=True)
     engines = [EngineModel(limits) for limits in plan.engines]
@@ -104,12 +104,12 @@ def by_engine(rows: Rows) -> list[int]:
 
 
 def kinds(nodes: int) -> list[tuple[int, bool]]:
-    """Nodes, and whether they gossip."""
+    """Return the (number of nodes, whether they gossip) to compare."""
     return list(dict.fromkeys([(1, False), (nodes, False), (nodes, True)]))
 
 
 def burst_requests(seed: int, within_s: float) -> list[TraceRequest]:
-    """The busy engines' requests, then the burst."""
+    """Make the busy engines' requests and the burst, in order of time."""
     writer = Writer(seed * CONTENTS)  # another seed is another prefix, with another home
     found = [
         writer.request(
@@ -131,7 +131,7 @@ def burst_requests(seed: int, within_s: float) -> list[TraceRequest]:
 
 
 def burst_run(within_s: float, policy: str, nodes: int, gossip: bool, seeds: int) -> dict[str, Any]:
-    """The same burst with several seeds."""
+    """Run the burst with several seeds, and sum up."""
     runs = [replay(burst_requests(seed, within_s), seed, nodes, gossip, policy) for seed in range(seeds)]
     shares = [spread(by_engine(rows))["max_over_mean"] for rows in runs]
     found = {
@@ -151,7 +151,7 @@ def burst_run(within_s: float, policy: str, nodes: int, gossip: bool, seeds: int
 
 
 def hot_run(ready: Ready, speed: float, nodes: int, gossip: bool) -> dict[str, Any]:
-    """The same traffic without diverting and with it, by Ranvier's rule to the letter."""
+    """Run the same traffic without and with diverting, both by Ranvier's rule to the letter."""
     limits = (replace(A100_8B, cache_tokens=AMPLE_TOKENS, block_size=BLOCK_TOKENS),) * ENGINES
     delay_s = None if gossip else inf
     plan = Plan("affinity", nodes, limits, speed=speed, gossip_delay_s=delay_s, regret=False, per_request=True)
@@ -165,7 +165,7 @@ def hot_run(ready: Ready, speed: float, nodes: int, gossip: bool) -> dict[str, A
 
 
 def summed_hot(rows: Rows) -> dict[str, Any]:
-    """Found is a prefix of which half or more was there: questions are shorter."""
+    """Sum up a run. A request found its prefix if half of its prompt was cached: questions are shorter than that."""
     found = [row for row in rows if 2 * row["cached"] >= row["prompt"]]
     return {
         **summed(rows),

@@ -1,13 +1,13 @@
-"""Several routers on real processes, side by side: ours with gossip and without, smg 1.13.0 with its mesh and without.
+"""Compares several routers as real processes: ours with and without gossip, smg 1.13.0 with and without its mesh.
 
     python -m benchmarks.nodes_processes [--nodes 1 2 4] [--think 0.5 3] [--seconds 45] [--only ranvier] [--dry]
 
-Each configuration gets fresh engines (the lab's, with tokenizer and block cache) and the same chats: the lab's own, of
-6 shared instructions and 8 turns. Every turn looks the routers' name up again and so comes to the next router: the
-worst that DNS can do to a conversation, and what sharing is for. With --sticky a conversation keeps its router.
-Hit rate is what the engines say, times are the client's, failures are all that was not a good answer. The ratios
-within one run mean more than the numbers. smg is installed in an environment of its own under --peers-dir, and left
-out where that fails.
+Each configuration gets fresh engines (the lab's, with tokenizer and block cache) and the same chats: the lab's own,
+with 6 shared system prompts and 8 turns. Every turn looks up the routers' name again and so gets the next router: that
+is the worst that DNS can do to a conversation, and the case for sharing. With --sticky a conversation keeps its router.
+The engines report the hit rate, the client measures the times, and failures are all answers but good ones. The ratios
+within one run mean more than the numbers. smg is installed in an environment of its own under --peers-dir, and left out
+if that fails.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from cluster.processes.commands import engine_command
 ENGINES = 4
 READY_S = 60.0
 SETTLE_S = 6.0
-"""Between the last router's start and the first chat: smg's mesh takes 3 to 4 s to carry anything (measured)."""
+"""Wait between the last router's start and the first chat: smg's mesh carries nothing for 3 to 4 s (measured)."""
 
 TURNS = 8
 SYSTEM_PROMPTS = 6
@@ -54,7 +54,7 @@ POLICY = "affinity"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One configuration: whose routers, how many, and whether they share what they learn."""
+    """One configuration: which router, how many of it, and whether they share what they learn."""
 
     router: str  # "ranvier" or "smg"
     nodes: int
@@ -78,7 +78,7 @@ class Kind:
 
 
 def router_commands(kind: Kind, lab: Lab, key_file: Path, smg_dir: Path | None) -> list[Command]:
-    """The routers in the order in which they are to be started. `smg_dir` has its program."""
+    """Return the commands of the routers in the order of their start. `smg_dir` is smg's bin directory."""
     if kind.router == "ranvier":
         return node_commands(lab, POLICY, key_file=key_file if kind.shared else None)
     assert smg_dir is not None
@@ -94,7 +94,7 @@ def router_commands(kind: Kind, lab: Lab, key_file: Path, smg_dir: Path | None) 
 
 
 class TurnByTurn(Runner):
-    """Looks the name up again for every turn, as a client without kept connections does."""
+    """Looks up the name again for every turn, as a client does that keeps no connections."""
 
     async def take_turn(self, connection: Connection, turn: Turn, transcript: Transcript) -> bool:
         connection.close()
@@ -102,7 +102,7 @@ class TurnByTurn(Runner):
 
 
 def conversations(arguments: argparse.Namespace, think_s: float) -> list[Conversation]:
-    """The same for every configuration."""
+    """Return the conversations, which are the same for every configuration."""
     rng = Random(arguments.seed)
     count = int(arguments.rate * arguments.seconds * 2) + 10  # more than will arrive
     supply = chats.conversations(rng, system_prompts=SYSTEM_PROMPTS, turns=TURNS)
@@ -112,7 +112,7 @@ def conversations(arguments: argparse.Namespace, think_s: float) -> list[Convers
 async def measure(
     kind: Kind, think_s: float, arguments: argparse.Namespace, folder: Path, smg_dir: Path | None
 ) -> dict[str, Any]:
-    """One configuration, from the first process to the last. Raises ChildDied, ChildNotReady, NamesError, OSError."""
+    """Start one configuration, measure it, and end it. Raises ChildDied, ChildNotReady, NamesError, OSError."""
     logs = folder / f"{kind.name} {think_s:g}".replace(" ", "-")
     logs.mkdir()
     key_file = logs / "cluster.key"
@@ -146,7 +146,7 @@ def used_s(routers: Sequence[Child]) -> float:
 
 
 async def wait_for_workers(smg: Command) -> None:
-    """Until smg has registered every engine. Raises TimeoutError."""
+    """Wait until smg has registered every engine. Raises TimeoutError."""
     with trio.move_on_after(READY_S):
         while True:
             try:
@@ -160,7 +160,7 @@ async def wait_for_workers(smg: Command) -> None:
 
 
 async def traffic(lab: Lab, think_s: float, arguments: argparse.Namespace) -> tuple[LoadLog, float]:
-    """All chats, and how long they took."""
+    """Send all chats; return the log, and the seconds that they took."""
     addresses = lab.nodes[POLICY]
     trio.socket.set_custom_hostname_resolver(RoundRobinResolver({NAME: list(addresses)}))
     log = LoadLog()
@@ -172,7 +172,7 @@ async def traffic(lab: Lab, think_s: float, arguments: argparse.Namespace) -> tu
 
 
 def result_of(kind: Kind, think_s: float, log: LoadLog, seconds: float, router_cpu_s: float) -> dict[str, Any]:
-    """What came of it, as the engines count it."""
+    """Return the figures of one configuration; the hit rate is as the engines count it."""
     outcome = Report(log, seconds)
     first = percentiles([one.ttft_s for one in log.samples if one.ttft_s is not None] or [0.0], digits=6)
     found = {
@@ -194,7 +194,7 @@ def result_of(kind: Kind, think_s: float, log: LoadLog, seconds: float, router_c
 
 
 def kinds(arguments: argparse.Namespace) -> list[Kind]:
-    """One router has nobody to share with."""
+    """Return the configurations. A single router has no peer to share with."""
     wanted = arguments.only or ["ranvier", "smg"]
     return [
         Kind(router, nodes, shared)
@@ -217,7 +217,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 also where smg can't be had: that is said and skipped."""
+    """Run the benchmark. Returns 0 even if smg cannot be installed: it is then skipped with a message."""
     arguments = parse(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"  # smg would ask the hub for a tokenizer
     wanted, left_out, smg_dir = kinds(arguments), {}, None

@@ -1,15 +1,14 @@
-"""What the response cache costs and saves: a miss, a hit, and many equal requests at once.
+"""What does the response cache cost and save: for a miss, a hit, and many equal requests at once?
 
     python -m benchmarks.response_cache [--rounds 5] [--seconds 2] [--shared-only]
 
-Two nodes before the same two stub engines, one with `--response-cache`, take turns under the load of `wrk` with 16
-connections and chats of 3 kB at temperature 0. With messages that nobody has seen every request is a miss: the
-difference in processor time is what looking, keeping and sharing cost. With 64 requests again and again every one is a
-hit, beside the engines themselves under the same load, and a node whose answers are in a redis-server, where there is
-one; the p99 of its look-ups there is by its own histogram, under this load and with 2 connections. Then 200 clients
-send one new request at once, and what reaches the engines is counted. Last, four nodes share their answers, among
-themselves or through Redis (`workloads/shared_responses`); `--shared-only` measures that alone, and leaves the other
-figures as they are.
+Two nodes with the same two stub engines, one of them with `--response-cache`, take turns under the load of `wrk`: 16
+connections, chats of 3 kB, temperature 0. If all messages are new, every request is a miss, and the difference in
+processor time is the cost of looking up, storing and sharing. If 64 requests are repeated, every request is a hit;
+compared with that are the engines themselves and, if redis-server is installed, a node that stores its answers there.
+The p99 of that node's look-ups is from its own histogram, under this load and with 2 connections. Then 200 clients send
+one new request at once, and the requests that reach engines are counted. Last, four nodes share their answers, among
+themselves or through Redis (`workloads/shared_responses`); `--shared-only` measures only that part of the result.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def run_of(target: Target, manner: str, seconds: float, connections: int = CONNE
 
 
 def paired(targets: dict[str, Target], manner: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Medians of each target, which take turns; and what the cache costs beyond the node without, pair by pair."""
+    """Let the targets take turns; return each one's medians, and the cache's extra processor time, pair by pair."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in targets}
     for target in targets.values():
         run_of(target, manner, WARM_UP_S)
@@ -64,7 +63,7 @@ def paired(targets: dict[str, Target], manner: str, rounds: int, seconds: float)
 
 
 def equal_at_once(target: Target) -> dict[str, int]:
-    """How many of EQUAL new, equal requests at once reach an engine."""
+    """Send EQUAL equal new requests at once, and return how many reach an engine."""
     before = placed(target)
     body = json.dumps(
         {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "once " * 600}]}
@@ -83,7 +82,7 @@ def equal_at_once(target: Target) -> dict[str, int]:
 
 @contextmanager
 def node_with_redis(urls: Sequence[str], tokenizer: Path) -> Iterator[Target]:
-    """A node whose answers are in a redis-server of its own, on a Unix socket. Raises TimeoutError."""
+    """Run a node that stores its answers in its own redis-server, on a Unix socket. Raises TimeoutError."""
     with TemporaryDirectory() as directory:
         place = Path(directory)
         (place / "url").write_text(f"unix://{place}/socket")
@@ -99,15 +98,15 @@ def node_with_redis(urls: Sequence[str], tokenizer: Path) -> Iterator[Target]:
 
 
 def look_ups(target: Target) -> dict[float, float]:
-    """Round trips to Redis so far, of all look-ups that waited for one: how many took so many seconds at most, by the
-    node's own histogram."""
+    """Return the node's histogram of look-ups in Redis so far: by bound in seconds, how many round trips took at most
+    that."""
     name = 'ranvier_cache_redis_latency_seconds_bucket{le="'
     rows = [line.removeprefix(name) for line in target.see("/metrics").decode().splitlines() if line.startswith(name)]
     return {float(row.partition('"')[0]): float(row.rpartition(" ")[2]) for row in rows if 'operation="get"' in row}
 
 
 def under(target: Target, connections: int, seconds: float) -> dict[str, float]:
-    """Look-ups under so many connections that repeat questions, and the bound of the histogram that 99 of 100 kept."""
+    """Repeat requests on so many connections. Returns the number of look-ups, and the histogram's bound of 99 %."""
     before = look_ups(target)
     run_of(target, "repeated", seconds, connections)
     counts = {bound: count - before[bound] for bound, count in look_ups(target).items()}

@@ -1,12 +1,12 @@
-"""Does a route table that is too small find more where it forgets by utility, and what does that take when it is full?
+"""Does a route table that is too small give more hits if it evicts by utility, and what does that cost when it is full?
 
 `python -m benchmarks.route_eviction [--quick] [--workload taubench]`
 
-*Hits*: each trace before eight engines that evict nothing, so that what is missed is what the router forgot; one node
-with the default policy. Tables of SHARES of the rows that the trace would fill, by LRU and by utility, whose alpha is
-tuned by replay as in a node. *Costs*: a full table of a million rows, the chats of `decision`; memory of a row, and
-microseconds of a call of `learn` that makes the rows of a new chat and so evicts as many; and the processor time of a
-tuning that tries all alphas.
+*Hits*: one node with the default policy serves each trace with eight engines that evict nothing, so that every miss is
+due to the router. The tables have SHARES of the rows that the trace would fill, and evict by LRU or by utility; the
+alpha of utility is tuned by replay as in a node. *Costs*: for a full table of a million rows with the chats of
+`decision`, the memory of a row, and the microseconds of one `learn` of a new chat, which evicts as many rows as it
+adds; and the processor time of a tuning that tries all alphas.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from ranvier_py.replay.replay_nodes import Nodes
 from ranvier_py.replay.replay_plan import Plan
 
 POLICY = "affinity"
-LOAD = 0.5  # of the capacity, as in the policies benchmark, where a trace has one there
+LOAD = 0.5  # share of the capacity that a trace has in the policies benchmark, if it has one
 SHARES = (0.15, 0.4)
-"""Of the rows that a table of any size would have at the end."""
+"""Sizes of tables, as shares of the rows that an unbounded table would have at the end."""
 
 REQUESTS_MAX = 1000
-"""Of each trace: four tunings and more."""
+"""Requests of each trace: enough for more than four tunings."""
 
 TABLE_ROWS = 1_000_000
-ALPHA = 0.5  # of the table whose costs are measured
+ALPHA = 0.5  # the alpha of the table whose costs are measured
 ROUNDS = 2000
 TUNED_ROWS = WARM * 20  # a table that the replayed requests turn over
 WORSE_GOAL = 0.01  # hit rate below LRU's, at most
@@ -53,13 +53,13 @@ Row = Mapping[str, Any]
 
 
 def workloads_of(names: Sequence[str]) -> list[Workload]:
-    """The four of the paper's kinds, our real traces and the made ones of the policies benchmark."""
+    """Return the workloads of these names, or all: those of the hybrid and those of the policies benchmark."""
     known = {**{name: WORKLOADS[name] for name in WORKLOADS if name not in HYBRID_WORKLOADS}, **HYBRID_WORKLOADS}
     return [each for name, each in known.items() if (not names or name in names) and each.is_there()]
 
 
 def rows_of(workload: Workload, limit: int, seed: int) -> Iterator[Row]:
-    """A table that is never full, and smaller ones by either rule."""
+    """Yield the rows of a table that is never full, and of smaller ones with either rule."""
     ready = make_ready(workload.loaded(limit))
     engine = replace(workload.engine, cache_tokens=AMPLE_TOKENS, block_size=ready.summary.block_tokens)
     speed = workload.capacity[AMPLE] * LOAD if AMPLE in workload.capacity else speed_of(ready, workload.engine)
@@ -75,7 +75,7 @@ def rows_of(workload: Workload, limit: int, seed: int) -> Iterator[Row]:
 
 
 def run(ready: Ready, plan: Plan) -> tuple[int, dict[str, Any]]:
-    """Rows at the end, and what is written down."""
+    """Do one run; return the number of rows at the end, and the figures for the result file."""
     done = make_run(Task(ready, plan))
     done.go()
     assert isinstance(done.placer, Nodes)
@@ -89,7 +89,7 @@ def run(ready: Ready, plan: Plan) -> tuple[int, dict[str, Any]]:
 
 
 def costs_of(case: tuple[str, int, int]) -> Row:
-    """Of a full table that is asked for more."""
+    """Measure the costs of a full table that learns new chats."""
     eviction, rows, seed = case
     chats, table = Chats(seed), RouteTable(capacity=rows, options=RouteTableOptions(eviction))
     if isinstance(table.leaves, UtilityQueue):
@@ -115,7 +115,7 @@ def costs_of(case: tuple[str, int, int]) -> Row:
 
 
 def tuning_s(seed: int, requests_max: int = WARM + WINDOW) -> float:
-    """Processor time of one replay."""
+    """Return the processor time of one tuning that replays `requests_max` requests."""
     chats = Chats(seed)
     known = [chats.new() for _ in range(20)]
     requests = []
@@ -133,7 +133,7 @@ def tuning_s(seed: int, requests_max: int = WARM + WINDOW) -> float:
 
 
 def goals(rows: Sequence[Row]) -> dict[str, Any]:
-    """In each cell: hits of utility beside those of LRU and of a table that forgets nothing."""
+    """Compare the hits of utility with those of LRU in each cell of workload and share."""
     hits = {(row["workload"], row["share"], row["eviction"]): row["hit_rate"] for row in rows}
     gained = {
         f"{workload} {share:g}": round(hits[workload, share, UTILITY] - rate, 5)

@@ -1,10 +1,10 @@
-"""What stale claims cost: wasted prefill by evictions and restarts per second, with engines that tell and without.
+"""What do stale routes cost: wasted prefill by evictions and restarts per second, with and without engine events?
 
 `python -m benchmarks.stale [--quick]`
 
-Eight modelled engines, `affinity`, chats of many threads, all at one rate, LOAD of what the smallest caches bear.
-Evictions: caches from all of the working set down to a quarter of it. Restarts: an engine, each in turn, at even
-distances, with caches that hold everything. Figures as in `engine_caches`.
+Eight modelled engines, `affinity`, chats of many threads, all at one rate: LOAD times the capacity of the smallest
+caches. Evictions: caches from all of the working set down to a quarter of it. Restarts: at equal intervals the next
+engine in turn restarts, with caches that hold everything. The figures are those of `engine_caches`.
 Published: Ranvier measured no gain of push (1,902 wasted tokens with and without); Purdue published no figure.
 """
 
@@ -25,10 +25,10 @@ from ranvier_py.replay.replay_plan import Plan, Restart
 TRAFFIC = "chat_threads"
 LOAD = 0.7
 SHARES = (1.0, 0.5, 0.35, 0.25)
-"""Of the working set, in all caches together."""
+"""Sizes of all caches together, as shares of the working set."""
 
 RESTARTS = (0, 16, 64, 256)
-"""In the whole run."""
+"""Restarts in a whole run."""
 
 ROOMY = 4.0
 QUICK_REQUESTS = 400
@@ -45,7 +45,8 @@ def plan_of(ready: Ready, share: float, restarts: int, seed: int) -> Plan:
 
 
 def evicted_tokens_per_s(plan: Plan, done: Done, answers: float) -> float:
-    """Of one engine. What was stored and does not fit was evicted; a restart empties a cache and is none."""
+    """Return the tokens that one engine evicts per second: those stored that do not fit. 0 with restarts: these empty a
+    cache without evicting."""
     stored = [computed + answers / ENGINES for computed in done.result.computed_by_engine]
     evicted = sum(max(0.0, each - plan.engines[0].cache_tokens) for each in stored) / ENGINES
     return 0.0 if plan.restarts else round(evicted / done.result.virtual_s, 1)

@@ -1,19 +1,19 @@
-"""What does the next turn of a chat cost in tokenizing, and does its history matter?
+"""How long does it take to tokenize the next turn of a chat, and does the length of its history matter?
 
     python -m benchmarks.tokenize [--rounds 10]
 
-For histories of 2k, 10k and 50k tokens, in milliseconds, medians over rounds in which the candidates take turns:
+For histories of 2k, 10k and 50k tokens, in milliseconds, as medians over rounds in which the candidates take turns:
 
 - `tail`: tokenize_tail of the new turn (an answer of about 200 tokens and a question of about 50), one at a time;
-- `text_alone`: the same two texts encoded once by the bare tokenizer: what can't be avoided. Goal: tail <= 1.5 x;
-- `full`: the whole conversation, as every turn would cost without incremental tokenizing.
+- `text_alone`: the same two texts, encoded once by the bare tokenizer, which is the least possible. Goal: tail <= 1.5 x;
+- `full`: the whole conversation, as for every turn without incremental tokenizing.
 
-With the embedded tokenizer, and with the one in $SHARED_DATA/tokenizers/qwen2.5 where it is present.
+Both with the embedded tokenizer and, if it is present, with the one in $SHARED_DATA/tokenizers/qwen2.5.
 
-`path` is what a request sees of all that, through a node of its own process, for chats that go on: microseconds from
-just before the last byte of the body is sent, the rest having arrived, to the first byte at an engine. `relay` is the
-same bytes through a process that only reads a whole request and sends it on; `router` the difference of the medians.
-Goal: at most 300 us through the node, with `tokenized_first` 0: no request waited for its tokens.
+`path` is the latency that a turn of a chat sees in a node that is a process of its own: microseconds from just before
+the last byte of the body is sent (the rest has been sent before) to the first byte at an engine. `relay` is the same
+for a process that only reads a whole request and sends it on; `router` is the difference of the medians.
+Goal: at most 300 us through the node, with `tokenized_first` 0, which means that no request waited for its tokens.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from ranvier_py.core.prompts.boundaries import Chat, Message
 from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer
 
 HISTORY_TOKENS = (2_000, 10_000, 50_000)
-TURN_ROUNDS = 20  # rounds of a single turn, which takes well under a millisecond, per round of a whole conversation
+TURN_ROUNDS = 20  # rounds of a single turn, which is short, per round of a whole conversation
 SEED = 1
-CHATS = 16  # that go on in turn, so that none grows much
-TURNS = 8  # measured of each chat
+CHATS = 16  # chats that continue in turn, so that none grows much
+TURNS = 8  # measured turns of each chat
 LEARNED_S = 60.0  # longest wait until all histories are learned
 ENGINES = 2
 KIND = "last_byte_busy"
@@ -58,7 +58,7 @@ MATCHED = re.compile(rb"x-ranvier-matched-tokens: (\d+)")
 
 
 def median_s(rounds: int, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Median seconds of each call; one of each per round, in alternating order, so that all meet the same machine."""
+    """Return the median seconds of each call. Each round has one of each, in alternating order, for equal conditions."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds):
         for name in sorted(calls, reverse=turn % 2 == 1):
@@ -69,7 +69,7 @@ def median_s(rounds: int, calls: Mapping[str, Callable[[], object]]) -> dict[str
 
 
 class Texts:
-    """Running text of the lab's chats."""
+    """Makes running text of the lab's chats."""
 
     def __init__(self) -> None:
         self._rng = Random(SEED)
@@ -85,7 +85,7 @@ class Texts:
         return lab_chats.chat(self._grammar, 0, 8, self._rng)
 
     def turn(self, characters_per_token: float) -> list[Message]:
-        """An answer and the next question."""
+        """Return an answer of about 200 tokens, and the next question of about 50."""
         return [
             {"role": "assistant", "content": self.of(int(200 * characters_per_token))},
             {"role": "user", "content": self.of(int(50 * characters_per_token))},
@@ -93,7 +93,7 @@ class Texts:
 
 
 def history(tokenizer: ChatTokenizer, texts: Texts, tokens: int) -> list[Message]:
-    """A chat of about `tokens` tokens that ends with a question."""
+    """Return a chat of about `tokens` tokens that ends with a question."""
     messages: list[Message] = [{"role": "system", "content": texts.of(2_000)}, {"role": "user", "content": "Hello."}]
     while len(tokenizer.tokenize(Chat(messages)).ids) < tokens:
         for _ in range(max(1, tokens // 2_000)):
@@ -106,7 +106,7 @@ def measure_turn(tokenizer: ChatTokenizer, bare: Tokenizer, texts: Texts, tokens
     tail = texts.turn(tokenizer.facts.chars_per_token)
     whole = Chat([*known, *tail])
     contents = [str(message["content"]) for message in tail]
-    encode(bare, [tokenizer.render(Chat(known), generation=False)])  # the library caches words: both have met the same
+    encode(bare, [tokenizer.render(Chat(known), generation=False)])  # the library caches words: now both have seen the same
     calls: dict[str, Callable[[], object]] = {
         "tail": lambda: tokenizer.tokenize_tail(tail, lambda: whole, len(known)),
         "text_alone": lambda: encode(bare, contents),
@@ -128,7 +128,7 @@ def measure_turn(tokenizer: ChatTokenizer, bare: Tokenizer, texts: Texts, tokens
 
 
 class Engine(socketserver.ThreadingTCPServer):
-    """Answers at once, and notes when the first byte of the last POST came."""
+    """A stub engine that answers at once, and notes when the first byte of the last POST came."""
 
     daemon_threads = True
     first_byte_ns = 0
@@ -152,7 +152,7 @@ class Answering(socketserver.BaseRequestHandler):
 
 
 def relay(port: int, engine_port: int) -> None:
-    """The least a router does: read a request, send it on, and the answer back. One connection at a time."""
+    """Do the least that a router does: read a request, forward it, return the answer. One connection at a time."""
     with socket.create_server(("127.0.0.1", port)) as listener:
         while True:
             client, _ = listener.accept()
@@ -164,7 +164,7 @@ def relay(port: int, engine_port: int) -> None:
 
 
 def connection(port: int) -> socket.socket:
-    """A connection to this machine that sends at once. Tried again while its server starts."""
+    """Connect to a port of this machine, without send delay; retry while its server starts. Raises TimeoutError."""
     for _ in range(100):
         try:
             sock = socket.create_connection(("127.0.0.1", port), timeout=10)
@@ -189,7 +189,7 @@ class Paths:
         return found
 
     def wait_until_learned(self) -> None:
-        """Until nothing has been learned for a second."""
+        """Wait until nothing has been learned for a second and nothing is queued. Raises TimeoutError."""
         until, before = time.monotonic() + LEARNED_S, {"queued": 1}
         while (now := dict(self.tokenizer_counts())) != before or now["queued"]:
             if time.monotonic() > until:
@@ -219,7 +219,7 @@ def request_of(messages: Sequence[Message]) -> bytes:
 
 
 def send(sock: socket.socket, data: bytes) -> tuple[float, bytes]:
-    """Microseconds until the first byte is at the engine, and the answer."""
+    """Send a request; return the microseconds until its first byte is at the engine, and the answer."""
     sock.sendall(data[:-1])
     begin = perf_counter_ns()
     sock.sendall(data[-1:])
@@ -229,7 +229,7 @@ def send(sock: socket.socket, data: bytes) -> tuple[float, bytes]:
 
 
 def measure_path(through: Paths, tokenizer: ChatTokenizer, texts: Texts, tokens: int) -> dict[str, Any]:
-    """What turns of chats of about `tokens` tokens wait for, in the node and in the relay."""
+    """Measure the latency of turns of chats of about `tokens` tokens, through the node and through the relay."""
     known = history(tokenizer, texts, tokens)
     chats = [[{"role": "system", "content": f"Chat {number} of {tokens}."}, *known] for number in range(CHATS)]
     for chat in chats:

@@ -62,7 +62,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Placed:
-    """Where a request went, and which `node` placed it (-1: an oracle). `predicted_tokens`: expected to be cached there."""
+    """Where a request went; `node` placed it (-1: an oracle) and expected `predicted_tokens` to be cached there."""
 
     engine: int
     reason: str

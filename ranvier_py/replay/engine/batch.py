@@ -76,8 +76,7 @@ class EngineBatch:
         self.admitted = self.finished = self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
 
     def fork(self) -> EngineBatch:
-        """Return a copy of all work, to play it forward. Of tokens it reports only the first. Its totals begin at 0, but
-        for `admitted`."""
+        """Return a copy of all work, to play it forward. It reports only first tokens; totals but `admitted` are 0."""
         found = copy(self)
         found.cache, found.every_token, found.outbox = self.cache.copy(), False, []
         found.running = {name: request.copy() for name, request in self.running.items()}
@@ -159,8 +158,8 @@ class EngineBatch:
         self.admit()
 
     def admit(self) -> None:
-        """Admit waiting requests while the step has tokens, places and blocks for them, and compute when it ends. May be
-        called again for the same step."""
+        """Admit waiting requests while the step has tokens, places and blocks for them; compute when the step ends. May
+        be called again for the same step."""
         while self.waiting and self.has_place and self.tokens_left:
             request_id = next(iter(self.waiting))
             lease = self.cache.lease(self.waiting[request_id])

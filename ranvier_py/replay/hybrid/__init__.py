@@ -1,1 +1,1 @@
-"""Prefix caches of hybrid models: attention beside recurrent layers, whose state is reusable only where it was kept."""
+"""Prefix caches of hybrid models, which have recurrent layers: their state can be reused only where it was kept."""

@@ -1,10 +1,10 @@
-"""Which alpha would have saved most: requests that were served are replayed under each. Pure.
+"""Finds the alpha that would have saved most, by replaying past requests under each alpha. Pure.
 
-`TunedOnce` is the published rule: the first eviction, after n lookups, sets a window of `bootstrap` * n lookups; at its
-end all requests so far are replayed from an empty tree, and the best alpha is taken for ever. `Retuned` is ours: again
-and again, from the tree as it was when its window began. Damped, it moves half of what it found, and only for a gain.
-
-Ties go to the lowest alpha. Bound: a window of `REQUESTS_MAX`; beyond it alpha stays as it is.
+`TunedOnce` is the published rule: the first eviction, after n lookups, sets a window of `bootstrap` * n lookups. At its
+end all requests so far are replayed from an empty tree, and the best alpha is kept for good. `Retuned` is ours: it
+tunes again after each window, from the tree as it was at the window's start. If damped, it goes only half the distance
+to the best alpha, and only for a gain.
+Ties go to the lowest alpha. Bound: a window of at most `REQUESTS_MAX`; beyond it `TunedOnce` leaves alpha as it is.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ranvier_py.replay.hybrid.state_tree import StateTree
 ALPHAS = tuple(step / 10 for step in range(21))
 RETUNED_ALPHAS = tuple(step / 5 for step in range(11))
 VALUED_LOOKUPS = 500
-"""So many of the last lookups of a replay count."""
+"""Only so many of the last lookups of a replay count for what an alpha saves."""
 
 REQUESTS_MAX = 20_000
 GAIN_LEAST = 1.02
-"""What damped retuning moves for: two percent more operations saved."""
+"""Damped retuning changes alpha only if the best one saves this many times the operations: two percent more."""
 
 
 class TokenRequest(NamedTuple):
-    """Paths of a `StateTree`. `whole`: prompt and answer."""
+    """A request as paths of a `StateTree`. `whole`: prompt and answer."""
 
     prompt: bytes
     whole: bytes
 
 
 class Tuner(Protocol):
-    """Sets the alpha of a tree. `before` and `after` the insertion of each request, which was looked up before."""
+    """Sets the alpha of a tree. Called `before` and `after` the insertion of each request, which was looked up."""
 
     def before(self, tree: StateTree, request: TokenRequest) -> None: ...
 
@@ -41,7 +41,7 @@ class Tuner(Protocol):
 
 
 class Untuned:
-    """Alpha stays as it is."""
+    """Leaves alpha as it is."""
 
     def before(self, tree: StateTree, request: TokenRequest) -> None:
         """Nothing to do."""
@@ -51,7 +51,7 @@ class Untuned:
 
 
 class TunedOnce:
-    """`tuned_at`: the number of the request in whose insertion alpha was tuned, from 0; None: it was not."""
+    """Tunes alpha once. `tuned_at`: the request, counted from 0, before whose insertion that was; None: not yet."""
 
     def __init__(self, bootstrap: int = 5) -> None:
         self.bootstrap = bootstrap
@@ -76,12 +76,12 @@ class TunedOnce:
 
 
 class Retuned:
-    """Every `every` requests, by those since the last time."""
+    """Tunes alpha every `every` requests, by those since the last time."""
 
     def __init__(self, every: int, *, damped: bool = False) -> None:
         self.every = min(every, REQUESTS_MAX)
         self.damped = damped
-        self.alphas: list[float] = []  # what was taken, in order
+        self.alphas: list[float] = []  # the alphas that were set, in order
         self._start: StateTree | None = None
         self._log: list[TokenRequest] = []
 
@@ -107,7 +107,7 @@ class Retuned:
 
 
 def best_alpha(start: StateTree, log: Sequence[TokenRequest], alphas: Iterable[float]) -> float:
-    """The alpha under which replaying `log` from `start` saves most, the lowest of several. `start` stays as it is."""
+    """Return the alpha under which replaying `log` from `start` saves most, of several the first. Keeps `start`."""
     best, most = 0.0, -1
     for alpha in alphas:
         saved = saved_under(start, log, alpha)
@@ -117,7 +117,7 @@ def best_alpha(start: StateTree, log: Sequence[TokenRequest], alphas: Iterable[f
 
 
 def saved_under(start: StateTree, log: Sequence[TokenRequest], alpha: float) -> int:
-    """Operations that the last lookups of a replay save."""
+    """Return the operations that the last VALUED_LOOKUPS of a replay of `log` from `start` save. Keeps `start`."""
     tree = start.copy()
     tree.alpha = alpha
     reused = []
@@ -128,5 +128,5 @@ def saved_under(start: StateTree, log: Sequence[TokenRequest], alpha: float) -> 
 
 
 def saved_flops(model: HybridModel, reused: Iterable[int]) -> int:
-    """Operations that lookups saved which found so many tokens each."""
+    """Return the operations that lookups saved; `reused`: the tokens that each found."""
     return sum(model.prefix_flops(tokens) for tokens in reused)

@@ -1,8 +1,8 @@
-"""vLLM+, as Marconi's paper compares itself with: a checkpoint for every block, the oldest leaf evicted first. Pure.
+"""vLLM+, with which Marconi's paper compares: a checkpoint at every block, the oldest leaf is evicted first. Pure.
 
-A tree of blocks of `block_tokens` tokens; the last block of a sequence may be shorter, has a state too, and grows when
-a longer sequence goes on from it. A shorter block counts as found where all of it matches, which favours vLLM+.
-Time and bound are those of `StateTree`.
+The cache is a tree of blocks of `block_tokens` tokens. The last block of a sequence may be shorter: it has a state,
+too, and grows if a longer sequence continues it. A shorter block is a hit if all of it matches, which favours vLLM+.
+The clock and the bound are those of `StateTree`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOKEN = 4  # bytes
 
 @dataclass(slots=True, eq=False)
 class BlockNode:
-    """`children` by their content, in order of insertion."""
+    """One block. `children`: by their content, in order of insertion. `stamp`: when it was last used."""
 
     content: bytes
     parent: BlockNode | None
@@ -27,12 +27,12 @@ class BlockNode:
     children: dict[bytes, BlockNode] = field(default_factory=dict)
 
     def __lt__(self, other: BlockNode) -> bool:
-        """In a heap of leaves: by stamp alone."""
+        """Compare by stamp alone, for the heap of leaves."""
         return self.stamp < other.stamp
 
 
 class BlockStates:
-    """A cache for `trace_caches.run`."""
+    """vLLM+ as a `TraceCache`."""
 
     def __init__(self, model: HybridModel, capacity_bytes: int, block_tokens: int = 32) -> None:
         self.model = model
@@ -56,7 +56,7 @@ class BlockStates:
         self.clock += 1
         path = request.whole
         nodes, _ = self._match(path)
-        uncached = len(path) // TOKEN - self.block_tokens * (nodes + 1)  # the root counts, as published
+        uncached = len(path) // TOKEN - self.block_tokens * (nodes + 1)  # the root counts as a block, as in the published code
         each = self.model.state_bytes / self.block_tokens + self.model.token_bytes
         over = self.bytes_used + uncached * each - self.capacity_bytes
         if over > 0:
@@ -64,7 +64,7 @@ class BlockStates:
         self._add(path)
 
     def walk(self) -> Iterator[BlockNode]:
-        """All nodes but the root, in preorder."""
+        """Yield all nodes but the root, in preorder."""
         stack = list(reversed(self.root.children.values()))
         while stack:
             node = stack.pop()
@@ -72,7 +72,7 @@ class BlockStates:
             stack.extend(reversed(node.children.values()))
 
     def _match(self, path: bytes) -> tuple[int, int]:
-        """(nodes, tokens) found."""
+        """Return how many blocks and tokens of `path` are found; they count as used now."""
         self.clock += 1
         node, at, nodes = self.root, 0, 0
         node.stamp = self.clock
@@ -103,7 +103,7 @@ class BlockStates:
                 at = self._extend(node, path, at)
 
     def _nearest(self, node: BlockNode, path: bytes, at: int) -> BlockNode | None:
-        """The child with the longest common prefix, if all of it matches: a whole block, or else a shorter one."""
+        """Return the child that matches as a whole block, else the longest shorter one that matches, else None."""
         exact = node.children.get(path[at : at + self._width])
         if exact is not None:
             return exact
@@ -117,7 +117,7 @@ class BlockStates:
         return node
 
     def _extend(self, node: BlockNode, path: bytes, at: int) -> int:
-        """A shorter block takes more tokens, with no further state. Returns the byte after them."""
+        """Fill a shorter block with more tokens, without a further state. Returns the place in `path` after them."""
         assert node.parent is not None
         end = at + self._width - len(node.content)
         added = path[at:end]

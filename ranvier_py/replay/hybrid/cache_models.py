@@ -1,20 +1,20 @@
-"""The kinds of prefix cache that a modelled engine may have, by name.
+"""Makes the prefix cache of a modelled engine, by the name of its kind.
 
 | name | what it reuses, and what it evicts |
 |---|---|
 | attention | whole blocks, the oldest first: a model without recurrent layers (vLLM) |
 | vanilla | nothing |
 | vllm_plus | blocks up to a checkpoint, of which there is one at every 32 tokens; the oldest first |
-| sglang_plus | Marconi's checkpoints, the least recently visited leaf first |
-| marconi | the same, evicted by recency and by what a byte saves; alpha tuned once |
-| marconi_retuned | ours: alpha tuned again every 100 requests, by half of what was found and only for a gain |
+| sglang_plus | up to Marconi's checkpoints; evicts the least recently visited leaf first |
+| marconi | as sglang_plus; evicts by recency and operations saved per byte; alpha is tuned once |
+| marconi_retuned | ours, as marconi; every 100 requests alpha moves half the distance to the best, only for a gain |
 | vllm_align | blocks up to a checkpoint: prompt end and junctions, on the grid of vLLM's longer blocks |
-| vllm_all | the same, with a checkpoint at every multiple of that grid |
-| sglang_no_buffer | checkpoints at the very end of prompts and answers, none at junctions |
-| sglang_extra_buffer | on a grid of 64 tokens, of 256 in answers; junctions too |
+| vllm_all | as vllm_align, with a checkpoint at every multiple of that grid |
+| sglang_no_buffer | up to checkpoints at the very ends of prompts and answers; none at junctions |
+| sglang_extra_buffer | up to checkpoints on a grid of 64 tokens, in answers of 256; also at junctions |
 
 Marconi's paper compares the second to fifth. The last four are what engines do (`core.routing.checkpoints`). All have
-the same bytes: as many as `cache_tokens` tokens of the hybrid model's keys and values take.
+the same memory: that of the keys and values of `cache_tokens` tokens, of the hybrid model if there is one.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from ranvier_py.replay.hybrid.state_tree import EvictionRule, StateTree
 from ranvier_py.replay.hybrid.tree_cache import KEY_BYTES, TreeCache
 
 RETUNED_EVERY = 100
-"""Requests. With twice as many alpha follows the agents of our traces too late, and reuse falls below that of `lru`."""
+"""Requests between tunings. With twice as many, alpha follows our traces' agents too late: reuse falls below `lru`."""
 
 SLOTS_SHARE = 0.9 / 1.9
-"""Of the memory, for states: SGLang's `--mamba-full-memory-ratio` 0.9, states to keys and values."""
+"""Share of the memory for states. SGLang's `--mamba-full-memory-ratio` is 0.9: states to keys and values."""
 
 FINE_TOKENS = 32
-"""Between two checkpoints of vLLM+, where blocks of the trace are no longer."""
+"""Tokens between two checkpoints of vLLM+, unless the trace's blocks are longer."""
 
 
 class NothingKept(BlockCache):
-    """Blocks that nobody can find."""
+    """A cache whose blocks are never found."""
 
     def copy(self) -> BlockCache:
         return self._filled(NothingKept(self.capacity_blocks, self.block_size))
@@ -109,7 +109,7 @@ def sglang_extra_buffer(limits: EngineLimits) -> PrefixCache:
 
 
 def pooled(limits: EngineLimits, profile: CheckpointProfile) -> PrefixCache:
-    """vLLM's one pool."""
+    """Make a cache like vLLM's, with one pool for blocks and states."""
     model, size = hybrid_model(limits.hybrid_model), limits.block_size
     state_blocks = -(-model.state_bytes // (model.token_bytes * size))
     blocks = limits.cache_tokens // size
@@ -117,7 +117,7 @@ def pooled(limits: EngineLimits, profile: CheckpointProfile) -> PrefixCache:
 
 
 def slotted(limits: EngineLimits, profile: CheckpointProfile) -> PrefixCache:
-    """SGLang's two pools."""
+    """Make a cache like SGLang's, with a pool for blocks and one for states."""
     model, size = hybrid_model(limits.hybrid_model), limits.block_size
     capacity_bytes = limits.cache_tokens * model.token_bytes
     slots = int(capacity_bytes * SLOTS_SHARE / model.state_bytes)
@@ -146,21 +146,21 @@ CACHE_MODELS: Mapping[CacheName, Callable[[EngineLimits], PrefixCache]] = Mappin
 
 
 STATES_UNSEEN: tuple[CacheName, ...] = ("attention", "vanilla", "sglang_no_buffer", "sglang_extra_buffer")
-"""Caches that have no states, or say nothing of them."""
+"""Caches that have no states, or whose events do not report them."""
 
 
 def state_groups(limits: EngineLimits) -> int:
-    """Groups of block tables for states that its events speak of. Raises ValueError as `make_cache` does."""
+    """Return how many groups of block tables for states its events report. Raises ValueError as `make_cache` does."""
     return 0 if limits.cache in STATES_UNSEEN else hybrid_model(limits.hybrid_model).state_groups
 
 
 def make_cache(limits: EngineLimits) -> PrefixCache:
-    """The cache of an engine's new process. Raises ValueError for a hybrid model that there is not."""
+    """Make the cache of a new engine process. Raises ValueError for an unknown hybrid model."""
     return CACHE_MODELS[limits.cache](limits)
 
 
 def profile_of(limits: EngineLimits) -> CacheProfile:
-    """What a router believes of this engine that has recognised it: where only ends of blocks are known."""
+    """Return the cache profile that a router recognises for this engine, with grids of whole blocks."""
     blocks = hybrid_model(limits.hybrid_model).block_tokens
     rules = {
         "vanilla": NOTHING,

@@ -1,13 +1,12 @@
-"""Blocks of keys and values with checkpoints beside them, as vLLM and SGLang cache hybrid models. Pure.
+"""Caches of blocks of keys and values with checkpoints of states, as vLLM and SGLang have for hybrid models. Pure.
 
-A request reuses blocks up to the deepest checkpoint on its path; what lies behind that is computed again, and stored
-again. Where checkpoints are kept is a `CheckpointProfile`; those of a prompt are kept when it is computed, those of an
-answer when the request ends. A running request has memory for one state.
+A request reuses blocks up to the deepest checkpoint on its path; what is behind it is computed and stored again. A
+`CheckpointProfile` says where checkpoints are kept: those of a prompt when it was computed, those of an answer when the
+request ends. A running request has memory for one state.
 
-`PooledCheckpoints` (vLLM): a checkpoint takes blocks of the one pool, evicted in one order with all others, and events
-say of it what they say of blocks. `SlottedCheckpoints` (SGLang): states have slots of their own, the one used longest
-ago is given up first; that drops no block, and no event speaks of states. A checkpoint whose block is evicted goes with
-it.
+`PooledCheckpoints` (vLLM): a checkpoint takes blocks of the one pool, which are evicted in one order with all others;
+events report checkpoints as they report blocks. `SlottedCheckpoints` (SGLang): states have slots of their own. The one
+used longest ago is dropped first, without its block; if a block is evicted, so is its state. No event reports states.
 """
 
 from __future__ import annotations
@@ -29,12 +28,13 @@ from ranvier_py.replay.engine.block_cache import (
 )
 
 STATES_OF_REQUEST = 4
-"""At most so many are kept by one request, but for profiles that keep all."""
+"""A request keeps at most so many checkpoints, unless its profile keeps every multiple of the grid."""
 
 
 @dataclass(slots=True, eq=False)
 class CheckpointLease(Lease):
-    """`due`: positions to keep, the next one last. `kept`: blocks up to the last one, or to where it went on."""
+    """`due`: positions where to keep a checkpoint, the next one last. `kept`: blocks up to the last kept checkpoint, or
+    at first up to that from which the request continued."""
 
     due: list[int] = field(default_factory=list)
     kept: int = 0
@@ -46,13 +46,13 @@ class CheckpointLease(Lease):
 
 
 class CheckpointCache(BlockCache):
-    """What both have in common. Grids of the profile are whole blocks."""
+    """What both kinds of cache have in common. The profile's grids are multiples of the block size."""
 
     def __init__(self, capacity_blocks: int, block_size: int, profile: CheckpointProfile, events_max: int = 0) -> None:
         super().__init__(capacity_blocks, block_size, events_max=events_max)
         assert profile.grid % block_size == 0, "checkpoints lie at the ends of blocks"
         self.profile = profile
-        self.states_refused = 0  # that found no room
+        self.states_refused = 0  # checkpoints that were not kept for want of room
         self._running = 0
 
     def hit_blocks(self, job: Job) -> int:
@@ -87,13 +87,13 @@ class CheckpointCache(BlockCache):
         stored, prompt = lease.stored * self.block_size, lease.job.prompt_tokens
         super().release(lease)
         self._running -= 1
-        if lease.due and lease.due[-1] > prompt:  # or it was cancelled before its prompt was computed
+        if lease.due and lease.due[-1] > prompt:  # else it was cancelled before its prompt was computed
             for position in reversed(lease.due):
                 if position <= stored:
                     self._keep_at(lease, position)
 
     def outlives(self, job: Job, blocks: int, taken: int) -> bool:  # noqa: ARG002
-        """Only where nothing is evicted for so many blocks and all checkpoints that may come with them."""
+        """True only if nothing has to be evicted for so many blocks and all checkpoints that may come with them."""
         states = STATES_OF_REQUEST * (self._running + 1)
         if self.profile.every:
             states += taken * self.block_size // self.profile.grid
@@ -112,18 +112,18 @@ class CheckpointCache(BlockCache):
         lease.kept = block
 
     def _note_kept(self, lease: CheckpointLease, block: int) -> None:
-        """There is a new checkpoint at the end of so many blocks: say so, where that is the engine's habit."""
+        """Record an event for a new checkpoint at the end of so many blocks, in caches that report states."""
 
     def _states_most(self) -> int:
-        """States that could be there at once: of more than that of one request the deepest are kept."""
+        """Return how many states fit at once. If a request has more positions, the deepest are kept."""
         return self.capacity_blocks
 
     def _state_blocks(self) -> int:
-        """Blocks of the pool that a state takes."""
+        """Return how many blocks of the pool a state takes."""
         return 0
 
     def _spare_states(self) -> int:
-        """States that can be kept before one is given up for them, beside those that take blocks."""
+        """Return how many more states can be kept before one is dropped for them; blocks are not considered."""
         return 1 << 62
 
     @abstractmethod
@@ -132,24 +132,24 @@ class CheckpointCache(BlockCache):
 
     @abstractmethod
     def _touch(self, key: int) -> None:
-        """It is used now."""
+        """Note that this checkpoint is used now."""
 
     @abstractmethod
     def _keep(self, key: int) -> bool:
-        """Whether there was room for it."""
+        """Keep a checkpoint at the end of this block. False if there is no room."""
 
 
 class PooledCheckpoints(CheckpointCache):
-    """A checkpoint is `state_blocks` blocks under names of its own, below 0, which no prompt has."""
+    """A checkpoint takes `state_blocks` blocks of the pool, under names of its own: below 0, as no prompt's are."""
 
     def __init__(
         self, capacity_blocks: int, block_size: int, profile: CheckpointProfile, state_blocks: int, events_max: int = 0
     ) -> None:
         super().__init__(capacity_blocks, block_size, profile, events_max)
         self.state_blocks = state_blocks
-        self._kept: dict[int, Job] = {}  # by the key of their block; some may be evicted
+        self._kept: dict[int, Job] = {}  # states by the key of their block; some may be evicted
         self._serial = 0
-        self._reported: dict[int, int] = {}  # name of its block that goes first -> key; of those that events spoke of
+        self._reported: dict[int, int] = {}  # of reported states: name of the first block to be evicted -> key
 
     def copy(self) -> PooledCheckpoints:
         found = PooledCheckpoints(self.capacity_blocks, self.block_size, self.profile, self.state_blocks)
@@ -186,7 +186,7 @@ class PooledCheckpoints(CheckpointCache):
 
     def _has(self, key: int) -> bool:
         state = self._kept.get(key)
-        return state is not None and state.keys[-1] in self._by_key  # the last of them is the first to be evicted
+        return state is not None and state.keys[-1] in self._by_key  # its last block is evicted first
 
     def _touch(self, key: int) -> None:
         state, states = self._kept[key], self._states
@@ -221,7 +221,7 @@ class PooledCheckpoints(CheckpointCache):
             self._record(StateStored(job.keys[first:block], parent, job.ids[first * size : block * size]))
 
     def _record(self, event: CacheEvent) -> None:
-        """Of a state's own blocks only that the first is gone, and with it the state."""
+        """Record an event. For a state's own blocks only the eviction of the first one counts: the state is gone."""
         if isinstance(event, KeyRemoved) and event.key < 0:
             key = self._reported.pop(event.key, 0)
             if key:
@@ -231,14 +231,14 @@ class PooledCheckpoints(CheckpointCache):
 
 
 class SlottedCheckpoints(CheckpointCache):
-    """`slots` states in all, those of running requests included."""
+    """A cache with slots for `slots` states in all, including one for each running request."""
 
     def __init__(
         self, capacity_blocks: int, block_size: int, profile: CheckpointProfile, slots: int, events_max: int = 0
     ) -> None:
         super().__init__(capacity_blocks, block_size, profile, events_max)
         self.slots = slots
-        self._kept: OrderedDict[int, None] = OrderedDict()  # keys of blocks, the one used last at the end
+        self._kept: OrderedDict[int, None] = OrderedDict()  # keys of blocks with a checkpoint, the last used at the end
 
     def copy(self) -> SlottedCheckpoints:
         found = SlottedCheckpoints(self.capacity_blocks, self.block_size, self.profile, self.slots)

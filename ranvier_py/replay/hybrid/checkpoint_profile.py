@@ -1,4 +1,4 @@
-"""What a cache of endless size reuses of a trace, by where it keeps checkpoints: positions alone, no eviction. Pure."""
+"""Computes what a cache without a size limit reuses of a trace, by the positions where it keeps checkpoints. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ranvier_py.replay.hybrid.state_tree import common_symbols
 
 TOKEN_BYTES = 4
 WORTH_TOKENS = 256
-"""A prefix that is worth asking for."""
+"""Least tokens of a prefix that count as worth looking up."""
 
 CHECKPOINT_PROFILES = MappingProxyType(
     {
@@ -31,12 +31,12 @@ CHECKPOINT_PROFILES = MappingProxyType(
         "marconi": MARCONI,
     }
 )
-"""Those whose reuse on our traces is known to the token."""
+"""The profiles whose reuse on our traces is known to the token."""
 
 
 @dataclass(slots=True, eq=False)
 class MarkedNode:
-    """An edge from `start` on, with the positions of the checkpoints on it, ascending."""
+    """A node with its edge, which begins at token `start`. `marks`: ascending positions of checkpoints on the edge."""
 
     edge: bytes
     start: int
@@ -49,11 +49,11 @@ class MarkedNode:
 
 
 class EndlessCheckpoints:
-    """A cache of endless size for `trace_caches.run`, which keeps checkpoints as a profile has it.
+    """A `TraceCache` without a size limit that keeps checkpoints where a profile says.
 
-    `written`: checkpoints that were kept. `credited`: tokens in whole blocks of 16 that were
-    computed before, which is what a router believes that knows of attention alone. Of requests with at least 256 tokens
-    that were computed before: `worth`, and `in_vain` those of them that reuse nothing.
+    `written`: checkpoints that were kept. `credited`: tokens in whole blocks of 16 that were computed before, which a
+    router that knows only attention expects to be reused. `worth`: requests with at least 256 tokens that were computed
+    before; `in_vain`: those of them that reuse nothing.
     """
 
     def __init__(self, profile: CheckpointProfile) -> None:
@@ -84,7 +84,7 @@ class EndlessCheckpoints:
                 self.written += 1
 
     def _find(self, path: bytes, most: int) -> tuple[int, int]:
-        """(K, R), neither of them beyond `most`."""
+        """Return (K, R) as in `cache_profile`: tokens of `path` computed before, and reused; both at most `most`."""
         node, common, reused = self.root, 0, 0
         while (child := node.children.get(path[common * TOKEN_BYTES : (common + 1) * TOKEN_BYTES])) is not None:
             node = child
@@ -97,7 +97,7 @@ class EndlessCheckpoints:
         return min(common, most), reused
 
     def _add(self, path: bytes) -> list[MarkedNode]:
-        """The nodes of a path, which ends at the end of the last."""
+        """Insert a path and return its nodes; it ends at the end of the last node."""
         node, found = self.root, []
         while node.end * TOKEN_BYTES < len(path):
             at = node.end * TOKEN_BYTES
@@ -111,7 +111,7 @@ class EndlessCheckpoints:
         return found
 
     def _split(self, parent: MarkedNode, node: MarkedNode, tokens: int) -> MarkedNode:
-        """Cut the edge behind so many tokens. Returns the upper part."""
+        """Split a node after so many tokens of its edge. Returns the upper part."""
         at = tokens * TOKEN_BYTES
         upper = MarkedNode(node.edge[:at], node.start)
         parent.children[node.edge[:TOKEN_BYTES]] = upper
@@ -122,6 +122,6 @@ class EndlessCheckpoints:
         return upper
 
     def _common(self, node: MarkedNode, path: bytes) -> int:
-        """Leading tokens of its edge that `path` has there."""
+        """Return how many leading tokens of the node's edge `path` has in the same place."""
         at = node.start * TOKEN_BYTES
         return len(node.edge) // TOKEN_BYTES if path.startswith(node.edge, at) else common_symbols(node.edge, path, at)

@@ -1,10 +1,9 @@
-"""Who is evicted first. Pure.
+"""Finds the candidate with Marconi's least score, which is evicted first. Pure.
 
-Marconi's score of a candidate is recency + alpha * efficiency, each scaled to [0, 1] over all candidates of the moment,
-so every score changes with every request; but the order by recency, and that by efficiency, do not. `EvictionOrder`
-keeps both orders and walks them together from their low ends, until what it has not seen can't be below the least it
-has (Fagin's threshold algorithm). Nothing is scanned, and the result is that of a scan, ties included: they go to the
-first in preorder.
+The score is recency + alpha * efficiency, each scaled to [0, 1] over the present candidates, so every request changes
+all scores. It does not change the order by recency, nor that by efficiency. `EvictionOrder` keeps both orders and walks
+them together from their low ends, until no candidate that it has not seen can score below the least found (Fagin's
+threshold algorithm). The result is that of a scan over all candidates; ties go to the first in preorder.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Evictable(Protocol):
-    """`number` tells candidates apart."""
+    """A candidate. `number` identifies it; `place` orders candidates in preorder."""
 
     stamp: int
     number: int
@@ -28,7 +27,7 @@ Candidate = TypeVar("Candidate", bound=Evictable)
 
 
 class EvictionOrder(Generic[Candidate]):
-    """Candidates by stamp and by efficiency. Neither may change while a candidate is in it."""
+    """Candidates ordered by stamp and by efficiency; neither may change while a candidate is in the order."""
 
     def __init__(self) -> None:
         self._members: dict[int, Candidate] = {}
@@ -54,7 +53,7 @@ class EvictionOrder(Generic[Candidate]):
         del efficiencies[bisect_left(efficiencies, (node.efficiency, node.number))]
 
     def least(self, clock: int, alpha: float) -> Candidate | None:
-        """The candidate of the least score at `clock`, which is later than every stamp; None where there is none."""
+        """Return the candidate of the least score at `clock`, which must be later than every stamp; None if empty."""
         if not self._members:
             return None
         stamps, efficiencies, members = self._by_stamp, self._by_efficiency, self._members

@@ -1,11 +1,11 @@
-"""What a hybrid model computes and keeps for a prefix: operations and bytes, as whole numbers. Pure.
+"""Operations and bytes that a hybrid model needs for a prefix, as whole numbers. Pure.
 
 A prefix of L tokens has keys and values that grow with L, and one recurrent state of fixed size (a *checkpoint*) that
-is worth nothing at any other length. Source of the formulas: Marconi (Pan et al., appendix A, table 1), generalised to
-grouped keys, other widths and other precisions; `PAPER_7B` gives the paper's own numbers. In its table the recurrent
-layer's last term reads 10 L; 10 L D is meant, and is what is computed here.
+is useless at any other length. The formulas are from Marconi (Pan et al., appendix A, table 1), generalised to grouped
+keys, other widths and other precisions; `PAPER_7B` gives the paper's own numbers. In its table the recurrent layer's
+last term reads 10 L; 10 L D is meant, and is computed here.
 
-Left out, as there: norms, embeddings, and the head that samples.
+Left out, as in the paper: norms, embeddings, and the head that samples.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 BLOCK_STEP_TOKENS = 16
-"""vLLM makes blocks of hybrid models longer in such steps."""
+"""vLLM lengthens the blocks of hybrid models in steps of so many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class HybridModel:
-    """Layers by kind, and the widths that decide. Precisions are bytes of a number.
+    """A model's layers by kind, and the widths that determine its operations and bytes. Precisions: bytes per number.
 
-    `inner`: channels of a recurrent layer. `state_rows` * `state_columns`: the numbers of its state.
-    `conv_channels` * `conv_taps`: those that its convolution keeps. `mlp_parameters`: of all layers of that kind
-    together, the experts of one token alone.
+    `inner`: channels of a recurrent layer. `state_rows` * `state_columns`: how many numbers its state has.
+    `conv_channels` * `conv_taps`: how many its convolution keeps. `mlp_parameters`: of all MLP layers together, with
+    only the experts that one token uses.
     """
 
     name: str
@@ -44,7 +44,7 @@ class HybridModel:
 
     @property
     def layer_token_bytes(self) -> int:
-        """Keys and values of one token in one layer."""
+        """Bytes of one token's keys and values in one layer."""
         return 2 * self.kv_width * self.precision
 
     @property
@@ -53,37 +53,37 @@ class HybridModel:
 
     @property
     def layer_state_bytes(self) -> int:
-        """State and convolution of one recurrent layer."""
+        """Bytes of one recurrent layer's state and convolution."""
         state = self.state_rows * self.state_columns * self.state_precision
         return state + self.conv_channels * self.conv_taps * self.precision
 
     @property
     def state_bytes(self) -> int:
-        """One checkpoint: all recurrent layers."""
+        """Bytes of one checkpoint, of all recurrent layers."""
         return self.recurrent_layers * self.layer_state_bytes
 
     @property
     def state_tokens(self) -> float:
-        """What a checkpoint weighs in tokens of keys and values."""
+        """The size of a checkpoint, in tokens of keys and values."""
         return self.state_bytes / self.token_bytes
 
     @property
     def block_tokens(self) -> int:
-        """vLLM's block: the least multiple of 16 tokens whose keys and values are no smaller than a state."""
+        """Tokens of vLLM's block: the least multiple of 16 whose keys and values take no less than a layer's state."""
         return BLOCK_STEP_TOKENS * -(-self.layer_state_bytes // (BLOCK_STEP_TOKENS * self.layer_token_bytes))
 
     @property
     def state_groups(self) -> int:
-        """Groups of recurrent layers with a block table each: vLLM makes them as large as that of attention."""
+        """Groups of recurrent layers with a block table each: vLLM makes them as large as the attention group."""
         return -(-self.recurrent_layers // self.attention_layers)
 
     def recurrent_flops(self, tokens: int) -> int:
-        """Of all recurrent layers, for so many tokens wherever they stand."""
+        """Return the operations of all recurrent layers for so many tokens, at any depth."""
         each = 6 * self.width * self.inner + 8 * self.inner * self.state_columns + 5 * self.inner
         return self.recurrent_layers * tokens * each
 
     def attention_flops(self, tokens: int) -> int:
-        """Of all attention layers, for the first so many tokens."""
+        """Return the operations of all attention layers for the first so many tokens of a prompt."""
         linear = 4 * self.width * (self.attention_width + self.kv_width)
         return self.attention_layers * (linear * tokens + 4 * tokens * tokens * self.attention_width)
 
@@ -91,20 +91,20 @@ class HybridModel:
         return 2 * self.mlp_parameters * tokens
 
     def prefix_flops(self, tokens: int) -> int:
-        """What reusing a prefix of so many tokens saves."""
+        """Return the operations that reusing a prefix of so many tokens saves."""
         return self.recurrent_flops(tokens) + self.attention_flops(tokens) + self.mlp_flops(tokens)
 
     def prefix_bytes(self, tokens: int) -> int:
-        """What keeping it takes: a checkpoint, and keys and values."""
+        """Return the bytes that keeping such a prefix takes: a checkpoint, and keys and values."""
         return self.state_bytes + tokens * self.token_bytes
 
 
 def paper_model(
     recurrent_layers: int = 24, attention_layers: int = 4, mlp_layers: int = 28, width: int = 4096, columns: int = 128
 ) -> HybridModel:
-    """The paper's description: keys as wide as the model, all of it in 16 bits, channels twice the width.
+    """Make a model as in the paper: keys as wide as the model, all numbers of 16 bits, channels twice the width.
 
-    Its state has `width` rows, not the twice as many that such layers have, and its convolution keeps four taps.
+    The state has `width` rows, half of what such layers really have, and the convolution keeps four taps.
     """
     return HybridModel(
         name=f"{recurrent_layers}:{attention_layers}:{mlp_layers}",
@@ -127,7 +127,7 @@ PAPER_7B = paper_model()  # D 4096, N 128: a checkpoint of 26,787,840 bytes, 65,
 
 # From their config.json (hub: ai21labs/AI21-Jamba-1.5-Mini, nvidia/NVIDIA-Nemotron-Nano-9B-v2,
 # Qwen/Qwen3-Next-80B-A3B-Instruct, Qwen/Qwen3.5-9B, ibm-granite/granite-4.0-h-small); a convolution over k tokens keeps
-# k - 1 of them. The pages of Nemotron (672 tokens) and Qwen3.5 (528) are those that vLLM logs.
+# k - 1 of them. `block_tokens` of Nemotron (672) and Qwen3.5 (528) equal the block sizes that vLLM logs.
 JAMBA_MINI = HybridModel(
     "jamba-1.5-mini",
     width=4096,
@@ -141,7 +141,7 @@ JAMBA_MINI = HybridModel(
     state_columns=16,
     conv_channels=2 * 4096,
     conv_taps=3,
-    mlp_parameters=(16 + 2 * 16) * 3 * 4096 * 14336,  # every second layer has experts, two of them at work
+    mlp_parameters=(16 + 2 * 16) * 3 * 4096 * 14336,  # every second layer has experts; a token uses two
 )
 NEMOTRON_NANO = HybridModel(
     "nemotron-nano-9b-v2",
@@ -215,7 +215,7 @@ HYBRID_MODELS = MappingProxyType(
 
 
 def hybrid_model(name: str) -> HybridModel:
-    """The model of this name. Raises ValueError that lists the names."""
+    """Return the model of this name. Raises ValueError that lists the names."""
     if name not in HYBRID_MODELS:
         raise ValueError(f"no hybrid model {name!r}: there are {', '.join(HYBRID_MODELS)}")
     return HYBRID_MODELS[name]

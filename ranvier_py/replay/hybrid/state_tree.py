@@ -1,15 +1,15 @@
 """A radix tree over a hybrid model's prefixes, as SGLang+ and Marconi keep it (Pan et al., sections 4.1 and 4.2). Pure.
 
-Every node but the root holds one checkpoint, for the end of its edge, and the keys and values of its edge. A prefix is
-reusable up to the end of the deepest node that it contains whole. Admission is speculative insertion: inserting what
-parts inside an edge splits it, and the state at the junction is kept during that prefill; so a sequence brings at most
-two checkpoints, that of the junction and that after its last token.
+Every node but the root holds the keys and values of its edge, and one checkpoint, for the edge's end. A prefix can be
+reused up to the end of the deepest node that it contains completely. Admission is speculative insertion: inserting a
+path that parts inside an edge splits the edge, and the state at the junction is kept during that prefill. So a sequence
+adds at most two checkpoints: one at the junction and one after its last token.
 
-Paths are bytes, `width` of them a *symbol*: a token, or a whole block of `unit_tokens` tokens. Time is a counter: a
-lookup takes one step, an insertion two, and one more where it evicts.
-Rules: what a running request reads is not deleted, though a checkpoint on its path may be given up; what is inserted is
-inserted even where it does not fit.
-Bound: `capacity_bytes`, but for one sequence, and for what was held.
+Paths are bytes; each `width` bytes are a *symbol*: a token, or a whole block of `unit_tokens` tokens. Time is a
+counter: a lookup takes one step, an insertion two, and one more if it evicts.
+Rules: what a running request reads is not deleted, but checkpoints on its path may be dropped; a path is inserted even
+if it does not fit.
+Bound: `capacity_bytes`, exceeded at most by one sequence and by what running requests read.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ranvier_py.replay.hybrid.eviction_order import EvictionOrder
 from ranvier_py.replay.hybrid.hybrid_model import HybridModel
 
 EvictionRule = Literal["lru", "utility"]
-"""`lru`: leaves, the least recently visited first (SGLang+). `utility`: recency and operations saved (Marconi)."""
+"""`lru` evicts the least recently visited leaf (SGLang+), `utility` by recency and operations saved (Marconi)."""
 
 DTYPES: Mapping[int, np.dtype[Any]] = MappingProxyType({4: np.dtype("<u4"), 8: np.dtype("<u8")})
 
 
 @dataclass(frozen=True, slots=True)
 class Defects:
-    """What the published artifact does otherwise than its paper; each can be had alone. Default: none of it.
+    """Where the published artifact differs from its paper. Each difference can be turned on alone; by default none is.
 
-    `mlp`: the parent's MLP operations are counted as attention. `memory`: savings are relative to the parent, and bytes
-    those of the whole path. `freed`: a deleted leaf counts the edge of the last candidate. `match`: after an edge that
-    matches in part the walk goes on among that node's children.
+    `mlp`: the parent's MLP operations are counted as attention. `memory`: savings are relative to the parent, but bytes
+    are those of the whole path. `freed`: a deleted leaf frees as many bytes as the last node in preorder has. `match`:
+    after an edge that matches only in part, the walk continues among that node's children.
     """
 
     mlp: bool = False
@@ -52,9 +52,9 @@ COMPAT = Defects(mlp=True, memory=True, freed=True, match=True)
 
 @dataclass(slots=True, eq=False)
 class StateNode:
-    """`end`: symbols from the root. `children` in order of insertion.
+    """A node with its edge. `end`: symbols from the root to the edge's end. `children`: in order of insertion.
 
-    `pinned`: running requests that went on from its state. `held`: those that read its keys and values.
+    `pinned`: how many running requests continued from its state. `held`: how many read its keys and values.
     """
 
     edge: bytes
@@ -68,12 +68,12 @@ class StateNode:
     efficiency: float = 0.0  # while it may be evicted
 
     def __lt__(self, other: StateNode) -> bool:
-        """In a heap of leaves, which thereby are in the order of stamps, and those of one stamp in the heap's own."""
+        """Compare by stamp alone, for the heap of leaves; equal stamps are in the heap's own order."""
         return self.stamp < other.stamp
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Of two nodes the one that comes first in preorder has the lesser place."""
+        """The child indices from the root to this node. They order nodes in preorder."""
         found: list[int] = []
         node: StateNode = self
         while (parent := node.parent) is not None:
@@ -83,14 +83,15 @@ class StateNode:
 
 
 class StateChange(NamedTuple):
-    """A checkpoint came or went: the last symbol of the path to it."""
+    """A checkpoint was added (`kept`) or dropped. `symbol`: the last one of the path to it."""
 
     symbol: bytes
     kept: bool
 
 
 class Reach(NamedTuple):
-    """Symbols that can be reused, and that are stored at all; `visited` from the root to the last node touched."""
+    """How many symbols of a path can be reused (up to the end of `deepest`), and how many are stored (`raw`).
+    `visited`: the nodes from the root to the last one touched."""
 
     reusable: int
     raw: int
@@ -99,7 +100,7 @@ class Reach(NamedTuple):
 
 
 def common_symbols(edge: bytes, path: bytes, at: int, width: int = 4) -> int:
-    """Leading symbols of `edge` that `path` has from byte `at` on."""
+    """Return how many leading symbols `edge` shares with `path` from byte `at` on."""
     dtype = DTYPES[width]
     count = min(len(edge), len(path) - at) // width
     differs = np.frombuffer(edge, dtype, count) != np.frombuffer(path, dtype, count, at)
@@ -108,7 +109,7 @@ def common_symbols(edge: bytes, path: bytes, at: int, width: int = 4) -> int:
 
 
 class StateTree:
-    """`alpha` weighs operations saved against recency; it means nothing to `lru`."""
+    """The tree. `alpha` weighs operations saved against recency; rule `lru` ignores it."""
 
     def __init__(
         self,
@@ -133,8 +134,8 @@ class StateTree:
         self.nodes = 0
         self.symbols = 0
         self.evictions = 0  # calls that evicted
-        self.removed: list[bytes] | None = None  # paths of what is deleted, where somebody wants to know
-        self.states: list[StateChange] | None = None  # likewise
+        self.removed: list[bytes] | None = None  # collects the edges of deleted nodes; None: not wanted
+        self.states: list[StateChange] | None = None  # collects changes of checkpoints; None: not wanted
         self.pins = 0
         self.held_nodes = 0
         self.held_symbols = 0
@@ -143,7 +144,7 @@ class StateTree:
         self._order: EvictionOrder[StateNode] = EvictionOrder()
 
     def empty(self, clock: int = 0) -> StateTree:
-        """Another tree of the same kind without contents."""
+        """Return another tree of the same kind without contents."""
         found = StateTree(
             self.model,
             self.capacity_bytes,
@@ -157,8 +158,8 @@ class StateTree:
         return found
 
     def copy(self, *, pins: bool = False) -> StateTree:
-        """Another tree with the same contents, which nobody follows. Nodes keep their numbers, and with `pins` what
-        running requests read stays theirs."""
+        """Return another tree with the same contents that collects no changes. Nodes keep their numbers and, with
+        `pins`, their pins and holds."""
         found = self.empty(self.clock)
         found.nodes, found.symbols, found.evictions = self.nodes, self.symbols, self.evictions
         found._numbers = self._numbers
@@ -184,7 +185,7 @@ class StateTree:
     # ---- reading
 
     def find(self, path: bytes, symbols: int | None = None) -> Reach:
-        """What of the first `symbols` symbols of `path` is there. Changes nothing."""
+        """Find how far the first `symbols` symbols of `path` are stored. Changes nothing."""
         width, at = self.width, 0
         if symbols is not None and symbols * width < len(path):
             path = path[: symbols * width]
@@ -202,7 +203,7 @@ class StateTree:
         return Reach(node.end, node.end, node, visited)
 
     def _go_on(self, path: bytes, raw: int, deepest: StateNode, visited: list[StateNode]) -> Reach:
-        """The published walk below an edge that matched in part (`Defects.match`)."""
+        """Walk on below an edge that matched in part, as the published code does (`Defects.match`)."""
         width, reusable, node = self.width, deepest.end, visited[-1]
         while (child := node.children.get(path[raw * width : (raw + 1) * width])) is not None:
             visited.append(child)
@@ -215,7 +216,7 @@ class StateTree:
         return Reach(reusable, raw, deepest, visited)
 
     def walk(self) -> Iterator[StateNode]:
-        """All nodes but the root, in preorder."""
+        """Yield all nodes but the root, in preorder."""
         stack = list(reversed(self.root.children.values()))
         while stack:
             node = stack.pop()
@@ -225,7 +226,7 @@ class StateTree:
     # ---- lookups and insertions
 
     def match(self, path: bytes, symbols: int | None = None) -> Reach:
-        """As `find`, and what was found is used now."""
+        """Find a path as `find` does, and count the found nodes as used now: all for `lru`, else the deepest."""
         self.clock += 1
         found = self.find(path, symbols)
         if self.rule == "lru":
@@ -236,8 +237,8 @@ class StateTree:
         return found
 
     def insert(self, path: bytes, others_bytes: int = 0) -> int:
-        """Keep a whole sequence. `others_bytes` of the capacity are somebody else's. Returns the symbols that were
-        there already when room had been made."""
+        """Make room, then insert a whole sequence; `others_bytes` of the capacity are not available. Returns how many
+        of its symbols the tree still had after making room."""
         self.clock += 1
         found = self.match(path)
         states = 2 if found.raw > found.reusable else 1
@@ -246,19 +247,19 @@ class StateTree:
         return self._add(path)
 
     def make_room(self, need_bytes: int) -> None:
-        """Evict until so much is left, or nothing can be evicted."""
+        """Evict until so many bytes are free, or nothing can be evicted."""
         over = self.bytes_used + need_bytes - self.capacity_bytes
         if over > 0:
             self.evict(over)
 
     def pin(self, node: StateNode, change: int = 1) -> None:
-        """One running request more or less (1 or -1) reads the path to this node, which is not the root."""
+        """Note that one running request more (1) or less (-1) reads the path to this node, which is not the root."""
         node.pinned += change
         self.pins += change
         self._weigh(node)
         at = node
         while at.parent is not None:
-            if at.held == (change < 0):  # nobody did, or nobody will
+            if at.held == (change < 0):  # the first reader comes, or the last one leaves
                 self.held_nodes += change
                 self.held_symbols += change * (len(at.edge) // self.width)
             at.held += change
@@ -287,13 +288,13 @@ class StateTree:
         self._numbers += 1
         self.nodes += 1
         node = StateNode(edge, parent.end + len(edge) // self.width, parent, self.clock, self._numbers)
-        parent.children[edge[: self.width]] = node  # in the place of what had this key
+        parent.children[edge[: self.width]] = node  # in the place of the node that had this key
         self._weigh(node)
         self._note_state(node, kept=True)
         return node
 
     def _split(self, node: StateNode, at: int) -> StateNode:
-        """Cut the edge behind so many bytes. Returns the new node of the upper part."""
+        """Split a node after `at` bytes of its edge. Returns the new node of the upper part."""
         assert node.parent is not None
         upper = self._new(node.edge[:at], node.parent)
         upper.held = node.held
@@ -308,7 +309,7 @@ class StateTree:
     # ---- eviction
 
     def evict(self, over_bytes: int) -> None:
-        """Free so many bytes, as the rule counts them."""
+        """Free so many bytes, as the rule counts them, or as many as can be freed."""
         self.clock += 1
         self.evictions += 1
         if self.rule == "lru":
@@ -338,14 +339,14 @@ class StateTree:
         return self.model.state_bytes + len(node.edge) // self.width * self._symbol_bytes
 
     def _last(self) -> StateNode:
-        """The last node in preorder, which is a leaf and hence a candidate."""
+        """Return the last node in preorder, which is a leaf and hence a candidate."""
         node = self.root
         while node.children:
             node = node.children[next(reversed(node.children))]
         return node
 
     def _delete(self, node: StateNode) -> StateNode:
-        """Drop a leaf with its keys and values. Returns its parent."""
+        """Delete a leaf with its keys and values. Returns its parent."""
         parent = node.parent
         assert parent is not None
         if self.removed is not None:
@@ -359,7 +360,7 @@ class StateTree:
         return parent
 
     def _absorb(self, node: StateNode) -> None:
-        """Drop the checkpoint of a node with one child: both become one, which ends where the child did."""
+        """Drop the checkpoint of a node with one child: merge both into one node that ends where the child ends."""
         ((_, child),) = node.children.items()
         parent = node.parent
         assert parent is not None
@@ -382,7 +383,7 @@ class StateTree:
         self._weigh(node)
 
     def _weigh(self, node: StateNode) -> None:
-        """Keep the order of eviction true: something about this node has changed but its stamp and edge."""
+        """Add the node to the order of eviction or remove it. If its stamp or edge changed, it was removed before."""
         if self.rule == "lru" or node.parent is None:
             return
         is_candidate = len(node.children) <= 1 and not node.pinned
@@ -393,7 +394,7 @@ class StateTree:
             self._order.add(node)
 
     def _efficiency(self, node: StateNode) -> float:
-        """Operations that its checkpoint saves beyond its parent's, for each byte that it holds."""
+        """Return the operations that its checkpoint saves beyond its parent's, per byte that the node holds."""
         model, unit = self.model, self.unit_tokens
         own, end = len(node.edge) // self.width * unit, node.end * unit
         before = end - own
@@ -402,5 +403,5 @@ class StateTree:
         return saved / model.prefix_bytes(end if self.defects.memory else own)
 
     def _published_mlp(self, tokens: int) -> int:
-        """As many layers as there are MLPs, counted as attention."""
+        """Return the operations of the MLP layers if each is counted as an attention layer (`Defects.mlp`)."""
         return self.model.attention_flops(tokens) // self.model.attention_layers * self.model.mlp_layers

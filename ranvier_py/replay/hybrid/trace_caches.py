@@ -1,6 +1,6 @@
-"""Caches that the requests of a trace use one after the other, and what they found. Pure.
+"""Runs the requests of a trace through a cache, one after the other, and counts what they reuse. Pure.
 
-Paths are of tokens here. Marconi is a tree under `utility` with a tuner, SGLang+ one under `lru` without.
+A symbol of a path is a token here. Marconi is a tree with rule `utility` and a tuner; SGLang+ one with `lru` and none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TOKEN_BYTES = 4
 
 
 class TraceCache(Protocol):
-    """`lookup`: tokens of a prompt that can be reused; it counts as a use. `insert`: the request is done."""
+    """`lookup` returns how many prompt tokens can be reused, and counts as a use. `insert` adds a finished request."""
 
     def lookup(self, request: TokenRequest) -> int: ...
 
@@ -24,7 +24,7 @@ class TraceCache(Protocol):
 
 
 class TreeOfTrace:
-    """One tree, and who sets its alpha."""
+    """A tree and the tuner that sets its alpha, as a TraceCache."""
 
     def __init__(self, tree: StateTree, tuner: Tuner | None = None) -> None:
         self.tree = tree
@@ -41,7 +41,7 @@ class TreeOfTrace:
 
 @dataclass(slots=True)
 class TraceRun:
-    """What the lookups of a trace found, in order, in tokens."""
+    """Tokens of each prompt, and how many of them were reused, in order."""
 
     reused: list[int] = field(default_factory=list)
     prompts: list[int] = field(default_factory=list)
@@ -52,12 +52,12 @@ class TraceRun:
 
     @property
     def hit_rate(self) -> float:
-        """Of tokens. That of requests means nothing: all share the template's first few."""
+        """Share of the prompt tokens. A share of requests would mean nothing: all share the template's first tokens."""
         return sum(self.reused) / sum(self.prompts) if self.prompts else 0.0
 
 
 def run(cache: TraceCache, requests: Iterable[TokenRequest]) -> TraceRun:
-    """One request after the other: looked up, then inserted with its answer."""
+    """Look up each request, then insert it with its answer, one after the other."""
     found = TraceRun()
     for request in requests:
         found.prompts.append(len(request.prompt) // TOKEN_BYTES)

@@ -1,13 +1,13 @@
 """A tree of checkpoints as the prefix cache of a modelled engine: SGLang+ and Marconi under concurrent requests. Pure.
 
-A symbol is a block of the trace, so checkpoints lie at the ends of blocks. A request is looked up when it is admitted
-and inserted, as far as it was computed, when it ends. Until then it has memory for what the tree lacks and for two
-states, the one it works with and that of a junction: its insertion always fits. It goes on from a copy of a state, and
-reads the keys and values of the path up to it, which are pinned.
+A symbol is a block of the trace, so checkpoints are at the ends of blocks. A request is looked up when it is admitted,
+and what it computed is inserted when it ends. Until then it has memory reserved for what the tree lacks and for two
+states, its own and that of a junction, so its insertion always fits. It continues from a copy of a state and reads the
+keys and values of the path up to there, which are pinned.
 
-Where a path's own checkpoints leave no room for its request, and nobody else would make some by ending, the request
-goes on from a checkpoint further up.
-Invariant: what the tree holds and what was promised is never more than the capacity.
+If the checkpoints on a path leave no room for its request, and no other request would make room by ending, the request
+continues from a checkpoint further up.
+Invariant: the tree's contents and the reserved memory together never exceed the capacity.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ranvier_py.replay.hybrid.state_tree import StateNode, StateTree
 
 KEY_BYTES = 8
 PATHS_MAX = 4096
-"""Paths of jobs that are remembered: those in work are asked for again and again."""
+"""Paths of jobs that are remembered, since those of requests in flight are needed again and again."""
 
 
 class JobPaths:
-    """Paths of jobs, at most PATHS_MAX, the ones asked for last. Caches and their copies share it."""
+    """The tree paths of jobs; the PATHS_MAX used last are remembered. A cache shares it with its copies."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Job, bytes] = OrderedDict()
@@ -54,7 +54,7 @@ class JobPaths:
 
 @dataclass(slots=True, eq=False)
 class TreeLease(Lease):
-    """`node`: number of the node whose state the request went on from, 0 for none. `epoch`: of the cache's contents."""
+    """`node`: the number of the node from whose state the request continued, 0: none. `epoch`: of the cache, then."""
 
     node: int = 0
     reserved_bytes: int = 0
@@ -74,7 +74,7 @@ class TreeLease(Lease):
 
 
 class TreeCache:
-    """A `PrefixCache`. `events_max` bounds the undrained events; 0 records none."""
+    """A `PrefixCache` over a tree. `events_max` bounds the undrained events; 0 records none."""
 
     def __init__(self, tree: StateTree, tuner: Tuner | None = None, *, events_max: int = 0) -> None:
         assert tree.width == KEY_BYTES, "symbols are the keys of blocks"
@@ -88,13 +88,13 @@ class TreeCache:
         self._events: deque[CacheEvent] = deque(maxlen=events_max)
         self._reserved = 0
         self._running = 0
-        self._epoch = 0  # one more with each `clear`
-        self._pinned: dict[int, StateNode] = {}  # by number
+        self._epoch = 0  # incremented by each `clear`
+        self._pinned: dict[int, StateNode] = {}  # pinned nodes by number
         self._paths = JobPaths()
         self._follow(tree)
 
     def copy(self) -> TreeCache:
-        """Another cache with the same contents that records no events and keeps its alpha."""
+        """Return another cache with the same contents that records no events and never tunes its alpha."""
         found = TreeCache(self.tree.copy(pins=True))
         found.evicted_blocks, found._reserved, found._running = self.evicted_blocks, self._reserved, self._running
         found._paths, found._epoch = self._paths, self._epoch
@@ -104,7 +104,7 @@ class TreeCache:
 
     @property
     def used_blocks(self) -> int:
-        """What running requests hold, in blocks."""
+        """The memory that running requests read or have reserved, in blocks."""
         return min(self.capacity_blocks, -(-(self._reserved + self._held_bytes()) // self._block_bytes))
 
     @property
@@ -131,7 +131,7 @@ class TreeCache:
         return self._usable(job) is not None
 
     def outlives(self, job: Job, blocks: int, taken: int) -> bool:  # noqa: ARG002
-        """What growing leases take was promised to them, so nothing is evicted for it."""
+        """True: growing leases take only memory that was reserved, so nothing is evicted for them."""
         return True
 
     def lease(self, job: Job) -> TreeLease | None:
@@ -152,7 +152,7 @@ class TreeCache:
         return TreeLease(job, [0] * node.end, 0, node.end, node.end, node.number, need, self._epoch)
 
     def grow(self, lease: Lease, tokens: int) -> None:
-        """Nothing is findable before the request ends; what it has computed until then is counted."""
+        """Count what the request has computed. None of it can be found before the request ends."""
         lease.blocks.extend([0] * (-(-tokens // self.block_size) - len(lease.blocks)))
         lease.stored = max(lease.stored, min(tokens // self.block_size, len(lease.job.keys)))
 
@@ -162,7 +162,7 @@ class TreeCache:
         self._running -= 1
         lease.blocks = []
         if lease.epoch != self._epoch:
-            return  # what it went on from is gone
+            return  # the cache was cleared: the path that it continued is gone
         if lease.stored:
             self._insert(lease)
         if lease.node:
@@ -183,7 +183,7 @@ class TreeCache:
         self._note_states(lease.job.keys[: lease.stored])
 
     def clear(self) -> None:
-        """Forget all contents. What running requests compute is not kept either: the path to it is gone."""
+        """Forget all contents. What running requests compute will not be inserted either: the path to it is gone."""
         self._epoch += 1
         self.tree = self.tree.empty(self.tree.clock)
         self._follow(self.tree)
@@ -204,14 +204,14 @@ class TreeCache:
     # ---- room
 
     def _limit(self, job: Job) -> int:
-        """Blocks of the prompt that could be found: the last token is always computed."""
+        """Return how many blocks of the prompt could be reused: its last token is always computed."""
         return min(len(job.keys), (job.prompt_tokens - 1) // self.block_size)
 
     def _deepest(self, job: Job) -> StateNode:
         return self.tree.find(self._paths[job], self._limit(job)).deepest
 
     def _usable(self, job: Job) -> StateNode | None:
-        """Where the request would go on from; None: it has to wait."""
+        """Return the node from whose state the request would continue; None if it has to wait."""
         node = self._deepest(job)
         while not self._room(job, node):
             if self._running or node.parent is None:
@@ -227,8 +227,8 @@ class TreeCache:
         return blocks * self._block_bytes + 2 * self.tree.model.state_bytes
 
     def _held_bytes(self, also: StateNode | None = None) -> int:
-        """What can't be evicted, if the path to `also` were read too: its keys and values, and checkpoints on it that
-        stay. `utility` gives up those that have one child; with the junctions of n paths there are fewer than 2 n."""
+        """Return the bytes that could not be evicted if the path to `also` were read, too: keys and values, and the
+        checkpoints that stay. `utility` can drop those with one child: of n paths fewer than 2 n remain."""
         tree = self.tree
         nodes, symbols, pins = tree.held_nodes, tree.held_symbols, tree.pins
         if also is not None and also.parent is not None:
@@ -262,7 +262,7 @@ class TreeCache:
             self._record(KeysStored(keys[before:], keys[before - 1] if before else 0, ids))
 
     def _note_states(self, path: tuple[int, ...]) -> None:
-        """`path`: the keys of what was inserted, on which new checkpoints lie, each after all those above it."""
+        """Record changes of checkpoints. `path`: the inserted keys; new checkpoints are on it, in ascending order."""
         states = self.tree.states
         if not states:
             return

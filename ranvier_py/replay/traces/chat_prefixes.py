@@ -1,9 +1,8 @@
 """Turns chats into tokens, blocks and prefix chains, and tokenizes each message only once if that is exact.
 
-It is exact if the tokenizer cuts cleanly (`TokenizerFacts.incremental`): then a dialogue is tokenized once for all its
-turns, and a logged request only from where an earlier one ended. Otherwise each request is tokenized in full. Beyond
-the messages, an engine also sees the *cue*, which asks for an answer («assistant:»). It is rendered once for each role
-of a last message, with and without tools.
+If the tokenizer cuts cleanly (`TokenizerFacts.incremental`), a dialogue is tokenized once for all its turns, and a
+logged request only from where an earlier one ended. Otherwise each request is tokenized in full. Beyond the messages an
+engine sees the *cue* that asks for an answer («assistant:»), rendered once for each role of a last message.
 
 Bound: PREFIXES_MAX prefixes are remembered. The one used longest ago is dropped (`dropped`), which costs only time.
 """
@@ -84,8 +83,7 @@ class Prefixes:
         return conversation
 
     def turn(self, conversation: Conversation, turn: int) -> ChatTurn:
-        """Return the request whose prompt is the first `turn` messages. The next message, if there is one, is its answer.
-        """
+        """Return the request whose prompt is the first `turn` messages. The next message, if any, is its answer."""
         prompt = self._prefix(conversation, turn)
         cue = self._cue(conversation, turn)
         if cue is None:  # the prompt with its cue does not begin with the rendered history, so tokenize it in full
@@ -160,8 +158,7 @@ class Prefixes:
         return self._cues[place]
 
     def _answer_tokens(self, answer: Message, prompt: Prefix, history: Prefix, cue: TokenIds) -> TokenIds:
-        """Return the tokens that the engine generated: those in the next turn's history if it continues prompt and cue,
-        else those of the answer's text."""
+        """Return the generated tokens: those in the history if it continues prompt and cue, else the text's own."""
         piece = history.own
         follows = history.state.tokens - len(piece) == prompt.state.tokens
         if follows and len(piece) > len(cue) and np.array_equal(piece[: len(cue)], cue):

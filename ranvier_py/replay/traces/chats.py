@@ -5,9 +5,9 @@
     {"doc_id": "val/1", "transcript": "…", "queries": [{"q": "…", "a": "…"}, …]}                          QMSum's file
 
 A *request* is what a client sent once, with its whole history; `answer` or `response` is a text, a message, or the
-engine's whole response. A *dialogue* yields a request for each assistant message but the first message: that message is
-the answer, those before it are the prompt. A line with an answer is a request. All other lines are requests if any
-session has several lines, else dialogues, unless the option `lines` decides.
+engine's whole response. A *dialogue* is one request for each assistant message after the first message, which is its
+answer. A line with an answer is a request. All other lines are requests if any session has several lines, else
+dialogues, unless the option `lines` decides.
 
 Without a `timestamp`, conversations begin at random within `window_s` and take a turn every `turn_s`. A request without
 an answer gets one of `answer_tokens` that no later prompt contains.
@@ -39,7 +39,7 @@ REFUSED = (TemplateRefused, TypeError, ValueError, KeyError, IndexError, Attribu
 class ChatLine:
     """A line, or one question about a document: its messages, and which of them answer a request.
 
-    `turns` are the indices of answers in `messages`. The last may be one beyond the end: an answer that is not recorded.
+    `turns` are the indices of answers in `messages`. The last may be one beyond the end, if its answer is not recorded.
     """
 
     line: TraceLine
@@ -122,8 +122,7 @@ def read_messages(line: TraceLine, messages: Any) -> list[Message]:
 
 
 def read_answer(line: TraceLine, answer: Any) -> Message:
-    """Return a text, a message or an engine's response as the message that the next turn will contain. Raises TraceError.
-    """
+    """Return an answer (text, message or engine's response) as a message of the next turn. Raises TraceError."""
     if isinstance(answer, str):
         return {"role": "assistant", "content": answer}
     if isinstance(answer, dict) and isinstance(answer.get("choices"), list) and answer["choices"]:

@@ -1,13 +1,13 @@
-"""Recorded sessions of coding agents: prompts as ranges of block hashes, a session to a JSON line.
+"""Loads recorded sessions of coding agents: JSON lines with one session each, whose prompts are ranges of block hashes.
 
     {"id": "trace_0002", "block_size": 64, "requests": [{"t": 9.0, "in": 16003, "out": 99, "h": [1, 250]}, …]}
 
-`t` in seconds from the session's start; `h` are starts and lengths of ranges, one hash for each whole block of the
-prompt. An entry of type `subagent` has `requests` of its own, from its `t` on. Hashes are a session's own: what
-sessions share of tools and system prompt can't be seen here, so nothing is shared between them.
+`t` is seconds from the session's start; `h` has starts and lengths of ranges, with one hash for each whole block of the
+prompt. An entry of a sub-agent has `requests` of its own, whose times count from its `t`. Hashes are valid only within
+a session: which tools and system prompts sessions share cannot be seen, so they share no blocks here.
 
 Sessions have no common clock: they begin at random within `window_s`. Answers are hidden in the hashes of the next
-turn, as in Mooncake's traces, whose rules hold for the rest.
+turn, as in Mooncake's traces; the other rules are those of `mooncake`, too.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ranvier_py.replay.traces.trace import Trace, TraceOptions
 from ranvier_py.replay.traces.trace_chains import linked
 
 DEPTH_MAX = 4
-"""Of agents within agents."""
+"""Levels of agents within agents."""
 
 TIME_MAX_S = 1e7
-"""Of a session: four months."""
+"""Greatest time within a session: four months."""
 
 
 class SessionRequest(NamedTuple):
-    """An entry, read; `line` tells the session, whose hashes these are."""
+    """One request of a session. `line`: the line of its session, within which the hashes are valid."""
 
     at: float
     line: int
@@ -40,7 +40,7 @@ class SessionRequest(NamedTuple):
 
 
 def load(path: Path, options: TraceOptions) -> Trace:
-    """The requests of a file. Raises TraceError."""
+    """Return the requests of a file. Raises TraceError."""
     rng = drawn(options.seed, "sessions")
     entries: list[SessionRequest] = []
     size = 0
@@ -61,7 +61,7 @@ def load(path: Path, options: TraceOptions) -> Trace:
 
 
 def named(entries: Iterable[SessionRequest]) -> Iterator[MooncakeRecord]:
-    """With the chained names of their blocks; what a session's request shares with the one before is not named anew."""
+    """Yield the entries with their blocks' chained names. Names shared with the session's last entry are reused."""
     before: dict[str, tuple[Sequence[tuple[int, int]], list[int]]] = {}
     for entry in entries:
         ranges, path = before.get(entry.session, ((), []))
@@ -77,7 +77,7 @@ def named(entries: Iterable[SessionRequest]) -> Iterator[MooncakeRecord]:
 
 
 def in_common(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> int:
-    """Leading blocks that both have."""
+    """Return how many leading blocks two lists of ranges share, at least."""
     found = 0
     for (first, count), (other, length) in zip(some, others, strict=False):
         if first != other:
@@ -91,7 +91,7 @@ def in_common(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
 def read_requests(
     line: TraceLine, given: Any, session: str, start: float, size: int, depth: int = 0
 ) -> Iterator[SessionRequest]:
-    """The requests of a session, or of an agent within it. Raises TraceError."""
+    """Yield the requests of a session, or of an agent within it. Raises TraceError."""
     if not isinstance(given, list) or depth > DEPTH_MAX:
         raise line.wrong(f"requests {shown(given)}", "a list of requests, of agents within agents up to 4 deep")
     for number, entry in enumerate(given):
@@ -108,7 +108,7 @@ def read_requests(
 
 
 def read_request(line: TraceLine, session: str, at: float, size: int) -> SessionRequest:
-    """Raises TraceError."""
+    """Read one request. Raises TraceError."""
     prompt, answer = line.integer("in", 1, TOKENS_MAX), line.integer("out", 0, TOKENS_MAX)
     given = line.fields.get("h")
     if not isinstance(given, list) or len(given) % 2 or any(type(each) is not int or each < 0 for each in given):

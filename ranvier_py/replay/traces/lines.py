@@ -55,8 +55,7 @@ class TraceLine:
         return value
 
     def text(self, *names: str) -> str:
-        """Return the text or whole number, as text, under the first of `names` that is there; "" if none is. Raises
-        TraceError."""
+        """Return as text the text or whole number under the first of `names` that exists, or "". Raises TraceError."""
         for name in names:
             value = self.fields.get(name)
             if value is None:

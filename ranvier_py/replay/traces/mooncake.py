@@ -1,13 +1,13 @@
-"""Mooncake's traces: prompts as lists of block hashes, JSON lines.
+"""Loads traces in Mooncake's format: JSON lines with prompts as lists of block hashes.
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, …, 2366]}
 
-`timestamp` in milliseconds; one hash id for each `block_tokens` (512) of the prompt, the last one partial. Other files
-of this shape are read by `block_tokens` and `stamp_unit_s` (Qwen's Bailian traces: 16 and 1). `chat_id` or
-`session_id` names the session.
+`timestamp` is in milliseconds. There is one hash id for each `block_tokens` (512) of the prompt; the last block may be
+partial. Other files of this format need other options `block_tokens` and `stamp_unit_s` (Qwen's Bailian traces: 16 and
+1). `session_id` or `chat_id` names the session.
 
-Rules: every whole block is a prefix key; message ends are inferred (`trace_chains.partings`). What the answers said is
-hidden in the ids of the next turn, so answers are blocks of the request's own. Names are chained here.
+Rules: every whole block is a prefix key; message ends are inferred (`trace_chains.partings`). An answer's content shows
+only in the ids of the next turn, so its blocks get names that no other request has. The loader chains the names.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ranvier_py.replay.traces.trace import Depth, Trace, TraceOptions, TraceRequ
 from ranvier_py.replay.traces.trace_chains import linked, own_names, partings
 
 STAMP_UNIT_S = 0.001
-STAMP_STEP_S = 3.0  # of the stamps in Mooncake's published traces
-TOKENS_MAX = 1 << 23  # of one prompt or answer
+STAMP_STEP_S = 3.0  # Mooncake's published traces have stamps rounded to this step
+TOKENS_MAX = 1 << 23  # tokens of one prompt or answer
 
 
 class MooncakeRecord(NamedTuple):
-    """A line, with the chained name of each block, the partial one too."""
+    """A line. `path`: the chained name of each block of the prompt, including a partial one."""
 
     stamp: float  # seconds
     session: str
@@ -47,7 +47,7 @@ class MooncakeRecord(NamedTuple):
 
 
 def load(path: Path, options: TraceOptions) -> Trace:
-    """The requests of a file. Raises TraceError."""
+    """Return the requests of a file. Raises TraceError."""
     records = [read_record(line, options) for line in json_lines(path)]
     if not records:
         raise nothing_in(path)
@@ -63,16 +63,16 @@ def load(path: Path, options: TraceOptions) -> Trace:
 def requests_of(
     records: Sequence[MooncakeRecord], times: Sequence[float], size: int, limit: int = 0
 ) -> list[TraceRequest]:
-    """The first `limit` of them in order of time, all for 0."""
+    """Make requests of the first `limit` records in order of time; 0: of all."""
     order = sorted(range(len(records)), key=times.__getitem__)[: limit or None]
     ends = partings(records[number].path for number in order)
     ends.update(records[number].path[whole - 1] for number in order if (whole := records[number].prompt_tokens // size))
-    depths: dict[int, Depth] = {}  # a name has one depth: shared by all requests
+    depths: dict[int, Depth] = {}  # by name: requests share the keys, since a name has one depth
     return [request_of(number, times[number], records[number], size, ends, depths) for number in order]
 
 
 def read_record(line: TraceLine, options: TraceOptions) -> MooncakeRecord:
-    """Raises TraceError."""
+    """Read one line. Raises TraceError."""
     size = options.block_tokens
     prompt_tokens = line.integer("input_length", 1, TOKENS_MAX)
     answer_tokens = max(1, line.integer("output_length", 0, TOKENS_MAX))

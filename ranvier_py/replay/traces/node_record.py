@@ -1,11 +1,11 @@
-"""One's own traffic: what `ranvier serve --record FILE` wrote (core/routing/request_record.py has the format).
+"""Loads recordings of one's own traffic by `ranvier serve --record FILE` (format: core/routing/request_record.py).
 
-Between two prefix keys nobody knows where two prompts part: a block is named after the next deeper key that any record
-has on its path, so a hit may be too short by less than that. Beyond the deepest key the blocks are the request's own.
+Where two prompts part between two prefix keys is unknown. So a block is named after the next deeper key that any record
+has on its path, and a hit may be too short by less than the gap. Blocks beyond the deepest key are the request's own.
 
-Rules: an attempt that no engine worked for is left out: what became of its request is on another line. Files of one
-node, or of several with one secret, may be put one after the other, in any order. A prompt of unknown length is taken
-for four bytes a token. A last line without its end is left out: the node was writing it.
+Rules: attempts that no engine served are left out; another line has the outcome of their request. Files of one node, or
+of several with one secret, may be concatenated in any order. A prompt of unknown length is assumed to have four bytes a
+token. An incomplete last line is left out: the node was still writing it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ranvier_py.replay.traces.lines import TraceLine, json_line, name_of, raw_li
 from ranvier_py.replay.traces.trace import Depth, Trace, TraceError, TraceOptions, TraceRequest
 from ranvier_py.replay.traces.trace_chains import linked, own_names
 
-BYTES_PER_TOKEN = 4  # of English and code in JSON
-TOKENS_MAX = 1 << 22  # of one prompt or answer: blocks are named one by one
+BYTES_PER_TOKEN = 4  # for English and code in JSON
+TOKENS_MAX = 1 << 22  # tokens of one prompt or answer: each block gets a name
 
 
 def load(path: Path, options: TraceOptions) -> Trace:
-    """The requests of a file, in order of time. Raises TraceError."""
+    """Return the requests of a file, in order of time. Raises TraceError."""
     header: Header | None = None
     served: list[tuple[float, RequestRecord]] = []  # when each came, seconds since 1970
     for line in finished_lines(path):
@@ -60,7 +60,7 @@ def load(path: Path, options: TraceOptions) -> Trace:
 
 
 def finished_lines(path: Path) -> Iterator[TraceLine]:
-    """The objects of a recording. Raises TraceError."""
+    """Yield the objects of a recording, without an incomplete last line. Raises TraceError."""
     for number, data in raw_lines(path):
         try:
             line = json_line(path, number, data)
@@ -72,28 +72,28 @@ def finished_lines(path: Path) -> Iterator[TraceLine]:
 
 
 def agreed(before: Header | None, header: Header, line: TraceLine) -> Header:
-    """The header of the lines to come. Raises TraceError where it can't share fingerprints with the one before."""
+    """Return the header for the next lines. Raises TraceError if its fingerprints differ from the previous header's."""
     if before is not None and (before.scheme, before.block_tokens) != (header.scheme, header.block_tokens):
         raise line.wrong("a recording under another secret or tokenizer", "the same as before: fingerprints differ")
     return header
 
 
 class Beginnings:
-    """Which prefixes each prefix begins with, by all that the records say of it together."""
+    """Knows, from all records together, with which shorter prefixes each prefix begins."""
 
     def __init__(self) -> None:
         self._above: dict[int, tuple[int, int]] = {}  # by fingerprint: the next shorter key, (0, 0) at the start
         self._tokens: dict[int, int] = {}
 
     def add(self, chain: Sequence[tuple[int, int]]) -> bool:
-        """Ascending keys of one prompt. False where they contradict what is known: a fingerprint names one prefix."""
+        """Add the ascending keys of one prompt. False if they contradict others: a fingerprint names one prefix."""
         return all(
             self._tokens.setdefault(key[1], key[0]) == key[0] and self._begins(above, key)
             for above, key in pairwise([(0, 0), *chain])
         )
 
     def _begins(self, shorter: tuple[int, int], key: tuple[int, int]) -> bool:
-        """Note that `shorter` begins `key`."""
+        """Note that the prefix `key` begins with `shorter`. False if that contradicts what is known."""
         while (known := self._above.setdefault(key[1], shorter)) != shorter:
             if known[0] == shorter[0]:
                 return False
@@ -105,7 +105,7 @@ class Beginnings:
         return True
 
     def names(self, key: tuple[int, int], size: int) -> list[int]:
-        """Of the blocks up to this key."""
+        """Return the names of the blocks up to this key, of `size` tokens each."""
         found: list[int] = []
         while key[0]:
             above = self._above[key[1]]

@@ -1,9 +1,9 @@
-"""Traces of token ids: JSON lines with the tokens of prompt and answer.
+"""Loads traces of token ids: JSON lines with the tokens of prompt and answer.
 
     {"prompt_token_ids": [5971, 2927, …], "output_token_ids": [791, …], "timestamp": 12.5, "session": "a", "model": "m"}
     {"input_tok_ids": […], "output_tok_ids": […], "arrival_time_ns": 46926808, "input_toks": 2358, "output_toks": 531}
 
-The second line is LLMServingSim's spelling. Answer, time stamp, session and model may be missing; without time stamps
+The second line has LLMServingSim's names. Answer, time stamp, session and model may be missing; without time stamps
 requests are `turn_s` apart. Message ends are inferred (`trace_chains.partings`).
 """
 
@@ -29,7 +29,7 @@ NO_TOKENS: TokenIds = np.zeros(0, dtype=np.uint32)
 
 
 class TokenRecord(NamedTuple):
-    """A line."""
+    """One line: a request with its tokens."""
 
     stamp: float | None  # seconds
     session: str
@@ -43,7 +43,7 @@ class TokenRecord(NamedTuple):
 
 
 def load(path: Path, options: TraceOptions) -> Trace:
-    """The requests of a file. Raises TraceError."""
+    """Return the requests of a file. Raises TraceError."""
     records = [read_record(line, options) for line in json_lines(path)]
     if not records:
         raise nothing_in(path)
@@ -59,7 +59,7 @@ def load(path: Path, options: TraceOptions) -> Trace:
 
 
 def times_of(path: Path, records: Sequence[TokenRecord], options: TraceOptions) -> tuple[list[float], bool]:
-    """Times in the order of the file, and whether they are the file's own. Raises TraceError."""
+    """Return the times in the order of the file, and whether they are the file's own. Raises TraceError."""
     stamps = [record.stamp for record in records if record.stamp is not None]
     if not stamps:
         return [number * options.turn_s for number in range(len(records))], False
@@ -69,7 +69,7 @@ def times_of(path: Path, records: Sequence[TokenRecord], options: TraceOptions) 
 
 
 def read_record(line: TraceLine, options: TraceOptions) -> TokenRecord:
-    """Raises TraceError."""
+    """Read one line. Raises TraceError."""
     prompt, answer = tokens_of(line, PROMPT_NAMES), tokens_of(line, ANSWER_NAMES)
     if not len(prompt):
         raise line.wrong("no token of a prompt", f"a list of token ids under {' or '.join(PROMPT_NAMES)}")
@@ -86,7 +86,7 @@ def read_record(line: TraceLine, options: TraceOptions) -> TokenRecord:
 
 
 def tokens_of(line: TraceLine, names: Sequence[str]) -> TokenIds:
-    """The token ids under the first of `names` that is there. Raises TraceError."""
+    """Return the token ids under the first of `names` that is there; none if none is. Raises TraceError."""
     name = next((name for name in names if line.fields.get(name) is not None), None)
     if name is None:
         return NO_TOKENS
@@ -100,7 +100,7 @@ def tokens_of(line: TraceLine, names: Sequence[str]) -> TokenIds:
 
 
 class Builder:
-    """Requests from records whose blocks and message ends are known."""
+    """Makes requests of records whose blocks and message ends are known."""
 
     def __init__(self, block_tokens: int, ends: set[int], answer_tokens: int) -> None:
         self._size = block_tokens

@@ -63,7 +63,7 @@ class TraceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """Options for reading a file. Each loader reads those that concern it; the defaults fit the formats that the comments
+    """Options for reading a file. Each loader reads those that concern it; defaults fit the formats that the comments
     name."""
 
     format: Format = ""  # empty: recognized by the first line
@@ -73,10 +73,10 @@ class TraceOptions:
     arrivals_replace: bool = False  # give them also to a trace with times of its own
     stamp_unit_s: float | None = None  # seconds per unit of a time stamp; None: the format's own
     spread_s: float | None = (
-        None  # stamps were rounded down to such steps; None: 3 s for Mooncake's that repeat, else 0
+        None  # stamps were rounded down to this step; None: 3 s for Mooncake files whose stamps repeat, else 0
     )
-    block_tokens: int = 512  # mooncake: tokens behind one hash id
-    engine_block_tokens: int = 16  # chats, token_ids: of an engine's block, the unit of cache reuse (vLLM's default)
+    block_tokens: int = 512  # mooncake: tokens per hash id
+    engine_block_tokens: int = 16  # chats, token_ids: tokens of an engine's block (vLLM's default)
     tokenizer: str = "embedded"  # chats: a directory, a hub id or "embedded"
     chat_template: str | None = None  # chats: a template's text or file
     lines: Lines = "auto"  # chats: what a line is
