@@ -106,9 +106,7 @@ def measured(router: str, count: int, shapes: Sequence[str], bin_dir: Path | Non
 
 
 class Breaker(NamedTuple):
-    """How an agent breaks its prefixes, the rule that mends it, and the shapes to run with it.
-
-    `broken` and `clean` change a body, given the request's number; `clean` is for the run without the break."""
+    """How an agent breaks its prefixes (`broken` changes the n-th body; `clean` does not break it), and what mends it."""
 
     name: str
     rule: str
@@ -158,7 +156,7 @@ BREAKERS = (
 
 
 def breaking(requests: Sequence[AgentRequest], change: Callable[[dict[str, Any], int], None]) -> list[AgentRequest]:
-    """Return the requests with changed bodies. With its nonce they name Claude Code as client: the rule is for it alone."""
+    """Change the requests' bodies. With a nonce in a block they also name Claude Code, the one client of that rule."""
     found = []
     for number, request in enumerate(requests):
         body = json.loads(request.body)

@@ -1,11 +1,11 @@
-"""What gossip does and costs between real processes of one machine.
+"""How fast is gossip between real processes of one machine, and what does it cost?
 
 `python -m benchmarks.convergence_processes [--nodes 10] [--trials 200] [--idle-s 20] [--turns 400]`
 
-*usable*: a chat turn is served by one node; how long until another would send its next turn to the engine that holds it
-(asked again and again with /explain). *idle*: bytes each node sends to each peer, and its processor time, with nothing
-to do. *loaded*: bytes of route gossip for each learned turn and peer. *crash*: from SIGKILL until every other node
-calls the victim dead, and how many died wrongly. All share the cores, so times are upper bounds.
+*usable*: the time from when one node served a chat turn until another node would send the next turn to the engine that
+holds it (polled with /explain). *idle*: bytes that each node sends to each peer, and its processor time, without
+requests. *loaded*: bytes of route gossip per learned turn and peer. *crash*: the time from SIGKILL until all other
+nodes consider the victim dead, and false deaths. Times are upper bounds, since all processes share the cores.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ GOALS = {
     "crash_s": (3.0, ("crash", "known_to_all_s", "max")),
     "false_deaths": (0, ("crash", "false_deaths")),
 }
-"""By name: at most what, and where the figure stands in the result."""
+"""By name: the greatest allowed value, and the path of the figure in the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One running node and how to ask it."""
+    """One running node, with its URLs."""
 
     name: str
     url: str
@@ -73,7 +73,7 @@ class Cluster:
         return " ".join(self.rng.choice(WORDS) for _ in range(count))
 
     async def announce(self, node: Node, messages: list[dict[str, str]]) -> str:
-        """One more turn of a chat by this node; the backend that served it. `messages` grow by the answer."""
+        """Send one more turn of a chat through this node; append the answer. Returns the backend that served it."""
         body = {"model": MODEL, "messages": messages, "max_tokens": 8}
         answer = await self.http.post(f"{node.url}/v1/chat/completions", json=body)
         answer.raise_for_status()
@@ -127,7 +127,7 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, 
         while any(len(alive(view)) < arguments.nodes - 1 for view in await cluster.views()):  # noqa: ASYNC110
             await trio.sleep(0.2)
     result: dict[str, Any] = {}
-    await trio.sleep(2)  # what a start brings is not what idling costs
+    await trio.sleep(2)  # so that the traffic of the start is not counted as idle
     for name, part in (("idle", idle), ("usable", usable), ("loaded", loaded), ("crash", crash)):
         result[name] = await part(cluster, arguments)
         show_row({"part": name, **result[name]})
@@ -140,7 +140,7 @@ def alive(view: dict[str, Any]) -> list[str]:
 
 
 async def idle(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Bytes and processor time of nodes that have nothing to do."""
+    """Measure the bytes and processor time of nodes without requests."""
     before, cpu_before, began = await cluster.views(), cpu_s(cluster.nodes), trio.current_time()
     await trio.sleep(arguments.idle_s)
     lasted_s = trio.current_time() - began
@@ -164,7 +164,7 @@ def cpu_s(nodes: Sequence[Node]) -> list[float]:
 
 
 async def usable(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, Any]:
-    """From the end of an answer on one node until another would send the next turn to the same engine."""
+    """Measure from the end of an answer on one node until another would send the next turn to the same engine."""
     times_ms: list[float] = []
     for _ in range(arguments.trials):
         node, other = cluster.rng.sample(cluster.nodes, 2)
@@ -183,7 +183,7 @@ async def usable(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, A
 
 
 async def loaded(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Chats of ten turns, each turn on another node, as fast as the machine serves them."""
+    """Run chats of ten turns, each turn by a random node, as fast as the machine serves them; measure gossip bytes."""
     before, began = await cluster.views(), trio.current_time()
     turns = arguments.turns // LOADED_CLIENTS * LOADED_CLIENTS
 
@@ -212,7 +212,7 @@ async def loaded(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, A
 
 
 async def crash(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, Any]:
-    """SIGKILL, until everybody knows."""
+    """Kill nodes, and measure each time until all others consider the victim dead."""
     known_s: list[float] = []
     for _ in range(min(arguments.crashes, arguments.nodes - 2)):
         victim = cluster.nodes.pop()
@@ -229,7 +229,7 @@ async def crash(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, An
 
 
 def is_living(view: dict[str, Any], name: str) -> bool:
-    """Alive, or suspected at most."""
+    """Whether this view has the member as alive or suspected."""
     return any(member["name"] == name and member["state"] in ("alive", "suspect") for member in view["members"])
 
 

@@ -1,12 +1,12 @@
-"""What a node's requests cost more when a peer receives each turn: results/gossip_cost.json.
+"""How much more do a node's requests cost if a peer receives each turn? Results: results/gossip_cost.json.
 
     python -m benchmarks.gossip_cost [--pairs 12] [--seconds 2] [--tokenizer embedded]
 
-One node alone and one with an idle peer, both before the same two stub engines, take turns under `wrk`; each pair of
-runs is compared by itself, and the medians over the pairs are the result: single runs of a shared machine differ by a
-third. `processor` is the node's own processor time for a request, which is what a peer on another machine would leave
-of the cost; `per_s` and `p99` also pay for the peer; `peer_us` is its processor time for each turn that it receives,
-without what it spends in as long a run in which it receives none.
+A single node and a node with an idle peer, both with the same two stub engines, take turns under `wrk`. Each pair of
+runs is compared by itself, and the result has the medians over the pairs, because single runs on a shared machine
+differ by a third. `processor` compares the nodes' own processor time per request: the only cost if the peer were on
+another machine. `per_s` and `p99` also include the work of the peer on this machine. `peer_us` is the peer's processor
+time per received turn, without what it spends in an equally long run in which it receives none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.harness.processes import Target, node, peers, processor_s, stub_
 
 
 def pair(alone: Target, peered: Target, peer: Target, case: Case, seconds: float, *, swapped: bool) -> dict[str, float]:
-    """One run of each: the second by the first, and what the peer needed for a turn."""
+    """Do one run of each node; return the peered one's figures divided by the single one's, and the peer's time."""
     runs: dict[Target, dict[str, float]] = {}
     peer_s: dict[Target, float] = {}
     for target in (peered, alone) if swapped else (alone, peered):
@@ -45,7 +45,7 @@ def pair(alone: Target, peered: Target, peer: Target, case: Case, seconds: float
 
 
 def summed(pairs: list[dict[str, float]]) -> dict[str, Any]:
-    """Each figure's median and quartiles."""
+    """Return each figure's median and quartiles."""
     found: dict[str, Any] = {"failed": sum(each["failed"] for each in pairs)}
     for name in ("per_s", "p99", "processor", "processor_us", "peer_us"):
         low, median, high = statistics.quantiles([each[name] for each in pairs], n=4)

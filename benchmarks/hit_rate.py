@@ -1,11 +1,11 @@
-"""How much prefill each policy saves: text traces over 8 engines in virtual time, counted by the engines.
+"""How much prefill does each policy save? Text traces over 8 engines in virtual time, counted by the engines.
 
     python -m benchmarks.hit_rate [--trace taubench] [--policy affinity] [--engines 8] [--cache-tokens 10000000]
 
-With the large cache nothing is ever evicted, which is what the reference figures assume: `ideal`, one cache that
-everybody shares; `random`, requests drawn to engines; `greedy`, the engine with the longest prefix, known perfectly, of
-those with at most 1.5 times their share of the requests + 4.
-Goals with the large cache: `affinity` at least 95 % of `greedy`, `random` near the random reference.
+With the large cache nothing is evicted. That is what the reference figures assume: `ideal` is one cache that all
+requests share; `random` sends each request to a random engine; `greedy` sends it to the engine with the longest prefix,
+known perfectly, among those with at most 1.5 times their share of the requests + 4.
+Goals with the large cache: `affinity` has at least 95 % of `greedy`, and `random` is near the random reference.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ranvier_py.replay.traces.trace import Trace
 
 LARGE_CACHE_TOKENS = 10_000_000  # more than all prompts of a trace together: nothing is evicted
 SMALL_CACHE_TOKENS = MappingProxyType({"taubench": 20_000, "qmsum": 100_000})
-"""Where caches hurt: taubench's longest request takes 12,000; QMSum's is that of its published LRU figures."""
+"""Small caches by trace: taubench's longest request takes 12,000; QMSum's size is that of its published LRU figures."""
 
-DRAWS = 8  # of random routing: one draw of QMSum is off by 1.7 points (standard deviation)
-GOAL_SHARE = 0.95  # of greedy longest-prefix routing with perfect knowledge
+DRAWS = 8  # runs of random routing: the standard deviation of one draw of QMSum is 1.7 points
+GOAL_SHARE = 0.95  # share of the hits of greedy longest-prefix routing with perfect knowledge
 
 
 class Reference(NamedTuple):
-    """Shares of prompt tokens, 0 to 1."""
+    """Hits of the reference placements, as shares of the prompt tokens, 0 to 1."""
 
     ideal: float
     greedy: float
@@ -48,7 +48,7 @@ class Reference(NamedTuple):
 PUBLISHED = MappingProxyType(
     {"taubench": Reference(0.926, 0.920, 0.671), "qmsum": Reference(0.874, 0.789, 0.370)},
 )
-"""For 8 engines."""
+"""The published figures, for 8 engines."""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -64,7 +64,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def reference(trace: Trace, engines: int = 8, draws: int = DRAWS) -> Reference:
-    """The figures of these requests in this order; `random` is the mean of `draws` runs."""
+    """Compute the reference figures of these requests in this order; `random` is the mean of `draws` runs."""
     size = trace.block_tokens
     prompts = [request.blocks[: request.prompt_tokens // size] for request in trace.requests]
     total = sum(request.prompt_tokens for request in trace.requests) / size
@@ -74,7 +74,7 @@ def reference(trace: Trace, engines: int = 8, draws: int = DRAWS) -> Reference:
 
 
 def found_anywhere(prompts: Sequence[Sequence[int]], engines: int, rng: Random) -> int:
-    """Blocks found when each request goes anywhere."""
+    """Return the blocks that are found if each request goes to a random engine."""
     caches: list[set[int]] = [set() for _ in range(engines)]
     found = 0
     for keys in prompts:
@@ -85,7 +85,7 @@ def found_anywhere(prompts: Sequence[Sequence[int]], engines: int, rng: Random) 
 
 
 def found_greedily(prompts: Sequence[Sequence[int]], engines: int) -> int:
-    """Blocks found when each request goes where its longest prefix is, under the cap."""
+    """Return the blocks that are found if each request goes to the engine with its longest prefix, under the cap."""
     caches: list[set[int]] = [set() for _ in range(engines)]
     counts = [0] * engines
     found = 0
@@ -102,7 +102,7 @@ def found_greedily(prompts: Sequence[Sequence[int]], engines: int) -> int:
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every policy and cache size on one trace."""
+    """Run every policy and cache size on one trace."""
     trace = WORKLOADS[name].load()
     ready, known = make_ready(trace), reference(trace, arguments.engines)
     show_row({**asdict(ready.summary), **known._asdict()})
@@ -133,7 +133,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def figures(result: RunResult, cache_tokens: int, known: Reference) -> dict[str, Any]:
-    """One run as its file has it."""
+    """Return one run's figures for the result file."""
     return {
         "policy": result.policy,
         "cache_tokens": cache_tokens,
@@ -146,7 +146,7 @@ def figures(result: RunResult, cache_tokens: int, known: Reference) -> dict[str,
 
 
 def goals(traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Whether the large-cache runs reach what they should."""
+    """Return whether `affinity` reaches its goal in the runs with the large cache."""
     return [
         {"trace": trace["trace"], "share_of_greedy": share, "reached": share >= GOAL_SHARE}
         for trace in traces
@@ -157,7 +157,7 @@ def goals(traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 also where a trace is absent: that is said and skipped."""
+    """Run the benchmark. Returns 0 even if traces are absent: they are skipped with a message."""
     arguments = parse(argv)
     traces = [measure(name, arguments) for name in arguments.trace or PUBLISHED if WORKLOADS[name].is_there()]
     whole = len(traces) == len(PUBLISHED) and not (arguments.policy or arguments.cache_tokens)

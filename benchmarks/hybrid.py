@@ -1,18 +1,17 @@
-"""What a router gains that knows of hybrid models' checkpoints, and what it costs to believe in attention alone.
+"""What does a router gain that knows hybrid models' checkpoints, and what does it lose if it knows only attention?
 
-`python -m benchmarks.hybrid [--quick] [--workload rag] [--profile vllm-align] [--nodes 1]`
+`python -m benchmarks.hybrid [--quick] [--workload rag] [--profile vllm_align] [--nodes 1]`
 
-Eight engines of each profile (what they keep of a prefix: `ranvier_py/replay/hybrid/cache_models.py`), one policy, and
-three kinds of knowledge: *attention*, all that routers of today read, events of keys and values alone; *checkpoint*, as
-our nodes have it: events of states where an engine publishes them, what its profile and answers teach where it is
-silent of them (SGLang); and an *oracle*, which sees what each engine would reuse. Traffic and engines:
-`workloads/hybrid_workloads.py`.
+Eight engines of each profile (`ranvier_py/replay/hybrid/cache_models.py` says what they keep of a prefix), one policy,
+and three kinds of knowledge. *attention*: only the events of keys and values, which is all that today's routers read.
+*checkpoint*: as our nodes do, the events of states if an engine publishes them, else what its profile and answers tell
+(SGLang). *oracle*: what each engine would reuse. Traffic and engines: `workloads/hybrid_workloads.py`.
 
-Of each run: hit rate by the engines' count; times to the first token; of the tokens that the router predicted those
-that were reused (precision), and of those that were reused those that it predicted (recall); and `wasted`, tokens that
-were computed though it believed them cached, as a share of all prompt tokens. `missed` tokens were reused and not
-predicted; those `in_step` less than one step of anchors behind the prediction: a router knows no better where prompts
-part.
+Each run gives: the hit rate by the engines' count; times to the first token; precision, the share of the predicted
+tokens that were reused; recall, the share of the reused tokens that were predicted; and `wasted`, tokens that were
+computed although predicted to be cached, as a share of all prompt tokens. `missed` tokens were reused but not
+predicted; `in_step` are those of requests whose prediction was short by less than one step of anchors, within which a
+router cannot know where prompts part.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from ranvier_py.replay.knowledge import KnowledgeName
 from ranvier_py.replay.replay_plan import Plan
 
 POLICY = "affinity"
-"""The default."""
+"""The default policy."""
 
 NODES = (1, 4)
 REQUESTS = {1: 400, 4: 120}
-"""The first of each workload: the gossip of four nodes takes longer than all the rest."""
+"""The first requests of each workload, by number of nodes: four nodes' gossip takes longer than all the rest."""
 
 SEVERAL_NODES: tuple[CacheName, ...] = ("attention", "vllm_align", "sglang_no_buffer", "sglang_extra_buffer")
-"""Profiles before which four nodes stand: what engines do by default, and where nothing tells of their states."""
+"""The profiles that four nodes run with: those that engines have by default, and those whose states nothing reports."""
 
 QUICK_REQUESTS = 200
 QUICK_WORKLOADS = ("lmsys", "rag")
@@ -58,20 +57,20 @@ ATTENTION, CHECKPOINT, ORACLE = "attention", "checkpoint", "oracle"
 KNOWLEDGE: Mapping[str, KnowledgeName] = MappingProxyType(
     {ATTENTION: "attention", CHECKPOINT: "events", ORACLE: "oracle"}
 )
-"""By what the router knows."""
+"""The replay's knowledge, by what the router knows."""
 
 COUNTED = ("requests", "cached_tokens", "missed", "in_step", "failed")
 MEASURED = ("rate", "hit_rate", "ttft_p50_s", "ttft_p90_s", "precision", "recall", "wasted")
 
 
 Row = Mapping[str, Any]
-"""Workload, profile, nodes, what the router knows, and figures: of all draws of the workload together."""
+"""Workload, profile, nodes, what the router knows, and figures, over all draws of the workload."""
 
 
 def cases(
     workload: Workload, ready: Ready, arguments: argparse.Namespace, nodes: int, draw: int = 0
 ) -> Iterator[tuple[Row, Task]]:
-    """All runs of one draw of a workload on so many nodes, and what each is."""
+    """Yield all runs of one draw of a workload on so many nodes, each with the names of its row."""
     speed = speed_of(ready, workload.engine)
     for cache in arguments.profile or (PROFILES if nodes == 1 else SEVERAL_NODES):
         engine = replace(workload.engine, cache=cache, block_size=ready.summary.block_tokens)
@@ -90,7 +89,7 @@ def cases(
 
 
 def figures(done: Done, block_tokens: int) -> dict[str, Any]:
-    """What came of a run, as it is written down."""
+    """Return a run's figures for the result file."""
     result = done.result
     predicted, reused, both, prompts = believed(done, block_tokens)
     return {
@@ -109,7 +108,7 @@ def figures(done: Done, block_tokens: int) -> dict[str, Any]:
 
 
 def believed(done: Done, block_tokens: int) -> tuple[int, int, int, int]:
-    """Tokens that were predicted, of what a cache can give at all; reused; both, request by request; and asked."""
+    """Return the tokens predicted (of what a cache can reuse at all), reused, both (by request), and in all prompts."""
     predicted = reused = both = prompts = 0
     for line in done.lines.splitlines():
         row = json.loads(line)
@@ -123,7 +122,8 @@ def believed(done: Done, block_tokens: int) -> tuple[int, int, int, int]:
 
 
 def missed(done: Done, block_tokens: int) -> dict[str, int]:
-    """Tokens that were reused and not predicted; of these those of requests that parted within a step of anchors."""
+    """Return the tokens reused but not predicted, and those of them where a request's prediction was short by less than
+    a step of anchors."""
     rows = [row for row in map(json.loads, done.lines.splitlines()) if row.get("cached", 0) > row["matched"]]
     behind = [row["cached"] - row["matched"] for row in rows]
     return {"missed": sum(behind), "in_step": sum(each for each in behind if each < ANCHOR_STEP_BLOCKS * block_tokens)}
@@ -133,8 +133,8 @@ def missed(done: Done, block_tokens: int) -> dict[str, int]:
 
 
 def goals(rows: Sequence[Row]) -> dict[str, Any]:
-    """In each cell near the oracle, and the same as ever where there are no states; of each profile right about what is
-    reused, which is the mean of its workloads."""
+    """Return the goals: in each cell hits near the oracle's, and unchanged for attention; for each profile, precision
+    and recall as means over its workloads."""
     cells: dict[tuple[str, str, int], dict[str, Row]] = {}
     for row in rows:
         cells.setdefault((row["workload"], row["profile"], row["nodes"]), {})[row["knows"]] = row
@@ -197,7 +197,7 @@ def rows_of(workload: Workload, arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def mean_of(draws: Sequence[Row]) -> Row:
-    """One row for all draws of a cell: means, and sums of what is counted. `hit_rates` has them one by one."""
+    """Return one row for all draws of a cell: sums of counts, means of the rest. `hit_rates` has each draw's."""
     first = draws[0]
     if len(draws) == 1:
         return first
@@ -214,7 +214,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 also where a trace is absent: that is said and skipped."""
+    """Run the benchmark. Returns 0 even if traces are absent: they are skipped with a message."""
     arguments = parse(argv)
     began = time.perf_counter()
     names = arguments.workload or (QUICK_WORKLOADS if arguments.quick else list(HYBRID_WORKLOADS))

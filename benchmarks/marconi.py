@@ -1,13 +1,13 @@
-"""Marconi's simulator on our traces: is every reference integer found, and what do the paper's figures look like here?
+"""Does Marconi's simulator give every reference integer on our traces, and how do the paper's figures look with them?
 
 `python -m benchmarks.marconi [--quick]`
 
-Traces: `workloads/hybrid_traces.py`, seeded, like the paper's sets and not those sets. Figures that the paper states of
-its own traces are shown beside ours and can't be verified here.
+The traces (`workloads/hybrid_traces.py`) are drawn from seeds and resemble the paper's sets, but are not those sets.
+Figures that the paper gives for its own traces are shown with ours and cannot be verified here.
 
-Its processor time is spread over walks, insertions, weights and evictions, none of which looks at all nodes. A further
-factor of five: the replays of the tuning by several processes (they are 9 tenths of it, and independent), and one walk
-for an insertion instead of two; the rest would take a compiled tree.
+The processor time is spread over walks, insertions, weights and evictions, none of which visits all nodes. It could be
+a fifth if several processes did the tuning's replays (9 tenths of it, and independent) and an insertion did one walk
+instead of two; to gain more would take a compiled tree.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def row_of(kind: str, name: str, expected: object, found: object, **more: object
 
 
 def inside_of(cache: StateTree | BlockStates, tokens: int, found: TraceRun) -> tuple[int, int, int, str]:
-    """As `Inside`, the operations written to seven digits."""
+    """Return the state that a cache ends in, as `Inside`, with the operations as text of seven digits."""
     return cache.clock, cache.nodes, tokens, f"{saved_flops(cache.model, found.reused):.6e}"
 
 
@@ -82,7 +82,7 @@ def inside_row(name: str, kind: str, found: tuple[int, int, int, str]) -> Row:
 
 
 def case_rows(case: Case, requests: Requests, *, inside: bool) -> Iterator[Row]:
-    """The published caches at one capacity, and where they are known the state that they end in."""
+    """Yield rows of the published caches at one capacity; with `inside`, also of the state that they end in."""
     name, size = case.trace, case.capacity_gb
     at = {"capacity_gb": size}
     if case.vllm_plus is not None:
@@ -117,14 +117,14 @@ def tuned_row(kind: str, name: str, expected: Tuned, defects: Defects, requests:
 
 
 def repair_rows(name: str, requests: Requests) -> Iterator[Row]:
-    """All defects repaired, then each alone."""
+    """Yield a row with all defects repaired, then one for each that is repaired alone."""
     yield tuned_row("repaired", name, REPAIRED_CASES[name], REPAIRED, requests)
     for defect, expected in SINGLE_REPAIRS.get(name, {}).items():
         yield tuned_row(f"{defect} repaired", name, expected, replace(COMPAT, **{defect: False}), requests)
 
 
 def curve_row(name: str, requests: Requests) -> Row:
-    """Reused tokens by a static alpha."""
+    """Return a row of the tokens reused under each static alpha."""
     found = [
         run(TreeOfTrace(tree_of("utility", SIZE_GB[name], alpha=alpha)), requests).reused_tokens for alpha in ALPHAS
     ]
@@ -141,7 +141,7 @@ def retuned_rows(name: str, requests: Requests) -> Iterator[Row]:
 
 
 def profile_rows(name: str, requests: Requests) -> Iterator[Row]:
-    """An endless cache under each engine's rule, and what a router believes that knows of attention alone."""
+    """Yield rows of an unbounded cache under each engine's rule, and of what a router expects that knows attention."""
     column = list(TRACES).index(name)
     for kind, expected in PROFILES.items():
         cache = EndlessCheckpoints(CHECKPOINT_PROFILES[kind])
@@ -159,7 +159,7 @@ def profile_rows(name: str, requests: Requests) -> Iterator[Row]:
 
 
 def wider_row(case: Wider) -> Row:
-    """Hit rates under other arrivals and sizes."""
+    """Return a row of hit rates with other arrivals and sizes."""
     requests, size = requests_of(case.shape), case.capacity_gb
     blocks = run(BlockStates(PAPER_7B, size * GB), requests)
     recent = run(TreeOfTrace(tree_of("lru", size)), requests)
@@ -171,14 +171,14 @@ def wider_row(case: Wider) -> Row:
 
 
 def timed_row(requests: Requests) -> Row:
-    """What Marconi takes on the agents' trace, tuning included."""
+    """Return the processor time of Marconi on the agents' trace, tuning included."""
     began = time.process_time()
     marconi("swebench", SIZE_GB["swebench"], COMPAT, requests)
     return {"kind": "processor time", "trace": "swebench", "goal_s": 25.0, "s": round(time.process_time() - began, 2)}
 
 
 def tables(name: str) -> Iterator[Row]:
-    """Every reference of one trace."""
+    """Yield the rows of all references of one trace."""
     yield row_of("sha256", name, DIGESTS[name], digest(trace(TRACES[name])))
     requests = requests_of(TRACES[name])
     for case in CASES:
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_page() -> None:
-    """The page of the result that was recorded last."""
+    """Write the page of the result file."""
     (RESULTS / "marconi.html").write_text(page(json.loads((RESULTS / "marconi.json").read_text())))
     show(f"wrote {RESULTS / 'marconi.html'}")
 

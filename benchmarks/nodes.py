@@ -1,12 +1,12 @@
-"""What several nodes lose against one: hit rate, time to first token and spread of load, with gossip and without.
+"""What do several nodes lose against one in hit rate, time to first token and balance, with and without gossip?
 
     python -m benchmarks.nodes [--trace mooncake] [--nodes 1 2 4 8] [--seeds 5] [--minutes 20]
 
-Virtual time, 8 engines, the same requests at the same times in all runs of a seed. Each request comes to a node drawn
-for it alone, which is the worst that DNS can do to a conversation. taubench has caches that evict nothing; mooncake has
-a million tokens for each engine.
-Goals: with gossip the hit rate is within 1 point, the times within 5 % of those of one node, all seeds together: the
-slowest hundredth of one run is 25 requests, so one run's p99 jumps by a quarter between equals.
+In virtual time, with 8 engines, and with the same requests at the same times in all runs of a seed. Each request enters
+at a node that is drawn for it alone: the worst that DNS can do to a conversation. taubench has caches that evict
+nothing; mooncake has a million tokens for each engine.
+Goals: with gossip the hit rate is within 1 point and the times are within 5 % of those of one node, over all seeds
+together. The slowest hundredth of one run is only 25 requests, so that the p99 of equal runs differs by a quarter.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from ranvier_py.replay.traces.trace import Trace, TraceOptions
 
 ENGINES = 8
 MOONCAKE_MINUTES = 20.0  # of 59: 3658 requests, 45 million tokens
-MOONCAKE_CACHE_TOKENS = 1_000_000  # what 80 GB of 8B keys and values are, and that of the trace's published LRU figures
+MOONCAKE_CACHE_TOKENS = 1_000_000  # an 8B model's keys and values in 80 GB; as in the trace's published LRU figures
 
 GOAL_POINTS = 1.0
 GOAL_RATIO = 1.05
 
 
 class Case(NamedTuple):
-    """A trace by the seed of its arrivals, and the cache of each engine."""
+    """A trace, made by the seed of its arrivals, and the cache of each engine."""
 
     trace: Callable[[int], Trace]
     cache_tokens: int
 
 
 class Run(NamedTuple):
-    """One replay: on how many nodes, whether they gossip, and what came of it."""
+    """One replay: its number of nodes, whether they gossip, and its result."""
 
     nodes: int
     gossip: bool
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
 
 def taubench() -> Case:
-    """Tokenized once: another seed is the same dialogues at other times."""
+    """Return tau-bench, tokenized once: another seed has the same dialogues at other times."""
     return Case(partial(sessions, WORKLOADS["taubench"].load()), LARGE_CACHE_TOKENS)
 
 
@@ -74,7 +74,7 @@ def mooncake(minutes: float) -> Case:
 
 
 def plans_of(cache_tokens: int, block_tokens: int, nodes: Sequence[int], seed: int) -> list[Plan]:
-    """Each number of nodes with the real gossip, and without any."""
+    """Return plans for each number of nodes, with the real gossip and without any."""
     limits = EngineLimits(cache_tokens=cache_tokens, block_size=block_tokens)
     plan = Plan("affinity", 1, (limits,) * ENGINES, seed=seed, regret=False, per_request=True)
     return [
@@ -85,7 +85,7 @@ def plans_of(cache_tokens: int, block_tokens: int, nodes: Sequence[int], seed: i
 
 
 def measure(name: str, case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All runs of one trace."""
+    """Do and compare all runs of one trace."""
     runs: list[Run] = []
     for seed in range(1, arguments.seeds + 1):
         ready = make_ready(case.trace(seed))
@@ -109,7 +109,7 @@ def measure(name: str, case: Case, arguments: argparse.Namespace) -> dict[str, A
 
 
 def compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Each number of nodes, with gossip and without, against one node, all seeds together."""
+    """Compare each number of nodes, with and without gossip, with one node, over all seeds together."""
     kinds = dict.fromkeys((run.nodes, run.gossip) for run in runs)
     together = {kind: pooled([run.done for run in runs if (run.nodes, run.gossip) == kind]) for kind in kinds}
     alone = together.get((1, False))
@@ -126,7 +126,7 @@ def compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def pooled(runs: Sequence[Done]) -> dict[str, Any]:
-    """Several seeds as one: shares of all tokens, times of all requests, the mean of the spreads."""
+    """Sum up several seeds: shares of all tokens, times of all requests, and the mean coefficient of variation."""
     rows = [orjson.loads(line) for each in runs for line in each.lines.splitlines()]
     first = percentiles([row["ttft_s"] for row in rows if "ttft_s" in row], digits=6)
     results = [each.result for each in runs]
@@ -138,7 +138,7 @@ def pooled(runs: Sequence[Done]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 also where a trace is absent: that is said and skipped."""
+    """Run the benchmark. Returns 0 even if traces are absent: they are skipped with a message."""
     parser = command_line(__doc__, jobs=True)
     parser.add_argument("--trace", action="append", choices=["taubench", "mooncake"], default=[], help="default: both")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8])

@@ -1,10 +1,10 @@
-"""Every placement policy on the same traffic, from idle engines to saturated ones, on one node and on four.
+"""Compares all placement policies on the same traffic, from idle engines to saturated ones, on one node and on four.
 
 `python -m benchmarks.policies [--quick] [--workload qmsum] [--policy ttft,affinity] [--nodes 1] [--load 0.5,0.85]`
 
-All policies and both oracles, through `ranvier_py.replay`. Which traffic, which engines and what a load means:
-`workloads.workloads`. What is asked of the figures: `harness.policies_goals`. Regret is computed at REGRET_LOAD alone,
-since it costs as much as the rest of a run. Results: results/policies.json, and a page for people, policies.html.
+All policies and both oracles are replayed by `ranvier_py.replay`. `workloads.workloads` describes the traffic, the
+engines and the loads, `harness.policies_goals` the goals. Regret is computed only at REGRET_LOAD, since it takes as
+long as the rest of a run. The results are in results/policies.json, and as a page with charts in policies.html.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from ranvier_py.replay.results import ReplayResults, RunResult
 from ranvier_py.replay.traces.trace import Trace
 
 LOADS = ((AMPLE, 1, (0.1, 0.5, 0.7, 0.85, 0.95)), (AMPLE, 4, (0.5, 0.85)), (TIGHT, 1, (0.5, 0.85)))
-"""Cache, nodes, and shares of capacity."""
+"""Cache, nodes, and loads, which are shares of the capacity."""
 
 REGRET_LOAD = 0.7
 
 KNEE = 4.0
-"""Capacity is where the p90 of `oracle_ttft` is so many times that of idle engines."""
+"""The capacity is the speed at which the p90 of `oracle_ttft` is so many times that of idle engines."""
 
 IDLE_SPEED = 0.02
 FIRST_SPEED = 0.25
-CAPACITY_WITHIN = 1.05  # the bisection ends when the upper bound is so many times the lower one
+CAPACITY_WITHIN = 1.05  # the bisection ends when the upper bound is at most so many times the lower one
 
 QUICK_REQUESTS = 250
 QUICK_LOADS = ((AMPLE, 1, (0.85,)), (AMPLE, 4, (0.85,)))
@@ -49,11 +49,11 @@ PAGE_POLICIES = (
     "ttft", "affinity", "cache_aware_smg", "chwbl", "kv_score", "least_loaded", "round_robin", "oracle_greedy",
     "oracle_ttft",
 )  # fmt: skip
-"""Of the page: one of each kind. It would be a megabyte with all of them; the JSON has all."""
+"""Policies on the page: one of each kind. With all of them it would be a megabyte; the JSON has all."""
 
 
 class Case(NamedTuple):
-    """A run and what it stands for."""
+    """A run with its workload, cache, load and draw."""
 
     workload: Workload
     cache: str
@@ -63,7 +63,7 @@ class Case(NamedTuple):
 
 
 Ran = Sequence[tuple[Case, RunResult]]
-"""Runs with what came of each."""
+"""Runs with their results."""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -91,7 +91,7 @@ def policies_of(given: str) -> list[str]:
 
 
 def loads_of(arguments: argparse.Namespace) -> list[tuple[str, int, float]]:
-    """(cache, nodes, load) of all runs of a policy that has nodes."""
+    """Return (cache, nodes, load) of all runs of one policy that is no oracle."""
     given = [float(load) for load in arguments.load.split(",") if load]
     wanted = QUICK_LOADS if arguments.quick else LOADS
     kept = [each for each in wanted if not arguments.nodes or str(each[1]) in arguments.nodes.split(",")]
@@ -99,7 +99,7 @@ def loads_of(arguments: argparse.Namespace) -> list[tuple[str, int, float]]:
 
 
 def cases_of(workload: Workload, loaded: Trace, arguments: argparse.Namespace) -> list[Case]:
-    """All runs of a workload. An oracle has no nodes, and runs once where others run on one and on four."""
+    """Return all runs of a workload. An oracle has no nodes: it runs once for all numbers of nodes."""
     wanted = loads_of(arguments)
     found = []
     for draw in range(1 if arguments.quick else workload.draws):
@@ -124,7 +124,7 @@ def cases_of(workload: Workload, loaded: Trace, arguments: argparse.Namespace) -
 
 
 def rows_of(ran: Ran) -> list[Row]:
-    """A row for each policy in each cell: the mean of the draws."""
+    """Return a row for each policy in each cell, with the means of the draws."""
     together: dict[tuple[str, str, int, float, str], list[RunResult]] = {}
     for case, result in ran:
         name = (case.workload.name, case.cache, result.nodes, case.load, result.policy)
@@ -148,7 +148,7 @@ def rows_of(ran: Ran) -> list[Row]:
             max_over_mean=mean([run.max_over_mean for run in runs]),
             failed=sum(run.failed for run in runs),
             regret_s=mean([run.regret_s["mean"] for run in runs]) if runs[0].regret_s else None,
-            processor_s=round(sum(run.wall_s for run in runs), 2),  # the clock of the runs was the processor's
+            processor_s=round(sum(run.wall_s for run in runs), 2),  # the runs' clock was processor time
         )
         for (workload, cache, nodes, load, policy), runs in together.items()
     ]
@@ -159,7 +159,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def described(case: Case) -> dict[str, Any]:
-    """What of a workload has to be known to read its figures."""
+    """Return what one has to know of a workload to understand its figures."""
     workload = case.workload
     return {
         **asdict(case.task.ready.summary),
@@ -172,7 +172,7 @@ def described(case: Case) -> dict[str, Any]:
 
 
 def page_of(ran: Ran, settings: dict[str, Any]) -> str:
-    """The report of the first draw of each workload with ample caches; load over time is left out for size."""
+    """Return the report of each workload's first draw with ample caches, without load over time, to keep it small."""
     summaries, runs = {}, []
     for case, result in ran:
         if case.draw == 0 and case.cache == AMPLE and result.policy in PAGE_POLICIES:
@@ -190,7 +190,7 @@ def show_rows(rows: Sequence[Row]) -> None:
 
 
 def capacity(workload: Workload, ready: Ready, cache: str) -> float:
-    """The speed at which `oracle_ttft` reaches the knee, by bisection."""
+    """Return the capacity, found by bisection: the speed at which `oracle_ttft` reaches KNEE."""
     plan = Plan(
         policy="oracle_ttft", nodes=0, engines=workload.engines(cache, ready.summary.block_tokens), regret=False
     )
@@ -201,7 +201,7 @@ def capacity(workload: Workload, ready: Ready, cache: str) -> float:
         return result.ttft_s["p90"]
 
     most = KNEE * p90_s(IDLE_SPEED)
-    low, high = IDLE_SPEED, FIRST_SPEED  # from below: runs beyond capacity take longest
+    low, high = IDLE_SPEED, FIRST_SPEED  # approach from below: runs beyond capacity take longest
     while p90_s(high) <= most:
         low, high = high, 2 * high
     while high > CAPACITY_WITHIN * low:
@@ -214,7 +214,7 @@ def capacity(workload: Workload, ready: Ready, cache: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 also where a trace is absent: that is said and skipped."""
+    """Run the benchmark. Returns 0 even if traces are absent: they are skipped with a message."""
     arguments = parse(argv)
     policies_of(arguments.policy)
     began = time.perf_counter()
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cases = cases_of(workload, workload.loaded(limit), arguments)
         show(f"{workload.name}: {len(cases)} runs, {time.perf_counter() - began:.0f} s so far")
         gc.collect()
-        gc.freeze()  # the traces stay: no collection, here or in a forked process, shall walk through them
+        gc.freeze()  # no garbage collection, here or in a forked process, needs to walk through the traces
         done = execute_all([case.task for case in cases], arguments.jobs, time.process_time)
         gc.unfreeze()
         here = [(case, each.result) for case, each in zip(cases, done, strict=True)]
@@ -248,7 +248,7 @@ def report(ran: Ran, arguments: argparse.Namespace, took_s: float) -> int:
         show_row({"goal": name, **{key: value for key, value in goal.items() if key != "by_policy"}})
     settings = {"seed": arguments.seed, "knee": KNEE, "loads": [list(each) for each in LOADS]}
     part = arguments.quick or arguments.load or arguments.policy or arguments.nodes or arguments.workload
-    if part or arguments.dry:  # a part of it is no result
+    if part or arguments.dry:  # only a complete run is written
         return 0
     workloads = {case.workload.name: described(case) for case, _ in reversed(ran)}
     result = {**settings, "took_s": round(took_s), "workloads": workloads, "goals": found, "columns": Row._fields}

@@ -1,9 +1,9 @@
-"""How fast a replay is, and how much memory it takes: the whole of mooncake_conversation through 8 engines.
+"""How long does a replay of all of mooncake_conversation through 8 engines take, and how much memory?
 
 `python -m benchmarks.replay_speed [--policy ttft] [--quick]`
 
-Each policy runs with and without regret, each in a process of its own that reads the trace too, since that is what a
-user waits for and what memory is measured of. Goal: under 15 s of processor time for a policy.
+Each policy runs with and without regret, each in its own process, which also reads the trace: that is what a user waits
+for, and its memory is measured. Goal: less than 15 s of processor time per policy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(ready: Ready, policy: str, *, regret: bool) -> Done:
 
 
 def measure(limit: int, case: tuple[str, bool]) -> dict[str, Any]:
-    """One policy, with regret or without, in a process that has done nothing else."""
+    """Measure one policy, with regret or without, in this process, which has done nothing else."""
     policy, regret = case
     began = time.perf_counter()
     ready = read(limit)
@@ -70,7 +70,7 @@ def measure(limit: int, case: tuple[str, bool]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 also where the trace is absent: that is said."""
+    """Run the benchmark. Returns 0 even if the trace is absent: a message says so."""
     parser = command_line(__doc__, quick=f"the first {QUICK_REQUESTS} requests")
     parser.add_argument("--policy", action="append", choices=[*POLICIES, *ORACLES], default=[])
     arguments = parser.parse_args(argv)

@@ -1,10 +1,10 @@
-"""Figures that others have published of cache-aware routing, reproduced in shape by generated traffic.
+"""Reproduces the shape of published figures of cache-aware routing with generated traffic.
 
 `python -m benchmarks.shapes [--shape sglang] [--quick]`
 
-Each shape is traffic (`workloads.traffic`), engines, policies, and what has to come out for the shape to be ours too.
-The published figure stands beside ours, with why they differ. Absolute times are those of a model of an engine; ratios
-and orders are what is compared. One node, virtual time. Results: results/shapes.json.
+A shape has traffic (`workloads.traffic`), engines, policies, and checks that our figures must pass to have that shape.
+The published figures are shown with ours, and with the reasons why they differ. Absolute times are those of modelled
+engines, so only ratios and orders are compared. One node, virtual time. Results: results/shapes.json.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHOWN = ("offered_per_s", "requests_per_s", "hit_rate", "max_over_mean", "failed
 
 
 class Setting(NamedTuple):
-    """One run of a shape: what it is called, and how it is run."""
+    """One run of a shape: its name and its parameters."""
 
     name: str
     policy: str
@@ -46,7 +46,7 @@ Runs = Mapping[str, RunResult]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One published result. `ours` picks the figures that stand beside the published ones."""
+    """One published result. `ours` computes the figures that are compared with the published ones."""
 
     source: str
     load: Callable[[], Trace]
@@ -102,7 +102,7 @@ SGLANG = Shape(
 # --- Ranvier: most traffic on one prefix ----------------------------------------------------------------------------
 
 RANVIER_SPEEDS = (0.6, 0.7, 0.73, 0.8)
-"""From where the one hot engine has room to where it has not enough."""
+"""Speeds, from one at which the one hot engine has room to one at which it does not have enough."""
 
 
 def ranvier_settings() -> list[Setting]:

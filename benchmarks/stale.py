@@ -45,8 +45,7 @@ def plan_of(ready: Ready, share: float, restarts: int, seed: int) -> Plan:
 
 
 def evicted_tokens_per_s(plan: Plan, done: Done, answers: float) -> float:
-    """Return the tokens that one engine evicts per second: those stored that do not fit. 0 with restarts: these empty a
-    cache without evicting."""
+    """Return the tokens per second that an engine stores and cannot keep; 0 with restarts, which are no evictions."""
     stored = [computed + answers / ENGINES for computed in done.result.computed_by_engine]
     evicted = sum(max(0.0, each - plan.engines[0].cache_tokens) for each in stored) / ENGINES
     return 0.0 if plan.restarts else round(evicted / done.result.virtual_s, 1)

@@ -5,7 +5,7 @@
 For histories of 2k, 10k and 50k tokens, in milliseconds, as medians over rounds in which the candidates take turns:
 
 - `tail`: tokenize_tail of the new turn (an answer of about 200 tokens and a question of about 50), one at a time;
-- `text_alone`: the same two texts, encoded once by the bare tokenizer, which is the least possible. Goal: tail <= 1.5 x;
+- `text_alone`: the same two texts encoded once by the bare tokenizer, the least possible. Goal: tail <= 1.5 x;
 - `full`: the whole conversation, as for every turn without incremental tokenizing.
 
 Both with the embedded tokenizer and, if it is present, with the one in $SHARED_DATA/tokenizers/qwen2.5.
@@ -58,7 +58,7 @@ MATCHED = re.compile(rb"x-ranvier-matched-tokens: (\d+)")
 
 
 def median_s(rounds: int, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median seconds of each call. Each round has one of each, in alternating order, for equal conditions."""
+    """Return the median seconds of each call. Each round does one of each, in alternating order, to be fair."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds):
         for name in sorted(calls, reverse=turn % 2 == 1):
@@ -106,7 +106,7 @@ def measure_turn(tokenizer: ChatTokenizer, bare: Tokenizer, texts: Texts, tokens
     tail = texts.turn(tokenizer.facts.chars_per_token)
     whole = Chat([*known, *tail])
     contents = [str(message["content"]) for message in tail]
-    encode(bare, [tokenizer.render(Chat(known), generation=False)])  # the library caches words: now both have seen the same
+    encode(bare, [tokenizer.render(Chat(known), generation=False)])  # the library caches words: both shall know them
     calls: dict[str, Callable[[], object]] = {
         "tail": lambda: tokenizer.tokenize_tail(tail, lambda: whole, len(known)),
         "text_alone": lambda: encode(bare, contents),

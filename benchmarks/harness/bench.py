@@ -1,4 +1,4 @@
-"""What every benchmark shares: its command line, where it ran and of which commit, sums of figures, result files."""
+"""What all benchmarks share: command line, result files, commit and machine of a run, and statistics."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def command_line(doc: str | None, *, seed: str = "", jobs: bool = False, quick: str = "") -> argparse.ArgumentParser:
-    """A parser with the benchmark's docstring and `--dry`, and with those of `--seed`, `--jobs` and `--quick` that mean
-    something to it: `seed` and `quick` say what."""
+    """Make a parser with the benchmark's docstring as help, and with `--dry`; with `--jobs` if wanted; with `--seed`
+    and `--quick` if these texts, which say what the options mean, are given."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry", action="store_true", help="print the result, and write no file")
     if seed:
@@ -41,8 +41,8 @@ def finish(
     whole: bool = True,
     rows: Sequence[Any] | None = None,
 ) -> int:
-    """Write what was asked for and the result to benchmarks/results/NAME.json; print it where it is not the whole of
-    it, is quick or dry. Of a path the name is written. `rows`: see `to_json`. Returns the exit code."""
+    """Write the arguments and the result to benchmarks/results/NAME.json; print them instead if the result is not
+    `whole`, or the run is quick or dry. Of a path only the name is written. `rows`: see `to_json`. Returns 0."""
     asked = {key: value.name if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     dry, quick = asked.pop("dry"), asked.pop("quick", False)
     text = to_json({**asked, **result}, rows)
@@ -56,8 +56,8 @@ def finish(
 
 
 def replace_part(name: str, part: str, found: Mapping[str, Any], *, dry: bool) -> int:
-    """Write a part of a result anew, with its own commit, beside the others, which keep theirs; or print it. Returns
-    the exit code."""
+    """Replace one part of a result file, with its own commit, and keep the other parts; if `dry`, print the part.
+    Returns the exit code."""
     found = {"commit": commit(), **found}
     if dry:
         print(json.dumps(found, indent=2))
@@ -70,18 +70,18 @@ def replace_part(name: str, part: str, found: Mapping[str, Any], *, dry: bool) -
 
 
 def each_apart(measure: Callable[[Any], Any], cases: Sequence[Any], jobs: int = 1) -> Iterator[Any]:
-    """What comes of each case, in order, each in a process of its own that has done nothing else."""
+    """Yield the result of each case, in order. Each is measured in a process of its own that has done nothing else."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         yield from pool.map(measure, cases)
 
 
 def to_json(result: Mapping[str, Any], rows: Sequence[Any] | None = None) -> str:
-    """The result behind its commit and machine; the `rows` of it, where there are any, one to a line."""
+    """Return a result as JSON, after its commit and machine; `rows`, if any, come last, one on each line."""
     return text_of({"commit": commit(), "machine": machine(), **result}, rows)
 
 
 def text_of(result: Mapping[str, Any], rows: Sequence[Any] | None = None) -> str:
-    """As JSON, each of the `rows` behind it on a line of its own."""
+    """Return a result as JSON, and after it each of the `rows` on its own line."""
     text = json.dumps(result, indent=2, ensure_ascii=False)
     if rows is not None:
         lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
@@ -90,12 +90,12 @@ def text_of(result: Mapping[str, Any], rows: Sequence[Any] | None = None) -> str
 
 
 def show(text: str) -> None:
-    """A line for the person who waits."""
+    """Print a line of progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def show_row(row: Mapping[str, Any]) -> None:
-    """The names and figures of a row on one line: numbers to four digits, and those of a mapping by their names."""
+    """Show the names and figures of a row on one line: floats to four digits, mappings with the names inside."""
     show("  ".join(cell for name, value in row.items() for cell in cells_of(name, value)))
 
 
@@ -109,13 +109,13 @@ def cells_of(name: str, value: Any) -> list[str]:
 
 
 def data_folder() -> Path:
-    """Where traces and tokenizers lie: SHARED_DATA, or `shared/data` beside the repository."""
+    """Return the folder of traces and tokenizers: SHARED_DATA, or `shared/data` beside the repository."""
     given = os.environ.get("SHARED_DATA")
     return Path(given) if given else ROOT.parent / "shared" / "data"
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores this process may use, memory, and the interpreter with what compiled it."""
+    """Return the processor, the cores that this process may use, the memory, the interpreter and its compiler."""
     return {
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -127,7 +127,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The model name that the kernel gives."""
+    """Return the processor's model name as the kernel gives it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -135,7 +135,7 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """The commit this ran from; «+changes» when tracked source differs from it; «unknown» outside a checkout."""
+    """Return the present commit, with «+changes» if tracked source differs from it; «unknown» outside a checkout."""
     try:
         head = run_git("rev-parse", "--short=12", "HEAD")
         changed = run_git(
@@ -154,7 +154,7 @@ def run_git(*arguments: str) -> str:
 
 
 def percentiles(values: Sequence[float], digits: int = 3) -> dict[str, float]:
-    """Median, 99th percentile, least and greatest of at least one value, in the unit of the values."""
+    """Return the median, 99th percentile, least, greatest and count of at least one value, in the values' unit."""
     ordered = sorted(values)
 
     def at(share: float) -> float:
@@ -164,6 +164,6 @@ def percentiles(values: Sequence[float], digits: int = 3) -> dict[str, float]:
 
 
 def spread(values: Sequence[int]) -> dict[str, float]:
-    """How unequal the engines' shares are: 1 and 0 when they are equal."""
+    """Return how unequal the engines' shares are: if all are equal, 1 for the first figure and 0 for the second."""
     mean = fmean(values) or 1.0
     return {"max_over_mean": max(values) / mean, "coefficient_of_variation": pstdev(values) / mean}

@@ -1,6 +1,6 @@
-"""The paper's figures from our traces: runs, formulas, and the numbers that the paper states, as data for a page.
+"""Computes the paper's figures from our traces, with the numbers that the paper states, as data for a page.
 
-All runs are of the published behaviour (COMPAT), as the paper's are. Times to the first token are a line through the
+All runs have the published behaviour (COMPAT), as the paper's have. Times to the first token are on a line through the
 published measurements of Jamba 1.5 Mini: FIRST_TOKEN_MS, and TOKEN_MS for each token that is computed.
 """
 
@@ -37,7 +37,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def requests_of(shape: Shape) -> list[TokenRequest]:
-    """A trace as caches take it."""
+    """Return a trace in the form that caches take."""
     found = []
     for turn in trace(shape):
         prompt = np.array(turn.prompt, dtype="<u4").tobytes()
@@ -49,7 +49,7 @@ known_requests = cache(requests_of)
 
 
 def ran(kind: str, name: str, gigabytes: float, requests: Requests, model: HybridModel = PAPER_7B) -> TraceRun:
-    """One run of a kind of cache."""
+    """Run requests through a cache of this kind and size."""
     capacity = int(gigabytes * GB)
     if kind == VLLM:
         return run(BlockStates(model, capacity, FINE_BLOCK), requests)
@@ -61,7 +61,7 @@ def ran(kind: str, name: str, gigabytes: float, requests: Requests, model: Hybri
 def agents(
     gigabytes: float, model: HybridModel = PAPER_7B, shape: Shape = TRACES["swebench"]
 ) -> Callable[[str], float]:
-    """The hit rate of a kind of cache on the agents' trace."""
+    """Return a function that returns the hit rate of a kind of cache on the agents' trace."""
     return lambda kind: round(ran(kind, "swebench", gigabytes, known_requests(shape), model).hit_rate, 4)
 
 
@@ -84,7 +84,7 @@ def ttft_ms(found: TraceRun) -> list[float]:
 
 
 def figures() -> Iterator[Figure]:
-    """All of them, in the order of the paper. `published` None: the paper's is of formulas, and so is ours."""
+    """Yield all figures in the order of the paper. `published` None: the paper's and ours are of the same formulas."""
     for each in (reuse, sizes, efficiency, against_fine, against_recency, tails, by_length, contention):
         yield from each()
     for one in (layers, columns, arrivals, breakdown):
@@ -157,7 +157,7 @@ def stored(model: HybridModel, tokens: int) -> int:
 
 @cache
 def hit_rates() -> dict[tuple[str, float], dict[str, TraceRun]]:
-    """By trace and capacity."""
+    """Return the runs of all kinds of cache, by trace and capacity."""
     return {
         (name, size): {kind: ran(kind, name, size, known_requests(TRACES[name])) for kind in (VLLM, SGLANG, MARCONI)}
         for name, steps in SIZES.items()

@@ -1,4 +1,4 @@
-"""benchmarks/results/marconi.html: the tables and the paper's figures beside ours, out of marconi.json."""
+"""Makes benchmarks/results/marconi.html from marconi.json: the references, and the paper's figures beside ours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD = (
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The whole page, which needs nothing else."""
+    """Return the whole page, which needs no other files."""
     machine = result["machine"]
     ran = escape(f"Commit {result['commit']}, {machine['cores']} cores of {machine['processor']}")
     equal = f"{result['checked'] - len(result['differ'])} of {result['checked']} references are found to the integer"
@@ -40,7 +40,7 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each reference; of lists the first few."""
+    """Return a table with a row for each reference; of lists it shows the first five values."""
     found = [row for row in rows if "equal" in row and row["kind"] != "sha256"]
     cells = [
         (
@@ -74,7 +74,7 @@ def legend() -> str:
 
 
 def shown(each: Mapping[str, Any]) -> str:
-    """Ours, and beside it what the paper states."""
+    """Return a figure of ours, and beside it what the paper states."""
     title, published = f"Figure {each['number']}: {each['title']}", each["published"]
     note = f"<p>{escape(each['note'])}</p>" if "note" in each else ""
     parts = [figure(f"{title} (ours)", key(each["ours"]) + drawn(title, each["ours"]))]
@@ -89,7 +89,7 @@ def shown(each: Mapping[str, Any]) -> str:
 
 
 def key(chart: Mapping[str, Any]) -> str:
-    """What the colours mean, where they are not those of the caches."""
+    """Return the meaning of the colours, if they are not only those of the caches."""
     names = [line["name"] for line in chart.get("series", ())]
     if not names or set(names) <= set(COLOURS_OF):
         return ""

@@ -1,7 +1,7 @@
-"""Reference integers of Marconi's simulator on our four traces: reused tokens, found once by an
-implementation of its own and again by this one. COMPAT is the published behaviour, REPAIRED ours (Defects).
+"""Reference integers of Marconi's simulator on our four traces: the reused tokens, which an independent implementation
+found first and this one found, too. COMPAT is the published behaviour, REPAIRED ours (`state_tree.Defects`).
 
-Capacities in units of 10**9 bytes. A row that tells no number is not checked.
+Capacities are in units of 10**9 bytes. Where `Case.vllm_plus` is None, vLLM+ is not checked.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 from benchmarks.workloads.hybrid_traces import Shape
 
 BOOTSTRAP = MappingProxyType({"lmsys": 15, "sharegpt": 5, "swebench": 5, "rag": 5})
-"""The paper's window for tuning alpha, in lookups until the first eviction."""
+"""The paper's window for tuning alpha, as a multiple of the lookups until the first eviction."""
 
 SIZE_GB = MappingProxyType({"lmsys": 2, "sharegpt": 1, "swebench": 10, "rag": 2})
 
 
 class Tuned(NamedTuple):
-    """What Marconi reuses, the alpha that it takes, and in which request's insertion; None: it never tunes."""
+    """The tokens that Marconi reuses, the alpha that it chooses, and at which request's insertion; None: never."""
 
     reused: int
     alpha: float = 0.0
@@ -26,7 +26,7 @@ class Tuned(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One trace and capacity in compat mode. None: not known."""
+    """One trace and capacity with COMPAT. None: not known."""
 
     trace: str
     capacity_gb: int
@@ -40,7 +40,7 @@ CASES = (
     Case("sharegpt", 1, 20_969, 143_081, Tuned(152_290, 2.0, 124)),
     Case("swebench", 10, 1_010_661, 2_107_206, Tuned(2_287_417, 1.9, 599)),
     Case("rag", 2, 104_608, 330_165, Tuned(386_390, 1.2, 79)),
-    Case("lmsys", 4, None, 1_773_083, Tuned(1_723_502, 0.0, 1_094)),  # the request is what was found here
+    Case("lmsys", 4, None, 1_773_083, Tuned(1_723_502, 0.0, 1_094)),  # `tuned_at` is what this implementation found
     Case("lmsys", 8, None, 3_031_479, Tuned(3_068_792)),
     Case("sharegpt", 2, None, 382_883, Tuned(325_128, 1.5, 249)),
     Case("sharegpt", 4, None, 716_330, Tuned(772_799, 0.2, 509)),
@@ -78,11 +78,11 @@ SINGLE_REPAIRS = MappingProxyType(
         },
     }
 )
-"""All defects but one."""
+"""Reuse with all defects but the named one."""
 
 
 class Inside(NamedTuple):
-    """At the end of a run; `saved` in operations, to seven digits."""
+    """A cache's state at the end of a run; `saved`: operations, to seven digits."""
 
     clock: int
     nodes: int
@@ -108,7 +108,7 @@ INSIDE = MappingProxyType(
 )
 
 FIRST_EVICTION = MappingProxyType({"lmsys": 36, "sharegpt": 25, "swebench": 120, "rag": 16})
-"""Lookups until then, of Marconi."""
+"""Marconi's lookups until its first eviction."""
 
 CURVES = MappingProxyType(
     {
@@ -127,7 +127,7 @@ CURVES = MappingProxyType(
         ),
     }
 )
-"""By a static alpha of 0, 0.1 … 2."""
+"""Reused tokens by a static alpha of 0, 0.1 … 2."""
 
 RETUNED_HITS = MappingProxyType(
     {
@@ -137,15 +137,15 @@ RETUNED_HITS = MappingProxyType(
         "rag": {100: 0.3606, 200: 0.3760},
     }
 )
-"""Hit rates where alpha is tuned again every so many requests."""
+"""Hit rates if alpha is tuned again every so many requests."""
 
 RETUNED_ALPHAS_OF_LMSYS = (1.8, 1.4, 1.2, 0.4, 1.6, 2.0, 0.2, 1.2, 0.8, 1.0, 1.0, 0.4, 1.2, 0.2)
-"""Every 100 requests."""
+"""The alphas chosen when tuned every 100 requests."""
 
 
 class Profiled(NamedTuple):
-    """Of an endless cache: reused tokens, checkpoints for each request, and the share of requests with at least 256
-    tokens computed before that reuse nothing; the latter two rounded."""
+    """For an unbounded cache: the reused tokens, the checkpoints per request, and, of the requests with at least 256
+    tokens computed before, the share that reuse nothing. The last two are rounded."""
 
     reused: int
     written: float
@@ -198,16 +198,16 @@ PROFILES = MappingProxyType(
         ),
     }
 )
-"""What engines reuse by where they keep checkpoints, on lmsys, sharegpt, swebench, rag."""
+"""What engines reuse, by their rule for checkpoints, on lmsys, sharegpt, swebench and rag."""
 
 CREDITED = MappingProxyType(
     {"lmsys": (4_643_072, 1_365), "sharegpt": (1_384_080, 1_076), "swebench": (4_089_488, 1_120), "rag": (927_648, 576)}
 )
-"""What a router credits that knows of attention alone, and requests with at least 256 tokens computed before."""
+"""Tokens that a router credits if it knows only attention, and requests with at least 256 tokens computed before."""
 
 
 class Wider(NamedTuple):
-    """Hit rates, rounded, of vLLM+, SGLang+, Marconi, and with the best static alpha, which is 0.1 in both."""
+    """`hits`: rounded hit rates of vLLM+, SGLang+, Marconi, and with the best static alpha, which is 0.1 in both."""
 
     shape: Shape
     capacity_gb: int
@@ -220,6 +220,6 @@ WIDER = (
     Wider(Shape("lmsys", 0.5, 100), 5, 5, (0.0651, 0.4751, 0.4705, 0.4773), 0.1),
     Wider(Shape("swebench", 0.25, 100, 5), 5, 5, (0.1122, 0.1369, 0.1367, 0.1373), 0.0),
 )
-"""Of a wider sweep, whose window is five times the first eviction for all sets."""
+"""Cases of a wider sweep, whose window is five times the lookups until the first eviction for all sets."""
 
 STATIC_OF_WIDER = 0.1

@@ -1,8 +1,8 @@
-"""What the policies benchmark asks of its figures: arithmetic on cells, nothing else.
+"""The goals of the policies benchmark, computed from its rows.
 
-A *cell* is one workload with one cache, so many nodes and one load; its rows are policies that all had the same
-requests. Oracles run once and stand beside every number of nodes. Times are p90 to the first token, in seconds.
-Every goal says what it found, and lists what missed it, the worst first.
+A *cell* is one workload, cache, number of nodes and load. Its rows are the policies, which all had the same requests.
+Oracles run once and are in the cells of all numbers of nodes. Times are p90 to the first token, in seconds.
+Each goal reports what it found, and lists what missed it, the worst first.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from math import exp, fsum, log
 from typing import Any, NamedTuple
 
 OURS = "ttft"
-DEFAULT = "affinity"  # predicts as `ttft` does, so it is no other policy: its goals are its own
+DEFAULT = "affinity"  # predicts as `ttft` does, so it has goals of its own and is not among the other policies
 ORACLES = ("oracle_greedy", "oracle_ttft")
-NO_OTHERS = (OURS, DEFAULT, *ORACLES)  # all else are other policies
+NO_OTHERS = (OURS, DEFAULT, *ORACLES)  # every policy but these is an "other policy"
 
-WORSE_MAX = 1.02  # against the best other policy
-BETTER_SHARE = 2 / 3  # of cells in which ttft shall be better than each other policy
+WORSE_MAX = 1.02  # ratio of p90s, against the best other policy
+BETTER_SHARE = 2 / 3  # share of the cells in which ttft must be better, for each other policy
 ORACLE_MAX = 1.10
 HIT_POINTS_MAX = 0.02
-DEFAULT_MAX, DEFAULT_HIT_POINTS_MAX = 1.05, 0.01  # of the default, against `ttft`
+DEFAULT_MAX, DEFAULT_HIT_POINTS_MAX = 1.05, 0.01  # for the default policy, against `ttft`
 CONTROL_MAX = 1.01
 DIGITS = 4
 
 
 class Row(NamedTuple):
-    """One policy in one cell. `load` is a share of capacity; `rate` the speed that it stands for."""
+    """One policy in one cell. `load`: a share of the capacity; `rate`: the speed that this is."""
 
     workload: str
     cache: str
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 class Name(NamedTuple):
-    """Of a cell."""
+    """The name of a cell."""
 
     workload: str
     cache: str
@@ -65,7 +65,7 @@ Cells = Mapping[Name, Mapping[str, Row]]
 
 
 def cells_of(rows: Iterable[Row]) -> Cells:
-    """Rows by cell and policy. Oracles, whose nodes are 0, stand in each cell of their workload, cache and load."""
+    """Group rows by cell and policy. Oracles, with 0 nodes, are put in each cell of their workload, cache and load."""
     routed = [row for row in rows if row.nodes]
     oracles = [row for row in rows if not row.nodes]
     cells: dict[Name, dict[str, Row]] = {}
@@ -79,7 +79,7 @@ def cells_of(rows: Iterable[Row]) -> Cells:
 
 
 def goals(rows: Sequence[Row], *, ample: str, controls: Sequence[str]) -> dict[str, Any]:
-    """All goals. `ample`: the cache that suffices; `controls`: workloads in which hardly anything is shared."""
+    """Compute all goals. `ample`: the name of the cache that never evicts; `controls`: workloads that share little."""
     cells = cells_of(rows)
     return {
         "ttft_never_worse": never_worse(cells),
@@ -92,7 +92,7 @@ def goals(rows: Sequence[Row], *, ample: str, controls: Sequence[str]) -> dict[s
 
 
 def never_worse(cells: Cells) -> dict[str, Any]:
-    """`ttft` against the best other policy of each cell."""
+    """Compare `ttft` with the best other policy of each cell."""
     ratios = {}
     for name, cell in cells.items():
         others = {policy: row for policy, row in cell.items() if policy not in NO_OTHERS}
@@ -112,7 +112,7 @@ def near_oracle(cells: Cells) -> dict[str, Any]:
 
 
 def better_than_each(cells: Cells) -> dict[str, Any]:
-    """By policy: in which share of the cells `ttft` is better, and by how much in the middle."""
+    """Return, by other policy, in which share of the cells `ttft` is better, and the geometric mean of the ratios."""
     policies = dict.fromkeys(policy for cell in cells.values() for policy in cell if policy not in NO_OTHERS)
     found = {}
     for policy in policies:
@@ -130,7 +130,7 @@ def better_than_each(cells: Cells) -> dict[str, Any]:
 
 
 def affinity_near_ttft(cells: Cells) -> dict[str, Any]:
-    """`affinity` against `ttft`: its times, and by how many points its hits are below."""
+    """Compare `affinity` with `ttft`: its times, and by how many points its hits are lower."""
     both = {name: (cell[DEFAULT], cell[OURS]) for name, cell in cells.items() if DEFAULT in cell and OURS in cell}
     found = verdict([compared(name, *pair) for name, pair in both.items()], DEFAULT_MAX)
     below = {str(name): round(ours.hit_rate - default.hit_rate, DIGITS) for name, (default, ours) in both.items()}
@@ -140,7 +140,7 @@ def affinity_near_ttft(cells: Cells) -> dict[str, Any]:
 
 
 def affinity_hits(cells: Cells, ample: str) -> dict[str, Any]:
-    """Points of hit rate by which `affinity` is below `oracle_greedy` where nothing is evicted."""
+    """Return by how many points the hit rate of `affinity` is below that of `oracle_greedy` if nothing is evicted."""
     below: list[dict[str, Any]] = [
         {
             "cell": str(name),
@@ -157,7 +157,7 @@ def affinity_hits(cells: Cells, ample: str) -> dict[str, Any]:
 
 
 def negative_control(cells: Cells, controls: Sequence[str]) -> dict[str, Any]:
-    """Each policy against `least_loaded` where there is nothing to win."""
+    """Compare each policy with `least_loaded` in workloads where caches cannot help."""
     base = "least_loaded"
     found: dict[str, list[dict[str, Any]]] = {}
     for name, cell in cells.items():
@@ -184,7 +184,7 @@ def compared(name: Name, ours: Row, other: Row) -> dict[str, Any]:
 
 
 def verdict(compared_cells: Iterable[dict[str, Any]], most: float) -> dict[str, Any]:
-    """Of comparisons: how many, their geometric mean, and those above `most`."""
+    """Sum up comparisons: their number, their geometric mean, and those above `most`."""
     every = list(compared_cells)
     missed = sorted((each for each in every if each["ratio"] > most), key=lambda each: -each["ratio"])
     middle = geometric_mean([each["ratio"] for each in every])
@@ -199,12 +199,12 @@ def verdict(compared_cells: Iterable[dict[str, Any]], most: float) -> dict[str, 
 
 
 def points_of(below: Iterable[float]) -> float:
-    """The most that hits are below, in points."""
+    """Return the greatest of these differences of hit rates, in points."""
     return round(100 * max(below, default=0.0), 2)
 
 
 def ratio(ours: float, other: float) -> float:
-    """Nothing against nothing is a draw."""
+    """Return `ours` / `other`; 1 if both are 0, and 1e9 if only `other` is."""
     return ours / other if other > 0 else 1.0 if ours <= 0 else 1e9
 
 

@@ -1,4 +1,4 @@
-"""Processes of a benchmark on this machine: stub engines, our nodes, other routers, their load, and what they used."""
+"""Runs the processes of a benchmark on this machine: stub engines, our nodes, other routers and load; measures them."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from benchmarks.harness.bench import ROOT
 from cluster.processes.commands import join_flags, serve_argv
 
 READY_S = 60.0
-"""Longest start of a router: the Rust ones take seconds to register their workers."""
+"""Seconds that a router may take to start: the Rust ones need some to register their workers."""
 
 CHATS = ROOT / "benchmarks" / "lua" / "chat_fresh.lua"
 PEERS_DIR = Path.home() / ".cache" / "ranvier-peers"
 
 
 class Target(NamedTuple):
-    """What is under load: where, whose processor time that costs (None: nobody's), and a node's control port."""
+    """What is under load: its URL, the process whose time counts (None: no process), and a node's control port."""
 
     url: str
     pid: int | None = None
     control: str = ""
 
     def see(self, path: str) -> bytes:
-        """A page of its control port."""
+        """Return a page of its control port."""
         with urllib.request.urlopen(f"{self.control}{path}", timeout=30) as answer:  # noqa: S310  # our own loopback
             return bytes(answer.read())
 
 
 @contextmanager
 def process(command: Sequence[str]) -> Iterator[int]:
-    """A process that ends with the block, as its log does; gives its id."""
+    """Run a process until the end of the block, and delete its log then. Yields its id."""
     with TemporaryFile() as log:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         running = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
@@ -58,7 +58,7 @@ def process(command: Sequence[str]) -> Iterator[int]:
 
 
 def wait_for_answer(url: str, enough: Callable[[bytes], bool] = lambda _: True) -> None:
-    """Until the URL answers 200 with enough. Raises TimeoutError."""
+    """Wait until the URL answers 200 with a body that is `enough`. Raises TimeoutError."""
     until = time.monotonic() + READY_S
     while time.monotonic() < until:
         try:
@@ -72,7 +72,7 @@ def wait_for_answer(url: str, enough: Callable[[bytes], bool] = lambda _: True) 
 
 
 def free_port(count: int = 1) -> int:
-    """The first of so many free ports in a row."""
+    """Return the first of `count` consecutive free ports."""
     while True:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             first = int(listener.getsockname()[1])
@@ -86,12 +86,12 @@ def free_port(count: int = 1) -> int:
 
 
 def processor_s(pid: int | None) -> float:
-    """Processor time of a process and of its children's so far; 0 without one."""
+    """Return the processor time of a process and all its descendants so far; 0 without a process."""
     return sum(processor_parts_s(pid))
 
 
 def processor_parts_s(pid: int | None) -> tuple[float, float]:
-    """The same in two parts: its own, and its children's with theirs."""
+    """Return the processor time of a process itself, and that of its descendants."""
     if pid is None:
         return 0.0, 0.0
     try:
@@ -107,8 +107,8 @@ def processor_parts_s(pid: int | None) -> tuple[float, float]:
 def load(
     target: Target, connections: int, seconds: float, body_bytes: int, manner: str, path: str = "/v1/chat/completions"
 ) -> dict[str, float]:
-    """One run of wrk with chats of so many bytes: requests/s, p50 and p99 in µs, failures, and the target's processor
-    time in µs a request, of which `children_us` is its child processes'. `manner` is one of `chat_fresh.lua`."""
+    """Run wrk once with chats of `body_bytes`. Returns requests/s, p50 and p99 in µs, failures, and the target's
+    processor time in µs per request, of which `children_us` is its children's. `manner` is one of `chat_fresh.lua`."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "-s", str(CHATS)]
     command += [f"{target.url}{path}", "--", str(body_bytes), manner]
     before_s = processor_parts_s(target.pid)
@@ -130,7 +130,7 @@ def need_wrk() -> None:
 
 @contextmanager
 def stub_engines(count: int) -> Iterator[list[str]]:
-    """Engines that only answer (`stub_engine`); gives their URLs."""
+    """Run engines that only answer (`stub_engine`). Yields their URLs."""
     ports = [free_port() for _ in range(count)]
     with ExitStack() as stack:
         for port in ports:
@@ -141,7 +141,7 @@ def stub_engines(count: int) -> Iterator[list[str]]:
 
 @contextmanager
 def node(engine_urls: Sequence[str], tokenizer: str | Path, *more: str) -> Iterator[Target]:
-    """A node before these engines; `more` flags of `ranvier serve`."""
+    """Run a node with these engines, and with `more` flags of `ranvier serve`."""
     port, control = free_port(), free_port(2)
     as_the_others = ("--policy", "affinity", "--log-level", "info")
     flags = ("--tokenizer", str(tokenizer), *as_the_others, *more)
@@ -156,7 +156,7 @@ def node(engine_urls: Sequence[str], tokenizer: str | Path, *more: str) -> Itera
 def peers(
     engine_urls: Sequence[str], count: int, key: str, *more: str, tokenizer: Path = Path("embedded")
 ) -> Iterator[list[Target]]:
-    """So many nodes of one cluster with this key, each joined to all others."""
+    """Run `count` nodes of one cluster with this key; each joins all others."""
     gossips = [f"127.0.0.1:{free_port()}" for _ in range(count)]
     with ExitStack() as stack:
         key_file = Path(stack.enter_context(TemporaryDirectory(prefix="ranvier-peers-"))) / "cluster.key"
@@ -182,7 +182,7 @@ class Peer:
     program: Sequence[str]  # of the environment's bin directory
 
     def command(self, bin_dir: Path, host: str, port: int, metrics_port: int) -> list[str]:
-        """Its command line; the engines' URLs follow."""
+        """Return its command line, after which the engines' URLs follow."""
         return [
             *(str(bin_dir / self.program[0]), *self.program[1:]),
             *("--host", host, "--port", str(port), "--prometheus-host", host, "--prometheus-port", str(metrics_port)),
@@ -196,7 +196,7 @@ PEERS = (SMG, SGLANG)
 
 
 def installed(peer: Peer, peers_dir: Path) -> Path:
-    """The bin directory of the peer's environment, made when absent. Raises CalledProcessError, OSError."""
+    """Return the bin directory of the peer's environment; make it if absent. Raises CalledProcessError, OSError."""
     place = peers_dir / peer.package.replace("==", "-")
     done = place / "installed"
     if not done.exists():
@@ -209,7 +209,7 @@ def installed(peer: Peer, peers_dir: Path) -> Path:
 
 @contextmanager
 def peer_router(peer: Peer, bin_dir: Path, engine_urls: Sequence[str], *more: str) -> Iterator[Target]:
-    """The other router before these engines, when it has registered all of them; `more` flags of its own."""
+    """Run another router, with `more` of its flags, and wait until it has registered all these engines."""
     port = free_port()
     base = f"http://127.0.0.1:{port}"
     with process([*peer.command(bin_dir, "127.0.0.1", port, free_port()), *engine_urls, *more]) as pid:
@@ -219,8 +219,8 @@ def peer_router(peer: Peer, bin_dir: Path, engine_urls: Sequence[str], *more: st
 
 
 def mesh_flags(number: int, own: str, first: str) -> list[str]:
-    """Have a gateway of smg share with others: where its mesh listens, HOST:PORT, and that of the first, who must be up
-    before the others."""
+    """Return the flags by which smg's gateway `number` shares with others. `own` and `first`: HOST:PORT of its own mesh
+    and of the first gateway's, which must be up before the others start."""
     host, _, port = own.rpartition(":")
     flags = ["--enable-mesh", "--mesh-server-name", f"smg-{number}", "--mesh-host", host]
     flags += ["--mesh-advertise-host", host, "--mesh-port", port]

@@ -1,8 +1,8 @@
-"""benchmarks/README.md out of benchmarks/results/: every measured row, its goal, and what misses it.
+"""Generates benchmarks/README.md from benchmarks/results/: every measured row, its goal, and what misses its goal.
 
     python -m benchmarks.harness.report
 
-A function for each result file turns it into rows; a test holds the page to the files.
+One function for each result file turns it into rows. A test checks that the page equals what the files give.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Result = Mapping[str, Any]
 
 
 class Row(NamedTuple):
-    """What was asked, what came of it, and the goal where there is one; `met` is None where there is none."""
+    """A row of the page: what was measured, the figure, and the goal. Without a goal `met` is None."""
 
     question: str
     figure: str
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 def rows(
     items: Iterable[Result], question: str, figure: str, goal: str = "", met: Callable[[Result], bool] | None = None
 ) -> Iterator[Row]:
-    """A row for each item, whose members fill in the templates `question` and `figure`."""
+    """Yield a row for each item, whose members fill in the templates `question` and `figure`."""
     for each in items:
         yield Row(question.format_map(each), figure.format_map(each), goal, met(each) if met else None)
 
@@ -465,7 +465,7 @@ what `deploy/Dockerfile` runs: `make bench NAME=data_plane PYTHON=python3.14 VEN
 
 
 def page(results: Path = RESULTS) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts, missed = [], []
     for name, reader in READERS.items():
         result = json.loads((results / f"{name}.json").read_text())

@@ -1,13 +1,13 @@
-"""What one request costs the node's thread: processor time, in user space and in the kernel's.
+"""How much processor time does one request cost the node's thread, in user space and in the kernel?
 
     python -m benchmarks.harness.request_path [--requests 800] [--batches 5] [--only CASE …] [--dry]
 
-The node is wired as `ranvier serve` wires it, with a tokenizer that cuts text every four bytes, so that nothing but the
-path itself is measured. It is a process of its own, in lockstep with this one, which is its clients and its engines: a
-request on each connection, all of them answered, piece by piece where they are streams, and then the next; so every
-run meets the same sequence. Times are the best of the batches. How many requests one turn of the event loop serves
-depends on the machine: compare by turns, more than once, one run at a time.
-Learning runs while the node is warmed up and then stops: under full load its share is bounded (io/tokenizer_worker.py).
+The node is wired as `ranvier serve` wires it, with a tokenizer that cuts text every four bytes, so that only the path
+itself is measured. The node is a process of its own, in lockstep with this process, which acts as its clients and its
+engines: it sends a request on each connection, answers all of them (streams piece by piece), and then begins again. So
+all runs have the same sequence. Times are the best of the batches. How many requests one turn of the event loop serves
+depends on the machine: to compare versions, alternate them, several times, one run at a time.
+Learning runs during the warm-up and then stops, because under full load its share is bounded (io/tokenizer_worker.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Case:
     name: str
     history_bytes: int = 3_000
     connections: int = CONNECTIONS
-    answer: Sequence[bytes] = (ANSWER,)  # pieces, each sent when every client has the one before
+    answer: Sequence[bytes] = (ANSWER,)  # pieces; each is sent when every client has received the previous one
     fields: str = ""  # members of the body before `messages`
     response_cache: bool = False
 
@@ -76,7 +76,7 @@ FACTS = TokenizerFacts("bytes", keeps_turns=True, incremental=True, chars_per_to
 
 
 class ByteTokenizer:
-    """Four bytes are a token, and messages follow each other without markers."""
+    """A tokenizer for which four bytes are a token, and messages follow each other without markers."""
 
     def tokenize(self, chat: Chat) -> TokenizedChat:
         pieces = [self.tokenize_text(str(message["content"])) for message in chat.messages]
@@ -95,12 +95,12 @@ class ByteTokenizer:
 
 
 class Peer:
-    """All connections of the node, on both sides, in one loop that waits for each thing in turn."""
+    """The node's clients and engines: all its connections, in one loop that does one thing after the other."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.engines = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in range(ENGINES)]
-        self.asked: list[socket.socket] = []  # connections of the node that have been accepted
+        self.asked: list[socket.socket] = []  # accepted connections of the node to its engines
         self.bodies = bodies(case)
         self.clients: list[socket.socket] = []
 
@@ -122,7 +122,7 @@ class Peer:
                 read_until(client, piece[-4:])
 
     def requests(self) -> list[socket.socket]:
-        """The connections on which the node has sent a request: one for each client."""
+        """Wait until the node has sent a request for each client; return the engines' connections that got them."""
         found: list[socket.socket] = []
         while len(found) < len(self.clients):
             for ready in select.select([*self.engines, *self.asked], (), ())[0]:
@@ -145,7 +145,7 @@ def read_until(sock: socket.socket, end: bytes) -> None:
 
 
 def bodies(case: Case) -> Iterator[bytes]:
-    """Chats that go on: each repeats one of the histories and adds a message that nobody has seen."""
+    """Yield bodies of chats that continue: each repeats one of the histories and adds a new message."""
     rng = Random(SEED)
     histories = []
     for number in range(HISTORIES):
@@ -170,7 +170,7 @@ def message(role: str, text: str) -> str:
 
 
 async def run_node(arguments: Sequence[str]) -> None:
-    """Says its port; ends learning at the first line of input; at each says what its thread has used, in seconds."""
+    """Run the node. Prints its port; at the first line of input ends learning; at each prints its thread's seconds."""
     urls = [argument for argument in arguments if argument != CACHE]
     node, lines = make_node(urls, response_cache=len(urls) < len(arguments)), trio.wrap_file(sys.stdin)
     with collected_in_waits():  # as in a node that runs
@@ -203,7 +203,7 @@ def make_node(urls: Sequence[str], *, response_cache: bool) -> Node:
 
 
 def measure(case: Case, requests: int, batches: int) -> dict[str, float]:
-    """Microseconds of the node's thread per request, of the best batch."""
+    """Measure the microseconds of the node's thread per request, in the best batch."""
     peer = Peer(case)
     urls = [f"http://127.0.0.1:{engine.getsockname()[1]}" for engine in peer.engines]
     asked = [NODE, *urls, *((CACHE,) if case.response_cache else ())]

@@ -1,12 +1,12 @@
 """An engine that only answers, as fast as Python can: `python -m benchmarks.harness.stub_engine PORT`.
 
-One epoll loop without parsing beyond a length, so that in a benchmark of routers the engine is not what is measured: it
-answers several times as many requests as any of them forwards. A POST gets a chat completion, or what stands for it by
-/v1/messages and /v1/responses; with "stream": true a hundred server-sent events. GET /manner/… says how from now on:
-`at_once` in one write; `writes` each event in a write of its own, back to back, as engines write their tokens; `steps`
-in pieces of ten, interleaved over all running streams. (Routers that write the body anew move `stream` to its end, and
-drop fields that they do not know.) Any other GET gets what routers ask engines when they register them. It trusts its
-clients and is for benchmarks alone.
+It is one epoll loop that parses only lengths, so that a benchmark of routers does not measure the engine: it answers
+several times as many requests as any router forwards. A POST gets a chat completion, or its equivalent for /v1/messages
+and /v1/responses; with "stream": true it gets a hundred server-sent events. GET /manner/… sets how these are written
+from then on: `at_once` in one write; `writes` each event in its own write, back to back, as engines write their tokens;
+`steps` in pieces of ten, interleaved over all running streams. (Routers that rewrite the body move `stream` to its end,
+and drop fields that they do not know.) Any other GET gets what routers ask of engines that they register. The engine
+trusts its clients and is only for benchmarks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 CHUNKS = 100
 CHUNKS_PER_WRITE = 10
-"""Of a stream in steps, between which the loop looks after all the others."""
+"""Events in one piece of a stream in `steps`; between two pieces the loop serves all other connections."""
 
 COMPLETION = (
     b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant",'
@@ -51,13 +51,13 @@ def chunk(data: bytes) -> bytes:
 
 
 def chat_request(body: bytes) -> bytes:
-    """As a client sends it."""
+    """Return the HTTP request of a chat with this body."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     return head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def read_message(sock: socket.socket, first: bytes = b"") -> bytes:
-    """One HTTP message whose head comes in one piece; nothing when the other side has closed."""
+    """Read one HTTP message, whose head must come in one piece; b"" if the other side has closed."""
     pieces = [first or sock.recv(1 << 18)]
     end = pieces[0].find(b"\r\n\r\n") + 4
     length = LENGTH.search(pieces[0], 0, end)
@@ -78,7 +78,7 @@ ANSWER, INFORMATION = plain(COMPLETION), plain(ABOUT)
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 STREAMED = re.compile(rb'"stream": ?true')
 FIRST_BYTES, LAST_BYTES = 200, 1000
-"""Of each piece of a body: where `stream` is found, ahead of the messages or behind them. All of it would cost more."""
+"""Bytes of each piece of a body that are searched for `stream`, before and after the messages; all would cost more."""
 
 
 @dataclass(slots=True)
@@ -86,8 +86,8 @@ class Connection:
     sock: socket.socket
     missing: int = 0  # bytes of the body that are still to come
     streams: bool = False
-    answer: bytes = b""  # where it does not stream
-    pieces: int = 0  # left of the stream that runs
+    answer: bytes = b""  # the answer if it does not stream
+    pieces: int = 0  # pieces left of the running stream
 
 
 class Stub:
@@ -151,7 +151,7 @@ class Stub:
                 connection.pieces = CHUNKS // CHUNKS_PER_WRITE
                 self.streaming[fd] = connection
             elif self.manner == "writes":
-                send = connection.sock.send  # all of it is 16 kB: room for that is in every empty buffer
+                send = connection.sock.send  # the stream is 16 kB, which fits into an empty socket buffer
                 send(STREAM_HEAD)
                 for _ in range(CHUNKS):
                     send(CHUNK)

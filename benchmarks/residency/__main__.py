@@ -1,15 +1,15 @@
-"""How many events of engines does one core take in, and what does a block cost in memory?
+"""How many engine events can one core process, and how much memory does a block take?
 
     python -m benchmarks.residency [--engines 10] [--blocks 20000] [--seed 1] [--dry]
 
-- `events`: busy engines whose caches are full (`residency_streams`), one stream each, by turns. `block_us` is what a
-  stored block costs together with the removal that makes room for it, all of a node's core work included, and with
-  `engine_caches` the route table. Goal: 20 us, which is ten engines at 5,000 blocks a second each.
-- `memory`: bytes of a residency for each block it holds.
-- `radix_tree`: NVIDIA Dynamo's RadixTree (Rust), in its own environment where `make test-engines` made one. It gets
-  hashes ready made, and decodes nothing.
+- `events`: streams of busy engines whose caches are full (`residency_streams`), their messages in turn. `block_us` is
+  the time for a stored block and the removal that makes room for it, with all of a node's core work, and in
+  `engine_cache` also the route table. Goal: 20 us, that is ten engines with 5,000 blocks a second each.
+- `memory`: bytes of a residency per block that it holds.
+- `radix_tree`: NVIDIA Dynamo's RadixTree (Rust), if `make test-engines` made its environment. It is given finished
+  hashes and decodes nothing.
 
-Times are processor time of this process. The garbage collector is set as in a node.
+Times are processor time of this process. The garbage collector is set as in a node: it does not run by itself.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
-CAPACITY_BLOCKS = 16_384  # of one engine: 262,144 tokens, as of a large GPU with a middling model
-STREAMS = 2  # recorded; engines share them, for recording takes longer than measuring
+CAPACITY_BLOCKS = 16_384  # of one engine: 262,144 tokens, as on a large GPU with a medium model
+STREAMS = 2  # recorded streams, which the engines share, since recording takes longer than measuring
 GOAL_BLOCK_US = 20.0
 MEMORY_BLOCKS = 200_000
 RADIX_TREE = ROOT / "benchmarks" / "residency" / "residency_radix_tree.py"
@@ -65,7 +65,7 @@ def measure_events(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_memory(seed: int) -> dict[str, float]:
-    """A residency that holds so many blocks, by the process's resident memory."""
+    """Measure a residency of MEMORY_BLOCKS blocks by the process's resident memory."""
     residency = Residency(TokenHasher(KEY, BLOCK_TOKENS), lambda _scope: NAMESPACE)
     streams = make_streams(MEMORY_BLOCKS, 1, seed)
     decoder = EventDecoder()
@@ -81,7 +81,7 @@ def measure_memory(seed: int) -> dict[str, float]:
 
 
 def measure_radix_tree() -> dict[str, Any] | None:
-    """None where there is no environment for it."""
+    """Run the measurement of Dynamo's RadixTree; None if it has no environment."""
     python = ROOT / ".venv-dynamo" / "bin" / "python"
     if not python.exists():
         return None
@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=20_000, help="stored by each engine while it is measured")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    gc.disable()  # as in a node that runs, which looks for garbage while it waits
+    gc.disable()  # as in a node that runs, which collects garbage only while it waits
     memory = measure_memory(options.seed)
     result = {
         "load_of_the_machine": round(os.getloadavg()[0], 1),

@@ -27,7 +27,7 @@ PARTS = ("gap_machine", "decoder", "residency", "settle", "engine_cache")
 
 @dataclass(slots=True)
 class Fed:
-    """One engine as a node has it."""
+    """What a node has for one engine. `seq`: the number of its next message."""
 
     machine: GapMachine
     decoder: EventDecoder
@@ -55,7 +55,7 @@ class Node:
             self.engines.append(Fed(machine, EventDecoder(), residency, source))
 
     def feed(self, engine: Fed, payload: bytes, now: float, spent: list[int]) -> None:
-        """One message; what each part of the work took is added to `spent`, in nanoseconds."""
+        """Process one message, and add the nanoseconds of each part of the work to `spent`, in the order of PARTS."""
         clock = process_time_ns
         start = clock()
         effects = engine.machine.live(engine.seq, payload, now)
@@ -79,7 +79,7 @@ class Node:
 
 
 def apply_streams(streams: Sequence[Streams], engines: int, *, engine_caches: bool) -> tuple[Node, int, list[int]]:
-    """Fill the engines, then go through what is measured, a message of each by turns. Returns blocks and times."""
+    """Fill the engines, then process the measured messages, the engines in turn. Returns node, blocks, nanoseconds."""
     node, spent, blocks = Node(engines, engine_caches=engine_caches), [0] * len(PARTS), 0
     for payloads in ("filling", "payloads"):
         spent = [0] * len(PARTS)

@@ -1,8 +1,8 @@
-"""Event streams of busy engines for benchmarks/residency: what vLLM would publish, step by step, as payloads.
+"""Makes event streams of busy engines for benchmarks/residency: the payloads that vLLM would publish, step by step.
 
-Each engine's cache evicts as vLLM's does and is full before anything is measured, so for each block that is stored one
-is removed. A step is what an engine does at once: a chunk of prompts of CHUNK_TOKENS, and one token more for each
-request that runs. Encoded as vLLM 0.32 does: an event for each run of blocks, one for each removed block, as maps.
+Each engine's cache evicts as vLLM's does and is full before the measurement, so that one block is removed for each that
+is stored. In a step an engine computes CHUNK_TOKENS of prompts, and one token for each request whose prompt is done.
+Payloads are encoded as vLLM 0.32 does: an event for each run of blocks, one for each removed block, as maps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVENTS_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Payloads of one engine: those that fill it, and those that are measured, which store `blocks` blocks."""
+    """The payloads of one engine: those that fill its cache, and those that are measured and store `blocks` blocks."""
 
     filling: Sequence[bytes]
     payloads: Sequence[bytes]
@@ -46,7 +46,7 @@ class Running:
 
 
 class Engine:
-    """One cache and the requests that run in it."""
+    """One engine: its cache and its running requests."""
 
     def __init__(self, capacity_blocks: int, seed: int) -> None:
         self.rng = Random(seed)
@@ -59,7 +59,7 @@ class Engine:
         return self.numbers.integers(0, VOCABULARY, self.rng.randint(*least_most), dtype=np.uint32)
 
     def step(self) -> list[CacheEvent]:
-        """Prompts up to a chunk, then a token for everyone who has his prompt."""
+        """Compute prompts up to a chunk, then a token for each request whose prompt is done. Returns the events."""
         budget = CHUNK_TOKENS
         while budget > 0:
             waiting = next((each for each in self.running if each.done < each.lease.job.prompt_tokens), None)
@@ -96,7 +96,7 @@ class Engine:
 
 
 def make_streams(capacity_blocks: int, blocks: int, seed: int) -> Streams:
-    """Fill an engine, then record until `blocks` more are stored."""
+    """Fill an engine's cache, then record its payloads until `blocks` more are stored."""
     engine = Engine(capacity_blocks, seed)
     filling = []
     while engine.cache.evicted_blocks < capacity_blocks // 4:

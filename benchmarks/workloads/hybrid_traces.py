@@ -1,11 +1,11 @@
-"""Four seeded traces of token ids: chats after LMSys and ShareGPT, agents after SWE-bench, and shared documents.
+"""Four seeded traces of token ids: chats like LMSys and ShareGPT, agents like SWE-bench, and shared documents.
 
-Shaped after what Marconi's paper shows of its sets (section 5.1, figure 6), and not those sets. Random numbers are
+They resemble what Marconi's paper shows of its sets (section 5.1, figure 6), but are not those sets. Random numbers are
 numpy's `default_rng([SEED, number of the set])`, drawn strictly in the order of this file, so that `TRACES` are equal
-everywhere: DIGESTS has the sha256 of each as `lines` writes it, and a numpy that draws otherwise shows there.
+everywhere. DIGESTS has the sha256 of each, as `lines` writes it, and reveals a numpy that draws differently.
 
-A message is wrapped as a chat template would. An agent's history loses the observation of its fifth last round once
-there are six, so its prompts part from one another instead of growing.
+Messages are wrapped as by a chat template. Once an agent's history has six observations, it loses that of its fifth
+last round with each further round, so its prompts part from one another instead of only growing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ASSISTANT_TAIL = [613, 376, 12154, 1115, 376, 465, 22137, 9092]
 
 
 class Length(NamedTuple):
-    """Of a text in tokens: lognormal about the median, at most `most`."""
+    """The length of a text in tokens: lognormal with this median, from 4 to `most`."""
 
     median: float
     sigma: float
@@ -46,7 +46,7 @@ class Length(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChatShape:
-    """Turns: `least` and a geometric number of mean `mean`, at most `most`; lengths vary by session, too."""
+    """`turns`: the least, the mean of a geometric number added to it, and the most. `spread`: of lengths by session."""
 
     templates: tuple[int, int]
     turns: tuple[int, int, int]
@@ -76,7 +76,7 @@ class Turn(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Which set, how many sessions begin how often, and the mean seconds of an agent's tool."""
+    """A set: its name, how often sessions begin, their number, and the mean seconds of an agent's tool."""
 
     name: SetName
     sessions_per_s: float
@@ -108,7 +108,7 @@ DIGESTS = MappingProxyType(
 
 
 def trace(shape: Shape) -> list[Turn]:
-    """The requests of a set in order of time."""
+    """Return the requests of a set in order of time."""
     drawn = Drawn(NUMBERS[shape.name])
     makers = {"swebench": agents, "rag": questions}
     found = makers[shape.name](drawn, shape) if shape.name in makers else chats(drawn, shape, CHATS[shape.name])
@@ -116,7 +116,7 @@ def trace(shape: Shape) -> list[Turn]:
 
 
 def lines(turns: Sequence[Turn]) -> Iterator[bytes]:
-    """A trace as JSON, one request to a line."""
+    """Yield a trace as JSON, one request per line."""
     for each in turns:
         named = {
             "session_id": each.session,
@@ -138,7 +138,7 @@ def digest(turns: Sequence[Turn]) -> str:
 
 
 class Drawn:
-    """What is drawn of one set, in order."""
+    """Draws the random values of one set, in order."""
 
     def __init__(self, number: int) -> None:
         self.random = np.random.default_rng([SEED, number])
@@ -148,7 +148,7 @@ class Drawn:
         return max(4, min(shape.most, round(drawn)))
 
     def tokens(self, count: int) -> Tokens:
-        """Words as frequent as in a language."""
+        """Draw words with frequencies as in a language."""
         ranks = self.random.zipf(1.3, count)
         others = self.random.integers(1, WORDS_MAX, count)
         words = np.where(ranks > WORDS_MAX, others, ranks)

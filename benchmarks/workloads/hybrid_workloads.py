@@ -1,9 +1,9 @@
-"""The traffic of the hybrid benchmark: four seeded sets, tau-bench and coding agents, before engines of one size.
+"""The traffic and engines of the hybrid benchmark: four seeded sets, tau-bench and coding agents.
 
-An engine is Qwen3.5-9B, 16 bits, on an L40S: memory for 769,000 tokens of keys and values, of which a checkpoint takes
-1,572; coding agents have an H100. Requests come as in the trace, or slower where that would be more than LOAD: the
-share of their time that the engines would compute if nothing were reused. So nothing saturates, and what is not reused
-is felt.
+An engine is Qwen3.5-9B with 16 bits on an L40S; coding agents have an H100. On an L40S there is memory for 769,000
+tokens of keys and values, and a checkpoint takes as much as 1,572 of them. Requests arrive as in the trace, or slower,
+so that the engines would compute for at most the share LOAD of their time if nothing were reused. So nothing saturates,
+and missed reuse shows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ranvier_py.replay.traces.trace_chains import KEY, chain_of, continued
 
 MODEL = "qwen3.5-9b"
 QWEN_9B = LanguageModel(9e9, layers=8, heads=4, head_size=256)
-"""Keys and values of its eight layers of attention: 32,768 bytes a token."""
+"""The keys and values of its eight attention layers take 32,768 bytes a token."""
 
 L40S = Accelerator(362e12, 0.864e12, 48e9, 2048, 256)  # the sheet's 733e12 are with sparsity
 SMALL = replace(derived(L40S, QWEN_9B), hybrid_model=MODEL)
@@ -43,14 +43,14 @@ def set_of(shape: Shape) -> Callable[[], Trace]:
 
 
 def trace_of(name: str, turns: list[Turn]) -> Trace:
-    """What routers and engines see of these requests: every end of a message is known, as in a chat."""
+    """Return these requests as a trace. The end of every message is known, as in a chat."""
     hasher = TokenHasher(KEY, BLOCK_TOKENS)
     start = hasher.start(TextHasher(KEY).namespace({"model": ""}))
     return Trace(name, [request_of(turn, hasher, start) for turn in turns], BLOCK_TOKENS, timed=True)
 
 
 def request_of(turn: Turn, hasher: TokenHasher, start: TokenState) -> TraceRequest:
-    """No content has the token that each message begins with."""
+    """Return a turn as a request. Messages begin at the token HEAD[0], which no content contains."""
     ids = np.array([*turn.prompt, *turn.answer], dtype=np.uint32)
     begins = np.flatnonzero(ids == HEAD[0]).tolist()
     chain, ends = chain_of(hasher.extend(start, ids, [*begins[1:], len(ids)]))
@@ -68,7 +68,7 @@ def request_of(turn: Turn, hasher: TokenHasher, start: TokenState) -> TraceReque
 
 
 def speed_of(ready: Ready, engine: EngineLimits) -> float:
-    """At which requests come at LOAD at most."""
+    """Return the speed, at most 1, at which requests arrive with a load of at most LOAD."""
     summary = ready.summary
     cold_s = summary.prompt_tokens / engine.prefill_tokens_per_s / ENGINES
     return min(1.0, round(LOAD * summary.span_s / cold_s, 4))
@@ -86,7 +86,7 @@ HYBRID_WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 0,
                 {},
                 LARGE,
-                draws=4,  # one chat of 325,000 tokens that loses its engine is 6 points of hits: a draw is luck
+                draws=4,  # if one chat of 325,000 tokens loses its engine, hits fall by 6 points: a single draw is luck
                 retimed=sessions,
                 file=CODING,
                 limits=f"the first {CODING_REQUESTS} of 10,115 requests",

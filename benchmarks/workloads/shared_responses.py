@@ -1,11 +1,11 @@
-"""What nodes gain by sharing their response caches: among themselves, and through Redis.
+"""What do nodes gain by sharing their response caches, among themselves or through Redis?
 
-Some nodes before one stub engine, each question to a node drawn at random, at fixed times whatever comes back. They are
-those of a trace (the turns of tau-bench's conversations, QMSum's queries about meetings), asked again and again with
-frequencies by Zipf's law. Each backend gets the same requests at the same nodes: `memory`, where each node has answers
-of its own, `cluster`, and `redis`, a redis-server of this machine. `hit_share` is of all requests; `ideal_share` that
-of one cache that everybody shares. Times of hits are the client's, from the first byte sent to the last byte received;
-`first_hit_ms` are of questions that the node had not answered before, so that it had to look elsewhere.
+Some nodes have one stub engine. Each question is sent to a random node, at a fixed time, whatever has been answered by
+then. The questions are those of a trace (the turns of tau-bench's conversations, QMSum's queries about meetings), each
+repeated with a frequency by Zipf's law. Each backend gets the same requests at the same nodes: `memory`, where each
+node has its own answers, `cluster`, and `redis`, a redis-server on this machine. `hit_share` is the share of hits in
+all requests; `ideal_share` is that of a single shared cache. Times of hits are measured by the client, from the first
+byte sent to the last byte received; `first_hit_ms` is for questions that the node had not answered before.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ BACKENDS = ("memory", "cluster", "redis")
 KEY = "3f" * 16 + "a7" * 16
 PATH = "/v1/chat/completions"
 ZIPF = 1.0
-"""Of the frequencies: the question of rank r is asked in proportion to 1 / r."""
+"""The exponent of the frequencies: the question of rank r is asked in proportion to 1 / r."""
 
 
 def taubench(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
-    """What each turn of an assistant answers."""
+    """Yield the messages before each answer of an assistant."""
     for line in lines:
         messages = line["messages"]
         yield from (messages[:end] for end, message in enumerate(messages) if end and message["role"] == "assistant")
@@ -54,7 +54,7 @@ TRACES = {"taubench": (TAUBENCH, taubench), "qmsum": (QMSUM, qmsum)}
 
 
 def questions(trace: str, count: int, rng: Random) -> list[bytes]:
-    """So many different requests of the trace."""
+    """Draw `count` different requests of the trace, or all if there are fewer."""
     file, read = TRACES[trace]
     with gzip.open(data_folder() / "traces" / file, "rt") as stream:
         bodies = dict.fromkeys(
@@ -66,7 +66,7 @@ def questions(trace: str, count: int, rng: Random) -> list[bytes]:
 
 @contextmanager
 def redis() -> Iterator[str]:
-    """A redis-server that keeps nothing; gives its URL."""
+    """Run a redis-server that writes nothing to disk. Yields its URL."""
     port = free_port()
     with process(["redis-server", "--port", str(port), "--save", "", "--appendonly", "no", "--loglevel", "warning"]):
         yield f"redis://127.0.0.1:{port}/0"
@@ -74,7 +74,7 @@ def redis() -> Iterator[str]:
 
 @contextmanager
 def nodes_of(backend: str, count: int, engine: str) -> Iterator[list[Target]]:
-    """Nodes that share their answers so."""
+    """Run `count` nodes whose response cache has this backend."""
     flags = ["--response-cache", "--response-cache-backend", backend]
     with ExitStack() as stack:
         if backend == "redis":
@@ -85,14 +85,14 @@ def nodes_of(backend: str, count: int, engine: str) -> Iterator[list[Target]]:
 
 
 class Asked(NamedTuple):
-    """One request: which question went to which node."""
+    """One request: which question is sent to which node."""
 
     question: int
     node: int
 
 
 class Got(NamedTuple):
-    """What came of one. `is_first`: the node had not answered that question before."""
+    """The outcome of a request. `is_first`: the node had not answered this question before."""
 
     cached: str
     seconds: float
@@ -102,7 +102,7 @@ class Got(NamedTuple):
 async def drive(
     targets: Sequence[Target], bodies: Sequence[bytes], schedule: Sequence[Asked], per_s: float
 ) -> list[Got]:
-    """Ask at fixed times, each on a connection of its own."""
+    """Send the requests at fixed times, each on its own connection. Returns the outcomes."""
     found: list[Got] = []
     answered: dict[Asked, None] = {}
     began = trio.current_time()
@@ -152,23 +152,23 @@ def row_of(trace: str, backend: str, schedule: Sequence[Asked], found: Sequence[
 
 
 def warm_up(shape: Shape) -> tuple[list[bytes], list[Asked], float]:
-    """What nodes are asked before anything is measured: the first requests of a process take longer."""
+    """Return bodies, schedule and rate of a warm-up, because a process's first requests take longer."""
     messages = [[{"role": "user", "content": f"{number} warm-up " * 500}] for number in range(10)]
     bodies = [json.dumps({"model": "m", "temperature": 0, "messages": each}).encode() for each in messages]
     return bodies, [Asked(number % 10, number % shape.nodes) for number in range(30 * shape.nodes)], 30.0
 
 
 class Shape(NamedTuple):
-    """How much is asked."""
+    """The number of nodes, and the amount of requests."""
 
     nodes: int = 4
     questions: int = 120
     requests: int = 300
-    bytes_per_s: int = 600_000  # so many requests a second as have this together: QMSum's are ten times as long
+    bytes_per_s: int = 600_000  # sets the rate: QMSum's requests are ten times as long
 
 
 def shared(shape: Shape, traces: Sequence[str] = tuple(TRACES)) -> list[dict[str, Any]]:
-    """A row for each trace and backend."""
+    """Measure each trace with each backend, without redis if there is no redis-server. Returns their rows."""
     rows = []
     for backend in BACKENDS if which("redis-server") else BACKENDS[:2]:
         with stub_engines(1) as [engine], nodes_of(backend, shape.nodes, engine) as targets:

@@ -1,8 +1,8 @@
-"""Generated traffic of the shapes that others have published figures of, as traces that a replay takes.
+"""Generates traffic like that of published benchmarks, as traces for a replay.
 
-A prompt is a list of *passages*: so many tokens of one content, in whole blocks of 16. Equal contents at equal places
-are equal prefixes. Message ends and anchors are prefix keys, as a node would have them; answers enter the cache, and
-the next turn of a thread begins with them.
+A prompt is a list of *passages*: a number of tokens of one content, in whole blocks of 16. Equal contents in equal
+places make equal prefixes. Message ends and anchors are prefix keys, as in a node. Answers enter the cache, and the
+next turn of a thread contains them.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ BLOCKS_PER_PASSAGE_MAX = 1 << 20
 
 
 class Passage(NamedTuple):
-    """So many blocks of one content."""
+    """A number of blocks of one content."""
 
     content: int
     blocks: int
 
 
 class Stage(NamedTuple):
-    """A stretch of Poisson arrivals."""
+    """Poisson arrivals at one rate, for some seconds."""
 
     per_s: float
     seconds: float
 
 
 class Writer:
-    """Makes requests of passages; each content gets a number of its own, above `contents`."""
+    """Makes requests from passages. Each new content gets its own number, above `contents`."""
 
     def __init__(self, contents: int = 0) -> None:
         self._contents = contents
         self._known: dict[tuple[int, Passage], tuple[int, ...]] = {}
 
     def passage(self, tokens: float) -> Passage:
-        """New content, rounded to whole blocks, at least one."""
+        """Return a passage of new content, rounded to whole blocks, at least one."""
         self._contents += 1
         return Passage(self._contents, max(1, round(tokens / BLOCK_TOKENS)))
 
     def request(
         self, at: float, session: str, prompt: Sequence[Passage], answer: Passage, *, openings: int = 1
     ) -> TraceRequest:
-        """A request whose messages are `prompt`, the first `openings` of them what a conversation is known by."""
+        """Make a request whose messages are `prompt`. The first `openings` of them identify the conversation."""
         names: tuple[int, ...] = ()
         depths = [0]
         for passage in (*prompt, answer):
@@ -72,7 +72,7 @@ class Writer:
         )
 
     def _names(self, above: int, passage: Passage) -> tuple[int, ...]:
-        """Names of the blocks of `passage` where it follows the block `above`."""
+        """Return the names of the blocks of `passage` if it follows the block `above`."""
         found = self._known.get((above, passage))
         if found is None:
             names, name = [], above
@@ -84,7 +84,7 @@ class Writer:
 
 
 def poisson(rng: Random, stages: Sequence[Stage]) -> list[float]:
-    """Arrival times, seconds from 0, ascending."""
+    """Draw Poisson arrivals in these stages: seconds from 0, ascending."""
     found: list[float] = []
     start = 0.0
     for stage in stages:
@@ -97,7 +97,7 @@ def poisson(rng: Random, stages: Sequence[Stage]) -> list[float]:
 
 
 def evenly(rng: Random, count: int, per_s: float) -> list[float]:
-    """`count` Poisson arrivals."""
+    """Draw `count` Poisson arrivals."""
     found, at = [], 0.0
     for _ in range(count):
         at += rng.expovariate(per_s)
@@ -108,11 +108,11 @@ def evenly(rng: Random, count: int, per_s: float) -> list[float]:
 def shared_prefix_groups(
     seed: int, *, groups: int = 300, each: int = 5, shared: int = 2048, question: int = 128, answer: int = 128
 ) -> Trace:
-    """SGLang's: many long prefixes, each asked for equally often, in drawn order; 40 requests/s.
+    """SGLang's traffic: many long prefixes, each requested equally often, in random order; 40 requests/s.
 
-    Group size and lengths are not published with the figures. 2,048 + 128 tokens are the defaults of SGLang's
-    `bench_serving --dataset-name generated-shared-prefix`; with 5 requests a group, requests that are spread over
-    8 engines find 20 % of their tokens in infinite caches, which is what was published of round robin.
+    Group size and lengths were not published with the figures. 2,048 + 128 tokens are the defaults of SGLang's
+    `bench_serving --dataset-name generated-shared-prefix`. With 5 requests a group, requests that are spread over
+    8 engines find 20 % of their tokens in infinite caches, which is what was published for round robin.
     """
     rng, writer = Random(f"{seed}/groups"), Writer()
     prefixes = [writer.passage(shared) for _ in range(groups)]
@@ -128,7 +128,7 @@ def shared_prefix_groups(
 def one_hot_prefix(
     seed: int, *, requests: int = 1500, hot: float = 0.8, others: int = 20, shared: int = 4000, per_s: float = 20.0
 ) -> Trace:
-    """Ranvier's: one system prompt has 80 % of the traffic, others share the rest; questions of 100 to 500 tokens."""
+    """Ranvier's traffic: one system prompt has 80 % of it, others share the rest; questions of 100 to 500 tokens."""
     rng, writer = Random(f"{seed}/hot"), Writer()
     prefixes = [writer.passage(shared) for _ in range(1 + others)]
     found = []
@@ -140,16 +140,16 @@ def one_hot_prefix(
 
 
 LLMD_RATES = (3, 10, 15, 20, 22, 25, 30, 35, 40, 46, 52, 60)
-"""Requests/s of the stages: llm-d's go from 3 to 60."""
+"""Requests/s of llm-d's stages, which go from 3 to 60."""
 
 
 def grouped_users(
     seed: int, *, groups: int = 150, users: int = 5, stage_s: float = 4.5, slower: float = 2.5, answer: int = 1000
 ) -> Trace:
-    """llm-d's: 150 groups of 5 users, who each send 6,000 tokens of the group and 1,200 of their own again and again.
+    """llm-d's traffic: 150 groups of 5 users; each repeatedly sends 6,000 tokens of the group and 1,200 of its own.
 
-    Who asks is drawn; arrivals are Poisson in stages of LLMD_RATES / `slower` requests/s, `stage_s` x `slower` long:
-    1,600 requests, where llm-d sends some thousands.
+    The user is drawn for each request. Arrivals are Poisson in stages of LLMD_RATES / `slower` requests/s, each
+    `stage_s` x `slower` long: 1,600 requests, while llm-d sends some thousands.
     """
     rng, writer = Random(f"{seed}/users"), Writer()
     prompts = []
@@ -167,11 +167,11 @@ def grouped_users(
 def chat_threads(
     seed: int, *, threads: int = 300, within_s: float = 60.0, think_s: float = 10.0, turns_mean: float = 5.0
 ) -> Trace:
-    """KubeAI's: threads as in ShareGPT, no system prompt, each turn with the whole history.
+    """KubeAI's traffic: threads as in ShareGPT, no system prompt, each turn with the whole history.
 
-    Turns are geometric with a mean of 5, questions and answers exponential with means of 160 and 240 tokens (ShareGPT's
-    are about that; its longest ones are cut at ten times the mean). A turn comes think_s after the one before, which is
-    longer than an answer takes where nobody queues.
+    The number of turns is geometric with a mean of 5; questions and answers are exponential with means of 160 and 240
+    tokens (about those of ShareGPT), cut at ten times the mean. A turn comes about think_s after the previous one,
+    which is longer than an answer takes without a queue.
     """
     rng, writer = Random(f"{seed}/threads"), Writer()
     requests = []
@@ -190,7 +190,7 @@ def chat_threads(
 
 
 def shared_share(trace: Trace) -> float:
-    """Share of the prompt tokens in leading blocks that an earlier request had: the most that one cache could find."""
+    """Return the share of prompt tokens in leading blocks of earlier requests: the most that one cache could find."""
     seen: set[int] = set()
     found = 0
     for request in trace.requests:
@@ -200,5 +200,5 @@ def shared_share(trace: Trace) -> float:
 
 
 def leading(cache: set[int], keys: Sequence[int]) -> int:
-    """How many keys from the first on are in the cache."""
+    """Return how many leading keys are in the cache."""
     return next((depth for depth, key in enumerate(keys) if key not in cache), len(keys))

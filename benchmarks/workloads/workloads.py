@@ -1,13 +1,13 @@
-"""The traffic of the policies benchmark: four traces of others and four generated shapes, and their rates.
+"""The traffic of the policies benchmark, with its rates: four traces of others and four generated shapes.
 
-Caches are either *ample*, so that nothing is ever evicted, or *tight*: what is asked for again does not fit.
-A rate is a share of `capacity`: the speed (factor on the trace's own rate) at which the p90 of `oracle_ttft` is
-KNEE times what it is while the engines idle (`python -m benchmarks.policies --calibrate` prints it anew). It is written
-down here so that results of different days are of the same rates. Not so grouped_users, whose p90 leaps as soon as a
-tenth of the requests is cold: there it is the speed at which the p99 of `oracle_greedy` takes off for want of cache
-blocks, and half as much again where caches are ample.
-Traces without times of their own, and ShareGPT's 300 requests, are run with several draws of their arrivals; a
-figure is then the mean of the draws'. Traffic is open-loop, for every policy alike.
+Caches are either *ample*, so that nothing is evicted, or *tight*: what is requested again does not fit.
+Rates are shares of `capacity`: the speed (a factor on the trace's own rate) at which the p90 of `oracle_ttft` is KNEE
+times that of idle engines (`python -m benchmarks.policies --calibrate` measures it again). The capacities are written
+down here so that results of different days have the same rates. grouped_users is an exception, since its p90 jumps as
+soon as a tenth of the requests is cold: its capacity is the speed at which the p99 of `oracle_greedy` rises sharply for
+want of cache blocks, and half as much again with ample caches.
+Traces without times of their own, and ShareGPT's 300 requests, are run with several draws of their arrivals; figures
+are then means over the draws. Traffic is open-loop, and the same for every policy.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ranvier_py.replay.traces.trace import Trace, TraceOptions
 
 ENGINES = 8
 AMPLE, TIGHT = "ample", "tight"
-AMPLE_TOKENS = 40_000_000  # of one engine: more than all prompts of any workload together
+AMPLE_TOKENS = 40_000_000  # cache of one engine: more than all prompts of any workload together
 
 A100_8B = preset("a100-llama-8b")
 L4_8B = replace(preset("l4-llama-8b"), cache_tokens=100_000)
-"""With weights of 8 bits, as KubeAI had them: that leaves 24e9 x 0.9 - 8e9 bytes to the cache."""
+"""With 8-bit weights, as in KubeAI's benchmark: that leaves 24e9 x 0.9 - 8e9 bytes for the cache."""
 QWEN_32B = derived(H100, LanguageModel(32.8e9, layers=64, heads=8), modes=2)
 """llm-d's pods: Qwen3-32B on two H100. 299,000 tokens of cache, 15,900 prompt tokens/s."""
 
@@ -39,7 +39,7 @@ Retime = Callable[[Trace, int], Trace]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One kind of traffic. `capacity` by cache: speeds. `retimed` draws other arrivals for the same requests."""
+    """One kind of traffic. `capacity`: speeds by cache. `retimed` draws other arrivals for the same requests."""
 
     name: str
     load: Callable[[], Trace]
@@ -48,8 +48,8 @@ class Workload:
     engine: EngineLimits = A100_8B
     draws: int = 1
     retimed: Retime | None = None
-    file: str = ""  # of the shared data; empty: generated
-    limits: str = ""  # what of the trace is run, where it is not all
+    file: str = ""  # in the shared data; empty: generated
+    limits: str = ""  # which part of the trace is run, if not all
     negative: bool = False  # a negative control: hardly anything is shared
 
     def engines(self, cache: str, block_tokens: int) -> tuple[EngineLimits, ...]:
@@ -57,17 +57,17 @@ class Workload:
         return (replace(self.engine, cache_tokens=cache_tokens, block_size=block_tokens),) * ENGINES
 
     def loaded(self, limit: int | None) -> Trace:
-        """Under this name; no more than so many requests."""
+        """Load the trace, under the workload's name, with at most `limit` requests."""
         trace = self.load()
         return replace(trace, name=self.name, requests=trace.requests[:limit])
 
     def trace(self, draw: int, loaded: Trace) -> Trace:
-        """The trace under this name, with the arrivals of a draw; the first is as it was loaded."""
+        """Return the trace under the workload's name, with the arrivals of a draw; draw 0 has those of the file."""
         named = replace(loaded, name=self.name)
         return named if draw == 0 or self.retimed is None else self.retimed(named, draw)
 
     def is_there(self) -> bool:
-        """Whether its file is; where it is not, that is said."""
+        """Whether its file exists, or none is needed. Shows a message if it does not exist."""
         if not self.file or (data_folder() / "traces" / self.file).is_file():
             return True
         show(f"{self.name}: skipped, {self.file} is not there (SHARED_DATA says where to look)")
@@ -88,7 +88,7 @@ def from_file(file: str, tokenizer: str = "", limit: int = 0) -> Callable[[], Tr
 
 
 def alone(trace: Trace, draw: int) -> Trace:
-    """Each request at random within the span of the trace: as many as before, in another order."""
+    """Move each request to a random time within the trace's span: the same requests in another order."""
     rng = Random(f"{draw}/alone")
     span_s = trace.requests[-1].at
     moved = [replace(request, at=rng.uniform(0.0, span_s)) for request in trace.requests]
@@ -96,7 +96,7 @@ def alone(trace: Trace, draw: int) -> Trace:
 
 
 def sessions(trace: Trace, draw: int) -> Trace:
-    """Each session at random within the stretch in which sessions began; its turns keep their distances."""
+    """Move each session to a random start within the time in which sessions began; its turns keep their distances."""
     rng = Random(f"{draw}/sessions")
     first: dict[str, float] = {}
     for request in trace.requests:
@@ -110,7 +110,7 @@ def sessions(trace: Trace, draw: int) -> Trace:
 
 
 def poisson(trace: Trace, draw: int) -> Trace:
-    """The same order at drawn distances: for traces that were made so."""
+    """Keep the order and draw Poisson arrivals: for traces whose own arrivals were drawn like that."""
     rng = Random(f"{draw}/poisson")
     times = traffic.evenly(rng, len(trace.requests), len(trace.requests) / trace.requests[-1].at)
     moved = [replace(request, at=at) for request, at in zip(trace.requests, times, strict=True)]
@@ -147,7 +147,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 load=from_file(QMSUM, "llama3"),
                 tight_tokens=100_000,
                 capacity={AMPLE: 16.7, TIGHT: 14.7},
-                draws=4,  # a tenth of 553 requests, many in one queue: the p90 of a draw is an eighth off
+                draws=4,  # one draw's p90 is an eighth off: it hangs on a tenth of 553 requests, many in one queue
                 retimed=alone,
                 file=QMSUM,
             ),

@@ -1,10 +1,9 @@
 """One run of a replay: it handles arrivals, engines, restarts, probes and gossip on one clock of virtual time.
 
-The router's own time counts as zero. Events of the same time are handled in this order: probes and gossip
-(`Placer.advance`), engines by index, restarts, arrivals.
+The router's own time counts as zero. Order at one moment: probes and gossip, engines by index, restarts, arrivals.
 
-Rules: every request ends once: placed nowhere, refused by its engine, aborted by a restart, or finished. Two runs of
-one plan are equal.
+Rules: every request ends once: not placed, refused by its engine, aborted by a restart, or finished. Runs of one plan
+are equal.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class BlockStates:
         self.clock += 1
         path = request.whole
         nodes, _ = self._match(path)
-        uncached = len(path) // TOKEN - self.block_tokens * (nodes + 1)  # the root counts as a block, as in the published code
+        uncached = len(path) // TOKEN - self.block_tokens * (nodes + 1)  # the root counts as a block, as published
         each = self.model.state_bytes / self.block_tokens + self.model.token_bytes
         over = self.bytes_used + uncached * each - self.capacity_bytes
         if over > 0:

@@ -7,9 +7,8 @@ adds at most two checkpoints: one at the junction and one after its last token.
 
 Paths are bytes; each `width` bytes are a *symbol*: a token, or a whole block of `unit_tokens` tokens. Time is a
 counter: a lookup takes one step, an insertion two, and one more if it evicts.
-Rules: what a running request reads is not deleted, but checkpoints on its path may be dropped; a path is inserted even
-if it does not fit.
-Bound: `capacity_bytes`, exceeded at most by one sequence and by what running requests read.
+Rules: what a running request reads is not deleted, but checkpoints on its path may be dropped. A path is inserted even
+if it does not fit. Bound: `capacity_bytes`, exceeded at most by one sequence and by what running requests read.
 """
 
 from __future__ import annotations
