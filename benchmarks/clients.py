@@ -106,7 +106,7 @@ def measured(router: str, count: int, shapes: Sequence[str], bin_dir: Path | Non
 
 
 class Breaker(NamedTuple):
-    """How an agent breaks its prefixes (`broken` changes the n-th body; `clean` does not break it), and what mends it."""
+    """How an agent breaks its prefixes (`broken` changes the n-th body; `clean` is harmless), and what mends that."""
 
     name: str
     rule: str

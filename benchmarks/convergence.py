@@ -7,7 +7,7 @@ slowed instead), and one node is killed half-way. `learned` is the time from the
 route update, for each (update, node); `everywhere` until the last node can; `noticed` from the kill until the first and
 until the last node reports it. `route_bytes_per_turn_and_peer` falls with the rate, since route updates share packets,
 so ten nodes also have a run with BUSY_TURNS_PER_S at each. From CROWD nodes on there are fewer chats and losses, and no
-idle run. With `--formed` the nodes know each other from the start. `--keep` keeps the file's rows of other runs.
+idle run. With `--formed` nodes know each other from the start; `--keep` keeps other rows. Each row names its commit.
 """
 
 from __future__ import annotations

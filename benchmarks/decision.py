@@ -1,4 +1,4 @@
-"""How long do a decision among a million routes and a request's bookkeeping take, and how much memory has a route?
+"""How long do a decision among a million routes and a request's bookkeeping take? How much memory does a route need?
 
     python -m benchmarks.decision [--routes 1000000] [--rounds 2000] [--seed 1]
 

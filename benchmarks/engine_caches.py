@@ -1,4 +1,4 @@
-"""What is knowledge of too small engine caches worth: estimated, calibrated by answers, or from events?
+"""What is it worth to know the engines' caches if these are too small: by estimates, calibrated by answers, or events?
 
 `python -m benchmarks.engine_caches [--quick] [--workload qmsum]`
 
@@ -94,7 +94,7 @@ def cache_tokens_of(ready: Ready, share: float, engines: int = ENGINES) -> int:
 
 
 def figures(done: Done, block_tokens: int) -> dict[str, Any]:
-    """Return a run's figures for the result file. An oracle has no wrong predictions."""
+    """Return a run's figures for the result file. Wrong predictions of oracles are not counted."""
     result = done.result
     wasted, unforeseen = errors_of(done, block_tokens) if result.nodes else (0.0, 0.0)
     return {
@@ -130,7 +130,7 @@ def cell_of(row: Row) -> tuple[str, float, int, str]:
 
 
 def recovered(rows: Sequence[Row], measure: str) -> dict[str, Any]:
-    """Return how much of the difference between estimates and events calibration recovers, if it is at least WORTH."""
+    """Return how much calibration recovers of the difference between estimates and events that is at least WORTH."""
     by_cell = {(cell_of(row), row["knowledge"]): row[measure] for row in rows}
     shares, lost = {}, {}
     for cell in dict.fromkeys(cell_of(row) for row in rows if row["nodes"]):

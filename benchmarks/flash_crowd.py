@@ -7,8 +7,8 @@ prefix arrive at 16 nodes in turn, at once or within a second. Its figure is the
 "At once" means before any router can know of another's requests.
 
 The hot prefix is Ranvier's («When your load balancer learns»; on one node in `shapes`): 80 % of all requests have it.
-Leaving its holder helps only if the holder is too busy. While one engine can serve all of that traffic, or those that
-got the prefix before the nodes knew of each other, no request waits: the p99 is the time to compute a prefix, and each
+Leaving its holder helps only if the holder is too busy. While one engine, or those that got the prefix before the nodes
+knew of each other, can serve all of that traffic, no request waits: the p99 is the time to compute a prefix, and each
 diversion to a new holder computes it once more. More than 1 % of the requests are the first with their prefix, so the
 p99 of all cannot be less than that time; requests that find their prefix are therefore also counted by themselves.
 """

@@ -5,9 +5,9 @@
 The traces (`workloads/hybrid_traces.py`) are drawn from seeds and resemble the paper's sets, but are not those sets.
 Figures that the paper gives for its own traces are shown with ours and cannot be verified here.
 
-The processor time is spread over walks, insertions, weights and evictions, none of which visits all nodes. It could be
-a fifth if several processes did the tuning's replays (9 tenths of it, and independent) and an insertion did one walk
-instead of two; to gain more would take a compiled tree.
+The processor time is spread over walks, insertions, weights and evictions, none of which visits all nodes. It could
+fall to a fifth if several processes did the tuning's replays (9 tenths of it, and independent) and an insertion did one
+walk instead of two; to gain more would take a compiled tree.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def retuned_rows(name: str, requests: Requests) -> Iterator[Row]:
 
 
 def profile_rows(name: str, requests: Requests) -> Iterator[Row]:
-    """Yield rows of an unbounded cache under each engine's rule, and of what a router expects that knows attention."""
+    """Yield rows of an unbounded cache under each engine's rule, with a router's credit if it knows only attention."""
     column = list(TRACES).index(name)
     for kind, expected in PROFILES.items():
         cache = EndlessCheckpoints(CHECKPOINT_PROFILES[kind])

@@ -5,7 +5,7 @@
 Each configuration gets fresh engines (the lab's, with tokenizer and block cache) and the same chats: the lab's own,
 with 6 shared system prompts and 8 turns. Every turn looks up the routers' name again and so gets the next router: that
 is the worst that DNS can do to a conversation, and the case for sharing. With --sticky a conversation keeps its router.
-The engines report the hit rate, the client measures the times, and failures are all answers but good ones. The ratios
+The engines report the hit rate, the client measures times, and a failure is any outcome but a good answer. The ratios
 within one run mean more than the numbers. smg is installed in an environment of its own under --peers-dir, and left out
 if that fails.
 """

@@ -8,7 +8,7 @@ processor time is the cost of looking up, storing and sharing. If 64 requests ar
 compared with that are the engines themselves and, if redis-server is installed, a node that stores its answers there.
 The p99 of that node's look-ups is from its own histogram, under this load and with 2 connections. Then 200 clients send
 one new request at once, and the requests that reach engines are counted. Last, four nodes share their answers, among
-themselves or through Redis (`workloads/shared_responses`); `--shared-only` measures only that part of the result.
+themselves or through Redis (`workloads/shared_responses`); `--shared-only` replaces only that part of the result.
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ def node_with_redis(urls: Sequence[str], tokenizer: Path) -> Iterator[Target]:
 
 
 def look_ups(target: Target) -> dict[float, float]:
-    """Return the node's histogram of look-ups in Redis so far: by bound in seconds, how many round trips took at most
-    that."""
+    """Return from the node's histogram how many look-ups in Redis took at most so many seconds, for each bound."""
     name = 'ranvier_cache_redis_latency_seconds_bucket{le="'
     rows = [line.removeprefix(name) for line in target.see("/metrics").decode().splitlines() if line.startswith(name)]
     return {float(row.partition('"')[0]): float(row.rpartition(" ")[2]) for row in rows if 'operation="get"' in row}

@@ -106,7 +106,7 @@ def measure_turn(tokenizer: ChatTokenizer, bare: Tokenizer, texts: Texts, tokens
     tail = texts.turn(tokenizer.facts.chars_per_token)
     whole = Chat([*known, *tail])
     contents = [str(message["content"]) for message in tail]
-    encode(bare, [tokenizer.render(Chat(known), generation=False)])  # the library caches words: both shall know them
+    encode(bare, [tokenizer.render(Chat(known), generation=False)])  # the library caches words: now both know them
     calls: dict[str, Callable[[], object]] = {
         "tail": lambda: tokenizer.tokenize_tail(tail, lambda: whole, len(known)),
         "text_alone": lambda: encode(bare, contents),

@@ -170,7 +170,7 @@ def message(role: str, text: str) -> str:
 
 
 async def run_node(arguments: Sequence[str]) -> None:
-    """Run the node. Prints its port; at the first line of input ends learning; at each prints its thread's seconds."""
+    """Run the node. Prints its port; ends learning at the first line of input; prints its thread's time at each."""
     urls = [argument for argument in arguments if argument != CACHE]
     node, lines = make_node(urls, response_cache=len(urls) < len(arguments)), trio.wrap_file(sys.stdin)
     with collected_in_waits():  # as in a node that runs

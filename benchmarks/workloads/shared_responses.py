@@ -5,7 +5,7 @@ then. The questions are those of a trace (the turns of tau-bench's conversations
 repeated with a frequency by Zipf's law. Each backend gets the same requests at the same nodes: `memory`, where each
 node has its own answers, `cluster`, and `redis`, a redis-server on this machine. `hit_share` is the share of hits in
 all requests; `ideal_share` is that of a single shared cache. Times of hits are measured by the client, from the first
-byte sent to the last byte received; `first_hit_ms` is for questions that the node had not answered before.
+byte sent to the last byte received; `first_hit_ms` is for questions new to the node, which it looked up elsewhere.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Shape(NamedTuple):
     nodes: int = 4
     questions: int = 120
     requests: int = 300
-    bytes_per_s: int = 600_000  # sets the rate: QMSum's requests are ten times as long
+    bytes_per_s: int = 600_000  # of all bodies, which sets the rate: QMSum's are ten times as long
 
 
 def shared(shape: Shape, traces: Sequence[str] = tuple(TRACES)) -> list[dict[str, Any]]:

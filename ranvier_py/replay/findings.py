@@ -18,7 +18,7 @@ BASELINES = ("least_loaded", "round_robin", "random", "power_of_two")
 """Load balancers that know nothing of caches. Gains are measured against the first of them that was run."""
 
 SERVED_SHARE = 0.95
-"""A policy keeps up if it serves more than this share as fast as requests arrive, after time for the last answer."""
+"""A policy kept up if this share of its run took no longer than the span of arrivals plus the time of an answer."""
 
 FAILED_SHARE_MAX = 0.01
 """A policy competes if its share of failed requests exceeds the least such share by no more than this."""
@@ -202,7 +202,7 @@ def advice(best: RunResult, real: Sequence[RunResult], at: str) -> Iterator[str]
 
 
 def comparable(runs: Iterable[RunResult]) -> list[RunResult]:
-    """Return the runs of policies that served requests and failed about as few as the best (FAILED_SHARE_MAX)."""
+    """Return the runs of policies that served requests, and about as many as the others (FAILED_SHARE_MAX)."""
     served = [run for run in runs if run.served and not run.is_oracle]
     fewest = min((run.failed / run.requests for run in served), default=0.0)
     return [run for run in served if run.failed / run.requests <= fewest + FAILED_SHARE_MAX]

@@ -144,7 +144,7 @@ class Workers:
         self._jobs = jobs
         self._clock = clock
         self._watch = watch
-        self._counts = sharedctypes.RawArray("q", len(tasks))  # arrivals by task: each written by its process, read here
+        self._counts = sharedctypes.RawArray("q", len(tasks))  # arrivals by task, written by its process and read here
         self._running: dict[Connection, tuple[int, ForkProcess]] = {}
         self._done: list[Done | None] = [None] * len(tasks)
 

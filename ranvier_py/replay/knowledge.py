@@ -1,9 +1,9 @@
 """What the routers of a replay know of the engines' caches, besides what they learn from requests.
 
-- `estimated`: nothing more.
+- `estimated`: nothing more
 - `calibrated`: the cached tokens in answers and the engines' metrics, as nodes use them for engines without events
 - `events`: the engines publish what they store and drop; one node reads each engine and the others learn by gossip
-- `attention`, for comparison: only those events that are about keys and values, as routers read that ignore states
+- `attention`, for comparison: only the events of keys and values, as routers read them that know no states
 - `oracle`, for comparison: the routers see in each cache what that engine would reuse (`SeeingRouter`)
 
 Rule: an event is read before any node places the next request or handles the next finished one; after that it reaches

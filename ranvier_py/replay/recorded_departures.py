@@ -5,7 +5,7 @@ with the earlier prompt of its session with which it shares most. It departs if 
 prompt although it is long enough: at least as many messages, and at least half as many tokens. A shorter prompt is
 taken for a separate task, such as a title or a sub-agent. Records without a session have no departures.
 
-The depth is that of the deepest shared prefix key, so the true departure may be as far on as the next anchor or message
+The depth is that of the deepest shared prefix key; the true departure lies behind it, before the next anchor or message
 end. As cost the upper bound is counted: the earlier prompt's tokens behind that depth, up to this prompt's length.
 Bounds: SESSIONS_MAX sessions, BRANCHES_MAX prompts of each; the oldest is dropped.
 """

@@ -1,7 +1,7 @@
 """The network between the nodes of a replay: the real gossip within this process, or simple updates after a delay.
 
 `PeerNetwork` delivers what peers send after DELAY_S. Nothing is lost, and all clocks agree.
-`DelayedNetwork` is the simple alternative: all nodes know of one's new routes and requests in flight `delay_s` later.
+`DelayedNetwork` is the simple alternative: each node learns others' new routes and requests in flight after `delay_s`.
 
 Rule: a network alone never keeps a run going. The run ends without waiting for `next_at`.
 """

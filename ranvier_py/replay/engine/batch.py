@@ -76,7 +76,7 @@ class EngineBatch:
         self.admitted = self.finished = self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
 
     def fork(self) -> EngineBatch:
-        """Return a copy of all work, to play it forward. It reports only first tokens; totals but `admitted` are 0."""
+        """Return a copy of all work, to play it forward without `every_token`. All totals but `admitted` begin at 0."""
         found = copy(self)
         found.cache, found.every_token, found.outbox = self.cache.copy(), False, []
         found.running = {name: request.copy() for name, request in self.running.items()}

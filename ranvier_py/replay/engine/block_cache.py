@@ -213,7 +213,7 @@ class BlockCache:
         return Lease(job, blocks, promised, len(blocks), len(blocks))
 
     def grow(self, lease: Lease, tokens: int) -> None:
-        """Take blocks for the first `tokens` tokens, which the request has computed; whole blocks can be found now."""
+        """Take blocks for the first `tokens` tokens, which the request has computed, and make whole ones findable."""
         missing = -(-tokens // self.block_size) - len(lease.blocks)
         if missing > 0:
             self._take(lease.blocks, missing)

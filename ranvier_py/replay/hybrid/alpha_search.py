@@ -4,6 +4,7 @@
 end all requests so far are replayed from an empty tree, and the best alpha is kept for good. `Retuned` is ours: it
 tunes again after each window, from the tree as it was at the window's start. If damped, it goes only half the distance
 to the best alpha, and only for a gain.
+
 Ties go to the lowest alpha. Bound: a window of at most `REQUESTS_MAX`; beyond it `TunedOnce` leaves alpha as it is.
 """
 

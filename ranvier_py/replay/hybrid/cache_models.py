@@ -14,7 +14,7 @@
 | sglang_extra_buffer | up to checkpoints on a grid of 64 tokens, in answers of 256; also at junctions |
 
 Marconi's paper compares the second to fifth. The last four are what engines do (`core.routing.checkpoints`). All have
-the same memory: that of the keys and values of `cache_tokens` tokens, of the hybrid model if there is one.
+the same memory: what the hybrid model's keys and values of `cache_tokens` tokens take.
 """
 
 from __future__ import annotations

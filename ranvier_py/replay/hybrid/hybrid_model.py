@@ -69,7 +69,7 @@ class HybridModel:
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of vLLM's block: the least multiple of 16 whose keys and values take no less than a layer's state."""
+        """vLLM's block: the least multiple of 16 tokens whose keys and values in a layer take no less than a state."""
         return BLOCK_STEP_TOKENS * -(-self.layer_state_bytes // (BLOCK_STEP_TOKENS * self.layer_token_bytes))
 
     @property

@@ -54,7 +54,7 @@ class JobPaths:
 
 @dataclass(slots=True, eq=False)
 class TreeLease(Lease):
-    """`node`: the number of the node from whose state the request continued, 0: none. `epoch`: of the cache, then."""
+    """`node`: number of the node from whose state the request continued, 0: none. `epoch`: the cache's at that time."""
 
     node: int = 0
     reserved_bytes: int = 0

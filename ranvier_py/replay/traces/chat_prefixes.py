@@ -100,7 +100,7 @@ class Prefixes:
         blocks = continued(
             above.blocks, joined(above.state.rest, np.concatenate((cue, answered))), self._size, conversation.salt
         )
-        # keys behind which the template renders the answer differently from what the engine generated are left out
+        # if the template renders the answer otherwise than the engine generated it, deeper keys match no blocks
         last = sum(
             blocks[(at := key.tokens // self._size) - 1 : at] == known.blocks[at - 1 : at] for key in known.chain
         )
