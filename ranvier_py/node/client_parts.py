@@ -98,7 +98,7 @@ class ClientReader:
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
         prompt, service = attempt.prompt, attempt.service
-        if prompt.rules and self.mender is not None:
+        if prompt.rules and self.mender is not None and not prompt.counts_differ:
             counts_of = (answer.prompt_tokens, answer.cached_tokens)
             for result in self.mender.answered(prompt.client, prompt.model, prompt.rules, *counts_of):
                 log_result(result)

@@ -34,6 +34,9 @@ TRUNCATE = "truncate_prompt_tokens"
 
 TRUNCATED_TOKEN_BYTES = 2  # of a body, at least and on the average: texts have three or more
 
+UNCOUNTED_MEMBERS = frozenset(("prompt_logprobs", "echo", "logprob_start_len", "n", "best_of"))
+"""Members with which an engine may count other tokens as cached than it holds of the prompt, see `counts_differ`."""
+
 SESSION_MEMBERS = frozenset(("prompt_cache_key", "session_params", "vllm_xargs", "nvext", "metadata", "user"))
 """Members that may name a session."""
 
@@ -187,6 +190,40 @@ def may_be_cut(fields: Mapping[str, Any], size: int) -> bool:
     """Whether an engine may cut the prompt of a body of `size` bytes, so that it does not hold what we would learn."""
     most = fields.get(TRUNCATE)
     return type(most) is int and 0 <= TRUNCATED_TOKEN_BYTES * most < size
+
+
+def counts_differ(fields: Mapping[str, Any]) -> bool:
+    """Whether an engine's counts do not show what it holds of the prompt.
+
+    For log probabilities of the prompt engines compute all of it anew: vLLM with `prompt_logprobs`, which `echo` sets,
+    SGLang from `logprob_start_len` on. Several choices may be counted as several prompts.
+    """
+    if UNCOUNTED_MEMBERS.isdisjoint(fields):
+        return False
+    several = any(type(choices := fields.get(name)) is int and choices > 1 for name in ("n", "best_of"))
+    start = fields.get("logprob_start_len")
+    anew = fields.get("prompt_logprobs") is not None or fields.get("echo") is True
+    return several or anew or (type(start) is int and start >= 0)
+
+
+def kept_members(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is remembered of the members that a prompt is made of beside its text: of no size of theirs."""
+    kept: dict[str, Any] = {}
+    if "stream" in fields:
+        kept["stream"] = fields["stream"] is True
+    if "stream_options" in fields:
+        kept["stream_options"] = stream_options(fields)
+    if "prefix_len" in fields:
+        kept["prefix_len"] = prefix_len(fields)
+    if TRUNCATE in fields:
+        kept[TRUNCATE] = fields[TRUNCATE] if type(fields[TRUNCATE]) is int else None
+    if "store" in fields:
+        kept["store"] = fields["store"] is not False
+    if counts_differ(fields):
+        kept["echo"] = True
+    if name := session_name(fields):
+        kept["prompt_cache_key"] = name
+    return kept
 
 
 def session_name(fields: Mapping[str, Any]) -> str:

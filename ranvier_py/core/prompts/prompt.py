@@ -196,7 +196,7 @@ class Prompt:
     that it goes on from, `stores` whether its own may be stored, `session_name` what its body calls its session. `kept`
     and `session` are those as `routing.owners` has them, or 0; `sub_agent`: it is of one that the session
     began. `client` is who sent it, as `known_clients` has it; `rules` those that would change its body, as
-    `clients.body_mender` has them. `has_more`: it is the first of several prompts, and its answer counts all of them.
+    `clients.body_mender` has them. `counts_differ`: its answer's counts don't show what the engine holds.
     """
 
     kind: str
@@ -221,7 +221,7 @@ class Prompt:
     sub_agent: bool = False
     client: str = ""
     rules: Sequence[tuple[str, int, bool, bytes]] = ()
-    has_more: bool = False
+    counts_differ: bool = False
 
     @property
     def tokens(self) -> int:

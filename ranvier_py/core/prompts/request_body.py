@@ -39,12 +39,13 @@ from ranvier_py.core.prompts.body_members import (
     MESSAGES_MAX,
     NAMESPACE_FIELDS,
     STORED_FIELDS,
-    TRUNCATE,
     are_few,
     are_objects,
+    counts_differ,
     first_prompt,
     has_name,
     is_short,
+    kept_members,
     may_be_cut,
     misfit,
     names_stored,
@@ -200,7 +201,7 @@ class PromptReader:
             end.tokenized(self._tokens.extend(root.state, ids, [len(ids)])[0])
         self.memory.keep(end)
         prompt = self._prompt("completion", fields, body, tenant, end, root, ())
-        prompt.api, prompt.has_more = api, has_more
+        prompt.api, prompt.counts_differ = api, prompt.counts_differ or has_more
         prompt.bare = fields.get("add_special_tokens") is False
         return prompt
 
@@ -310,19 +311,7 @@ class PromptReader:
         kept = self._reduced(fields)
         if LEAD in fields:
             kept[LEAD] = self._lead_digest(fields)
-        if "stream" in fields:
-            kept["stream"] = fields["stream"] is True
-        if "stream_options" in fields:
-            kept["stream_options"] = stream_options(fields)
-        if "prefix_len" in fields:
-            kept["prefix_len"] = prefix_len(fields)
-        if TRUNCATE in fields:
-            kept[TRUNCATE] = fields[TRUNCATE] if type(fields[TRUNCATE]) is int else None
-        if "store" in fields:
-            kept["store"] = fields["store"] is not False
-        if name := session_name(fields):
-            kept["prompt_cache_key"] = name
-        return kept
+        return kept | kept_members(fields)
 
     def _extend(
         self, boundary: Boundary, items: Sequence[Message], api: Api, *, keeps: bool = True
@@ -501,6 +490,7 @@ class PromptReader:
             prompt.prefix_len = prefix_len(fields)
         if "store" in fields:
             prompt.stores = fields["store"] is not False
+        prompt.counts_differ = counts_differ(fields)
         prompt.session_name = session_name(fields)
         if tenant:
             prompt.salt = self._salt(fields, tenant)

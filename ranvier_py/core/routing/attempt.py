@@ -97,7 +97,7 @@ class Attempt:
         """Prompt tokens that its engine computed, by its count; None where it counted nothing. No more than the body
         has bytes: a wrong count would be learned as a rate, for all engines.
         """
-        if self.prompt.has_more or answer.prompt_tokens is None or answer.cached_tokens is None:
+        if self.prompt.counts_differ or answer.prompt_tokens is None or answer.cached_tokens is None:
             return None
         most = max(self.decision.prompt_tokens, self.prompt.end.length, len(self.prompt.body))
         return min(max(0, answer.prompt_tokens - answer.cached_tokens), most)

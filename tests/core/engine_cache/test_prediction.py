@@ -401,7 +401,7 @@ def test_the_counts_of_an_answer_to_several_prompts_are_not_compared_with_the_fi
         world.served([1, 2, 3, 4], cached, now)
     world.router.policy.corrected = lambda _service, tokens: learned.append(tokens)  # type: ignore[method-assign]
     attempt = world.start_attempt([1, 2, 3, 4], 12.0)
-    attempt.prompt.has_more = True
+    attempt.prompt.counts_differ = True
     world.answer(attempt, 0, 12.1, prompt_tokens=69 + 69)
     assert world.depth([1, 2, 3, 4], 13.0) == 64
     assert (world.view.refuted, world.view.precision, world.view.answers, learned) == (0, 1.0, 2, [])

@@ -127,3 +127,36 @@ def test_tools_are_rendered_as_vllm_dumps_them_however_clients_write_them() -> N
     assert rendered(CHAT, deferred) == json.dumps({"type": "function", "function": inner, "defer_loading": True})
     search = {"type": "web_search_20250305", "name": "web_search"}
     assert rendered(MESSAGES, search) == json.dumps(search), "no function"
+
+
+@pytest.mark.parametrize("behind", [True, False])
+@pytest.mark.parametrize(
+    ("more", "differ"),
+    [
+        ({}, False),
+        ({"prompt_logprobs": 0}, True),
+        ({"prompt_logprobs": None}, False),
+        ({"echo": True}, True),
+        ({"echo": False}, False),
+        ({"logprob_start_len": 0}, True),
+        ({"logprob_start_len": -1}, False),
+        ({"n": 1}, False),
+        ({"n": 2}, True),
+        ({"best_of": 4}, True),
+        ({"n": "many"}, False),
+    ],
+)
+def test_counts_of_prompts_that_engines_compute_anew_or_several_times_are_known_for_that(
+    more: Item, differ: bool, behind: bool
+) -> None:
+    """One such chat withdrew warm routes of others with the same system prompt: engines answer 0 cached tokens."""
+    growing = reader()
+    for turns in (1, 3, 5):
+        plain: Item = {"model": "m", "messages": [user(f"turn {number}") for number in range(turns)]}
+        body = json.dumps({**plain, **more} if behind else {**more, **plain}).encode()
+        prompt = growing.chat(body, api=CHAT)
+        growing.remember(prompt)
+        assert prompt.counts_differ is differ
+    assert growing.memory.counters.found > 0
+    completion = growing.completion(json.dumps({"model": "m", "prompt": "text", **more}).encode())
+    assert completion.counts_differ is differ

@@ -316,9 +316,9 @@ def test_a_prompt_that_its_engine_may_cut_is_routed_by_load() -> None:
 @pytest.mark.parametrize("prompt", ["a", [1, 2], ["a"], [[1, 2]]])
 def test_a_body_of_several_prompts_is_known_as_such(prompt: Any) -> None:
     """Its answer has the sum of their tokens, and of cached ones the last prompt's."""
-    assert not reader().completion(json.dumps({"prompt": prompt}).encode()).has_more
+    assert not reader().completion(json.dumps({"prompt": prompt}).encode()).counts_differ
     first = prompt[0] if isinstance(prompt[0], list) else prompt if isinstance(prompt[0], int) else "a"
-    assert reader().completion(json.dumps({"prompt": [first, "b"]}).encode()).has_more
+    assert reader().completion(json.dumps({"prompt": [first, "b"]}).encode()).counts_differ
 
 
 def test_a_completion_of_token_ids_needs_no_tokenizer() -> None:

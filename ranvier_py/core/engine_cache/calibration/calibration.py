@@ -149,9 +149,13 @@ class Calibration:
         sample = self._sample(attempt)
         if sample is not None:
             del self.samples[id(attempt)]
-        if answer.prompt_tokens is None or attempt.prompt.kind == "opaque" or attempt.prompt.has_more:
+        if answer.prompt_tokens is None or attempt.prompt.kind == "opaque":
             return
         known = self._known(attempt)
+        if end is attempt.prompt.end:  # else it was learned
+            known.clock.add(answer.completion_tokens or 0, now)
+        if attempt.prompt.counts_differ:
+            return
         cached = answer.cached_tokens
         if cached is None and attempt.reports_hits:
             cached = 0
@@ -159,8 +163,6 @@ class Calibration:
         own = attempt.prompt.end
         if own.state is not None and attempt.prompt.kind == "chat":
             known.evidence.measured(answer.prompt_tokens - own.length)
-        if end is attempt.prompt.end:  # else it was learned
-            known.clock.add(answer.completion_tokens or 0, now)
         if cached is None:
             known.answers_silent += 1
             return

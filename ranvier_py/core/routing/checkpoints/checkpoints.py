@@ -387,7 +387,7 @@ class Checkpoints:
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
         own = self.known.get(attempt.backend)
         prompt = attempt.prompt
-        if own is None or prompt.kind == "opaque" or prompt.has_more or answer.prompt_tokens is None:
+        if own is None or prompt.kind == "opaque" or prompt.counts_differ or answer.prompt_tokens is None:
             return
         total = max(end.length, answer.prompt_tokens + (answer.completion_tokens or 0))
         cached = answer.cached_tokens or 0 if attempt.reports_hits else None  # vLLM leaves out zeros

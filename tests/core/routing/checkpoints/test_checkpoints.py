@@ -100,7 +100,7 @@ def test_the_counts_of_an_answer_to_several_prompts_refute_nothing() -> None:
     router = hybrid_router("vllm-dense:528")
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)
     attempt = send(router, SYSTEM, QUESTION, ANSWER, NEXT)
-    attempt.prompt.has_more = True
+    attempt.prompt.counts_differ = True
     router.answered(attempt, attempt.prompt.end, Answer(prompt_tokens=4280, cached_tokens=0), 1.0)
     assert credit(router, SYSTEM, ("other", 500)) == (1600, 1584)
 
