@@ -77,9 +77,10 @@ def replaces_prompt(fields: Mapping[str, Any], api: str) -> str:
 
     A session that `session_params` name by an `id` is one that SGLang keeps, and puts before the prompt.
     """
-    if any(fields.get(name) is not None for name in REPLACING.get(api, ())):
-        return "members"
-    return "stored" if member_of(fields.get("session_params"), "id") else ""
+    for name in REPLACING.get(api, ()):
+        if fields.get(name) is not None:
+            return "members"
+    return "stored" if "session_params" in fields and member_of(fields["session_params"], "id") else ""
 
 
 def namespace_member(name: str, value: Any) -> Any:

@@ -58,9 +58,12 @@ def are_in_history(body: bytes, known: int, cuts: Sequence[tuple[int, int]], api
         data += body[start:cut] + b",null"
         start = cut
     items = (object_of(data + body[start:]) or {}).get(api.history)
-    ascending = sorted(following for _, following in cuts)
-    places = [-1 - following - number for number, following in enumerate(ascending)]
-    return type(items) is list and all(-place < len(items) and items[place] is None for place in places)
+    if type(items) is not list:
+        return False
+    for number, following in enumerate(sorted([following for _, following in cuts]), 1):
+        if following + number >= len(items) or items[-number - following] is not None:
+            return False
+    return True
 
 
 def unmarked(body: bytes, cuts: Sequence[int], room: int) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
@@ -31,6 +32,8 @@ OPENING_BYTES_MAX = 2 * UNCOUNTED_BYTES_MAX  # on the event loop, and beside the
 
 PrefixKey = tuple[int, int, int]
 """(tokens, token fingerprint, text fingerprint); 0 = not known. What the route table is keyed by."""
+
+OWN_CHAIN = attrgetter("own_chain")
 
 
 class Boundary:
@@ -103,18 +106,17 @@ class Boundary:
 
     def chain(self) -> Iterator[PrefixKey]:
         """The chain from this end down to its first boundary, deepest first."""
-        return chain.from_iterable(boundary.own_chain for boundary in self._lasting())
+        return chain.from_iterable(map(OWN_CHAIN, self._lasting()))
 
     def _lasting(self) -> Iterator[Boundary]:
         """The boundaries of this chain that are prefixes of this prompt as it is rendered, deepest first."""
         boundary = self
-        while boundary.moves and boundary.parent is not None:  # no question came yet
-            yield boundary
-            boundary = boundary.parent
+        is_open = boundary.moves  # no question came yet
         while boundary.parent is not None:
-            if not boundary.moves:
+            if is_open or not boundary.moves:
                 yield boundary
             boundary = boundary.parent
+            is_open = is_open and boundary.moves
 
     def token_chain(self) -> Iterator[PrefixKey]:
         """The same without text fingerprints, for templates in which earlier turns do not stay a prefix."""
