@@ -253,15 +253,12 @@ def serve_command(options: argparse.Namespace) -> int:
 def run_worker(options: argparse.Namespace, config: Config, index: int, key: bytes, *, is_newer: bool) -> int:
     """One of several workers in this process. `is_newer`: the others have read their configuration again meanwhile."""
 
-    def load() -> Loaded:
-        loaded = load_from(options)
-        return loaded._replace(config=config_of_worker(loaded.config, index, key))
-
     def spread() -> None:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
             os.kill(os.getppid(), signal.SIGHUP)
 
-    return run_node(config_of_worker(config, index, key), load, spread=spread, is_newer=is_newer)
+    own = partial(config_of_worker, index=index, key=key)
+    return run_node(config, partial(load_from, options), own=own, spread=spread, is_newer=is_newer)
 
 
 def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:

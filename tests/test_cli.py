@@ -440,6 +440,7 @@ import sys, types, trio, signal
 from ranvier_py import cli
 
 async def run(config, _, *, source):
+    config = source.own(config)
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         import hashlib, os
         key = hashlib.sha256(config.worker_key).hexdigest()

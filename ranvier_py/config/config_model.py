@@ -11,7 +11,7 @@ or a file of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -446,7 +446,7 @@ def assembled(values: Mapping[str, Any]) -> Config:
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """The configuration with other values of these keys. Raises ConfigError as `assembled` does."""
     whole = {name: one.value_in(config) for name, one in KEYS.items()}
-    return replace(assembled({**whole, **values}), worker_key=config.worker_key)
+    return assembled({**whole, **values})
 
 
 def grown(kind: type[Any], found: Mapping[tuple[str, ...], Any], at: tuple[str, ...] = ()) -> Any:

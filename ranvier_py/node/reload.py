@@ -53,11 +53,13 @@ log = logging.getLogger(__name__)
 class ConfigSource(NamedTuple):
     """Where a node's configuration came from.
 
-    `load` reads it as at the start; it blocks for some small files, and raises ConfigError. `spread` has the siblings
-    of a worker read it, too. `is_newer`: it was read again since this process was configured.
+    `load` reads it as at the start; it blocks for some small files, and raises ConfigError. `own` makes of it what one
+    of several workers runs with. `spread` has the siblings of a worker read it, too. `is_newer`: it was read again
+    since this process was configured.
     """
 
     load: Callable[[], Loaded]
+    own: Callable[[Config], Config] = lambda config: config
     spread: Callable[[], object] = lambda: None
     is_newer: bool = False
 
@@ -262,7 +264,7 @@ class Reloads:
     """Reads the configuration of one node again.
 
     Args:
-        config: as it was loaded; the node's own has fewer connections where descriptors are few.
+        config: as it was loaded; the node's own has a worker's ports, and fewer connections where descriptors are few.
         descriptors: that this process may have.
     """
 
@@ -326,7 +328,7 @@ class Reloads:
             raise ConfigError(problems)
         certificate = tls_context(config)
         running, self._config = node.config, config
-        node.config = within_descriptors(config, self._descriptors)
+        node.config = within_descriptors(self._source.own(config), self._descriptors)
         node.server.tls = certificate
         change_logs(config.log_level, config.log_format, config.secret_values())
         steps = dict.fromkeys(apply_of(name) for name in applied)

@@ -71,12 +71,13 @@ async def run(
     """Run one node until a signal tells it to stop. Raises ConfigError or OSError at the start.
 
     `serve_control` serves its control port (`control.control_port`), which is above the node and knows all of it.
-    `source` is what the configuration is read from again; without it the node keeps this one.
+    `source` is what the configuration is read from again, and makes of it what this node has; without it the node
+    keeps this one.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     loaded, descriptors = config, raise_descriptor_limit()
-    config = within_descriptors(config, descriptors)
+    config = within_descriptors(config if source is None else source.own(config), descriptors)
     keys, key_file = await load_keys(config) if gossip_endpoints(config) is not None else (None, None)
     key = fingerprint_key(config, keys.fingerprint_secret if keys is not None else None)
     tokenizer = tokenizer_of(config, key)

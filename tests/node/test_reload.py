@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -19,6 +20,8 @@ import pytest
 import trio
 import trustme
 
+from cluster.dns.addresses import free_port
+from ranvier_py.config.config_endpoints import config_of_worker
 from ranvier_py.config.config_loader import load_noted
 from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.config.config_reference import toml_value
@@ -31,13 +34,16 @@ from tests.proxy.wire import GOOD, Scripted
 
 BASE = {**PLACES, "debug_headers": True, "probe_interval_s": 60, "drain_timeout_s": 5}
 
+Own = Callable[[Config], Config]
+"""Of the configuration as it was loaded, what one node runs with."""
+
 
 class ReloadLab(Lab):
     """Nodes whose configuration is a file."""
 
-    def __init__(self, nursery: trio.Nursery, http: httpx.AsyncClient, folder: Path) -> None:
+    def __init__(self, nursery: trio.Nursery, http: httpx.AsyncClient, folder: Path, own: Own = lambda c: c) -> None:
         super().__init__(nursery, http)
-        self.file = folder / "ranvier.toml"
+        self.file, self.own = folder / "ranvier.toml", own
 
     def write(self, **settings: Any) -> None:
         values = {**BASE, "backend": self.engines, **settings}
@@ -49,7 +55,7 @@ class ReloadLab(Lab):
 
         async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
             with scope:
-                source = ConfigSource(load)
+                source = ConfigSource(load, self.own)
                 await run(
                     load().config, serve_node, tokenizer_of=self.tokenizer_of, source=source, task_status=task_status
                 )
@@ -58,9 +64,11 @@ class ReloadLab(Lab):
 
 
 @asynccontextmanager
-async def reloadable(folder: Path, engines: int = 2, **settings: Any) -> AsyncIterator[tuple[Node, Callable[..., Any]]]:
+async def reloadable(
+    folder: Path, engines: int = 2, own: Own = lambda c: c, **settings: Any
+) -> AsyncIterator[tuple[Node, Callable[..., Any]]]:
     """A node, and what has it read another configuration: the JSON of the answer."""
-    async with opened(partial(ReloadLab, folder=folder), engines, DEADLINE_S) as place:
+    async with opened(partial(ReloadLab, folder=folder, own=own), engines, DEADLINE_S) as place:
         node = await place.start(**settings)
 
         async def changed(headers: dict[str, str] | None = None, **other: Any) -> Any:
@@ -200,6 +208,24 @@ async def test_what_would_open_the_control_port_together_with_what_stays_is_refu
         assert answer.status_code == 400
         assert "reachable from elsewhere" in answer.json()["error"]["message"]
         assert (await node.http.get(f"{control}/admin/config")).status_code == 401
+
+
+async def test_a_worker_reads_its_configuration_again_with_its_siblings_as_peers_and_the_last_ports_there_are(
+    tmp_path: Path,
+) -> None:
+    """What may go together is asked of the file's values: those of a worker have ports and peers more."""
+    rng = Random()
+    public = free_port(["127.0.0.1"], rng)
+    gossip = free_port(["127.0.0.1"], rng, frozenset((public, public - 1)))
+    places = {"listen": f"127.0.0.1:{public}", "control": "127.0.0.1:65534", "gossip": f"127.0.0.1:{gossip}"}
+    own = partial(config_of_worker, index=1, key=bytes(range(32)))
+    async with reloadable(tmp_path, own=own, workers=2, **places) as (node, changed):
+        assert node.control.endswith(":65535")
+        answer = await changed(policy="ttft")
+        assert (answer["applied"], answer["restart_needed"]) == (["policy"], [])
+        shown = await node.ask("/admin/config")
+        assert (shown["policy"], shown["control"]) == ("ttft", "127.0.0.1:65535")
+        assert (shown["gossip"], shown["join"]) == (f"127.0.0.1:{gossip + 1}", [f"127.0.0.1:{gossip}"])
 
 
 async def test_a_node_without_a_file_to_read_has_nothing_to_reload() -> None:

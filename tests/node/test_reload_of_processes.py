@@ -186,18 +186,28 @@ async def logged(node: Served, event: bytes, times: int) -> None:
         await trio.sleep(0.02)  # only the other process can change it
 
 
+def taken_by(*ports: int) -> frozenset[int]:
+    """First ports of two that can't be these nor those after them."""
+    return frozenset(port + step for port in ports for step in (-1, 0, 1))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["signal", "port"])
-async def test_all_workers_read_the_configuration_again_those_that_are_restarted_too(tmp_path: Path, by: str) -> None:
+@pytest.mark.parametrize("peers", [True, False], ids=["peers", "no peers"])
+async def test_all_workers_read_the_configuration_again_those_that_are_restarted_too(
+    tmp_path: Path, by: str, *, peers: bool
+) -> None:
     async with opened(Lab, 1, DEADLINE_S) as place:
         rng = Random()
         public = free_port(["127.0.0.1"], rng)
-        control = free_port(["127.0.0.1"], rng, frozenset((public, public - 1)))
+        control = free_port(["127.0.0.1"], rng, taken_by(public))
         file = tmp_path / "ranvier.toml"
-        file.write_text(f'backend = ["{place.engines[0]}"]\npolicy = "random"\ngossip = "off"\n')
+        file.write_text(f'backend = ["{place.engines[0]}"]\npolicy = "random"\n')
+        gossip = f"127.0.0.1:{free_port(['127.0.0.1'], rng, taken_by(public, control))}" if peers else "off"
         places = ("--listen", f"127.0.0.1:{public}", "--control", f"127.0.0.1:{control}", "--workers", "2")
+        places += ("--gossip", gossip)
         async with served(place, file, *places, workers=2) as node:
-            file.write_text(f'backend = ["{place.engines[0]}"]\npolicy = "ttft"\ngossip = "off"\n')
+            file.write_text(f'backend = ["{place.engines[0]}"]\npolicy = "ttft"\n')
             if by == "signal":
                 node.process.send_signal(signal.SIGHUP)
             else:
