@@ -39,7 +39,7 @@ from ranvier_py.config.config_reference import as_toml, help_of, reference, toml
 from ranvier_py.config.config_values import did_you_mean
 from ranvier_py.config.rule_files import rule_book
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
-from ranvier_py.core.errors import ConfigError, leaves
+from ranvier_py.core.errors import ConfigError, ListenError, leaves
 from ranvier_py.io.logs import last_words, set_up_logs
 from ranvier_py.io.workers import Supervisor
 from ranvier_py.replay.lint_command import add_flags as add_lint_flags
@@ -69,7 +69,6 @@ INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 86_400.0
 """Between two pages of a status that is watched: a node shall not be busy with it, and no clock can wait for ever."""
 
 DEFAULT_CONTROL = "http://127.0.0.1:9180"
-BIND_ERRORS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
 
 
 class CommandError(Exception):
@@ -284,7 +283,7 @@ def describe(error: BaseException) -> tuple[str, int]:
         return "stopped", EXIT_OK
     if isinstance(error, ConfigError):
         return str(error), EXIT_CONFIG
-    if isinstance(error, OSError) and (error.errno in BIND_ERRORS or (error.errno or 0) < 0):  # below 0: no such name
+    if isinstance(error, ListenError):
         return f"can't listen: {error}", EXIT_ADDRESS
     return str(error), EXIT_FAILED
 

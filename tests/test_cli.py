@@ -6,7 +6,6 @@ import io
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from ranvier_py import __version__, cli
 from ranvier_py.config.config_loader import flag_of
 from ranvier_py.config.config_model import KEYS, SECRETS, Config
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
-from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.errors import ConfigError, ListenError
 
 KEY = "the-key-of-the-control-port"
 ROOT = Path(__file__).parents[1]
@@ -409,9 +408,8 @@ def test_serve_runs_a_node_with_the_configuration(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ExceptionGroup("", [OSError(98, "Address already in use")]), cli.EXIT_ADDRESS),
-        (OSError(98, "Address already in use"), cli.EXIT_ADDRESS),
-        (OSError(socket.EAI_NONAME, "Name or service not known"), cli.EXIT_ADDRESS),
+        (ExceptionGroup("", [ListenError("Address already in use (127.0.0.1:1)")]), cli.EXIT_ADDRESS),
+        (ListenError("Address already in use (127.0.0.1:1)"), cli.EXIT_ADDRESS),
         (ExceptionGroup("", [ExceptionGroup("", [ConfigError(["tokenizer: not found"])])]), cli.EXIT_CONFIG),
         (KeyboardInterrupt(), cli.EXIT_OK),
         (BaseExceptionGroup("", [KeyboardInterrupt()]), cli.EXIT_OK),
@@ -429,7 +427,7 @@ def test_what_keeps_a_node_from_starting_has_an_exit_code(
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     async def run(_: Config, __: object, *, source: Any) -> None:
-        raise ExceptionGroup("", [OSError(98, "Address already in use"), RuntimeError("a bug")])
+        raise ExceptionGroup("", [ListenError("Address already in use"), RuntimeError("a bug")])
 
     assert serve_with(run, monkeypatch) == cli.EXIT_FAILED
     assert "RuntimeError: a bug" in caplog.text

@@ -2,6 +2,7 @@
 
     RanvierError
     ├── ConfigError                 the operator's: all problems of a configuration at once
+    ├── ListenError                 the operator's, or this machine's: nobody can listen there; an OSError as well
     ├── RequestError                the client's: refused before any backend was asked
     │   ├── BadRequest          400
     │   ├── Unauthorized        401
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 EXHAUSTION = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.EADDRNOTAVAIL))
 """This machine, or this process of it, has no descriptor, memory, place in an epoll set (ENOSPC) or port left."""
@@ -90,6 +92,21 @@ class ConfigError(RanvierError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class ListenError(RanvierError, OSError):
+    """An address can't be listened on: it is taken, not of this machine, or a name that stands for none."""
+
+
+@contextmanager
+def listening_on(address: str) -> Iterator[None]:
+    """Any error of looking up and binding within is a ListenError that names the address."""
+    try:
+        yield
+    except OSError as error:
+        refused = ListenError(f"{error.strerror or error} ({address})")
+        refused.errno = error.errno
+        raise refused from error
 
 
 class RequestError(RanvierError):

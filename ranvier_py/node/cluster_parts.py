@@ -82,7 +82,7 @@ class FingerprintScheme:
 async def open_cluster(
     config: Config, keys: Keys, key_file: KeyFile | None, router: Router, scheme: FingerprintScheme, faults: Faults
 ) -> ClusterParts:
-    """Bind the port and make the peer. Raises OSError, ConfigError."""
+    """Bind the port and make the peer. Raises ListenError, ConfigError."""
     endpoints = gossip_endpoints(config)
     assert endpoints is not None, "there are keys, so there is a place"
     sockets = await open_sockets(*endpoints.listen, udp=config.gossip_udp)

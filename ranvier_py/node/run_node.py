@@ -10,8 +10,8 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -21,6 +21,7 @@ import trio
 from ranvier_py.config.config_endpoints import gossip_endpoints
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.addresses import host_port
+from ranvier_py.core.errors import listening_on
 from ranvier_py.io.descriptors import raise_descriptor_limit
 from ranvier_py.io.logs import announce
 from ranvier_py.io.tokenizer_process import TokenizerProcess
@@ -68,7 +69,7 @@ async def run(
     source: ConfigSource | None = None,
     task_status: trio.TaskStatus[Addresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run one node until a signal tells it to stop. Raises ConfigError or OSError at the start.
+    """Run one node until a signal tells it to stop. Raises ConfigError or ListenError at the start.
 
     `serve_control` serves its control port (`control.control_port`), which is above the node and knows all of it.
     `source` is what the configuration is read from again, and makes of it what this node has; without it the node
@@ -149,15 +150,6 @@ async def run_parts(
         await node.drained.wait()
         shutdown.set()
         nursery.cancel_scope.cancel()
-
-
-@contextmanager
-def listening_on(address: str) -> Iterator[None]:
-    """An error of binding names the address."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror or error} ({address})") from error
 
 
 def keep_freed_memory() -> bool:

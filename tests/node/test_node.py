@@ -16,13 +16,13 @@ import trio
 from cluster.local_tokenizer import local_tokenizer
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.control.control_port import serve_node
-from ranvier_py.core.errors import ConfigError, leaves
+from ranvier_py.core.errors import ConfigError, ListenError, leaves
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node.parts import placement_options
 from ranvier_py.node.run_node import keep_freed_memory, run
 from tests.core.routing.placement.engines import engines, match_of
-from tests.node.node_lab import BETWEEN_LOOKS_S, MODEL, PLACES, SYSTEM, lab, start_engine, turn
+from tests.node.node_lab import BETWEEN_LOOKS_S, KEY, MODEL, PLACES, SYSTEM, lab, start_engine, turn
 
 
 async def test_a_conversation_stays_on_the_engine_that_holds_it_and_the_engine_confirms_the_hit() -> None:
@@ -269,7 +269,28 @@ async def test_an_address_in_use_is_named(key: str) -> None:
         address = "{}:{}".format(*taken.getsockname())
         with pytest.raises(BaseExceptionGroup) as caught:
             await run(config_of(**{**PLACES, key: address}), serve_node, tokenizer_of=local_tokenizer)
-    assert any(address in str(error) for error in leaves(caught.value))
+    assert any(address in str(error) and isinstance(error, ListenError) for error in leaves(caught.value))
+
+
+@pytest.mark.parametrize("address", ["nowhere.test:1", "[fe80::1]:8080"])  # of the second only a zone makes an address
+@pytest.mark.parametrize("key", ["listen", "control", "gossip"])
+async def test_an_address_that_is_none_of_this_machine_is_named(
+    key: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, *others: Any, **named: Any) -> Any:
+        if host in ("nowhere.test", b"nowhere.test"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real(host, *others, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    config = config_of(**{**PLACES, "control_key": KEY, "insecure_gossip": True, "gossip": "127.0.0.1:0", key: address})
+    with pytest.raises((BaseExceptionGroup, ListenError)) as caught:
+        await run(config, serve_node, tokenizer_of=local_tokenizer)
+    (error,) = leaves(caught.value)
+    assert isinstance(error, ListenError)
+    assert address in str(error)
 
 
 async def test_a_node_that_knows_no_engine_states_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,6 +28,7 @@ from trio.lowlevel import ParkingLot, wait_readable
 
 from ranvier_py.core.addresses import HostPort, spelled
 from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.errors import listening_on
 from ranvier_py.core.gossip.gossip import RouterPeer
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Plane
 from ranvier_py.core.gossip.port_traffic import (
@@ -81,16 +82,16 @@ class GossipSockets(NamedTuple):
 
 
 async def open_sockets(host: str, port: int, *, udp: bool = True) -> GossipSockets:
-    """Bind UDP and TCP on one port; 0 takes one that is free for both. Raises OSError that says where."""
-    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = found[0]
-    for tries_left in reversed(range(BIND_TRIES if port == 0 else 1)):
-        try:
-            return bound(family, address, udp=udp)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or not tries_left:
-                where = spelled((host, port))
-                raise OSError(error.errno, f"{error.strerror or error} (gossip on {where})") from error
+    """Bind UDP and TCP on one port; 0 takes one that is free for both. Raises ListenError."""
+    with listening_on(f"gossip on {spelled((host, port))}"):
+        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        for tries_left in reversed(range(BIND_TRIES if port == 0 else 1)):
+            try:
+                return bound(family, address, udp=udp)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or not tries_left:
+                    raise
     raise AssertionError("not reached")
 
 
