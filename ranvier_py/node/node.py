@@ -67,6 +67,10 @@ log = logging.getLogger(__name__)
 FOLLOW_INTERVAL_S = 0.25  # for doubts and commands of peers to reach the prober and the registry
 COLLECT_INTERVAL_S = 600.0  # between two full collections, each in a moment without requests
 
+SAME_SIGNAL_S = 0.5
+"""Signals to stop that come within this time are one: the kernel reports the death of a worker's parent once for each
+of its threads, and a service manager may signal a worker beside the parent that passes the signal on."""
+
 SWEEP_INTERVAL_S = 1.0  # expired claims are invisible at once; the sweep only frees their memory
 SWEEP_ROWS_MAX = 2000
 
@@ -218,7 +222,7 @@ class Node:
             self.upstream.prune()
 
     async def stop_on_signal(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Drain at the first SIGTERM or SIGINT; a second one cuts the drain short."""
+        """Drain at the first SIGTERM or SIGINT; a later one cuts the drain short."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             task_status.started()
             async for number in signals:
@@ -235,7 +239,10 @@ class Node:
             self.drained.set()
 
     async def _cut_at_next(self, signals: object, scope: trio.CancelScope) -> None:
+        drained_at = trio.current_time()
         async for _ in signals:  # type: ignore[attr-defined]
+            if trio.current_time() < drained_at + SAME_SIGNAL_S:
+                continue
             log.info("node.cut at the second signal")
             scope.cancel()
 

@@ -6,10 +6,12 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import httpx
 import pytest
 import trio
 
@@ -19,10 +21,24 @@ from ranvier_py.control.control_port import serve_node
 from ranvier_py.core.errors import ConfigError, ListenError, leaves
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.io.tokenizer import EMBEDDED
+from ranvier_py.node import node as node_module
 from ranvier_py.node.parts import placement_options
 from ranvier_py.node.run_node import keep_freed_memory, run
 from tests.core.routing.placement.engines import engines, match_of
-from tests.node.node_lab import BETWEEN_LOOKS_S, KEY, MODEL, PLACES, SYSTEM, lab, start_engine, turn
+from tests.node.node_lab import (
+    BETWEEN_LOOKS_S,
+    DEADLINE_S,
+    KEY,
+    MODEL,
+    PLACES,
+    SYSTEM,
+    Node,
+    chat,
+    lab,
+    start_engine,
+    turn,
+)
+from tests.proxy.wire import END, ROLE, STREAM_HEAD, TOKEN, Scripted
 
 
 async def test_a_conversation_stays_on_the_engine_that_holds_it_and_the_engine_confirms_the_hit() -> None:
@@ -249,6 +265,37 @@ async def test_a_node_serves_on_when_its_tokenizer_is_killed_and_gets_another_on
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
 def test_freed_memory_is_kept_where_the_c_library_can_be_set_so() -> None:
     assert keep_freed_memory()
+
+
+# --- how it ends ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("same_s", "whole"), [(1000.0, True), (0.0, False)])
+async def test_a_signal_that_comes_twice_at_once_drains_and_a_later_second_one_cuts(
+    same_s: float, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "SAME_SIGNAL_S", same_s)
+    begun, ends = trio.Event(), trio.Event()
+    received: list[bytes] = []
+
+    async def follow(node: Node) -> None:
+        async with node.http.stream("POST", f"{node.url}/v1/chat/completions", content=chat(stream=True)) as answer:
+            with suppress(httpx.HTTPError):
+                async for piece in answer.aiter_bytes():
+                    received.append(piece)
+                    begun.set()
+
+    engine = Scripted(STREAM_HEAD + ROLE + TOKEN, ends, END)
+    async with lab(engine, drain_timeout_s=DEADLINE_S) as node, trio.open_nursery() as nursery:
+        nursery.start_soon(follow, node)
+        await begun.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await node.until("/readyz", lambda answer: not answer["ready"])
+        os.kill(os.getpid(), signal.SIGTERM)
+        if whole:
+            await node.ask("/readyz")  # meanwhile it has seen the second
+            ends.set()
+    assert b"".join(received).endswith(b"data: [DONE]\n\n") is whole
 
 
 # --- how it starts ----------------------------------------------------------------------------------------------------

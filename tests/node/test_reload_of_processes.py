@@ -19,7 +19,8 @@ import trio.testing
 
 from cluster.dns.addresses import free_port
 from tests.examples import some
-from tests.node.node_lab import ANNOUNCED, BETWEEN_LOOKS_S, MODEL, Lab, first_lines, opened, turn
+from tests.node.node_lab import ANNOUNCED, BETWEEN_LOOKS_S, MODEL, Lab, chat, first_lines, opened, turn
+from tests.proxy.wire import END, ROLE, STREAM_HEAD, TOKEN, Scripted
 
 CONTINUUM = """\
 prefix_routing:
@@ -72,7 +73,8 @@ class Served:
 
 
 @asynccontextmanager
-async def served(place: Lab, file: Path, *flags: str, workers: int = 1) -> AsyncIterator[Served]:
+async def served(place: Lab, file: Path, *flags: str, workers: int = 1, code: int = 0) -> AsyncIterator[Served]:
+    """`code` is what it ends with."""
     command = [sys.executable, "-m", "ranvier_py", "serve", "--config", str(file), *flags]
     process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, cwd=ROOT)
     place.nursery.start_soon(drained, process.stderr, process)
@@ -81,7 +83,7 @@ async def served(place: Lab, file: Path, *flags: str, workers: int = 1) -> Async
         yield Served(process, found[0][0], sorted(control for _, control in found), place.http)
     finally:
         process.terminate()
-        assert await process.wait() == 0
+        assert await process.wait() == code
 
 
 async def drained(stream: Any, process: trio.Process) -> None:
@@ -222,6 +224,38 @@ async def test_all_workers_read_the_configuration_again_those_that_are_restarted
             await logged(node, b"worker.started", 3)
             for worker in (0, 1):
                 await until_back(node, worker)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
+async def test_workers_whose_parent_is_killed_finish_what_they_answer(tmp_path: Path) -> None:
+    """The kernel may tell them once for each thread of the parent."""
+    ends, received = trio.Event(), [b""] * 8
+    async with opened(Lab, 0, DEADLINE_S) as place:
+        url = await place.listen(Scripted(STREAM_HEAD + ROLE + TOKEN, ends, END).serve)
+        file = tmp_path / "ranvier.toml"
+        file.write_text(f'backend = ["{url}"]\ngossip = "off"\ndrain_timeout_s = 60\n')
+        public = f"127.0.0.1:{free_port(['127.0.0.1'], Random())}"
+        places = ("--listen", public, "--control", "127.0.0.1:0", "--workers", "2")
+        async with served(place, file, *places, workers=2, code=-signal.SIGKILL) as node:
+
+            async def follow(number: int) -> None:
+                async with place.http.stream("POST", f"{node.url}/v1/chat/completions", content=chat()) as answer:
+                    async for piece in answer.aiter_bytes():
+                        received[number] += piece
+
+            async with trio.open_nursery() as nursery:
+                for number in range(len(received)):
+                    nursery.start_soon(follow, number)
+                while not all(received):  # noqa: ASYNC110
+                    await trio.sleep(BETWEEN_LOOKS_S)
+                node.process.kill()
+                await logged(node, b"node.draining", 2)
+                await trio.testing.wait_all_tasks_blocked(BETWEEN_LOOKS_S)
+                ends.set()
+            await logged(node, b"node.stopped", 2)
+            assert b"node.cut" not in node.process.logged  # type: ignore[attr-defined]
+    assert all(each.endswith(b"data: [DONE]\n\n") for each in received)
 
 
 async def until_back(node: Served, worker: int) -> None:
