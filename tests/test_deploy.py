@@ -84,6 +84,15 @@ def test_the_unit_leaves_time_to_drain() -> None:
     assert int(stop_s) >= Config().drain_timeout_s + END_MARGIN_S
 
 
+def test_the_unit_and_the_image_keep_a_tokenizer_of_the_hub_where_their_user_may_write() -> None:
+    unit = (DEPLOY / "ranvier.service").read_text()
+    (state,) = re.findall(r"^StateDirectory=(\S+)$", unit, re.MULTILINE)
+    assert re.findall(r"^Environment=HF_HOME=(.*)/huggingface$", unit, re.MULTILINE) == [f"/var/lib/{state}"]
+    (home,) = (line.removeprefix("HF_HOME=") for line in dockerfile("ENV"))
+    user, group = dockerfile("USER")[0].split(":")
+    assert dockerfile("RUN")[-1] == f"install -d -o {user} -g {group} {Path(home).parent}"
+
+
 def dockerfile(instruction: str) -> list[str]:
     """What follows the instruction, once for each time it is there."""
     return re.findall(rf"^{instruction} (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)

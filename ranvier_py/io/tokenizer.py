@@ -21,7 +21,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from ranvier_py.core.errors import ConfigError, TemplateRefused
+from ranvier_py.core.errors import ConfigError, TemplateRefused, causes
 from ranvier_py.core.prompts.boundaries import (
     Chat,
     Message,
@@ -291,7 +291,14 @@ def why_not(source: str, error: Exception) -> str:
     folder = Path(source)
     if folder.is_dir() and not (folder / "tokenizer.json").is_file():
         return "there is no tokenizer.json in it (a fast tokenizer is needed)"
+    if not folder.is_dir() and (file := refused_file(error)) is not None:
+        return f"the cache of downloads can't be used: {file.filename}: {file.strerror}; set HF_HOME to a directory"
     return f"its files make no tokenizer: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def refused_file(error: Exception) -> OSError | None:
+    """The error of a file, where it was one, behind what the hub's library and transformers make of it."""
+    return next((each for each in causes(error) if isinstance(each, OSError) and each.filename), None)
 
 
 def hub_answers(source: str) -> bool:
@@ -311,6 +318,8 @@ def hub_answers(source: str) -> bool:
             return True
         failure = error
     except Exception as error:  # the hub's library does not say which
+        if refused_file(error) is not None:  # of its cache, before anybody was asked
+            return True
         failure = error
     else:
         return True

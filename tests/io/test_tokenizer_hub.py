@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from ranvier_py.io.tokenizer import EMBEDDED
+from ranvier_py.io.tokenizer import EMBEDDED, why_not
 
 DEADLINE_S = 60.0
 """A process that loads transformers on a busy machine takes a while; each test ends long before."""
@@ -204,6 +205,28 @@ def test_an_id_that_can_not_be_had_is_one_clear_error(tmp_path: Path, is_up: boo
         "not have it"
     )
     assert time.monotonic() - began < DEADLINE_S / 2, "the library's own retries take 50 s"
+
+
+@pytest.mark.slow
+def test_a_cache_of_downloads_that_can_not_be_used_is_named_and_how_to_have_another(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with serving(HubPages) as hub:
+        words = start_in_vain("acme/tiny", url_of(hub), tmp_path / "file" / "cache")
+    assert words == (
+        "ranvier: tokenizer: 'acme/tiny' can't be loaded: the cache of downloads can't be used: "
+        f"{tmp_path}/file/cache/token: Not a directory; set HF_HOME to a directory\n"
+    )
+
+
+def test_a_folder_that_nobody_may_make_is_named_behind_what_the_library_makes_of_it() -> None:
+    refused = OSError("PermissionError at /none when downloading acme/tiny. Common causes: ...")
+    refused.__cause__ = PermissionError(errno.EACCES, "Permission denied", "/none")
+    assert why_not("acme/tiny", refused) == (
+        "the cache of downloads can't be used: /none: Permission denied; set HF_HOME to a directory"
+    )
+    assert why_not("acme/tiny", OSError("no file named tokenizer.json")).startswith(
+        "its files make no tokenizer: OSError"
+    )
 
 
 def start_in_vain(tokenizer: str, hub: str, home: Path) -> str:
