@@ -302,6 +302,7 @@ def config_command(options: argparse.Namespace) -> int:
         print(reference(), end="")
         return EXIT_OK
     config, origins, notes = load_from(options)
+    check_files(config)
     values = config.masked()
     for name, origin in origins.items():
         print(f"{name} = {toml_value(values[name])}  # from {origin}")
@@ -309,6 +310,26 @@ def config_command(options: argparse.Namespace) -> int:
         print(f"note: {note}")
     print(f"good: {len(origins)} keys are set, {len(values) - len(origins)} have their defaults")
     return EXIT_OK
+
+
+def check_files(config: Config) -> None:
+    """Raises ConfigError with all that is wrong with the files which a node reads at its start. No hub is asked."""
+    from ranvier_py.io.keys import read_keys
+    from ranvier_py.io.tokenizer import check_files as check_tokenizer
+    from ranvier_py.node.parts import tls_context
+
+    checks: list[Callable[[], object]] = [partial(tls_context, config)]
+    checks.append(partial(check_tokenizer, config.tokenizer, str(config.chat_template or "")))
+    if config.cluster_key_file is not None:
+        checks.append(partial(read_keys, config.cluster_key_file))
+    problems: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
 
 
 def replay_command(options: argparse.Namespace) -> int:

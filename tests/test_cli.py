@@ -121,6 +121,35 @@ def test_config_check_shows_what_is_set_and_from_where_but_no_secret(
     ]
 
 
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--cluster-key-file {}/none", "cluster_key_file: {}/none can't be read: No such file"),
+        ("--tls-certificate-file {}/none --tls-key-file {}/none", "tls_certificate_file, tls_key_file: can't be used"),
+        ("--chat-template {}/none", "chat_template: '{}/none' can't be read"),
+        ("--chat-template {}/broken", "chat_template: does not compile"),
+        ("--tokenizer {}/none", "tokenizer: '{}/none' can't be loaded: it is no directory, and can be no hub id"),
+        ("--tokenizer {}", "tokenizer: '{}' can't be loaded: there is no tokenizer.json in it"),
+        ("--tokenizer {}/broken", "tokenizer: '{}/broken' is a file"),
+    ],
+)
+def test_config_check_reads_the_files_that_a_node_would(
+    flags: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken").write_text("{% if %}")
+    assert cli.main(["config", "--check", *flags.replace("{}", str(tmp_path)).split()]) == cli.EXIT_CONFIG
+    assert problem.replace("{}", str(tmp_path)) in capsys.readouterr().err
+
+
+def test_config_check_lists_all_files_of_no_use_and_asks_no_hub(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["config", "--check", "--tokenizer", "acme/none"]) == cli.EXIT_OK
+    flags = [part for name in ("cluster-key-file", "chat-template") for part in (f"--{name}", str(tmp_path / "none"))]
+    assert cli.main(["config", "--check", *flags]) == cli.EXIT_CONFIG
+    assert capsys.readouterr().err.count("can't be read") == 2
+
+
 def test_a_full_disk_behind_the_output_is_stated_in_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "ranvier_py", "config"]

@@ -270,8 +270,8 @@ def load_tokenizer(source: str, *, local: bool) -> Any:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it advises to install PyTorch
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes a second; only who loads a tokenizer shall wait
 
-    if Path(source).is_file():
-        raise ConfigError([f"tokenizer: {source!r} is a file, expected the directory that it lies in, or a hub id"])
+    if not local:
+        check_hub_id(source)
     reachable = local or hub_answers(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -284,6 +284,32 @@ def load_tokenizer(source: str, *, local: bool) -> Any:
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError([f"tokenizer: {source!r} has no tokenizer.json (a fast tokenizer is needed)"])
     return tokenizer
+
+
+def check_hub_id(source: str) -> None:
+    """Raises ConfigError for what can be no id of the hub. Nobody is asked."""
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - see load_tokenizer
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    if Path(source).is_file():
+        raise ConfigError([f"tokenizer: {source!r} is a file, expected the directory that it lies in, or a hub id"])
+    try:
+        validate_repo_id(source)
+    except HFValidationError as error:
+        raise ConfigError(
+            [f"tokenizer: {source!r} can't be loaded: it is no directory, and can be no hub id"]
+        ) from error
+
+
+def check_files(source: str, chat_template: str) -> None:
+    """Raises ConfigError as `ChatTokenizer.load` would for what is on this machine. No hub is asked."""
+    if Path(source).is_dir():
+        ChatTokenizer.load(source, chat_template=chat_template)
+        return
+    if source not in ("", "embedded"):
+        check_hub_id(source)
+    if chat_template:
+        parse_template(read_template(None, chat_template) or "")
 
 
 def why_not(source: str, error: Exception) -> str:
@@ -304,13 +330,13 @@ def refused_file(error: Exception) -> OSError | None:
 def hub_answers(source: str) -> bool:
     """Whether the hub can be asked for this id. Raises ConfigError when it says that there is none."""
     from huggingface_hub import HfApi  # noqa: PLC0415 - see load_tokenizer
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError  # noqa: PLC0415
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError  # noqa: PLC0415
 
     hub = HfApi()
     failure: Exception
     try:
         hub.model_info(source, timeout=HUB_ANSWER_S)
-    except (RepositoryNotFoundError, HFValidationError) as error:
+    except RepositoryNotFoundError as error:
         why = f"it is no directory, and {hub.endpoint} has no such model, or none for us: private ones need HF_TOKEN"
         raise ConfigError([f"tokenizer: {source!r} can't be loaded: {why}"]) from error
     except HfHubHTTPError as error:
