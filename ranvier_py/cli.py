@@ -68,6 +68,7 @@ ADMIN_TIMEOUT_S = 10.0
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 86_400.0
 """Between two pages of a status that is watched: a node shall not be busy with it, and no clock can wait for ever."""
 
+HEADER = re.compile(r"\s*([!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*:\s*([^\r\n\0]*)")
 DEFAULT_CONTROL = "http://127.0.0.1:9180"
 
 
@@ -81,6 +82,7 @@ class CommandError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. `argv` without the program's name; sys.argv when None. Returns the exit code."""
+    open_standard_streams()
     parser = make_parser()
     options, extra = parser.parse_known_args(argv)
     try:
@@ -88,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.problems and not hasattr(options, "config"):
             raise ConfigError(options.problems)
         code = int(options.run(options))
-        print(end="", flush=True)  # here, where an error is caught
+        sys.stdout.flush()  # here, where an error is caught; a print of nothing fails where the disk is full
         return code
     except ConfigError as error:
         print(
@@ -110,6 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ranvier: the output can't be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it can't be either
         return EXIT_FAILED
+
+
+def open_standard_streams() -> None:
+    """What the process was started without is /dev/null: a socket would get the number, and what is printed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # for good
 
 
 # --- the parser -----------------------------------------------------------------------------------------------------
@@ -350,12 +359,16 @@ def version_command(_: argparse.Namespace) -> int:
 
 
 def explain_command(options: argparse.Namespace) -> int:
+    fields = []
+    for line in options.header:
+        if (found := HEADER.fullmatch(line)) is None:
+            raise CommandError("--header takes NAME:VALUE", EXIT_CONFIG)  # what it was given may be a key
+        fields.append((found[1].encode(), os.fsencode(found[2].rstrip())))
     try:
         body = options.file.read_bytes() if options.file else sys.stdin.buffer.read()
     except OSError as error:
         raise CommandError(str(error), EXIT_FAILED) from error
     with control_client(options) as client:
-        fields = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in options.header)]
         print(asked(client, "POST", "/explain", content=body, headers=fields).text)
     return EXIT_OK
 

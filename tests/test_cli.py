@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -253,6 +254,27 @@ def test_a_missing_body_file_is_reported(capsys: pytest.CaptureFixture[str], tmp
     assert "No such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("header", ["foo", ":x", "a b: x", "", "a: x\ny: z"])
+def test_a_field_that_is_none_is_refused_and_not_shown(header: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "--header", header]) == cli.EXIT_CONFIG
+    assert capsys.readouterr().err == "ranvier: --header takes NAME:VALUE\n"
+
+
+def test_any_text_may_be_the_value_of_a_field(control: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "body").write_text("{}")
+    field = ["--header", "authorization: schl\u00fcssel", "--control", control.url]
+    assert cli.main(["explain", str(tmp_path / "body"), *field]) == cli.EXIT_OK
+    assert control.asked[-1][1].encode("latin-1").decode() == "schl\u00fcssel"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_a_command_may_be_started_without_its_standard_streams(closed: str) -> None:
+    command = [sys.executable, "-m", "ranvier_py", "explain", "--control", "http://127.0.0.1:1"]
+    done = subprocess.run(f"{shlex.join(command)} {closed}", shell=True, stderr=-1, text=True, check=False)
+    assert done.returncode == cli.EXIT_UNREACHABLE
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("command", ["status", "explain"])
 def test_a_node_that_is_not_there_has_an_exit_code_of_its_own(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -460,6 +482,36 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
 
     assert serve_with(run, monkeypatch) == cli.EXIT_FAILED
     assert "RuntimeError: a bug" in caplog.text
+
+
+ENDING = """
+import sys, types
+from ranvier_py import cli
+from ranvier_py.core.errors import ConfigError
+
+async def run(config, _, *, source):
+    if config.workers > 1:
+        raise ConfigError(["listen: it can not be helped"])
+
+sys.modules["ranvier_py.node.run_node"] = types.SimpleNamespace(run=run)
+sys.exit(cli.main(["serve", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "redirected", "code"),
+    [
+        ("", ">/dev/full", cli.EXIT_OK),  # it has nothing to write any more
+        ("--workers 2", ">&-", cli.EXIT_CONFIG),  # a worker ends as such, and does not go on as its parent
+    ],
+)
+def test_an_output_that_can_not_be_written_is_no_matter_to_how_serve_ends(
+    flags: str, redirected: str, code: int
+) -> None:
+    command = f"{shlex.join([sys.executable, '-c', ENDING])} {flags} {redirected}"
+    done = subprocess.run(command, shell=True, stderr=-1, text=True, check=False, cwd=ROOT)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
 
 
 NODES = """
