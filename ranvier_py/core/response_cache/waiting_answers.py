@@ -33,8 +33,10 @@ class WaitingAnswers:
         return len(self._waiting)
 
     def add(self, key: bytes, answer: StoredAnswer, generation: Generation | None) -> bool:
-        """Add an answer. False: there is no room."""
-        if len(self._waiting) >= ANSWERS_MAX or self._bytes + answer.size > BYTES_MAX:
+        """Add an answer, in place of the one with this key. False: there is no room, and that one stays."""
+        known = self._waiting.get(key)
+        others, size = (len(self._waiting), 0) if known is None else (len(self._waiting) - 1, known.answer.size)
+        if others >= ANSWERS_MAX or self._bytes - size + answer.size > BYTES_MAX:
             return False
         self.remove(key)
         self._waiting[key] = Waiting(answer, generation)

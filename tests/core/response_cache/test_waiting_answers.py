@@ -37,6 +37,19 @@ def test_there_is_room_for_so_many_answers_and_bytes() -> None:
     assert sum(few.add(b"%d" % number, answer(), None) for number in range(ANSWERS_MAX + 5)) == ANSWERS_MAX
 
 
+def test_an_answer_takes_the_room_of_the_one_that_it_replaces() -> None:
+    half, many = WaitingAnswers(), WaitingAnswers()
+    for number in range(2):
+        assert half.add(b"%d" % number, answer(BYTES_MAX // 2), None)
+    assert half.add(b"1", answer(BYTES_MAX // 2, at=1), None)
+    assert not half.add(b"1", answer(BYTES_MAX // 2 + 1, at=2), None)
+    assert half.find(b"1") == answer(BYTES_MAX // 2, at=1)
+    for number in range(ANSWERS_MAX):
+        assert many.add(b"%d" % number, answer(), None)
+    assert many.add(b"0", answer(at=1), None)
+    assert len(many) == ANSWERS_MAX
+
+
 def test_waiting_answers_are_invalidated_by_model_tenant_and_age() -> None:
     waiting = WaitingAnswers()
     for number, (model, tenant, at) in enumerate([("a", b"t", 0), ("a", b"u", 0), ("b", b"t", 0), ("b", b"t", 50)]):
