@@ -121,15 +121,15 @@ class AnswerStore:
             counters.evictions += 1
 
     def void(self, scope: VoidScope, before: float) -> int:
-        """Drop the answers of this scope that were stored before `before`. Returns how many these were."""
+        """Drop the answers of this scope that were stored at `before` or earlier. Returns how many."""
         return self.invalidate(scope.model or None, scope.tenant or None, before)
 
     def invalidate(self, model: str | None = None, tenant: bytes | None = None, before: float = inf) -> int:
-        """Drop answers of this model and tenant (None: any) stored before `before`. Returns how many these were."""
+        """Drop answers of this model and tenant (None: any) stored at `before` or earlier. Returns how many."""
         chosen = [
             key
             for key, answer in self._answers.items()
-            if model in (None, answer.model) and tenant in (None, answer.tenant) and answer.stored_at < before
+            if model in (None, answer.model) and tenant in (None, answer.tenant) and answer.stored_at <= before
         ]
         for key in chosen:
             self._drop(key)

@@ -43,7 +43,7 @@ SWAP = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1],
 
 
 class Invalidation(NamedTuple):
-    """Voids answers of this model and tenant that were stored before `before_ms`. None means any."""
+    """Voids answers of this model and tenant that were stored at `before_ms` or earlier. None means any."""
 
     number: int
     model: str | None
@@ -70,7 +70,7 @@ class Generation:
             each.number > known
             and each.model in (None, answer.model)
             and each.tenant in (None, answer.tenant)
-            and (each.before_ms is None or stored_ms < each.before_ms)
+            and (each.before_ms is None or stored_ms <= each.before_ms)
             for each in self.invalidations
         )
 

@@ -58,9 +58,9 @@ class WaitingAnswers:
             self._bytes -= waiting.answer.size
 
     def invalidate(self, model: str | None, tenant: bytes | None, before: float = inf) -> None:
-        """Remove answers of this model and tenant (None: of any) that were stored before `before`."""
+        """Remove answers of this model and tenant (None: of any) that were stored at `before` or earlier."""
         for key, (answer, _) in list(self._waiting.items()):
-            if model in (None, answer.model) and tenant in (None, answer.tenant) and answer.stored_at < before:
+            if model in (None, answer.model) and tenant in (None, answer.tenant) and answer.stored_at <= before:
                 self.remove(key)
 
     def drain(self) -> Iterator[tuple[bytes, StoredAnswer]]:

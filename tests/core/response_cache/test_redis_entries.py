@@ -76,6 +76,7 @@ def test_one_generation_has_room_for_so_many_invalidations_and_bytes() -> None:
         ((None, b"t", None), True),
         (("a", b"u", None), False),
         ((None, None, round(SERVER_MS + 90_001)), True),
+        ((None, None, round(SERVER_MS + 90_000)), True),
         ((None, None, round(SERVER_MS + 89_999)), False),
         (("b", None, round(SERVER_MS + 90_001)), False),
     ],

@@ -52,7 +52,7 @@ def test_an_answer_takes_the_room_of_the_one_that_it_replaces() -> None:
 
 def test_waiting_answers_are_invalidated_by_model_tenant_and_age() -> None:
     waiting = WaitingAnswers()
-    for number, (model, tenant, at) in enumerate([("a", b"t", 0), ("a", b"u", 0), ("b", b"t", 0), ("b", b"t", 50)]):
+    for number, (model, tenant, at) in enumerate([("a", b"t", 0), ("a", b"u", 0), ("b", b"t", 20), ("b", b"t", 50)]):
         waiting.add(b"%d" % number, answer(1, model, tenant, at), None)
     waiting.invalidate("a", b"u")
     waiting.invalidate(None, None, 20)
