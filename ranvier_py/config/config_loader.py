@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_origin
@@ -61,6 +61,7 @@ class Loading:
     bad: dict[str, None] = field(default_factory=dict)  # keys with a problem
     notes: list[str] = field(default_factory=list)  # what the operator may not expect
     sources: Sequence[EventSourceEntry] = ()  # for backends, by their names
+    typed: Collection[str] = ()  # keys of a file, which has numbers and switches; all else has text
 
     def add(self, key_name: str, message: str) -> None:
         name = key_name.partition("[")[0].partition(".")[0]
@@ -92,7 +93,9 @@ def load_noted(flags: Mapping[str, Any] | None = None, file: Path | None = None)
         file = Path(os.environ[FILE_VARIABLE])
     found.problems.extend(unknown_variables())
     variables = {name: text for name in KEYS if (text := os.environ.get(variable_of(name)))}
-    for values, origin in ((flags or {}, flag_of), (variables, variable_of), read_file(file, found)):
+    written = read_file(file, found)
+    found.typed = {name for name in written[0] if name not in (flags or {}) and name not in variables}
+    for values, origin in ((flags or {}, flag_of), (variables, variable_of), written):
         for name, value in values.items():
             if name not in found.values:
                 found.values[name] = value
@@ -158,14 +161,18 @@ def checked(found: Loading) -> Config:
         if name not in KEYS:
             found.add(name, f"no such key{did_you_mean(name, KEYS)}")
             continue
+        value, limits = found.values[name], KEYS[name].option
+        if name in found.typed and isinstance(limits.default, bool | int | float) and not fits(value, limits):
+            found.add(name, f"must be {expected(limits)}")
+            continue
         try:
-            value = values[name] = parsed(KEYS[name], found.values[name])
+            value = values[name] = parsed(KEYS[name], value)
         except ValidationError as error:
             for item in error.errors():
                 found.add(place((name, *item["loc"])), reworded(item))
             continue
-        if not fits(value, KEYS[name].option):
-            found.add(name, f"must be {expected(KEYS[name].option)}")
+        if not fits(value, limits):
+            found.add(name, f"must be {expected(limits)}")
             del values[name]
     values |= secrets_of_files(values, found)
     if found.sources and "backend" not in found.bad:

@@ -107,7 +107,15 @@ def split_items(value: object) -> object:
 
 
 def backend_fields(value: object) -> object:
-    """ "URL,weight=2,name=a" -> its fields."""
+    """ "URL,weight=2,name=a" -> its fields. A table of a file has them as they are: a number may be no text there."""
+    if isinstance(value, dict):
+        for name, kinds, expected in (
+            ("weight", (int, float), "a number"),
+            ("kv_ranks", (int,), "a whole number"),
+            ("hosted", (bool,), "true or false"),
+        ):
+            if name in value and type(value[name]) not in kinds:
+                raise ValueError(f"{name} must be {expected}")
     if not isinstance(value, str):
         return value
     url, *items = value.split(",")

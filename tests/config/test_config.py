@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def test_all_problems_are_reported_at_once_each_with_its_key_and_origin(
         "RANVIER_LISTN: no such key; did you mean RANVIER_LISTEN? (from the environment)",
         "workers: must be a whole number, 1 to 256 (from RANVIER_WORKERS)",
         "backend[1].url: must be a URL that begins with http:// or https:// (from --backend)",
-        f"route_capacity: must be a valid integer, unable to parse string as an integer (from {file})",
+        f"route_capacity: must be a whole number, at least 16 (from {file})",
         f"load_facto: no such key; did you mean load_factor? (from {file})",
         "control: 0.0.0.0 is reachable from elsewhere: set control_key or control_key_file (from --control)",
         "worker_retries_max: is above total_retries_max (from --worker-retries-max)",
@@ -151,6 +152,29 @@ def test_a_file_that_is_missing_or_no_toml_is_one_problem_among_the_others(tmp_p
     assert "not TOML" in problems({}, written(tmp_path, "listen ="))[0]
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     assert "not TOML" in problems({}, tmp_path / "bytes.toml")[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("workers = true", "workers: must be a whole number, 1 to 256"),
+        ("workers = 2.0", "workers: must be a whole number, 1 to 256"),
+        ("workers = '2'", "workers: must be a whole number, 1 to 256"),
+        ("probe_interval_s = true", "probe_interval_s: must be above 0, at most 86400"),
+        ("debug_headers = 1", "debug_headers: must be true or false"),
+        ("debug_headers = 'yes'", "debug_headers: must be true or false"),
+        ("backend = [{url = 'http://a:1', weight = true}]", "backend[0]: weight must be a number"),
+        ("backend = [{url = 'http://a:1', hosted = 1}]", "backend[0]: hosted must be true or false"),
+    ],
+)
+@pytest.mark.parametrize("form", ["toml", "yaml"])
+def test_a_number_or_a_switch_in_a_file_is_no_other_and_no_text(
+    line: str, problem: str, form: str, tmp_path: Path
+) -> None:
+    file = tmp_path / f"ranvier.{form}"
+    file.write_text(line if form == "toml" else re.sub(" ?= ?", ": ", line))
+    (found,) = problems(file=file)
+    assert found.startswith(problem)
 
 
 def test_variables_that_kubernetes_sets_for_a_service_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
