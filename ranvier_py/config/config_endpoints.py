@@ -145,14 +145,19 @@ def same_family(listen: str, host: str) -> bool:
 
 
 def port_problems(config: Config, endpoints: GossipEndpoints) -> Iterator[Problem]:
-    host, port = endpoints.listen
+    port = endpoints.listen[1]
     if config.workers > 1 and port == 0:
         yield ("gossip", "workers"), "several workers can't share port 0"
         return
     if max(port, endpoints.advertise[1] if endpoints.advertise else 0) + config.workers - 1 > 65535:
         yield ("gossip", "workers"), "the last worker's port is above 65535"
     for other, where, count in (("listen", config.listen, 1), ("control", config.control, config.workers)):
-        other_host, other_port = host_port(where)
-        overlap = port and other_port and port < other_port + count and other_port < port + config.workers
-        if overlap and (host == other_host or is_wildcard(host) or is_wildcard(other_host)):
+        if ports_meet(endpoints.listen, config.workers, host_port(where), count):
             yield ("gossip", other, "workers"), f"takes a port of {other}"
+
+
+def ports_meet(one: HostPort, count: int, other: HostPort, others: int) -> bool:
+    """Whether so many ports from each on have one in common, on an address that both may listen on."""
+    (host, port), (other_host, other_port) = one, other
+    meet = port and other_port and port < other_port + others and other_port < port + count
+    return bool(meet) and (host == other_host or is_wildcard(host) or is_wildcard(other_host))

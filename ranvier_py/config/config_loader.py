@@ -13,18 +13,19 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_origin
 
 from pydantic import BeforeValidator, SecretStr, TypeAdapter, ValidationError
 
-from ranvier_py.config.config_endpoints import gossip_endpoints
+from ranvier_py.config.config_endpoints import gossip_endpoints, ports_meet
 from ranvier_py.config.config_endpoints import problems as cluster_problems
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
 from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, did_you_mean, split_items
 from ranvier_py.config.continuum_file import EventSourceEntry, read_continuum, with_sources
 from ranvier_py.config.rule_files import rule_book
-from ranvier_py.core.addresses import OFF, host_port, is_loopback
+from ranvier_py.core.addresses import OFF, host_port, is_address, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.options import expected, fits
 
@@ -248,8 +249,10 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("listen", "workers"), "several workers can't share port 0"
     if port and port + config.workers - 1 > 65535:
         yield ("control", "workers"), "the last worker's control port is above 65535"
-    if port and host_port(config.listen) == (host, port):
-        yield ("control", "listen"), "listen and control are the same address"
+    public = host_port(config.listen)
+    families = {ip_address(each).version for each in (host, public[0]) if is_address(each)}  # none has the other's
+    if len(families) < 2 and ports_meet((host, port), config.workers, public, 1):
+        yield ("control", "listen"), f"{config.listen} is the address of a control port as well"
     if config.server.in_flight_bytes_max < config.server.body_bytes_max:
         yield ("in_flight_bytes_max", "body_bytes_max"), "is below body_bytes_max: the largest bodies would never pass"
     retries = config.pipeline.retries

@@ -137,7 +137,12 @@ def test_all_problems_are_reported_at_once_each_with_its_key_and_origin(
         ({"workers": "2", "listen": "127.0.0.1:0"}, "listen: several workers can't share port 0 (from --listen)"),
         ({"workers": "2", "control": "127.0.0.1:65535"}, "control: the last worker's control port is above 65535"),
         ({"body_bytes_max": "2000000000"}, "in_flight_bytes_max: is below body_bytes_max"),
-        ({"listen": "127.0.0.1:5", "control": "127.0.0.1:5"}, "control: listen and control are the same address"),
+        ({"listen": "127.0.0.1:5", "control": "127.0.0.1:5"}, "control: 127.0.0.1:5 is the address of a control port"),
+        ({"listen": "0.0.0.0:5", "control": "127.0.0.1:5"}, "control: 0.0.0.0:5 is the address of a control port"),
+        (
+            {"workers": "4", "listen": "[::]:8", "control": "[::1]:5"},
+            "control: [::]:8 is the address of a control port",
+        ),
     ],
 )
 def test_what_can_not_work_is_refused_with_the_reason(flags: dict[str, Any], problem: str) -> None:
@@ -299,6 +304,11 @@ def test_texts_survive_toml(text: str) -> None:
 
 
 # --- small things ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("control", ["127.0.0.1:4", "[::1]:8", "127.0.0.1:9"])
+def test_a_control_port_may_be_beside_the_public_one(control: str) -> None:
+    assert load({"workers": "4", "listen": "0.0.0.0:8", "control": control})[0].control == control
 
 
 def test_each_worker_has_its_own_control_port() -> None:
