@@ -150,10 +150,15 @@ def main(arguments: Sequence[str]) -> int:
     warnings = Warnings()
     logging.getLogger("ranvier_py").addHandler(warnings)
     try:
-        child = TokenizerChild(decode_setup(receive_frame(first)))
+        setup = receive_frame(first)
+        if not setup:
+            return 1
+        child = TokenizerChild(decode_setup(setup))
     except ConfigError as error:
         first.sendall(encode_problems(error.problems, warnings.lines))
         return 1
+    except ConnectionError:
+        raise
     except Exception:
         traceback.print_exc()  # nothing of a client's is here yet
         return 1
@@ -176,4 +181,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with suppress(ConnectionError):  # the node is gone, and with it who would read why
+        sys.exit(main(sys.argv[1:]))

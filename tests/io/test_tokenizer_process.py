@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -21,12 +22,12 @@ from trio import from_thread
 
 from ranvier_py.core.errors import ConfigError, TokenizerLost
 from ranvier_py.core.prompts.fingerprint import TokenHasher
-from ranvier_py.core.tokenize.tokenize_frames import Reply, Setup
+from ranvier_py.core.tokenize.tokenize_frames import Reply, Setup, encode_setup
 from ranvier_py.core.tokenize.tokenize_job import Status, TokenizeJob
 from ranvier_py.core.tokenize.tokenize_service import TokenizeService
 from ranvier_py.io import tokenizer_process
 from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer
-from ranvier_py.io.tokenizer_process import COMMAND, TokenizerProcess
+from ranvier_py.io.tokenizer_process import COMMAND, FIRST_SOCKETS, TokenizerProcess
 from tests.examples import some
 from tests.waiting import until
 
@@ -313,6 +314,21 @@ async def test_the_process_ends_when_its_node_is_killed() -> None:
             assert not is_gone(pid)
             owner.kill()
             await until(lambda: is_gone(pid))
+
+
+@pytest.mark.parametrize("source", [None, "embedded", "/nowhere"], ids=["at once", "while it loads", "and it can't"])
+def test_a_process_whose_node_ends_before_it_could_answer_ends_without_a_word(source: str | None) -> None:
+    pairs = [socket.socketpair() for _ in range(FIRST_SOCKETS + 1)]
+    fds = [theirs.fileno() for _, theirs in pairs]
+    with subprocess.Popen([*COMMAND, *map(str, fds)], pass_fds=fds, stderr=subprocess.PIPE) as child:
+        for _, theirs in pairs:
+            theirs.close()
+        if source is not None:
+            pairs[0][0].sendall(encode_setup(Setup(source, "", bytes(32), 16, 0)))
+        for ours, _ in pairs:
+            ours.close()
+        assert child.stderr is not None
+        assert child.stderr.read() == b""
 
 
 def test_memory_that_jobs_ask_for_is_bounded(shared: Shared) -> None:
