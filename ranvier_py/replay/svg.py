@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import ceil, floor, log10
+from math import ceil, floor, inf, log10
 from typing import NamedTuple
 
 COLOURS = 14
@@ -18,6 +18,7 @@ COLOURS = 14
 WIDTH, HEIGHT = 520, 300
 LEFT, RIGHT, TOP, BOTTOM = 78, 24, 12, 44
 LEAST, MOST = 1e-12, 1e15  # values outside are no measurements; comparisons with NaN are false
+CHARACTER_WIDTH = 8.5  # of a label, in the page's 13 px and in a wide font
 TICKS = 4  # ticks on a linear axis, about
 
 
@@ -141,10 +142,14 @@ def frame(x: Axis, y: Axis, across: Scale, up: Scale) -> str:
 
 
 def ticks_below(x: Axis, across: Scale, height: float) -> Iterator[str]:
+    """Where its label would touch the one before, a tick has none."""
+    free_from = -inf
     for tick in across.ticks:
-        at = across(tick)
+        at, half = across(tick), (len(x.written(tick)) + 1) * CHARACTER_WIDTH / 2
         yield f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
-        yield text(at, height - BOTTOM + 16, x.written(tick), "middle")
+        if at - half >= free_from:
+            yield text(at, height - BOTTOM + 16, x.written(tick), "middle")
+            free_from = at + half
 
 
 def text(x: float, y: float, states: str, anchor: str) -> str:

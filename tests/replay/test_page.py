@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,18 @@ from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.html_report import page
 from ranvier_py.replay.oracles import ORACLES
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
-from ranvier_py.replay.svg import Axis, Bar, ChartLine, bar_chart, line_chart, linear_ticks, log_ticks
+from ranvier_py.replay.svg import (
+    BOTTOM,
+    CHARACTER_WIDTH,
+    HEIGHT,
+    Axis,
+    Bar,
+    ChartLine,
+    bar_chart,
+    line_chart,
+    linear_ticks,
+    log_ticks,
+)
 
 TRACE = TraceSummary("chats & <more>", 1000, 5_000_000, 90_000, 16, 600.0, timed=True)
 
@@ -242,6 +254,16 @@ def test_logarithmic_ticks_ascend_and_are_few(low: float, factor: float) -> None
     ticks = log_ticks(low, low * factor)
     assert ticks == sorted(ticks)
     assert 2 <= len(ticks) <= 14
+
+
+@pytest.mark.parametrize(("low", "high", "log"), [(1.0, 200.0, True), (0.00012, 0.03, True), (0.0, 1e5, False)])
+def test_labels_of_an_axis_do_not_touch(low: float, high: float, log: bool) -> None:
+    x = Axis("x", log=log, written=lambda value: f"{value:.6g} ms")
+    chart = line_chart("t", [ChartLine("s", [(low, 1.0), (high, 2.0)])], x, Axis("y"))
+    labels = re.findall(rf'x="([\d.]+)" y="{HEIGHT - BOTTOM + 16:.1f}" text-anchor="middle">([^<]+)<', chart)
+    places = [(float(at), len(words) * CHARACTER_WIDTH / 2) for at, words in labels]
+    assert len(places) >= 2
+    assert all(at + half < after - other for (at, half), (after, other) in pairwise(places))
 
 
 @given(st.lists(st.tuples(st.floats(), st.floats()), max_size=20), st.booleans())
