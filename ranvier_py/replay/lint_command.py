@@ -86,7 +86,7 @@ def lint(sources: Iterable[tuple[str, Lines]], book: RuleBook, *, as_json: bool)
             elif place:
                 lint_requests(requests_of(chain([(place, first)], objects)), watch, book)
     except (OSError, ValueError, TraceError) as error:
-        print(f"ranvier lint: {error}", file=sys.stderr)
+        print(f"ranvier: {error}", file=sys.stderr)
         return EXIT_USAGE
     departures = RecordedDepartures(watch)
     for _, record in sorted(records, key=lambda each: each[0]):
@@ -105,7 +105,7 @@ def lint_requests(requests: Iterable[Request], watch: ClientWatch, book: RuleBoo
             text = orjson.dumps(body)
         except TypeError:
             why = "nested too deeply, text that is no Unicode, or a number of more than 64 bits"
-            print(f"ranvier lint: {place}: passed over: {why}", file=sys.stderr)
+            print(f"ranvier: {place}: passed over: {why}", file=sys.stderr)
             continue
         tokens = round(len(text) / CHARACTERS_PER_TOKEN)
         client, session = client_of(fields), session_of(fields) or session_name(body).encode()
@@ -116,7 +116,7 @@ def lint_requests(requests: Iterable[Request], watch: ClientWatch, book: RuleBoo
             watch.broke(client, found, rule=rule_for(book, found.found, text, api, client))
     if others:
         why = f"with neither a path nor a body of {', '.join(PATHS)}"
-        print(f"ranvier lint: objects passed over: {others}, {why}", file=sys.stderr)
+        print(f"ranvier: objects passed over: {others}, {why}", file=sys.stderr)
 
 
 def report(rows: list[dict[str, Any]], *, as_json: bool) -> int:

@@ -159,6 +159,7 @@ def test_what_is_no_capture_is_refused_with_its_line(
 ) -> None:
     assert main(["lint", captured(tmp_path, turn("4be01"), line)]) == 2
     error = capsys.readouterr().err
+    assert error.startswith("ranvier: ")
     assert why in error
     assert "requests.jsonl:2" in error
 
