@@ -135,8 +135,7 @@ def read_file(file: Path | None, found: Loading) -> tuple[Mapping[str, Any], Cal
 
 def read_toml(file: Path, problems: list[str]) -> Mapping[str, Any]:
     try:
-        with file.open("rb") as stream:
-            return tomllib.load(stream)
+        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))  # some editors begin with a byte order mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         problems.append(f"{file}: not TOML: {error}")
     except OSError as error:

@@ -159,6 +159,12 @@ def test_a_file_that_is_missing_or_no_toml_is_one_problem_among_the_others(tmp_p
     assert "not TOML" in problems({}, tmp_path / "bytes.toml")[0]
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    for name, text in (("a.toml", "workers = 2\r\n"), ("a.yaml", "workers: 2\r\n")):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+        assert load({}, tmp_path / name)[0].workers == 2
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
