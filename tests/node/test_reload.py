@@ -538,6 +538,7 @@ async def test_what_a_rule_proves_to_be_reaches_peers_also_where_a_reload_turned
         peer = await Lab.start(node.lab, **gossip, **rules, join=join)
         await node.sees(1)
         await changed(**rules)
-        for number in range(40):
-            await node.chat([{"role": "user", "content": f"The question of {number}"}])
+        for number in range(80):
+            alike = {"role": "user", "content": "The question of all sessions, which helps nothing. " * 20}
+            await node.chat([alike], prompt_cache_key=f"session {number // 2}")
         await peer.until("/admin/clients", lambda view: view["trials"] and view["trials"][0]["state"] == "off")
