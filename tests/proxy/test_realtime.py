@@ -33,6 +33,7 @@ from wsproto.events import (
 from wsproto.utilities import RemoteProtocolError
 
 from ranvier_py.core.routing.summary import RequestSummary
+from ranvier_py.node import node as node_module
 from tests.node.node_lab import BETWEEN_LOOKS_S, Node, lab
 from tests.planted_bugs import Bug, plant
 from tests.proxy.wire import CHUNKED_HEAD, GET, Wire, answer, chunk
@@ -382,7 +383,8 @@ async def test_a_silent_websocket_is_closed() -> None:
         await until(node, open=0, idle=1, broken=0)
 
 
-async def test_a_drain_lets_it_speak_until_its_time_is_up() -> None:
+async def test_a_drain_lets_it_speak_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "SAME_SIGNAL_S", 0.0)
     engine = Engine(echo)
     async with lab(engine, drain_timeout_s=3600) as node:
         client = await taken(node)
