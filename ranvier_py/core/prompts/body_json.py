@@ -1,13 +1,13 @@
-"""The JSON of bodies, read within bounds: nothing that a client sends may hold up the event loop.
+"""Reads the JSON of bodies within bounds, so that nothing a client sends can block the event loop.
 
-What a parse costs does not show in the size: 4 MiB of prose are one value, 4 MiB of `[],` are more than a million. So
-what is large is counted first, and parsed only if that is bearable (`excess`). Of what is not parsed as a whole, both
-ends still may be (`members_at`): model and options stand there, before and behind the messages.
+A body's size does not show what parsing costs: 4 MiB of prose are one value, 4 MiB of `[],` more than a million. So
+`excess` first counts the marks of a large body, and only a body with few enough is parsed. Of any other body, both ends
+can still be parsed (`members_at`): model and options stand there, before and behind the messages.
 
-Why that is exact: take a body, and a place in it. If the bytes before it, closed with `"":0}`, are an object, the place
-is one where a member of the outermost object begins. If the body is JSON, and `{` with the bytes from the place on are
-an object, it is one, too: whoever is inside a text has an odd number of quotes before him, and whoever is inside
-another value has more to close.
+Why that is exact: if the bytes before a place, closed with `"":0}`, are an object, then a member of the outermost
+object begins at that place. If the whole body is JSON and `{` plus the bytes from a place on are an object, the same
+holds: a place inside a text has an odd number of quotes before it, and behind a place inside another value there are
+more brackets to close.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ import orjson
 from ranvier_py.core.errors import BadRequest
 
 UNCOUNTED_BYTES_MAX = 128 * 1024
-"""Parsed whatever is in it: 10 ms of `[],`, the dearest there is (tests/core/routing/test_hostile_bodies.py)."""
+"""Parsed whatever it holds: `[],`, the worst case, take 10 ms (tests/core/routing/test_hostile_bodies.py)."""
 
 PARSED_BYTES_MAX = 4 * 1024 * 1024
-# 1 M tokens of prose. To parse and to hash them takes 12 ms, and new memory of five times the size: 20 ms more where
-# each page is cleared by a kernel in a virtual machine.
+# 1 M tokens of prose. Parsing and hashing them takes 12 ms and allocates five times the size, which takes 20 ms more
+# where the kernel of a virtual machine clears each page.
 
 MARKS_MAX = 200_000
-# Brackets, commas and quotes of one parse, of 50 to 100 ns each. 2 MiB of dense code in 500 messages have 130,000: a
-# quote within a text has a backslash beside it and does not count.
+# Brackets, commas and quotes of one parse, at 50 to 100 ns each. 2 MiB of dense code in 500 messages have 130,000: a
+# quote within a text has a backslash before it and does not count.
 
-COUNTED_BYTES = 128 * 1024  # at once, so that the counting needs no memory to speak of
+COUNTED_BYTES = 128 * 1024  # counted at once, so that counting needs little memory
 
 ENDS_BYTES_MAX = 64 * 1024
-"""Of each end of a body, what is parsed in search of a member, in all tries together: tools of an agent have 10 to
-50 kB. 5 ms of `[],`."""
+"""Bytes of each end of a body that are parsed in search of a member, in all tries together. An agent's tools have 10 to
+50 kB; 64 KiB of `[],` take 5 ms."""
 
-PLACES_MAX = 4  # tried at each end: other members of the same name are in schemas of tools
+PLACES_MAX = 4  # tried at each end, because schemas of tools have members of the same name
 
 NAME_CHARACTERS_MAX = 512
-"""A longer model name is none, and longer salts and templates are kept as a digest: no request decides our size."""
+"""A longer model name is not read, and longer salts and templates are kept as a digest, so memory stays bounded."""
 
-ROUNDED_FROM = float(1 << 63)  # below it orjson reads integers as they are; its JSON has all from 1e16 on with "e+"
+ROUNDED_FROM = float(1 << 63)  # orjson reads smaller integers exactly, and writes numbers from 1e16 on with "e+"
 
 MODEL = re.compile(rb'"model"[ \t\r\n]*:[ \t\r\n]*("[^"\\]{1,%d}")' % NAME_CHARACTERS_MAX)
 
 
 def excess(data: bytes) -> str:
-    """Why these bytes are not to be parsed: "size" or "structure"; empty where they may be."""
+    """Return why these bytes must not be parsed: "size" or "structure"; empty if they may be."""
     if len(data) <= UNCOUNTED_BYTES_MAX:
         return ""
     if len(data) > PARSED_BYTES_MAX:
@@ -64,16 +64,16 @@ def excess(data: bytes) -> str:
 
 
 def marks_in(data: bytes) -> int:
-    """Marks of all of it, see `marks_of`."""
+    """Count the marks (`marks_of`) of all of `data`."""
     starts = range(0, len(data), COUNTED_BYTES)
     return sum([marks_of(np.frombuffer(data, np.uint8, min(COUNTED_BYTES, len(data) - at), at)) for at in starts])
 
 
 def marks_of(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
-    """Brackets that open and commas with no backslash behind them, quotes with none before them.
+    """Count opening brackets and commas that have no backslash behind them, and quotes that have none before them.
 
-    Outside of texts no mark has one there, so none of those is missed but the quote behind a text that ends in a
-    backslash, whose other quote counts.
+    Outside of texts a mark never has a backslash there, so all such marks are counted, except the closing quote of a
+    text that ends in a backslash; its opening quote counts.
     """
     plain = data != ord("\\")
     opens = (data | 0x20) == ord("{")  # `[` but for this bit
@@ -85,9 +85,9 @@ def marks_of(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
 
 
 def load_object(body: bytes) -> dict[str, Any]:
-    """The body's members; none for JSON that is no object. Raises BadRequest for what no JSON library accepts.
+    """Return the body's members; none if the JSON is not an object. Raises BadRequest if no JSON library accepts it.
 
-    What is too long for the lenient reading is the engine's to refuse.
+    A body that orjson refuses and that is too long for `load_leniently` is left to the engine: its ends alone are read.
     """
     found: Any
     try:
@@ -98,19 +98,19 @@ def load_object(body: bytes) -> dict[str, Any]:
 
 
 def load_leniently(body: bytes, reason: str) -> Any:
-    """What the standard library makes of it, as engines in Python do: NaN and lone surrogates pass."""
+    """Parse as the standard library does, and so engines in Python: NaN and lone surrogates pass. Raises BadRequest."""
     try:
         return json.loads(body)
     except RecursionError as error:
         raise BadRequest("the JSON body is nested too deeply") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {reason}") from error
-    except ValueError:  # a number of more digits than this library reads: an engine's may
+    except ValueError:  # a number with more digits than this library reads: an engine's may read it
         return None
 
 
 def object_of(data: bytes) -> dict[str, Any] | None:
-    """The object that these bytes are, if they are one."""
+    """Parse `data` and return the object; None if it is not JSON or not an object."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -119,8 +119,8 @@ def object_of(data: bytes) -> dict[str, Any] | None:
 
 
 def exact_json(value: Any, option: int = 0) -> bytes:
-    """The JSON of a value. Raises TypeError for what it would not tell apart: an integer beyond 64 bits was rounded
-    when it was read, while engines in Python have all of its digits."""
+    """Return the JSON of a value. Raises TypeError for an integer beyond 64 bits: orjson rounded it when it was read,
+    so different ones could look equal, while engines in Python keep all digits."""
     data = orjson.dumps(value, option=option)
     if b"e+" in data and has_rounded(value):
         raise TypeError("a number beyond 64 bits")
@@ -128,7 +128,7 @@ def exact_json(value: Any, option: int = 0) -> bytes:
 
 
 def has_rounded(value: Any) -> bool:
-    """Whether a number in there may have been an integer beyond 64 bits."""
+    """Whether a number in `value` may have been an integer beyond 64 bits."""
     values = [value]
     while values:
         one = values.pop()
@@ -143,10 +143,10 @@ def has_rounded(value: Any) -> bool:
 
 
 def members_at(body: bytes, name: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Places near both ends where a member of the outermost object begins that has this name, the last one first.
+    """Yield places near both ends of the body where a member `name` of the outermost object begins, the last one first.
 
-    With each the members that were read for the proof: those from there on near the end of the body, those before near
-    its start. `name` has its quotes.
+    Each place comes with the members that were parsed to prove it: near the end of the body those from the place on,
+    near its start those before the place. `name` includes its quotes.
     """
     place, room = len(body), ENDS_BYTES_MAX
     for _ in range(PLACES_MAX):
@@ -171,17 +171,17 @@ def members_at(body: bytes, name: bytes) -> Iterator[tuple[int, Mapping[str, Any
 FORM_MODEL = re.compile(
     rb'name="?model"?[ \t]*\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([!-~]{1,%d})\r\n' % NAME_CHARACTERS_MAX
 )
-"""A field of a form (RFC 7578), whatever else its head has."""
+"""The `model` field of a multipart form (RFC 7578), whatever other headers the field has."""
 
 
 def form_model(body: bytes) -> str:
-    """The model that a form names, before or behind its file; empty where it is not near the ends."""
+    """Return the model that a multipart form names, before or behind its file; empty if not near either end."""
     found = FORM_MODEL.search(body[:ENDS_BYTES_MAX]) or FORM_MODEL.search(body[-ENDS_BYTES_MAX:])
     return found[1].decode() if found is not None else ""
 
 
 def text_at_ends(body: bytes, name: str) -> str:
-    """The text of this member of a body that is not parsed as a whole; empty where none is near its ends."""
+    """Return the text of a member of a body that is not parsed as a whole; empty if it is not near either end."""
     spelled = re.compile(rb'"%b"[ \t\r\n]*:[ \t\r\n]*"([!#-\[\]-~]{1,%d})"' % (name.encode(), NAME_CHARACTERS_MAX))
     for place, _ in members_at(body, b'"%b"' % name.encode()):
         found = spelled.match(body, place)
@@ -191,7 +191,7 @@ def text_at_ends(body: bytes, name: str) -> str:
 
 
 def members_at_ends(body: bytes) -> dict[str, Any]:
-    """Model and `stream` of a body that is not parsed as a whole, as far as they are near its ends."""
+    """Return `model` and `stream` of a body that is not parsed as a whole, if they are near its ends."""
     for place, members in members_at(body, b'"model"'):
         spelled = MODEL.match(body, place)
         if spelled is not None and (found := object_of(b'{"model":%b}' % spelled[1])) is not None:

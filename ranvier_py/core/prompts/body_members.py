@@ -1,4 +1,4 @@
-"""What the members of a body say, whatever their client made of them."""
+"""Reads the members of a body that clients of different APIs and engines spell differently."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from ranvier_py.core.prompts.body_json import NAME_CHARACTERS_MAX, object_of
 from ranvier_py.core.prompts.boundaries import TokenIds
 
 MESSAGES_MAX = 2048
-"""Longer chats are routed by load: of so many, 6 ms to chain, 4 ms to learn by text and 12 by tokens, and 27 ms where a
-peer learns of them."""
+"""Longer chats are placed by load. So many messages take 6 ms to chain, 4 ms to learn by text and 12 by tokens, and a
+peer that learns of them 27 ms."""
 
 MESSAGES_FREE = 512
 MESSAGE_BYTES_MIN = 128
-"""On the average, beyond the first MESSAGES_FREE. A chat of shorter messages is routed by load: each is remembered in
-350 bytes."""
+"""Bytes on average that each message beyond the first MESSAGES_FREE must have. A chat of shorter messages is placed by
+load, because remembering a message takes 350 bytes."""
 
 TOKEN_ID_MAX = 2**32 - 1  # ids are hashed as 32-bit numbers
 
 ABSENT, OWN, OPEN = "absent", "own", "open"
-"""What a body has of `stream_options`: none; some that are not to be touched, for they ask or are no options; some that
-leave open whether counts are wanted."""
+"""What a body has as `stream_options`: none; some that must not be touched, since they ask for counts or are no
+options; or some that leave open whether counts are wanted."""
 
 PREFIX_TOKENS_MAX = 1 << 16
-"""Longer ones are no beginning."""
+"""A longer `prefix_len` is ignored."""
 
 TRUNCATE = "truncate_prompt_tokens"
-"""How many tokens of a longer prompt vLLM keeps, as a rule the last ones; -1: as many as the model takes."""
+"""Member with the number of tokens that vLLM keeps of a longer prompt, by default the last; -1: as many as fit."""
 
-TRUNCATED_TOKEN_BYTES = 2  # of a body, at least and on the average: texts have three or more
+TRUNCATED_TOKEN_BYTES = 2  # least bytes of a body for each token, on average: texts have three or more
 
 UNCOUNTED_MEMBERS = frozenset(("prompt_logprobs", "echo", "logprob_start_len", "n", "best_of"))
-"""Members with which an engine may count other tokens as cached than it holds of the prompt, see `counts_differ`."""
+"""Members that may make an engine count other tokens as cached than it holds of the prompt, see `counts_differ`."""
 
 SESSION_MEMBERS = frozenset(("prompt_cache_key", "session_params", "vllm_xargs", "nvext", "metadata", "user"))
 """Members that may name a session."""
 
-CONTEXT_BYTES_MAX = 16 * 1024  # of an `agentic_context` in JSON, which has no more by its definition
+CONTEXT_BYTES_MAX = 16 * 1024  # of an `agentic_context` in JSON; its definition allows no more
 
 ACCOUNT_SESSION = re.compile(r"user_[0-9A-Za-z]+_account_[0-9A-Za-z-]*_session_([0-9A-Za-z-]+)")
-"""How Claude Code names user and session in one text, before its version 2.1.78; since then it is an object in JSON.
-LiteLLM hands it on to engines as `user`."""
+"""How Claude Code before 2.1.78 names user and session in one text; since then it sends an object in JSON. LiteLLM
+passes it on to engines as `user`."""
 
 
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
@@ -55,27 +55,27 @@ NAMESPACE_FIELDS = (
     *("model", "cache_salt", "lora_path", "tools", "tool_choice", "add_special_tokens"),
     *(*TEMPLATE_FIELDS, *EFFORT_FIELDS, *STORED_FIELDS, *CACHE_FIELDS),
 )
-"""Members of a body that change the rendered text as a whole, or that keep caches apart: the namespace of texts. That
-of tokens is `prompts.namespaces`, of which CACHE_FIELDS are part, too: SGLang's own key of a cache, and what makes
-other tokens of the same media. STORED_FIELDS name a history that an engine keeps and no body shows."""
+"""Members of a body that change the whole rendered text, or that keep caches apart: the namespace of text fingerprints.
+CACHE_FIELDS belong to the namespace of tokens (`prompts.namespaces`), too: SGLang's own key of a cache, and members
+that make other tokens of the same media. STORED_FIELDS name a history that only an engine has."""
 
 REPLACING = {
     "chat": ("input_ids",),
     "completion": ("prompt_embeds",),
     "generate": ("input_embeds", "image_data", "video_data", "audio_data"),
 }
-"""Members of each API that engines take instead of what we read, or into it."""
+"""Members, by API, that engines take instead of the prompt that we read, or insert into it."""
 
 
 def names_stored(fields: Mapping[str, Any]) -> bool:
-    """Whether a history that an engine keeps comes before these members' own."""
+    """Whether the engine puts a history that it keeps before the messages of this body."""
     return any(fields.get(name) for name in STORED_FIELDS)
 
 
 def replaces_prompt(fields: Mapping[str, Any], api: str) -> str:
-    """Why what we would read of these members is not what the engine computes; empty where it is.
+    """Return why the engine does not compute the prompt that these members show ("members", "stored"), or "".
 
-    A session that `session_params` name by an `id` is one that SGLang keeps, and puts before the prompt.
+    If `session_params` have an `id`, SGLang puts the session that it keeps under that id before the prompt.
     """
     for name in REPLACING.get(api, ()):
         if fields.get(name) is not None:
@@ -84,8 +84,7 @@ def replaces_prompt(fields: Mapping[str, Any], api: str) -> str:
 
 
 def namespace_member(name: str, value: Any) -> Any:
-    """What of a member is part of a namespace; nothing for what says no more than its absence. Of what comes out of
-    here the same comes out again."""
+    """Return the part of a member that belongs to a namespace; None if its absence would mean the same. Idempotent."""
     if name == "tool_choice":
         return limited_tools(value)
     if name == "add_special_tokens":
@@ -104,14 +103,14 @@ def namespace_member(name: str, value: Any) -> Any:
 
 
 def limited_tools(choice: Any) -> Any:
-    """Which tools a `tool_choice` leaves, as far as an engine may render no others; nothing where it leaves all."""
-    if type(choice) is dict and choice.get("type") in ("auto", "any", "none"):  # as Anthropic's API has them
+    """Return the part of a `tool_choice` that may keep an engine from rendering some tools; None if it allows all."""
+    if type(choice) is dict and choice.get("type") in ("auto", "any", "none"):  # Anthropic's form
         choice = choice["type"]
     return None if choice in ("auto", "any", "required") else choice
 
 
 def effort_of(fields: Mapping[str, Any]) -> Any:
-    """How much reasoning these members ask for, as vLLM makes a `reasoning_effort` of them."""
+    """Return how much reasoning these members ask for, by the rules with which vLLM derives `reasoning_effort`."""
     disabled = "none" if member_of(fields.get("thinking"), "type") == "disabled" else None
     for effort in (
         fields.get("reasoning_effort"),
@@ -124,7 +123,7 @@ def effort_of(fields: Mapping[str, Any]) -> Any:
 
 
 def template_members(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Extra arguments of the template, as vLLM derives them (chat_completion/protocol.py, `build_chat_params`)."""
+    """Return the template's extra arguments, derived as in vLLM (chat_completion/protocol.py, `build_chat_params`)."""
     found = {name: fields[name] for name in TEMPLATE_FIELDS if fields.get(name)}
     effort = effort_of(fields)
     if effort is not None:
@@ -135,7 +134,7 @@ def template_members(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def misfit(fields: Mapping[str, Any], messages: object, size: int) -> str:
-    """Why these members and messages of a body of `size` bytes are no chat to us; empty where they are one."""
+    """Return why a body of `size` bytes is not read as a chat ("schema", "model", "messages"); empty if it is."""
     if not isinstance(messages, list) or not messages or not are_objects(messages):
         return "schema"
     if not has_name(fields):
@@ -151,19 +150,19 @@ def are_objects(messages: Sequence[object]) -> bool:
 
 
 def are_few(messages: int, size: int) -> bool:
-    """Whether so many messages in so many bytes are bearable."""
+    """Whether a body of `size` bytes may have so many messages (MESSAGES_MAX, MESSAGE_BYTES_MIN)."""
     return messages <= min(MESSAGES_MAX, MESSAGES_FREE + size // MESSAGE_BYTES_MIN)
 
 
 def has_name(fields: Mapping[str, Any]) -> bool:
-    """Whether the model has a name that can be kept, or none."""
+    """Whether the model's name is short enough to keep, or there is none."""
     model = fields.get("model")
     return type(model) is not str or len(model) <= NAME_CHARACTERS_MAX
 
 
 def first_prompt(fields: Mapping[str, Any]) -> tuple[object, bool]:
-    """`prompt` of a completion, `text` or `input_ids` of SGLang's /generate, or the first of several; and whether there
-    are more."""
+    """Return `prompt` of a completion, or `text` or `input_ids` of SGLang's /generate, or the first if it is a list of
+    several; and whether there are more."""
     found = next((fields[name] for name in ("prompt", "text", "input_ids") if fields.get(name) is not None), None)
     if isinstance(found, list) and found and isinstance(found[0], (str, list)):
         return found[0], len(found) > 1
@@ -171,9 +170,9 @@ def first_prompt(fields: Mapping[str, Any]) -> tuple[object, bool]:
 
 
 def stream_options(fields: Mapping[str, Any]) -> str:
-    """What these members say of counts in streams."""
+    """Return whether `stream_options` ask for counts or must not be touched (OWN), or leave counts open (OPEN)."""
     options = fields["stream_options"]
-    if options in (OWN, OPEN):  # as kept
+    if options in (OWN, OPEN):  # a value that `kept_members` stored
         return str(options)
     if options is not None and type(options) is not dict:
         return OWN
@@ -182,21 +181,21 @@ def stream_options(fields: Mapping[str, Any]) -> str:
 
 
 def prefix_len(fields: Mapping[str, Any]) -> int:
-    """The length in tokens that the beginning of the prompt has by these members; 0 for none that makes sense."""
+    """Return the length in tokens of the prompt's beginning that `prefix_len` names; 0 if the value makes no sense."""
     length = fields["prefix_len"]
     return length if type(length) is int and 0 < length <= PREFIX_TOKENS_MAX else 0
 
 
 def may_be_cut(fields: Mapping[str, Any], size: int) -> bool:
-    """Whether an engine may cut the prompt of a body of `size` bytes, so that it does not hold what we would learn."""
+    """Whether an engine may cut the prompt of a body of `size` bytes, so that it would not hold what we learn."""
     most = fields.get(TRUNCATE)
     return type(most) is int and 0 <= TRUNCATED_TOKEN_BYTES * most < size
 
 
 def counts_differ(fields: Mapping[str, Any]) -> bool:
-    """Whether an engine's counts do not show what it holds of the prompt.
+    """Whether an engine's counts do not show which part of the prompt it holds.
 
-    For log probabilities of the prompt engines compute all of it anew: vLLM with `prompt_logprobs`, which `echo` sets,
+    For log probabilities of the prompt, engines compute all of it anew: vLLM with `prompt_logprobs`, which `echo` sets;
     SGLang from `logprob_start_len` on. Several choices may be counted as several prompts.
     """
     if UNCOUNTED_MEMBERS.isdisjoint(fields):
@@ -208,7 +207,7 @@ def counts_differ(fields: Mapping[str, Any]) -> bool:
 
 
 def kept_members(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is remembered of the members that a prompt is made of beside its text: of no size of theirs."""
+    """Return the members to remember, besides the namespace, that a Prompt is built from. Their size is bounded."""
     kept: dict[str, Any] = {}
     if "stream" in fields:
         kept["stream"] = fields["stream"] is True
@@ -228,11 +227,11 @@ def kept_members(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def session_name(fields: Mapping[str, Any]) -> str:
-    """What a body calls its session; empty where it does not.
+    """Return the name that a body gives its session; empty if none.
 
-    `prompt_cache_key` as OpenAI's clients have it; vLLM's `session_params`; the context that agents give routers of
-    vLLM and Dynamo; `metadata` as Claude Code has it, and what LiteLLM makes of that. A `user` who is no more than
-    that is no session: all that an application ever asks may have the same.
+    Sources in this order: `prompt_cache_key` of OpenAI's clients; vLLM's `session_params`; the context that agents send
+    to routers of vLLM and Dynamo; `metadata` of Claude Code, and what LiteLLM makes of it. A plain `user` name is not a
+    session, because all requests of an application may have the same one.
     """
     if SESSION_MEMBERS.isdisjoint(fields):
         return ""
@@ -248,12 +247,12 @@ def session_name(fields: Mapping[str, Any]) -> str:
 
 
 def member_of(value: object, name: str) -> Any:
-    """This member of an object, if it is one that has it."""
+    """Return this member of `value` if that is an object; else None."""
     return value.get(name) if type(value) is dict else None
 
 
 def context_of(value: object) -> object:
-    """The context of an agent, which may be there in JSON."""
+    """Return an agent's context, parsed if it came as JSON of at most CONTEXT_BYTES_MAX."""
     if type(value) is not str:
         return value
     is_json = value.startswith("{") and len(value) <= CONTEXT_BYTES_MAX
@@ -261,7 +260,7 @@ def context_of(value: object) -> object:
 
 
 def user_session(user: object) -> Any:
-    """The session that the name of a user has in it; nothing where it has none."""
+    """Return the session that is encoded in the name of a user; None if there is none."""
     if type(user) is not str or len(user) > NAME_CHARACTERS_MAX:
         return None
     if user.startswith("{"):
@@ -271,12 +270,12 @@ def user_session(user: object) -> Any:
 
 
 def is_short(value: object) -> bool:
-    """Whether a member of a body is kept as it is: short text, and what is a digest already."""
+    """Whether a member is kept as it is: a short text, or bytes, which are a digest already."""
     return type(value) is bytes or (type(value) is str and len(value) <= NAME_CHARACTERS_MAX)
 
 
 def token_ids(value: object) -> TokenIds | None:
-    """Token ids of a completion prompt as an array, or None when `value` is not a list of them."""
+    """Return the token ids of a completion prompt as an array; None if `value` is not a list of valid ids."""
     if not isinstance(value, list) or set(map(type, value)) != {int} or min(value) < 0 or max(value) > TOKEN_ID_MAX:
         return None
     return np.array(value, dtype=np.uint32)

@@ -1,12 +1,12 @@
-"""Rendered messages -> token depths.
+"""Finds the token depths at which rendered messages end.
 
-Where messages end in token space, found by three functions, tried in this order:
+Three functions are tried in this order:
 
-1. `ends_by_offsets`: the text of each prefix was rendered. Exact; a prefix that ends inside a token is no clean cut.
-2. `ends_by_markers`: one special token starts each message. Exact, also where prefixes do not render alone. Refuses
-   when the count of markers is not what the messages explain, for example because a message quotes the marker.
-3. `ends_by_estimate`: share of characters. Within 2 to 5 tokens for running text (seed 003), worse where a template
-   adds much text or moves messages. Rounding down to a block forgives most of it; the rest costs a cache miss.
+1. `ends_by_offsets`: by the text of each rendered prefix. Exact; a prefix that ends inside a token has no clean cut.
+2. `ends_by_markers`: if one special token starts each message. Exact, even where prefixes do not render alone. Refuses
+   if the messages do not explain the number of markers, for example because a message quotes the marker.
+3. `ends_by_estimate`: by share of characters. Off by 2 to 5 tokens for running text (seed 003), more where a template
+   adds much text or moves messages. Rounding down to a block absorbs most of it; the rest costs a cache miss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TokenIds = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What of a chat request decides its rendered text. `template` holds the extra arguments of the template."""
+    """The parts of a chat request that decide its rendered text. `template` holds the template's extra arguments."""
 
     messages: Sequence[Message]
     tools: Sequence[Any] | None = None
@@ -34,10 +34,10 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedChat:
-    """Tokens of some consecutive messages, without a generation prompt.
+    """Tokens of consecutive messages, without a generation prompt.
 
-    `ends[i]` is the number of tokens up to the end of message i of those, or -1 where that end is not a clean cut.
-    `how` says how the ends were found: "rendered", "markers", "estimate".
+    `ends[i]` is the number of tokens up to the end of the i-th of these messages, or -1 if that is not a clean cut.
+    `how` names the method that found the ends: "rendered", "markers", "estimate".
     """
 
     ids: TokenIds
@@ -46,7 +46,7 @@ class TokenizedChat:
 
 
 class TailJob(NamedTuple):
-    """A tail to tokenize: the messages after the first `known` ones of `context()`, which parses the whole chat."""
+    """The messages to tokenize: those after the first `known` ones of `context()`, which parses the whole chat."""
 
     tail: Sequence[Message]
     context: Callable[[], Chat]
@@ -54,7 +54,7 @@ class TailJob(NamedTuple):
 
 
 def ends_by_offsets(offsets: Sequence[tuple[int, int]], text_ends: Sequence[int]) -> list[int]:
-    """Token depths of character positions.
+    """Return the token depths of character positions.
 
     Args:
         offsets: (start, end) character position of each token, ascending.
@@ -70,9 +70,9 @@ def ends_by_offsets(offsets: Sequence[tuple[int, int]], text_ends: Sequence[int]
 
 
 def ends_by_markers(ids: TokenIds, marker: int, messages: int) -> list[int] | None:
-    """Depths where messages end, if `marker` stands once at the start of each.
+    """Return the depths where messages end if each begins with its only `marker`; None if their number is wrong.
 
-    One marker more than messages is a default system text in front. Any other count: None.
+    One marker more than messages is allowed: a default system text stands in front.
     """
     starts: list[int] = np.flatnonzero(ids == marker).tolist()
     extra = len(starts) - messages
@@ -82,7 +82,7 @@ def ends_by_markers(ids: TokenIds, marker: int, messages: int) -> list[int] | No
 
 
 def ends_by_estimate(sizes: Sequence[int], tokens: int) -> list[int]:
-    """Depths where messages of `sizes` characters end, if all characters weigh the same. The last is `tokens`."""
+    """Return the depths where messages of `sizes` characters end if tokens are spread evenly. The last is `tokens`."""
     total = sum(sizes)
     if total == 0:
         return [-1] * (len(sizes) - 1) + [tokens] * bool(sizes)
@@ -90,7 +90,7 @@ def ends_by_estimate(sizes: Sequence[int], tokens: int) -> list[int]:
 
 
 def ends_by_pieces(lengths: Sequence[int]) -> list[int]:
-    """Depths where messages end whose pieces have `lengths` tokens; -1 marks a message that the next piece includes."""
+    """Return the depths where messages end, given their pieces' tokens; -1: the next piece includes the message."""
     ends = []
     depth = 0
     for length in lengths:

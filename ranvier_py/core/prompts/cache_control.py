@@ -1,10 +1,10 @@
-"""`cache_control` for bodies of Anthropic's Messages API that have none on their system prompt.
+"""Adds `cache_control` to bodies of Anthropic's Messages API that have none on their system prompt.
 
 A `system` that is text becomes one block of text with `{"type": "ephemeral"}`; of several blocks the last one gets it.
-All other bytes stay as they came, so what an engine sees is the same from turn to turn.
+All other bytes stay as they came, so an engine sees the same from turn to turn.
 
-Rules: one marker is added at most, none where the system prompt has one, and never a fifth: the API takes four. What
-can't be read within bounds, or has no text to mark, goes on as it came.
+Rules: at most one marker is added; none if the system prompt already has one, and never a fifth, since the API takes
+four. A body that can't be read within bounds, or whose last block of `system` has no text, is sent on unchanged.
 Source: Continuum Router, `anthropic_cache_control_injection`.
 """
 
@@ -19,14 +19,14 @@ import orjson
 from ranvier_py.core.prompts.body_json import excess, members_at, object_of
 
 MARKERS_MAX = 4
-MARKER = b'"cache_control"'  # quotes in texts are escaped, so none of those is taken for one
+MARKER = b'"cache_control"'  # quotes in texts are escaped, so a text never matches
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 SYSTEM = b'"system"'
 BEFORE_VALUE = re.compile(rb'"system"[ \t\r\n]*:[ \t\r\n]*')
 
 
 def marked_body(body: bytes) -> bytes | None:
-    """The body with a marker on its system prompt; None where it is to go on as it came."""
+    """Return the body with a marker on its system prompt; None if the body is to be sent on unchanged."""
     if SYSTEM not in body or body.count(MARKER) >= MARKERS_MAX or excess(body):
         return None
     fields = object_of(body)
@@ -45,7 +45,7 @@ def marked_body(body: bytes) -> bytes | None:
 
 
 def marked_blocks(system: object) -> list[Any] | None:
-    """The blocks of a system prompt, the last one marked; None for one that has a marker or no text."""
+    """Return the blocks of a system prompt the last one marked; None if one has a marker or the last has no text."""
     blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks) or not blocks:
         return None
@@ -56,7 +56,7 @@ def marked_blocks(system: object) -> list[Any] | None:
 
 
 def value_bytes(data: bytes) -> int:
-    """Length of the JSON value that `data` begins with."""
+    """Return the length of the JSON value that `data` begins with."""
     text = data.decode()
     _, end = json.JSONDecoder().raw_decode(text)
     return len(text[:end].encode())

@@ -1,17 +1,17 @@
-"""Text and tokens -> fingerprints of whole prefixes.
+"""Computes fingerprints of whole prefixes, from messages (text) and from tokens.
 
-Two keyed hashes, each seeded by a namespace: that of texts is model, adapter, salt, tools, template, tokenizer and
-cluster secret; that of tokens has no tools and no template, which show in the tokens (`prompts.namespaces`):
+Each of the two keyed hashes is seeded by a namespace. That of texts covers model, adapter, salt, tools, template,
+tokenizer and cluster secret; that of tokens omits tools and template, which show in the tokens (`prompts.namespaces`):
 
-- The *text* fingerprint chains one keyed BLAKE2b per message. It exists at message boundaries only, and is known as
+- The *text* fingerprint chains one keyed BLAKE2b per message. It exists only at message boundaries, and is known as
   soon as the body is parsed.
 - The *token* fingerprint exists at every whole block. A block's digest is a keyed multilinear hash of its tokens;
-  digests are summed under positional keys, and the running sum is mixed at each depth. So all depths of a prompt come
-  out of a few vectorised calls, and turn N+1 continues from three numbers and less than a block of tokens.
+  digests are summed under positional keys, and the running sum is mixed at each depth. So a few vectorised calls yield
+  all depths of a prompt, and turn N+1 continues from three numbers and less than a block of tokens.
 
-Rules: equal prefixes under one namespace give equal fingerprints on every node that has the key; nothing can be read
-back, and without the key nothing can be guessed. 0 means «not known» and is never produced. A collision costs one cache
-miss, never a wrong answer: 64 bits are enough (2^20 routes: about 2^-25).
+Rules: equal prefixes under one namespace have equal fingerprints on every node that has the key. A fingerprint can't be
+inverted, nor guessed without the key. 0 means «not known» and is never produced. A collision costs one cache miss,
+never a wrong answer, so 64 bits are enough (2^20 routes: about 2^-25).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ ANCHOR_STEP_BLOCKS = 16
 """Anchors are 1, 2, 4, 8, 16, then every 16 blocks: dense where system prompts end, 256 tokens apart in documents."""
 
 MEDIA_MARK = (1 << 24) - 1
-"""The low bits of fingerprints of prefixes with media. 40 bits are left for these, and a collision costs a cache miss;
-one in 2^24 of the others looks like one of them, and is not withdrawn at once when it should be."""
+"""The low bits of fingerprints of prefixes with media. The other 40 bits tell these apart; a collision costs a cache
+miss. One in 2^24 of all other fingerprints ends so by chance, and is not withdrawn at once when it should be."""
 
 UNCOMPUTED_TOKENS = 3
-"""Of a message that an engine has generated, at its end: the token that was sampled last, the mark of the end and the
-line end that templates put behind it. Their keys and values are computed with the next turn."""
+"""Tokens at the end of a message that an engine generated whose keys and values it computes only with the next turn:
+the token sampled last, the end marker, and the line end that templates put behind it."""
 
 
 def mix(value: int) -> int:
@@ -57,31 +57,31 @@ def mix(value: int) -> int:
 
 
 def unmix(value: int) -> int:
-    """What `mix` made this of."""
+    """Invert `mix`."""
     value = (unshifted(value, 31) * UNMIX_2) & MASK
     value = (unshifted(value, 27) * UNMIX_1) & MASK
     return unshifted(value, 30)
 
 
 def unshifted(value: int, bits: int) -> int:
-    """The x of which `value` is x ^ (x >> bits), for at least 22 bits."""
+    """Return the x for which `value` is x ^ (x >> bits), for `bits` of at least 22."""
     return value ^ (value >> bits) ^ (value >> 2 * bits)
 
 
 def mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """`mix` of each element; arithmetic modulo 2^64."""
+    """Apply `mix` to each element; arithmetic is modulo 2^64."""
     values = (values ^ (values >> U64(30))) * U64(MIX_1)
     values = (values ^ (values >> U64(27))) * U64(MIX_2)
     return values ^ (values >> U64(31))
 
 
 def is_of_media(fingerprint: int) -> bool:
-    """Whether this token fingerprint is of a prefix with media, which an engine's events never tell of."""
+    """Whether this token fingerprint belongs to a prefix with media, which an engine's events never report."""
     return fingerprint & MEDIA_MARK == MEDIA_MARK
 
 
 def anchors_between(low_blocks: int, high_blocks: int) -> list[int]:
-    """Anchor depths d in blocks with low < d <= high, ascending."""
+    """Return the anchor depths d in blocks with low < d <= high, ascending."""
     found = [d for d in ANCHOR_BLOCKS_DENSE if low_blocks < d <= high_blocks]
     first = max(2 * ANCHOR_STEP_BLOCKS, (low_blocks // ANCHOR_STEP_BLOCKS + 1) * ANCHOR_STEP_BLOCKS)
     found.extend(range(first, high_blocks + 1, ANCHOR_STEP_BLOCKS))
@@ -94,14 +94,14 @@ def is_anchor(blocks: int) -> bool:
 
 
 def anchor_below(blocks: int) -> int:
-    """The deepest anchor above this depth, in blocks; 0 for none."""
+    """Return the deepest anchor above this depth, in blocks; 0 for none."""
     if blocks > ANCHOR_STEP_BLOCKS:
         return (blocks - 1) // ANCHOR_STEP_BLOCKS * ANCHOR_STEP_BLOCKS
     return max((depth for depth in ANCHOR_BLOCKS_DENSE if depth < blocks), default=0)
 
 
 def depths_of(dones: Sequence[int], counts: Sequence[int]) -> npt.NDArray[np.uint64]:
-    """Depths in blocks of the next `counts[i]` blocks behind the first `dones[i]`, of one job after the other."""
+    """Return the depths of the `counts[i]` blocks after the first `dones[i]`, of all jobs one after another."""
     if len(counts) == 1:
         return np.arange(dones[0] + 1, dones[0] + counts[0] + 1, dtype=U64)
     ahead = [done - end + count for done, count, end in zip(dones, counts, accumulate(counts), strict=True)]
@@ -116,22 +116,22 @@ class TextHasher:
         self._key = key
 
     def namespace(self, fields: Mapping[str, Any]) -> Fingerprint:
-        """Fingerprint of the empty prefix. `fields`: what else decides the rendered text or may not share a cache.
+        """Return the fingerprint of the empty prefix. `fields`: what else decides the text or keeps caches apart.
 
-        Raises TypeError (orjson) for values that are not JSON. Key order inside counts: templates may print it.
+        Raises TypeError (orjson) for values that are not JSON. Key order inside values counts: templates may print it.
         """
         return self._digest(b"namespace" + orjson.dumps(sorted(fields.items())))
 
     def extend(self, parent: Fingerprint, canonical: bytes) -> Fingerprint:
-        """Fingerprint of the prefix that ends with a message, given the one before it and `canonical_message` of it."""
+        """Return the fingerprint of the prefix that ends with a message, given `parent` and its `canonical_message`."""
         return self._digest(parent.to_bytes(8, "little") + canonical)
 
     def extend_bytes(self, parent: Fingerprint, data: bytes, *, ids: bool = False) -> Fingerprint:
-        """The same for a prompt that is no chat: plain text, or token ids as little-endian 32-bit numbers."""
+        """As `extend`, for a prompt that is no chat: plain text, or token ids as little-endian 32-bit numbers."""
         return self._digest(parent.to_bytes(8, "little") + (b"\x03" if ids else b"\x02") + data)
 
     def digest(self, data: bytes) -> bytes:
-        """Keyed digest of something that is part of a namespace: 16 bytes."""
+        """Return a keyed 16-byte digest of a value that is part of a namespace."""
         return blake2b(data, digest_size=16, key=self._key).digest()
 
     def _digest(self, data: bytes) -> Fingerprint:
@@ -140,11 +140,11 @@ class TextHasher:
 
 
 def canonical_message(message: Message) -> bytes:
-    """Bytes that are equal for messages which render equally, however a client spells them.
+    """Return bytes that are equal for messages that render equally, however a client spells them.
 
     Empty and null members are dropped (an SDK that echoes an answer adds `"refusal": null`), key order does not count,
-    and a single text part equals its text. Injective otherwise: the first byte tells the two encodings apart. What
-    templates print as JSON keeps its order: arguments of tool calls, and tools. Raises TypeError, see `exact_json`.
+    and a single text part equals its text. All else differs: the first byte tells the two encodings apart. Arguments of
+    tool calls, and tools, keep their key order, since templates print them as JSON. Raises TypeError as `exact_json`.
     """
     if len(message) == 2:
         role, content = message.get("role"), message.get("content")
@@ -164,7 +164,7 @@ def canonical_message(message: Message) -> bytes:
 
 
 def call_in_order(call: object) -> object:
-    """A tool call whose arguments keep their order, if they are an object."""
+    """Return a tool call whose arguments, if they are an object, keep their key order in sorted JSON."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or type(function) is not dict or type(function.get("arguments")) is not dict:
         return call
@@ -172,19 +172,19 @@ def call_in_order(call: object) -> object:
 
 
 def in_order(value: object) -> object:
-    """What no other value equals but one of the same JSON, however keys are sorted."""
+    """Wrap a value as its JSON text in an object, which keeps its key order where keys are sorted."""
     return {"": exact_json(value).decode()}
 
 
 def plain_text(part: object) -> object:
-    """The text of a bare text part, or the part itself."""
+    """Return the text of a bare text part, or the part itself."""
     if isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text":
         return part["text"]
     return part
 
 
 def media_of(message: Message) -> bytes:
-    """The parts of a message that are no text, as bytes; none for most."""
+    """Return the parts of a message that are not text, as bytes; empty for most messages."""
     content = message.get("content")
     if type(content) is not list:
         return b""
@@ -193,17 +193,17 @@ def media_of(message: Message) -> bytes:
 
 
 class TokenState(NamedTuple):
-    """Where token hashing stands at one depth: enough to continue, nothing that could be read back but the rest."""
+    """Where token hashing stands at one depth: enough to continue. Only the rest can be read back."""
 
     tokens: int
     total: int  # running sum over the whole blocks, modulo 2^64
     rest: tuple[int, ...]  # tokens after the last whole block, fewer than a block
-    veil: int = 0  # keyed sum of tokens of the rest that are written as 0 there; see `TokenHasher.veiled`
+    veil: int = 0  # keyed sum of the rest's tokens, where `TokenHasher.veiled` has replaced those by 0
 
 
 class MediaState(TokenState):
-    """The same where media came with the tokens, of which those are mere placeholders: no events of an engine tell of
-    prefixes from here on, and their fingerprints say so (`is_of_media`)."""
+    """A TokenState behind media, whose tokens are mere placeholders. An engine's events do not report prefixes from
+    here on, and their fingerprints are marked (`is_of_media`)."""
 
     __slots__ = ()
 
@@ -212,8 +212,8 @@ class MediaState(TokenState):
 class Segment:
     """Fingerprints of one stretch of new tokens.
 
-    `anchors` are ascending (tokens, fingerprint) pairs at anchor depths inside the stretch; `end` is the pair at the
-    last whole block, `short` of the end (tokens 0 when not one block is full); `state` continues from the true end.
+    `anchors` are ascending (tokens, fingerprint) pairs at anchor depths inside the stretch. `end` is the pair at its
+    last whole block, `short` tokens before its end (tokens 0 if no block is full). `state` continues from its very end.
     """
 
     anchors: tuple[tuple[int, Fingerprint], ...]
@@ -224,8 +224,8 @@ class Segment:
 class TokenHasher:
     """Keyed hash of token prefixes at block depths. Equal on all nodes with equal `key` and `block_tokens`.
 
-    `short`: a stretch ends, for its `end`, so many tokens before it does. The engine has not computed the last tokens
-    of its own answer (UNCOMPUTED_TOKENS), so of a message that may be one it can't be said that the last block is held.
+    `short`: the `end` of a segment is computed as if the stretch ended so many tokens earlier. The engine has not
+    computed the last tokens of its answer (UNCOMPUTED_TOKENS), so it may not hold the last block of that message.
     """
 
     def __init__(self, key: bytes, block_tokens: int = 16, *, short: int = 0) -> None:
@@ -241,39 +241,39 @@ class TokenHasher:
         self._pad_key = blake2b(b"pads", digest_size=32, key=key).digest()
 
     def plain(self) -> TokenHasher:
-        """One that hashes the same and does no more, for what an engine says itself: nothing is `short` there."""
+        """Return a hasher with `short` 0, for what an engine itself reports."""
         return TokenHasher(self._key, self.block_tokens)
 
     def start(self, namespace: Fingerprint) -> TokenState:
         return TokenState(0, (namespace + self._start_seed) & MASK, ())
 
     def renamed(self, fingerprint: Fingerprint, step: int) -> Fingerprint:
-        """The fingerprint of the same tokens under another namespace, which is `step` greater modulo 2^64."""
+        """Return the fingerprint of the same tokens under another namespace, which is `step` greater modulo 2^64."""
         return Fingerprint(mix(((unmix(fingerprint) ^ self._final_seed) + step) & MASK ^ self._final_seed) or 1)
 
     def salted(self, state: TokenState, salt: bytes) -> MediaState:
-        """The state of the same tokens where media came with them."""
+        """Return the state for the same tokens when media came with them; `salt` identifies the media."""
         number = int.from_bytes(blake2b(salt, digest_size=8).digest(), "little")
         return MediaState(state.tokens, mix(state.total ^ number), state.rest, state.veil)
 
     def veiled(self, state: TokenState) -> TokenState:
-        """The same state with no token id in it: hashing goes on from it as from the other, with the same results."""
+        """Return an equivalent state that contains no token ids: hashing continues from it with the same results."""
         if not state.rest:
             return state
         hidden = np.array(state.rest, dtype=U64) @ self._token_keys[: len(state.rest)]
         return state._replace(rest=(0,) * len(state.rest), veil=(int(hidden) + state.veil) & MASK)
 
     def fingerprint(self, state: TokenState) -> Fingerprint:
-        """Of the whole blocks of the prefix that a state stands for; 0 when there is none."""
+        """Return the fingerprint of the whole blocks of the state's prefix; 0 if there is none."""
         mark = MEDIA_MARK if isinstance(state, MediaState) else 0
         return self._pair(state.tokens // self.block_tokens, state.total, mark)[1]
 
     def pad(self, name: bytes) -> int:
-        """64 bits to hide one number with by exclusive or, for who has the key. Another name, another pad."""
+        """Return 64 bits that hide a number by exclusive or from all who lack the key. Each `name` has another pad."""
         return int.from_bytes(blake2b(name, digest_size=8, key=self._pad_key).digest(), "little")
 
     def extend(self, state: TokenState, ids: TokenIds, ends: Sequence[int]) -> list[Segment]:
-        """Segments of consecutive stretches: stretch i is ids[ends[i-1]:ends[i]], after the prefix `state` stands for.
+        """Return a segment for each stretch: stretch i is ids[ends[i-1]:ends[i]], the first one follows `state`.
 
         Args:
             ids: uint32, the new tokens.
@@ -282,11 +282,11 @@ class TokenHasher:
         return self.extend_many([(state, ids, ends)])[0]
 
     def extend_many(self, jobs: Sequence[tuple[TokenState, TokenIds, Sequence[int]]]) -> list[list[Segment]]:
-        """`extend` for each job, with the blocks of all of them hashed in the same few calls."""
+        """Call `extend` for each job, but hash the blocks of all jobs in the same few calls."""
         size = self.block_tokens
         pieces: list[TokenIds] = []
         counts: list[int] = []
-        veils: list[tuple[int, int]] = []  # block, what is to be added to its sum of tokens
+        veils: list[tuple[int, int]] = []  # block, veil to add to its sum of tokens
         for state, ids, _ in jobs:
             count = (len(state.rest) + len(ids)) // size
             counts.append(count)
@@ -307,11 +307,11 @@ class TokenHasher:
         return results
 
     def every_block(self, jobs: Sequence[tuple[TokenState, int]], ids: TokenIds) -> tuple[list[int], list[Fingerprint]]:
-        """Running sum and fingerprint after each block of ours, of one job after the other.
+        """Return the running sum and the fingerprint after each block of 16 tokens, for all jobs one after another.
 
         Args:
-            jobs: whole blocks, and how many: no state has a rest.
-            ids: the tokens of all of them.
+            jobs: (state, number of whole blocks after it); no state has a rest.
+            ids: the tokens of all jobs.
         """
         counts = [count for _, count in jobs]
         places = depths_of([state.tokens // self.block_tokens for state, _ in jobs], counts) * U64(GOLDEN)
@@ -328,7 +328,7 @@ class TokenHasher:
     def _running(
         self, pieces: list[TokenIds], dones: list[int], counts: list[int], veils: Sequence[tuple[int, int]]
     ) -> list[int]:
-        """0 and then the running sum after each block, over all jobs one after the other, modulo 2^64."""
+        """Return 0, then the running sum after each block, over all jobs one after another, modulo 2^64."""
         if not pieces:
             return [0]
         places = depths_of(dones, counts) * U64(GOLDEN)
@@ -337,17 +337,17 @@ class TokenHasher:
     def _sums(
         self, ids: TokenIds, places: npt.NDArray[np.uint64], veils: Sequence[tuple[int, int]]
     ) -> npt.NDArray[np.uint64]:
-        """`places`: the depth of each block, times GOLDEN."""
+        """Return the running sums over all blocks. `places`: the depth of each block, times GOLDEN."""
         sums = (ids.reshape(-1, self.block_tokens).astype(U64) + U64(1)) @ self._token_keys
         for place, veil in veils:
             sums[place] = (int(sums[place]) + veil) & MASK
         return np.cumsum(mix_array(sums) * (mix_array(places + U64(self._position_seed)) | U64(1)), dtype=U64)
 
     def _segments(self, state: TokenState, ids: TokenIds, ends: Sequence[int], totals: list[int]) -> list[Segment]:
-        """Segments of one job. `totals[i]` is the running sum i blocks after those of `state`."""
+        """Return the segments of one job. `totals[i]` is the running sum i blocks after those of `state`."""
         size, short = self.block_tokens, self.short
         done, low = state.tokens // size, max(0, state.tokens - short) // size
-        settled = done  # blocks before this stretch, which are no answer's last ones
+        settled = done  # blocks before this stretch: no answer's last ones
         segments, kind = [], type(state)
         mark = MEDIA_MARK if kind is MediaState else 0
         for end in ends:
@@ -371,7 +371,7 @@ class TokenHasher:
         return depth * self.block_tokens, Fingerprint(name | mark or 1)
 
     def _rest(self, state: TokenState, ids: TokenIds, end: int, blocks: int) -> tuple[int, ...]:
-        """The tokens after the last whole block of the prefix that ends at `end`."""
+        """Return the tokens after the last whole block of the prefix that ends at `end`."""
         start = blocks * self.block_tokens - state.tokens  # as an index into ids; negative: still inside state.rest
         if start >= 0:
             return tuple(ids[start:end].tolist())

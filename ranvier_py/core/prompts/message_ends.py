@@ -1,6 +1,6 @@
-"""Where messages end in the raw bytes of a chat.
+"""Finds where messages end in the raw bytes of a chat.
 
-Nothing is guessed: places are proposed by a search of the bytes, and proved by a parse of what is behind them.
+Nothing is guessed: a search of the bytes proposes places, and a parse of the bytes behind a place proves it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from ranvier_py.core.prompts.body_json import object_of
 from ranvier_py.core.prompts.request_apis import Api
 
 CUTS_MAX = 8
-"""Proposed cuts that are tried: a turn rarely brings more messages (one answer, its tool results, one question)."""
+"""Proposed cuts that are tried. A turn rarely adds more messages (one answer, its tool results, one question)."""
 
 ENDS_MAX = 16
-"""Places tried for the end of the last message: text that looks like the end of an array is rare even in code."""
+"""Places tried as the end of the last message: text that looks like the end of an array is rare even in code."""
 
 ARRAY_END = re.compile(rb"}[ \t\r\n]*]")
-GAP_BYTES_MAX = 256  # between two messages: a comma and, where somebody reads it, a line end and blanks
+GAP_BYTES_MAX = 256  # between two messages: a comma and, in indented JSON, a line end and blanks
 NEAR_BYTES = 1 << 20
 OBJECT_END = b"},"
 CACHE_MARK = b'"cache_control"'
 
 
 def load_rest(body: bytes, cut: int, api: Api) -> tuple[list[Any], dict[str, Any]] | None:
-    """(items after `cut`, members behind them), or None when that is no JSON object.
+    """Return (items after `cut`, members behind the history); None if the bytes from `cut` on do not close a body.
 
-    It is parsed as if all items before `cut` were one null.
+    They are parsed as if all items before `cut` were one null.
     """
     found = object_of(api.opening + body[cut:])
     if found is None:
@@ -42,7 +42,7 @@ def load_rest(body: bytes, cut: int, api: Api) -> tuple[list[Any], dict[str, Any
 
 
 def is_cut(body: bytes, cut: int, following: int, after: Sequence[str], api: Api) -> bool:
-    """Whether `cut` is the message end before the last `following` ones, with the members `after` behind them."""
+    """Whether a message ends at `cut`, `following` messages come after it, and then exactly the members `after`."""
     found = load_rest(body, cut, api)
     return found is not None and len(found[0]) == following and list(found[1]) == list(after)
 
@@ -50,8 +50,8 @@ def is_cut(body: bytes, cut: int, following: int, after: Sequence[str], api: Api
 def are_in_history(body: bytes, known: int, cuts: Sequence[tuple[int, int]], api: Api) -> bool:
     """Whether each (cut, number of items behind it) is an item's end in the history, and not in another member.
 
-    `is_cut` can't tell where a name stands both before and behind the history. This reads all behind `known`, an end
-    that was proved, or the whole body: with a null at each cut, which then has to be there.
+    `is_cut` can't tell if a name stands both before and behind the history. So this parses all bytes behind `known`, a
+    proved end, or the whole body if that is 0, with a null inserted at each cut; the history must contain these.
     """
     data, start = api.opening if known else b"", known
     for cut, _ in sorted(cuts):
@@ -67,9 +67,9 @@ def are_in_history(body: bytes, known: int, cuts: Sequence[tuple[int, int]], api
 
 
 def unmarked(body: bytes, cuts: Sequence[int], room: int) -> int:
-    """The last of the proposed cuts that has no `cache_control` behind it, which moves on with the next turn.
+    """Return the last proposed cut before the first `cache_control` near the end, which moves on with the next turn.
 
-    Nothing where that is the last one anyway, or too far from the end. `cuts` are descending.
+    Only cuts at most `room` bytes from the end count. 0 if there is none, or it is the last cut anyway. `cuts` descend.
     """
     start = next((cut for cut in reversed(cuts) if len(body) - cut <= room), 0)
     mark = body.find(CACHE_MARK, start) if start else -1
@@ -78,9 +78,9 @@ def unmarked(body: bytes, cuts: Sequence[int], room: int) -> int:
 
 
 def last_end(body: bytes, start: int, room: int, after: Sequence[str], api: Api) -> int:
-    """Where the last message ends, which does so behind `start`, with the members `after` behind `messages`.
+    """Return where the last message ends, which is behind `start`; the members `after` come behind the history.
 
-    0 where that is not found with a parse of no more than `room` bytes in all.
+    0 if that is not found by parsing at most `room` bytes in all.
     """
     if not after:
         return bare_end(body)
@@ -94,15 +94,15 @@ def last_end(body: bytes, start: int, room: int, after: Sequence[str], api: Api)
 
 
 def bare_end(body: bytes) -> int:
-    """Where the last message ends in a valid body whose last member is `messages`: before the last `]` and `}`."""
+    """Return where the last message ends in a valid body that ends with its history: before the last `]` and `}`."""
     return len(body.rstrip()[:-1].rstrip()[:-1].rstrip()) if body[-2:] != b"]}" else len(body) - 2
 
 
 def message_cuts(body: bytes, marks: tuple[bytes, ...]) -> Iterator[int]:
-    """Offsets that look like message ends, last first: just after the `}` before a `,` and an object with a mark.
+    """Yield offsets that look like message ends, last first: just after the `}` before a `,` and an object with a mark.
 
-    The first mark is searched for through all of it, the others behind it, if an object ends there, and near the end
-    alone.
+    The first mark is searched for in the whole body. The other marks are searched for behind the place found, within
+    the last NEAR_BYTES, and only if an object ends there.
     """
     stop = len(body)
     near = max(0, stop - NEAR_BYTES)

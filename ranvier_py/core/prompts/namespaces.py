@@ -1,14 +1,14 @@
-"""Which prompts may share a cache: the namespace of token fingerprints; and Continuum's key of a prompt's opening.
+"""Defines which prompts may share a cache: the namespace of token fingerprints. Also Continuum's key of an opening.
 
-Two prompts of equal tokens share the cache of an engine if they have the same model or adapter, the same salt and, in
-SGLang, the same `extra_key`, and for nothing else: tools, templates and documents show in the tokens themselves; what
-media are processed with does not, so it is part of the namespace. The engine's own events say no more than that either,
-so what they tell of and what requests ask for meet in one namespace. Tokenizer and cluster secret are in it too, for
-they decide what a token number means, and who can make fingerprints.
+Two prompts of equal tokens share an engine's cache if they have the same model or adapter, the same salt and, in
+SGLang, the same `extra_key`. Nothing else matters: tools, templates and documents show in the tokens themselves. How
+media are processed does not show, so it is part of the namespace. The engine's own events name no more than that, so
+events and requests lead to the same namespace. Tokenizer and cluster secret belong to it: they decide what a token id
+means, and who can compute fingerprints.
 
-Rules: an adapter is a name like that of a model: who has one is asked for by it alone (vLLM's `model`, SGLang's
-`lora_path`). A namespace is a sum of keyed numbers, of the name, the salt and the rest: so a fingerprint under one name
-can be carried over to another name of the same engine (`TokenHasher.renamed`), whatever its salt.
+Rules: an adapter is a name like a model's, and a request that wants one names only it (vLLM's `model`, SGLang's
+`lora_path`). A namespace is a sum of keyed numbers for the name, the salt and the rest, so a fingerprint under one name
+can be converted to another name of the same engine (`TokenHasher.renamed`), whatever its salt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ranvier_py.core.prompts.body_members import CACHE_FIELDS
 from ranvier_py.core.prompts.fingerprint import MASK, TextHasher
 
 OPENING_BYTES_MAX = 1024  # Continuum's max_prefix_length
-SYSTEM, FIRST_MESSAGE = "system", "first_message"  # what an opening is
+SYSTEM, FIRST_MESSAGE = "system", "first_message"  # what an opening may be
 
 
 class TokenNamespaces:
@@ -34,11 +34,11 @@ class TokenNamespaces:
         self._identity = identity
 
     def of(self, model: str, adapter: str = "", salt: str = "") -> Fingerprint:
-        """The namespace of a model, or of an adapter. Raises UnicodeError for texts with lone surrogates."""
+        """Return the namespace of a model, or of an adapter. Raises UnicodeError for texts with lone surrogates."""
         return self.of_fields({"model": adapter or model, "cache_salt": salt})
 
     def of_fields(self, fields: Mapping[str, Any]) -> Fingerprint:
-        """That of a request's body. Raises TypeError for values beyond JSON, UnicodeError as above."""
+        """Return the namespace of a request's body. Raises TypeError for values beyond JSON, UnicodeError as `of`."""
         name = self._number("tokens", fields.get("lora_path") or fields.get("model") or "")
         apart = [("salt", salt)] if (salt := fields.get("cache_salt")) else []
         apart += [(field, value) for field in CACHE_FIELDS if (value := fields.get(field))]
@@ -58,11 +58,11 @@ def opening_key(
     bytes_max: int = OPENING_BYTES_MAX,
     source: str = SYSTEM,
 ) -> bytes:
-    """SHA-256 of model, zero byte, tag and the first `bytes_max` bytes of the opening; empty where there is no opening.
+    """Return SHA-256 of model, zero byte, tag and the opening's first `bytes_max` bytes; empty if there is no opening.
 
-    The opening is the system prompt (tag S): the first message of that role, or `system` as Anthropic's requests have
-    it; without one, or where `source` is FIRST_MESSAGE, the first message (tag M). Contents are text, or lists of parts
-    whose texts are joined. Two models share no key, nor do a system prompt and a first message of equal text.
+    The opening is the system prompt (tag S): the first message of that role, or Anthropic's `system`. If there is none,
+    or `source` is FIRST_MESSAGE, it is the first message of another role (tag M). Contents are text, or lists of
+    parts whose texts are joined. Two models share no key, nor do a system prompt and a first message of equal text.
     """
     tag, opening = b"S", opening_text(system, bytes_max) if source == SYSTEM else ""
     if not opening and source == SYSTEM:
@@ -77,7 +77,7 @@ def opening_key(
 
 
 def opening_text(content: Any, characters: int) -> str:
-    """Text of a message's content, of which no more than so many characters are needed."""
+    """Return the text of a message's content, cut to so many characters."""
     if isinstance(content, str):
         return content[:characters]
     found = ""
@@ -89,12 +89,12 @@ def opening_text(content: Any, characters: int) -> str:
 
 
 def as_bytes(text: str) -> bytes:
-    """UTF-8; half of a surrogate pair, which JSON can spell, is no error."""
+    """Encode as UTF-8; half of a surrogate pair, which JSON can spell, is no error."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def cut_text(encoded: bytes, bytes_max: int) -> bytes:
-    """The longest beginning of at most so many bytes that splits no character."""
+    """Return the longest beginning of at most so many bytes that splits no character."""
     end = min(bytes_max, len(encoded))
     while 0 < end < len(encoded) and encoded[end] & 0xC0 == 0x80:
         end -= 1

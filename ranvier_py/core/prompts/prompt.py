@@ -1,8 +1,8 @@
-"""A prompt as the router sees it: a chain of boundaries, and the memory of those met before.
+"""A prompt as the router sees it: a chain of boundaries, with a memory of chains met before.
 
-A Boundary is the end of one message. It is linked to the one before it and never copied: turn N+1 adds its new
-boundaries to the chain of turn N. Its text fingerprint is known at once; its token fingerprints are filled in when its
-message has been tokenized. The chain, read from its deep end, is what the route table is asked for.
+A Boundary is the end of one message. It links to the one before it and is never copied: turn N+1 adds its boundaries to
+the chain of turn N. Its text fingerprint is known at once; its token fingerprints are filled in when its message has
+been tokenized. The route table looks up the chain from its deep end.
 
 PromptMemory finds the chain of a continuing chat by a digest of the raw body bytes up to a message end, so that neither
 parsing nor hashing touches the history again.
@@ -28,21 +28,20 @@ from ranvier_py.core.prompts.fingerprint import Segment, TokenState
 from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.core.prompts.request_apis import APIS, Api
 
-OPENING_BYTES_MAX = 2 * UNCOUNTED_BYTES_MAX  # on the event loop, and beside the first parse
+OPENING_BYTES_MAX = 2 * UNCOUNTED_BYTES_MAX  # parsed on the event loop, in addition to the first parse
 
 PrefixKey = tuple[int, int, int]
-"""(tokens, token fingerprint, text fingerprint); 0 = not known. What the route table is keyed by."""
+"""(tokens, token fingerprint, text fingerprint); 0 = not known. The keys of the route table."""
 
 OWN_CHAIN = attrgetter("own_chain")
 
 
 class Boundary:
-    """The end of one message. Everything but the token part is fixed at birth; the token part is set once, by
-    `tokenized`.
+    """The end of one message. All but the token part is fixed at creation; `tokenized` sets the token part once.
 
-    `length` is the depth in tokens, `tokens` the same rounded down to a block; estimates until `state` is there. The
-    root of a chain is the empty prefix. `moves`: it stands behind reasoning that the next question takes out of the
-    rendered text; so this prefix is none of prompts with that question.
+    `length` is the depth in tokens, and `tokens` is `length` rounded down to a block; both are estimates while `state`
+    is None. The root of a chain is the empty prefix. `moves`: the boundary stands behind reasoning that the next
+    question removes from the rendered text, so a prompt with that question does not have this prefix.
     """
 
     __slots__ = ("_first", "length", "messages", "moves", "own_chain", "parent", "state", "text", "token", "tokens")
@@ -58,16 +57,16 @@ class Boundary:
         self.tokens = length // block_tokens * block_tokens
         self.token: Fingerprint = UNKNOWN
         self.state: TokenState | None = None
-        self.own_chain: tuple[PrefixKey, ...] = ((self.tokens, 0, text),)  # of this message alone, deepest first
+        self.own_chain: tuple[PrefixKey, ...] = ((self.tokens, 0, text),)  # keys of this message alone, deepest first
         self._first: Boundary | None = parent.first if parent and parent.messages else None  # no cycle: freed at once
 
     @property
     def first(self) -> Boundary:
-        """The end of the first message: this one, if it has no other before it."""
+        """The end of the first message; this boundary itself if it is that or the root."""
         return self._first or self
 
     def tokenized(self, segment: Segment) -> None:
-        """Fill in what the tokens of this message say."""
+        """Fill in the depths and fingerprints that the tokens of this message yield."""
         self.tokens, self.token = segment.end
         self.length = segment.state.tokens
         self.state = segment.state
@@ -75,8 +74,8 @@ class Boundary:
         self.own_chain = ((self.tokens, self.token, self.text), *anchors)
 
     def correct(self, unknown: int, depth_of: Callable[[Fingerprint], int]) -> bool:
-        """Count depths from the message before the last `unknown` ones, where others have found out how deep that is:
-        estimates know nothing of tools. `depth_of` gives what they found, or 0. Returns whether that changed any.
+        """Shift estimated depths to what others found for the prefix before the last `unknown` messages: estimates
+        know nothing of tools. `depth_of` returns what others found, or 0. Returns whether a depth changed.
         """
         walk = self._lasting()
         if any(boundary.state is not None for boundary in islice(walk, unknown)):
@@ -98,18 +97,18 @@ class Boundary:
         return True
 
     def copied(self, parent: Boundary | None) -> Boundary:
-        """The same message after a copy of what is before it."""
+        """Return a copy of this boundary that follows `parent`, a copy of the one before it."""
         twin = copy(self)
         twin.parent = parent
         twin._first = parent.first if parent and parent.messages else None
         return twin
 
     def chain(self) -> Iterator[PrefixKey]:
-        """The chain from this end down to its first boundary, deepest first."""
+        """Yield the keys of the chain from this end up to its first boundary, deepest first."""
         return chain.from_iterable(map(OWN_CHAIN, self._lasting()))
 
     def _lasting(self) -> Iterator[Boundary]:
-        """The boundaries of this chain that are prefixes of this prompt as it is rendered, deepest first."""
+        """Yield the boundaries of this chain that are prefixes of this prompt as it is rendered, deepest first."""
         boundary = self
         is_open = boundary.moves  # no question came yet
         while boundary.parent is not None:
@@ -119,20 +118,20 @@ class Boundary:
             is_open = is_open and boundary.moves
 
     def token_chain(self) -> Iterator[PrefixKey]:
-        """The same without text fingerprints, for templates in which earlier turns do not stay a prefix."""
+        """Yield the chain without text fingerprints, for templates in which earlier turns do not stay a prefix."""
         for tokens, token, _ in self.chain():
             if token:
                 yield tokens, token, 0
 
     def tokenized_ancestor(self) -> Boundary:
-        """The deepest boundary at or above this one from which token hashing can go on. The root always can."""
+        """Return the deepest boundary at or above this one where token hashing can continue. The root always can."""
         boundary = self
         while boundary.state is None and boundary.parent is not None:
             boundary = boundary.parent
         return boundary
 
     def root(self) -> Boundary:
-        """The empty prefix of this chain."""
+        """Return the empty prefix of this chain."""
         boundary = self
         while boundary.parent is not None:
             boundary = boundary.parent
@@ -143,7 +142,7 @@ class Boundary:
 
 
 def detached(end: Boundary) -> list[Boundary]:
-    """A copy of the chain to this end, the root first."""
+    """Return a copy of the chain to this end, the root first."""
     originals = [end]
     while (parent := originals[-1].parent) is not None:
         originals.append(parent)
@@ -154,10 +153,10 @@ def detached(end: Boundary) -> list[Boundary]:
 
 
 class KnownPrefix(NamedTuple):
-    """What the raw bytes up to a message end stand for.
+    """The prompt prefix that the raw bytes up to a message end stand for.
 
-    `fields` are the members that matter of those before `messages`; `namespace` is what they alone name, or what they
-    named together with members behind `messages` (`alone` is False then).
+    `fields` are the relevant members that come before `messages`. `namespace` is the namespace they define alone, or
+    together with members behind `messages` (then `alone` is False).
     """
 
     end: Boundary
@@ -167,12 +166,12 @@ class KnownPrefix(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What is to be remembered of a body, once it has been sent on.
+    """What `PromptReader.remember` needs about a body, once the body has been sent on.
 
-    `api` is how the body is read, an item of its history a message there. `cut` is an item's end that is known already,
-    or 0; `cuts` where items behind it seem to end, but for the last one, descending; `ends` what the items behind `cut`
-    stand for, as far as CUTS_MAX of them, the last one first, None where another item may join that; `known` what the
-    whole history stands for; `after` the names of the members that follow it in the body; `tenant` whose it is.
+    `api` is how the body is read; a message below is an item of its history. `cut` is the end of a message that is
+    known already, or 0. `cuts` are proposed ends of the messages behind it, but for the last one, descending. `ends`
+    are the boundaries of the last CUTS_MAX + 1 of these messages, the last one first; None if another message may join.
+    `known` stands for the whole history. `after` names the members behind the history; `tenant` owns the body.
     """
 
     api: Api
@@ -186,19 +185,18 @@ class Note(NamedTuple):
 
 @dataclass(slots=True)
 class Prompt:
-    """What routing needs to know of one request.
+    """All that routing needs to know of one request.
 
-    `kind` is "chat", "completion" or "opaque"; an opaque prompt has a chain of no boundaries, and a reason why it is
-    `unread` where it should have one. `api` is how a chat came and how it is answered (`request_apis`), else the same.
-    `tail` are the messages after `base`, the deepest boundary that was known when
-    the body was read; none where they would be too many objects to keep. `note` is what `remember` needs.
-    `stream_options` is one of ABSENT, OWN and OPEN; `prefix_len` what a request names so, 0 for nothing. `salt` is the
-    `cache_salt` that engines are to get instead of its own; empty where that stands. `bare`: a text to which no special
-    tokens are added. `previous` is the stored response
-    that it goes on from, `stores` whether its own may be stored, `session_name` what its body calls its session. `kept`
-    and `session` are those as `routing.owners` has them, or 0; `sub_agent`: it is of one that the session
-    began. `client` is who sent it, as `known_clients` has it; `rules` those that would change its body, as
-    `clients.body_mender` has them. `counts_differ`: its answer's counts don't show what the engine holds.
+    `kind` is "chat", "completion" or "opaque"; an opaque prompt has no boundaries, and `unread` is the reason if it
+    should have some. `api` is how a chat came and is answered (`request_apis`), else the kind or "generate". `tail` are
+    the messages after `base`, the deepest boundary known when the body was read; empty if they would be too large to
+    keep. `note` is what `remember` needs. `stream_options` is ABSENT, OWN or OPEN; `prefix_len` the request's own, or
+    0. `salt` is the `cache_salt` that engines get instead of the request's own; empty: that stays. `bare`: no special
+    tokens are added to the text. `previous` is the stored response that the request continues, `stores` whether its own
+    response may be stored. `session_name` is what the body calls its session. `kept` and `session` are the digests of
+    these two (`routing.owners`), or 0. `sub_agent`: the request comes from an agent that the session started. `client`
+    is who sent it (`known_clients`); `rules` are those that would change its body (`clients.body_mender`).
+    `counts_differ`: the counts in its answer don't show what the engine holds.
     """
 
     kind: str
@@ -231,14 +229,14 @@ class Prompt:
         return self.end.tokens
 
     def detach(self) -> None:
-        """Give it a chain of its own: what is found out about it is found out for it alone."""
+        """Give the prompt a copy of its chain, so that what is learned about it changes no other prompt."""
         chain = detached(self.end)
         self.end, self.base, self.note = chain[-1], chain[self.base.messages], None
 
     def opening(self, bytes_max: int, source: str) -> bytes:
-        """What names so much of the conversation's opening (`placement.chwbl`); empty where there is none.
+        """Return the key of the conversation's opening for so many bytes (`placement.chwbl`); empty if there is none.
 
-        Parses the body again, if it is not large: what has so much behind its opening is found by its routes.
+        Parses the body again, unless it is large: routes find a prompt that long.
         """
         if self.kind != "chat" or len(self.body) > OPENING_BYTES_MAX:
             return b""
@@ -248,13 +246,13 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """The text of a completion. Parses the body again."""
+        """The text of a completion. Each access parses the body again."""
         return str(first_prompt(load_object(self.body))[0])
 
 
 @dataclass(slots=True)
 class PromptMemoryCounters:
-    """What is remembered of prompts, and how often that helped."""
+    """How much of prompts is remembered, and how often that helped."""
 
     prefixes: int = gauge("Prefixes of request bodies that are remembered.")
     boundaries: int = gauge("Ends of messages that are remembered.")
@@ -267,7 +265,7 @@ class PromptMemoryCounters:
 class PromptMemory:
     """Bounded memory of prefixes: raw digest -> KnownPrefix, and text fingerprint -> Boundary.
 
-    The second finds a chain again when a client spells the same messages in other bytes, or another client branches
+    The second map finds a chain again if a client spells the same messages in other bytes, or another client branches
     off.
     """
 
@@ -296,15 +294,15 @@ class PromptMemory:
         counters.prefixes = len(prefixes)
 
     def boundary(self, text: Fingerprint) -> Boundary | None:
-        """The boundary with this text fingerprint, if it is remembered."""
+        """Return the boundary with this text fingerprint, if it is remembered."""
         found = self._boundaries.get(text)
         if found is not None:
             self._boundaries.move_to_end(text)
         return found
 
     def deepest_known(self, base: Boundary, end: Boundary) -> Boundary:
-        """Of the boundaries from `base` to `end` the last one before the first that is new: where clients move marks
-        with each turn, the last messages of the turn before come in other bytes and are read again."""
+        """Return the last boundary from `base` towards `end` before the first that is new. If a client moves marks with
+        each turn, the last messages of the turn before come in other bytes, and are read again."""
         read: list[Boundary] = []
         while end is not base and end.parent is not None:
             read.append(end)
@@ -316,7 +314,7 @@ class PromptMemory:
         return base
 
     def keep(self, boundary: Boundary) -> None:
-        """Remember it by its text fingerprint."""
+        """Remember a boundary by its text fingerprint."""
         counters, boundaries = self.counters, self._boundaries
         if boundary.text in boundaries:
             return
@@ -333,7 +331,7 @@ class PromptMemory:
 
 
 class ForgetfulMemory(PromptMemory):
-    """Knows what another memory knows, and remembers nothing: for a dry run."""
+    """Knows what another memory knows, but remembers nothing itself: for a dry run."""
 
     def __init__(self, known: PromptMemory) -> None:
         super().__init__()
@@ -343,12 +341,12 @@ class ForgetfulMemory(PromptMemory):
         return self._prefixes.get(digest)
 
     def remember(self, digest: int, known: KnownPrefix) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def boundary(self, text: Fingerprint) -> Boundary | None:
-        """A copy, since its tokens may be filled in."""
+        """Return a copy, since the caller may fill in its tokens."""
         found = self._boundaries.get(text)
         return found and copy(found)
 
     def keep(self, boundary: Boundary) -> None:
-        """Nothing."""
+        """Do nothing."""

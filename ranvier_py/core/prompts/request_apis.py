@@ -1,18 +1,18 @@
-"""The request APIs that carry a conversation, and what each of their bodies is as a chat: the canonical form of all.
+"""Converts the bodies of all request APIs that carry a conversation to chats, the canonical form.
 
     chat        /v1/chat/completions   messages
     messages    /v1/messages           system, messages      Anthropic's
     responses   /v1/responses          instructions, input   OpenAI's
 
-Engines that serve the latter two make a chat of them before the template renders it, and so do we: equal chats are
-equal tokens, whichever API they came by, and have equal fingerprints. Of a body that is: tools, then what leads
-(`system`, `instructions`), then the messages that each item of the history stands for.
+Engines that serve the latter two make a chat of them before the template renders it, and this module does the same:
+equal chats are equal tokens and have equal fingerprints, whichever API they came by. The chat of a body begins with the
+tools; then come the lead (`system`, `instructions`) and the messages of each item of the history.
 
-Rules: what no engine renders is left out: `cache_control`, ids of items, signatures, marks of errors. Text is text,
-alone or as the only block of a list. A tool's result is a message of its own, before the rest of the item it came in.
-What is not known here stays as it came, so that two bodies that differ in it never match. An item is made into messages
-by itself alone, but for items of one answer: reasoning, then text, then calls are one message, as vLLM has it; in any
-other order they stay apart. Nothing here raises for any JSON.
+Rules: members that no engine renders are left out: `cache_control`, ids of items, signatures, error marks. A text is
+the same alone or as the only block of a list. A tool result is a message of its own, before the rest of the item it
+came in. Unknown members stay as they came, so that two bodies that differ in them never match. Each item is converted
+on its own, except that items of one answer are joined as in vLLM: reasoning, then text, then calls are one message; in
+any other order they stay apart. Nothing here raises for any JSON.
 Sources: vLLM's entrypoints/anthropic/serving.py and entrypoints/openai/responses/utils.py; SGLang's
 entrypoints/anthropic/serving.py.
 """
@@ -28,21 +28,21 @@ from ranvier_py.core.prompts.boundaries import Message
 from ranvier_py.core.prompts.fingerprint import plain_text
 
 LEAD = "lead"
-SHAPED = frozenset(("tools", "system", "instructions", LEAD))  # members that are not as a chat has them
-"""The member of a read body that has the messages before its history."""
+"""The member that `Api.members` adds for the messages before the history."""
+SHAPED = frozenset(("tools", "system", "instructions", LEAD))  # members that a chat spells differently
 
-TOOLS_MAX = 1024  # a list of more is no list of tools: it counts as it came
+TOOLS_MAX = 1024  # a longer list is left as it came
 
 TEXT_KINDS = ("text", "input_text", "output_text")
 MESSAGES_TEXT_KINDS = ("text",)
 
 
 class Api(NamedTuple):
-    """One API. `number` keeps digests of raw bytes apart.
+    """One API. `number` keeps the digests of raw bytes of different APIs apart.
 
-    `opening`: of a body whose known items are one null. `history`: the member with the items. `lead`: the member that
-    comes before them, if any. `marks`: texts that stand near the beginning of an item, to look for ends in raw bytes.
-    `messages` makes a chat of an item, `tool` of a tool. `joins`: several items may be one message.
+    `opening` begins a body with one null for all known items. `history` is the member with the items, `lead` the one
+    that comes before them, if any. `marks` are texts near the beginning of an item, to find ends in raw bytes.
+    `messages` converts an item to messages, `tool` converts a tool. `joins`: several items may become one message.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Api(NamedTuple):
     joins: bool = False
 
     def members(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Members of a body, as far as they are there, as those of a chat would be; with the lead as messages."""
+        """Return a body's members, as far as it has them, as a chat spells them, with the lead as messages (LEAD)."""
         if not self.lead or SHAPED.isdisjoint(fields):
             return fields
         found = dict(fields)
-        found.pop(LEAD, None)  # the client's own: engines have no such member
+        found.pop(LEAD, None)  # the client's own, which engines do not know
         tools = fields.get("tools")
         if type(tools) is list and len(tools) <= TOOLS_MAX:
             found["tools"] = [self.tool(tool) if type(tool) is dict else tool for tool in tools]
@@ -69,16 +69,16 @@ class Api(NamedTuple):
         return found
 
     def items(self, fields: Mapping[str, Any]) -> Any:
-        """The history of a body, whatever it is."""
+        """Return the history of a body, of whatever type. A plain text of /v1/responses is one message of the user."""
         found = fields.get(self.history)
         return [{"role": "user", "content": found}] if type(found) is str and self.name == "responses" else found
 
     def chat(self, items: Sequence[Message]) -> list[Message]:
-        """All messages that these items stand for."""
+        """Return all messages that these items stand for."""
         return self.joined(items)[0] if self.joins else [message for item in items for message in self.messages(item)]
 
     def joined(self, items: Sequence[Message]) -> tuple[list[Message], list[int]]:
-        """The same where items of one answer are one message, and how many messages there are behind each item."""
+        """Return the messages, items of one answer joined, and how many messages there are up to each item's end."""
         messages: list[Message] = []
         counts: list[int] = []
         for item in items:
@@ -93,13 +93,13 @@ class Api(NamedTuple):
 
 
 def hoisted(messages: Sequence[Message]) -> list[Message]:
-    """The messages in the order of a template that renders all system messages first."""
+    """Return the messages in the order of a template that renders all system messages first."""
     systems = [message for message in messages if message.get("role") == "system"]
     return [*systems, *[message for message in messages if message.get("role") != "system"]]
 
 
 def lead_of(value: Any) -> list[Message]:
-    """`system` or `instructions` as messages: blocks of text are joined as they are."""
+    """Return `system` or `instructions` as messages; blocks of text are joined without a separator."""
     if not value:
         return []
     if type(value) is list:
@@ -116,7 +116,7 @@ def is_kind(value: Any, kind: str) -> bool:
 
 
 def text_of_only(content: list[Any], kinds: tuple[str, ...]) -> str | None:
-    """The text of the only part, if it is one of these kinds: most messages are that."""
+    """Return the text if the content is a single part of one of these kinds, as most are; else None."""
     if len(content) != 1 or type(part := content[0]) is not dict or part.get("type") not in kinds:
         return None
     text = part.get("text")
@@ -124,13 +124,13 @@ def text_of_only(content: list[Any], kinds: tuple[str, ...]) -> str | None:
 
 
 def content_of_parts(parts: list[Any]) -> Any:
-    """The text of the only part, or all of them."""
+    """Return the text if there is one part and it is plain text, else all parts."""
     only = plain_text(parts[0]) if len(parts) == 1 else None
     return only if type(only) is str else parts
 
 
 def pieces_of(items: Sequence[Message]) -> int:
-    """How many parts the contents of these items have, those of tool results included: what it takes to read them."""
+    """Count the parts of these items' contents, those of tool results included: the work of reading them."""
     count = len(items)
     for item in items:
         content = item.get("content") or item.get("output") or item.get("summary")
@@ -154,7 +154,7 @@ def itself(message: Message) -> Sequence[Message]:
 
 
 def messages_of_turn(item: Message) -> Sequence[Message]:
-    """An item of /v1/messages: results of tools first, then what else it says."""
+    """Return an item of /v1/messages as messages: tool results first, then the rest."""
     content = item.get("content")
     if type(content) is not list:
         if len(item) == 2:
@@ -189,7 +189,7 @@ def messages_of_turn(item: Message) -> Sequence[Message]:
 
 
 def part_of_block(block: Any) -> Any:
-    """A block of content as a part of a chat's: text, an image by its URL, or as it came."""
+    """Return a content block as a chat's part: text, an image by its URL, or the block without `cache_control`."""
     if type(block) is not dict:
         return block
     kind = block.get("type")
@@ -206,13 +206,13 @@ def part_of_block(block: Any) -> Any:
 
 
 def call_of_block(block: Mapping[str, Any]) -> Message:
-    """A `tool_use` as a tool call."""
+    """Return a `tool_use` block as a tool call."""
     arguments = orjson.dumps(block.get("input") or {}).decode()
     return {"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": arguments}}
 
 
 def messages_of_result(block: Mapping[str, Any]) -> Sequence[Message]:
-    """A `tool_result` as a message of that role, and its images as one of the user's."""
+    """Return a `tool_result` as a message of role "tool", followed by its images as a message of the user."""
     content = block.get("content")
     images: list[Any] = []
     if type(content) is list:
@@ -224,7 +224,7 @@ def messages_of_result(block: Mapping[str, Any]) -> Sequence[Message]:
 
 
 def tool_of_schema(tool: Mapping[str, Any]) -> Any:
-    """A tool of /v1/messages as a chat has it; one that the engine is to know by its type as it came."""
+    """Return a tool of /v1/messages in a chat's form; one that the engine knows by its `type` stays as it came."""
     if "input_schema" not in tool or tool.get("type", "custom") != "custom":
         return {key: value for key, value in tool.items() if key != "cache_control"}
     function = {FUNCTION_MEMBERS[key]: tool[key] for key in FUNCTION_MEMBERS if tool.get(key) is not None}
@@ -239,14 +239,14 @@ FUNCTION_MEMBERS = {
     "strict": "strict",
     "defer_loading": "defer_loading",
 }
-"""Members of a tool of /v1/messages that are those of a function, as vLLM has it, and how they are called there."""
+"""Members of a tool of /v1/messages -> members of a function, as vLLM renames them."""
 
 
 # --- responses --------------------------------------------------------------------------------------------------------
 
 
 def messages_of_item(item: Message) -> Sequence[Message]:
-    """An item of /v1/responses. Its own id is nobody's to see, but for one that refers to another item by it."""
+    """Return an item of /v1/responses as messages. Its own id is dropped, unless it refers to another item."""
     kind = item.get("type", "message")
     if kind == "message":
         content = item.get("content")
@@ -280,7 +280,7 @@ PIECES = ("reasoning_content", "content", "tool_calls")
 
 
 def one_answer(before: Message, message: Message) -> Message | None:
-    """Two messages of the assistant as one, if the second goes on where the first ended. Sealed reasoning stays alone.
+    """Join two messages of the assistant if the second continues the first; else None. Sealed reasoning stays alone.
 
     Source: vLLM's entrypoints/openai/responses/utils.py, `_construct_message_from_response_item`.
     """
@@ -294,12 +294,12 @@ def one_answer(before: Message, message: Message) -> Message | None:
 
 
 def list_of(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list, if it is one."""
+    """Return the objects of a list; none if `value` is no list."""
     return [part for part in value if type(part) is dict] if type(value) is list else []
 
 
 def part_of_input(part: Any) -> Any:
-    """A part of an item's content as a part of a chat's."""
+    """Return a part of an item's content as a part of a chat."""
     if type(part) is not dict:
         return part
     kind = part.get("type")
@@ -311,7 +311,7 @@ def part_of_input(part: Any) -> Any:
 
 
 def tool_of_function(tool: Mapping[str, Any]) -> Any:
-    """A function of /v1/responses as a chat has it; any other tool as it came."""
+    """Return a function of /v1/responses in a chat's form; any other tool stays as it came."""
     if tool.get("type") != "function" or "function" in tool:
         return tool
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}

@@ -1,9 +1,9 @@
-"""Request bodies -> Prompt. The schema is the engine's: only what is not JSON is refused here.
+"""Reads request bodies into Prompts. The engine defines the schema: only what is not JSON is refused here.
 
 Bodies of all APIs that carry a conversation are read as the chat that engines make of them (`request_apis`). A body
-that is JSON but not understood becomes an opaque Prompt, which is routed by load, and so does one that would
-take too long to understand (`body_json`). A chat whose history was seen before is found by the digest of its raw bytes
-up to a message end, and only the bytes after that are parsed:
+that is JSON but not understood, or would take too long to understand (`body_json`), becomes an opaque Prompt, which is
+placed by load. A chat whose history was seen before is found by the digest of its raw bytes up to a message end, and
+only the bytes after that are parsed:
 
     {"messages":[{…},{…},{"role":"user",…}],"stream":true}
                  known ──┘└── parsed as {"messages":[null,{"role":"user",…}],"stream":true}
@@ -11,8 +11,8 @@ up to a message end, and only the bytes after that are parsed:
 Why that is exact: the digest proves that the bytes before the cut once began a valid body and ended at a message end in
 its `messages`; the parse of the rest proves that it closes exactly that array and that object. Nothing is guessed: the
 search for `"role"` only proposes cuts.
-Bounds: one call reads as much as `body_json` allows, and no more messages than MESSAGES_MAX; what a Prompt keeps beside
-its body is smaller than that, but for a tail of TAIL_BYTES_MAX.
+Bounds: one call parses at most what `body_json` allows, and at most MESSAGES_MAX messages. Besides its body, a Prompt
+keeps less than that, plus a tail of up to TAIL_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -75,38 +75,38 @@ from ranvier_py.core.prompts.templates import is_behind_reasoning
 __all__ = ["Prompt", "PromptReader"]
 
 NAMESPACE = frozenset(NAMESPACE_FIELDS)
-PIECES_MAX = 2 * MESSAGES_MAX  # parts of contents that are made into messages, in all; each has two bytes at least
+PIECES_MAX = 2 * MESSAGES_MAX  # in all contents that are converted to messages; each part has at least two bytes
 
 REPARSED_BYTES_MAX = UNCOUNTED_BYTES_MAX
-"""Parsed once more, in all tries together, to find where the last messages end. A longer last message is not passed
-over: the next turn is then read from its end, or as if it were the first."""
+"""Bytes that are parsed again, in all tries together, to find where the last messages end. If the last message is
+longer, its end is not found: the next turn is then read from an earlier end, or as a first one."""
 
 KNOWN_BYTES_MAX = 16 * 1024 * 1024
-# A chat with a known history may be longer than one that is parsed, for images that came turn by turn. To search it
-# for message ends and to digest it takes 1 ms for each MiB, of texts that are made to be searched slowly.
+# A chat with a known history may be longer than one that is parsed, for images that came turn by turn. Searching it for
+# message ends and digesting it takes 1 ms for each MiB, even of texts made to be searched slowly.
 
 TAIL_BYTES_MAX = 8 * 1024
-"""A longer tail is not kept as objects, which may take 27 times its size; who needs them parses the body again."""
+"""A longer tail is not kept as objects, which may take 27 times its size; if needed, the body is parsed again."""
 
 new = tuple.__new__
-"""Makes a NamedTuple in half the time that its name takes."""
+"""Makes a NamedTuple in half the time of a call of its class."""
 
-MESSAGE_OVERHEAD_TOKENS = 5  # markers and role of one message in ChatML and Llama 3, for estimates alone
-NAMESPACES_MAX = 1024  # cached fingerprints of namespaces that are a model's name alone
+MESSAGE_OVERHEAD_TOKENS = 5  # markers and role of a message in ChatML and Llama 3, for estimates only
+NAMESPACES_MAX = 1024  # cached fingerprints of namespaces that consist of a model's name only
 
 
 def is_tangled(items: Sequence[Message], api: Api) -> bool:
-    """Whether items have more parts than are made into messages."""
+    """Whether the contents of these items have too many parts to be converted to messages (PIECES_MAX)."""
     return api is not CHAT and pieces_of(items) > PIECES_MAX
 
 
 class PromptReader:
     """Reads bodies into Prompts and remembers their prefixes.
 
-    `identity` is a digest of tokenizer and template: prompts under different ones never match. `bytes_per_token` is for
-    estimates until tokens are known. `digest_seed` is a secret of this process, so that nobody can craft two bodies
-    with one digest. `hoists_system`: the template renders system messages before all others, so they lead here, too.
-    `reasoning_moves`, `results`: see `TemplateProfile`.
+    `identity` is a digest of tokenizer and template: prompts under different ones never match. `bytes_per_token` serves
+    to estimate until tokens are known. `digest_seed` is a secret of this process, so that nobody can craft two bodies
+    with one digest. `hoists_system`: the template renders system messages before all others, so they come first here,
+    too. `reasoning_moves`, `results`: see `TemplateProfile`.
     """
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
@@ -134,18 +134,18 @@ class PromptReader:
         self.digest = texts.digest
         self._namespaces: dict[str, Fingerprint] = {}
         self._token_namespaces = TokenNamespaces(texts, identity)
-        self.namespace_of = self._token_namespaces.of  # of tokens, whatever tools and templates a prompt has
+        self.namespace_of = self._token_namespaces.of  # of tokens, hence independent of a prompt's tools and templates
 
     def forgetful(self, tokens: TokenHasher) -> PromptReader:
-        """One that reads the same and remembers nothing. `tokens` hashes as ours does, and does no more."""
+        """Return a reader that reads the same but remembers nothing. `tokens` must hash as this reader's does."""
         twin = copy(self)
         twin.memory, twin._tokens, twin._namespaces = ForgetfulMemory(self.memory), tokens, dict(self._namespaces)
         return twin
 
     def chat(self, body: bytes, tenant: bytes = b"", api: Api = CHAT) -> Prompt:
-        """A body of this API. `tenant` is empty where none are told apart.
+        """Read a body of this API. `tenant` is empty where tenants are not kept apart.
 
-        Raises BadRequest when it is not JSON.
+        Raises BadRequest if the body is not JSON.
         """
         prompt = self._continuing(body, tenant, api) if len(body) <= KNOWN_BYTES_MAX else None
         if prompt is not None:
@@ -174,9 +174,9 @@ class PromptReader:
             return self._opaque(fields, body, tenant, "values")
 
     def completion(self, body: bytes, tenant: bytes = b"", api: str = "completion") -> Prompt:
-        """A body of /v1/completions: `prompt` is text or token ids, or a list of either, of which the first counts.
+        """Read a body of /v1/completions: `prompt` is text or token ids, or a list of these, of which the first counts.
 
-        `api` "generate": one of SGLang's /generate, with `text` or `input_ids`.
+        `api` "generate": a body of SGLang's /generate, with `text` or `input_ids`. Raises BadRequest if it is not JSON.
         """
         reason = excess(body)
         if reason:
@@ -206,21 +206,21 @@ class PromptReader:
         return prompt
 
     def other(self, body: bytes, tenant: bytes = b"") -> Prompt:
-        """A body of any other path: its model counts if it names one, and it need not be JSON at all."""
+        """Read a body of any other path: only its model counts, if it names one, and it need not be JSON."""
         reason = excess(body)
         if reason:
             return self._unparsed(body, tenant, reason)
         return self._opaque(object_of(body) or {}, body, tenant)
 
     def _unparsed(self, body: bytes, tenant: bytes, reason: str) -> Prompt:
-        """The prompt of a body that is not parsed as a whole. A salt in there would keep it apart from all others."""
+        """Make the prompt of a body that is not parsed as a whole. A salt in it separates it from all other bodies."""
         fields: dict[str, Any] = members_at_ends(body)
         if tenant and b'"cache_salt"' in body:
             fields["cache_salt"] = f"{xxhash.xxh3_128_intdigest(body, self._seed):032x}"
         return self._opaque(fields, body, tenant, reason)
 
     def _opaque(self, fields: Mapping[str, Any], body: bytes, tenant: bytes, reason: str = "") -> Prompt:
-        """A prompt that says nothing about its prefix."""
+        """Make a prompt that reveals nothing about its prefix; `reason` is why."""
         root = Boundary(None, Fingerprint(0), 0)
         prompt = self._prompt("opaque", fields if has_name(fields) else {}, body, b"", root, root, ())
         prompt.unread = reason
@@ -228,7 +228,7 @@ class PromptReader:
         return prompt
 
     def _continuing(self, body: bytes, tenant: bytes, api: Api) -> Prompt | None:
-        """The prompt of a chat with a known history, or None."""
+        """Return the prompt of a chat with a known history; None if it is none, or must be read as a whole."""
         cuts: list[int] = []
         for cut in message_cuts(body, api.marks):
             known = self.memory.find(self._digest(body, cut, tenant, api))
@@ -256,7 +256,7 @@ class PromptReader:
         tenant: bytes,
         api: Api,
     ) -> Prompt | None:
-        """The prompt of a chat whose history is known up to the last of `cuts`; None where it is another after all."""
+        """Return the prompt of a chat whose history is known up to the last of `cuts`; None if it differs after all."""
         (items, members), cut = rest, cuts[-1]
         fields = {**known.fields, **api.members(members)} if members else known.fields
         try:
@@ -266,7 +266,7 @@ class PromptReader:
             if (api is RESPONSES and names_stored(fields)) or replaces_prompt(members, api.name):
                 return None
             if self._hoists_system and any(item.get("role") == "system" for item in items):
-                return None  # it goes before what is known
+                return None  # a system message belongs before the known history
             messages, ends, end = self._extend(known.end, items, api, keeps=False)
         except (TypeError, UnicodeError):
             return None
@@ -307,7 +307,7 @@ class PromptReader:
         return prompt
 
     def _kept(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """What is remembered of members: no more than `_prompt` and `_namespace` read, and of no size of theirs."""
+        """Return the members to remember: those that `_prompt` and `_namespace` read, reduced to a bounded size."""
         kept = self._reduced(fields)
         if LEAD in fields:
             kept[LEAD] = self._lead_digest(fields)
@@ -316,9 +316,9 @@ class PromptReader:
     def _extend(
         self, boundary: Boundary, items: Sequence[Message], api: Api, *, keeps: bool = True
     ) -> tuple[Sequence[Message], Sequence[Boundary | None], Boundary]:
-        """The messages that these items stand for, the ends of the last few items, the last one first, and of all.
+        """Return the messages of these items, the boundaries of the last CUTS_MAX + 1 items, last first, and the end.
 
-        An item that another one may join has no end. `keeps`: the last ends are remembered.
+        An item that another one may join has no boundary. `keeps`: remember the last two boundaries.
         """
         messages: list[Message] = []
         ends: list[Boundary | None] = []
@@ -345,7 +345,7 @@ class PromptReader:
     def _extend_hoisted(
         self, boundary: Boundary, items: Sequence[Message], api: Api
     ) -> tuple[Sequence[Message], Sequence[Boundary | None], Boundary]:
-        """The same with system messages first. No item has an end before which one of them is still to come."""
+        """As `_extend`, but with system messages first. An item before the last system message has no boundary."""
         last = max([number for number, item in enumerate(items) if item.get("role") == "system"], default=-1)
         if all(item.get("role") == "system" for item in items[: last + 1]):
             return self._extend(boundary, items, api)
@@ -354,13 +354,13 @@ class PromptReader:
         return [*messages, *rest], [*ends, middle, *[None] * last][: CUTS_MAX + 1], end
 
     def _keep(self, ends: Sequence[Boundary | None]) -> None:
-        """Of the last items, the last one first."""
+        """Remember the boundaries of the last two items. `ends` has the last one first."""
         for end in ends[:2]:
             if end is not None:
                 self.memory.keep(end)
 
     def extend(self, boundary: Boundary, message: Message) -> Boundary:
-        """The boundary at the end of `message`, which follows `boundary`. Raises TypeError for values beyond JSON."""
+        """Return the boundary at the end of `message` behind `boundary`. Raises TypeError for values beyond JSON."""
         canonical = canonical_message(message)
         text = self._texts.extend(boundary.text, canonical)
         known = self.memory.boundary(text)
@@ -371,9 +371,9 @@ class PromptReader:
         return Boundary(boundary, text, length, self._tokens.block_tokens, moves=moves)
 
     def remember(self, prompt: Prompt) -> None:
-        """Make the last two message ends of a chat known: the next turn continues at one, a branch at the other.
+        """Remember the last two message ends of a chat: the next turn continues at one, a branch at the other.
 
-        Apart from reading, because it need not be done before the request is on its way. Does it once.
+        Separate from reading, because this can wait until the request is on its way. A second call does nothing.
         """
         note, prompt.note = prompt.note, None
         if note is None:
@@ -401,14 +401,14 @@ class PromptReader:
             self.memory.remember(self._digest(body, cut, note.tenant, api), known)
 
     def _digest(self, body: bytes, cut: int, tenant: bytes, api: Api) -> int:
-        """Of the bytes up to a cut."""
+        """Return the digest of the bytes up to a cut, separate for each API and tenant."""
         seed = self._seed ^ api.number
         if tenant:
             seed ^= int.from_bytes(tenant[:8], "little")
         return xxhash.xxh3_128_intdigest(memoryview(body)[:cut], seed)
 
     def _root(self, fields: Mapping[str, Any], tenant: bytes) -> Boundary:
-        """The empty prefix of a namespace of texts, and of its tokens. Raises TypeError for values beyond JSON."""
+        """Return the empty prefix of the namespace of these members. Raises TypeError for values beyond JSON."""
         namespace = self._namespace(fields, tenant)
         root = self.memory.boundary(namespace)
         if root is None:
@@ -419,7 +419,7 @@ class PromptReader:
         return root
 
     def _salt(self, fields: Mapping[str, Any], tenant: bytes) -> str:
-        """The `cache_salt` of a tenant's prompt, whose own one divides the tenant; empty without a tenant."""
+        """Return the `cache_salt` for a tenant's prompt; a client's own only divides it. "" without a tenant."""
         if not tenant:
             return ""
         own = fields.get("cache_salt") or ""
@@ -431,15 +431,15 @@ class PromptReader:
         return self._texts.digest(b"salt" + tenant + own).hex()
 
     def _opening(self, namespace: Fingerprint, fields: Mapping[str, Any]) -> Fingerprint:
-        """What the members beside the history stand for: namespace and lead. Never the same for two of them."""
+        """Return a fingerprint of namespace and lead, so of all members that decide what precedes the history."""
         return self._texts.extend_bytes(namespace, self._lead_digest(fields)) if LEAD in fields else namespace
 
     def _is_same(self, known: KnownPrefix, fields: Mapping[str, Any], tenant: bytes) -> bool:
-        """Whether these members lead to the same history as they did."""
+        """Whether these members define the same namespace and lead as those of the known prefix."""
         return self._opening(self._namespace(fields, tenant), fields) == known.namespace
 
     def _lead_digest(self, fields: Mapping[str, Any]) -> bytes:
-        """Of messages, or of what was kept of them."""
+        """Return the digest of the lead, which is given as messages, or as the digest that was kept of them."""
         lead = fields[LEAD]
         return lead if type(lead) is bytes else self._texts.digest(exact_json(lead))
 
@@ -459,7 +459,7 @@ class PromptReader:
         return found
 
     def _reduced(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The members that name the namespace; large ones as a digest (bytes, which JSON has not), to keep none."""
+        """Return the members of the namespace; a large one as a digest, in bytes, which no value of JSON equals."""
         return {
             name: value if is_short(value) else self._texts.digest(exact_json(value))
             for name in NAMESPACE_FIELDS

@@ -1,9 +1,9 @@
-"""Finds out what may be relied on in a chat template: renders synthetic conversations and compares.
+"""Finds out which shortcuts a chat template allows, by rendering synthetic conversations and comparing them.
 
-Nothing is known of a template beforehand. The probe learns the affixes of plain messages from one conversation, then
-tries to refute them: system text or none, tools or none, tool calls with one and several results, histories of several
-turns, contents with blank edges, nothing, markers, other scripts, and each extra variable that the template reads.
-What is refuted is not used. Conversations that a template refuses prove nothing and are skipped.
+Nothing is assumed about a template. The probe learns the affixes of plain messages from one conversation, then tries to
+refute them: with and without system text and tools, tool calls with one and several results, histories of several
+turns, contents with blank edges, empty ones, markers, other scripts, and each extra variable that the template reads. A
+shortcut that is refuted is not used. Conversations that a template refuses prove nothing and are skipped.
 
 Invariant: `incremental` means that for all that was tried, text(whole) == text(start) + pieces, and tokens(whole) ==
 tokens(start) + tokens(pieces). It is no proof; tests/io/test_tokenizer.py compares the two on random conversations.
@@ -36,15 +36,15 @@ from ranvier_py.core.prompts.templates import (
 )
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
-"""Token ids of each text, without added special tokens."""
+"""Returns the token ids of each text, without added special tokens."""
 
 Trial = tuple[list[dict[str, Any]], list[str | None]]
-"""Messages, and the text of each of their starts: None where it is refused."""
+"""Messages, and the text of each of their starts; None where the template refuses it."""
 
 SENTINEL = "Sq7xZ"  # occurs in no template, and no template has a reason to touch it
-MARKERS_TRIED = 4  # of the first and of the last special tokens, quoted in contents
-QUOTING_TRIED = 8  # texts, each with each other, for what makes a user's message no question
-SETTLED_MAX = 3  # leading messages that may depend on tools: Llama 3 puts them into the second
+MARKERS_TRIED = 4  # of the first and of the last special tokens; they are quoted in contents
+QUOTING_TRIED = 8  # texts tried in pairs around a user's message, to find out which it takes for a tool result
+SETTLED_MAX = 3  # leading messages that may depend on tools: Llama 3 puts tools into the second
 
 CONTENTS = (
     *("Hello there.", "  blank edges \n", "\n\nnew lines\n\n", "", " ", "\ttab", "ends in blank ", "größer 你好 😀"),
@@ -78,8 +78,8 @@ VALUES: tuple[Any, ...] = (True, False, "x", ["x"])
 class TemplateFacts:
     """What the edge reads from a template's source and its tokenizer.
 
-    `clean` are the added tokens that cut any text they stand in; `quoting` and `exact` the texts that the template
-    compares contents with; `variables` those it reads beyond the usual ones; `trailers` what it may end a text with.
+    `clean` are the added tokens that cut any text. `quoting` and `exact` are texts that the template looks for in
+    contents, anywhere or as the whole; `variables` those it reads beyond the usual ones; `trailers` its possible ends.
     """
 
     clean: tuple[str, ...]
@@ -94,7 +94,7 @@ def plain(role: str, content: str) -> dict[str, Any]:
 
 
 def calls(count: int, content: str = "") -> list[dict[str, Any]]:
-    """An assistant message with `count` tool calls, and their results."""
+    """Return an assistant message with `count` tool calls, and their results."""
     ids = CALL_IDS[:count]
     made = [{"id": i, "type": "function", "function": {"name": "look_up", "arguments": '{"what": "it"}'}} for i in ids]
     results = [{"role": "tool", "tool_call_id": i, "content": f"result of {i}"} for i in ids]
@@ -102,7 +102,7 @@ def calls(count: int, content: str = "") -> list[dict[str, Any]]:
 
 
 def plain_chats() -> Iterator[list[dict[str, Any]]]:
-    """Conversations of plain messages."""
+    """Yield conversations of plain messages."""
     turns = [plain(role, f"{role} says {at}") for at, role in enumerate(("user", "assistant") * 3)]
     yield turns[:5]
     yield [plain("system", "Be brief."), *turns]
@@ -112,14 +112,14 @@ def plain_chats() -> Iterator[list[dict[str, Any]]]:
 
 
 def late_system_chats() -> Iterator[list[dict[str, Any]]]:
-    """Conversations with system messages behind others."""
+    """Yield conversations with system messages behind others."""
     turns = [plain(role, f"{role} says {at}") for at, role in enumerate(("user", "assistant") * 3)]
     yield [*turns[:3], plain("system", "Be long."), *turns[3:5]]
     yield [plain("system", "Be brief."), *turns[:2], plain("system", "Be long."), *turns[2:4], plain("system", "Go.")]
 
 
 def tool_chats() -> Iterator[list[dict[str, Any]]]:
-    """Conversations with tool calls, shortest first."""
+    """Yield conversations with tool calls, the shortest first."""
     for count in (1, 2):
         for content in ("", "Let me see."):
             round_trip = calls(count, content)
@@ -129,13 +129,13 @@ def tool_chats() -> Iterator[list[dict[str, Any]]]:
 
 
 def thoughts(text: str) -> Iterator[dict[str, Any]]:
-    """Members of an answer that carry its reasoning, in either way that clients send it back."""
+    """Yield members of an answer that carry its reasoning, in both forms in which clients send it back."""
     yield {"reasoning_content": text}
     yield {"content": f"<think>\n{text}\n</think>\n\nYes."}
 
 
 def thinking_chats() -> Iterator[list[dict[str, Any]]]:
-    """Conversations with reasoning: before and behind the last question, with calls and without."""
+    """Yield conversations with reasoning before and behind the last question, with tool calls and without."""
     for thought in thoughts("I should look."):
         called, result = calls(1)
         turn = [plain("user", "Look it up."), {**called, **thought}, result, plain("assistant", "Found it.")]
@@ -150,7 +150,7 @@ def thinking_chats() -> Iterator[list[dict[str, Any]]]:
 
 
 class TemplateProbe:
-    """One probing of one template with one tokenizer. `profile()` runs it."""
+    """Probes one template with one tokenizer. `profile()` runs it."""
 
     def __init__(self, render: Render, encode: Encode, facts: TemplateFacts) -> None:
         self._render = render
@@ -159,7 +159,7 @@ class TemplateProbe:
         self._profile = TemplateProfile(quoting=facts.quoting, exact=facts.exact, markers=facts.clean)
 
     def profile(self) -> TemplateProfile:
-        """Find out everything. Never raises: a template that refuses all yields the empty profile and the reason."""
+        """Find out everything. Never raises: a template that refuses all yields the empty profile with the reason."""
         self._profile = replace(self._profile, parts=self._reads_parts())
         try:
             self._render(self._chat([plain("user", SENTINEL)]))
@@ -173,7 +173,7 @@ class TemplateProbe:
         return Chat([normalise(message, self._profile.parts) for message in messages], tools, arguments)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **arguments: Any) -> str | None:
-        """The text as the start of a longer chat, or None when it is refused."""
+        """Return the text as the start of a longer chat; None if the template refuses it."""
         try:
             return history_text(self._chat(messages, tools, **arguments), self._profile, self._render)
         except TemplateRefused:
@@ -182,7 +182,7 @@ class TemplateProbe:
     def _texts(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **arguments: Any
     ) -> list[str | None]:
-        """The text of every start of a conversation."""
+        """Return the text of every start of a conversation."""
         return [self._text(messages[:size], tools, **arguments) for size in range(1, len(messages) + 1)]
 
     def _reads_parts(self) -> bool:
@@ -195,7 +195,7 @@ class TemplateProbe:
         return SENTINEL in text and SENTINEL[::-1] in text and "'type'" not in text and '"type"' not in text
 
     def _starter(self) -> str:
-        """A special token that stands exactly once in front of each message, for the marker scan."""
+        """Return a special token that stands exactly once before each message (`ends_by_markers`); else ""."""
         messages = [plain(role, SENTINEL) for role in ("user", "assistant") * 2] + [plain("user", SENTINEL)]
         text = self._text(messages)
         if text is None:
@@ -209,7 +209,7 @@ class TemplateProbe:
     # --- do earlier turns stay a prefix? ----------------------------------------------------------------------------
 
     def _keeping(self) -> str:
-        """Choose the trailer, and whether to close, so that turns are kept. Returns why none does, or nothing."""
+        """Choose hoisting, closing and trailer so that earlier turns stay a prefix. Returns why none does, or ""."""
         broken = "earlier turns do not stay a prefix"
         for hoists, closing, trailer in product((False, True), (False, True), self._facts.trailers):
             self._profile = replace(self._profile, hoists_system=hoists, trailer=trailer, closing=closing, affixes={})
@@ -227,7 +227,7 @@ class TemplateProbe:
         return broken
 
     def _hoists_system(self) -> bool:
-        """Whether conversations with system messages behind others are rendered as those in which they lead."""
+        """Whether the template renders late system messages as if they came first."""
         texts = [
             (self._text(messages[:size], tools), self._text(hoisted(messages[:size]), tools))
             for messages in late_system_chats()
@@ -237,11 +237,11 @@ class TemplateProbe:
         return all(one == other for one, other in texts) and texts[-1][0] is not None
 
     def _ordered(self, chats: Iterable[list[dict[str, Any]]]) -> Iterator[list[Any]]:
-        """Conversations in the order in which the template renders them."""
+        """Return the conversations in the order in which the template renders them."""
         return (hoisted(messages) for messages in chats) if self._profile.hoists_system else iter(chats)
 
     def _first_broken(self) -> str:
-        """The first conversation in which an earlier turn is no prefix, in words."""
+        """Describe the first conversation in which an earlier turn is no prefix; empty if there is none."""
         for kind, chats in (("plain", plain_chats()), ("tool", tool_chats())):
             for messages in self._ordered(chats):
                 for tools in (None, TOOLS):
@@ -255,14 +255,14 @@ class TemplateProbe:
         known = ""
         for size, text in enumerate(self._texts(messages, tools), 1):
             if text is None or (size < len(messages) and messages[size]["role"] == "tool"):
-                continue  # a turn is never sent before all results of its calls are there
+                continue  # a turn is sent only with all results of its calls
             if not text.startswith(known):
                 return False
             known = text
         return True
 
     def _moves_reasoning(self) -> bool:
-        """Whether reasoning of an earlier turn is left out, as it is by Qwen3's template."""
+        """Whether the template leaves out reasoning of an earlier turn, as Qwen3's does."""
         called, result = calls(1)
         for members in thoughts(SENTINEL):
             for turn in ([plain("assistant", "Yes.")], [called, result]):
@@ -274,8 +274,8 @@ class TemplateProbe:
         return False
 
     def _results(self) -> tuple[tuple[str, str], ...]:
-        """What a user's message begins and ends with where reasoning before it stays all the same: Qwen3's template
-        takes one in `<tool_response>` for the result of a tool."""
+        """Find the beginnings and ends of a user's message that leave earlier reasoning in place: Qwen3's template
+        takes a message in `<tool_response>` for a tool result."""
         found: dict[tuple[str, str], None] = {}
         for members in thoughts(SENTINEL):
             start = [plain("user", "Why?"), {**plain("assistant", "Yes."), **members}]
@@ -292,7 +292,7 @@ class TemplateProbe:
     # --- do pieces add up? ------------------------------------------------------------------------------------------
 
     def _pieces(self) -> str:
-        """Learn the affixes, see what settles, drop what is refuted. Returns why pieces do not add up, or nothing."""
+        """Learn the affixes, find out what settles, drop what is refuted. Returns why pieces do not add up, or ""."""
         for role in PLAIN_ROLES:
             self._learn(role)
         trials = list(self._trials())
@@ -314,10 +314,10 @@ class TemplateProbe:
         self._profile = replace(self._profile, affixes=kept)
 
     def _learn(self, role: str) -> bool:
-        """Learn the affixes of a role from what one more message adds to a conversation."""
+        """Learn the affixes of a role from what one more message adds to a chat. Returns whether that worked."""
         start = [plain("user", "a"), plain("assistant", "b")] if role != "assistant" else [plain("user", "a")]
         if role == "user" and self._profile.closing:
-            start = start[:1]  # how an assistant message ends is not known yet
+            start = start[:1]  # the end of an assistant message is not known yet
         known, text = self._text(start), self._text([*start, plain(role, f" {SENTINEL} ")])
         if known is None or text is None or not text.startswith(known):
             return False
@@ -336,7 +336,7 @@ class TemplateProbe:
         return True
 
     def _refuted(self, trials: Sequence[Trial]) -> list[str]:
-        """Roles whose affixes fail in some conversation after it has settled."""
+        """Return the roles whose affixes fail somewhere after the first `settled` messages."""
         wrong: dict[str, None] = {}
         for messages, texts in trials:
             for at in range(self._profile.settled, len(messages)):
@@ -349,7 +349,7 @@ class TemplateProbe:
         return list(wrong)
 
     def _trials(self) -> Iterator[Trial]:
-        """Conversations in which the affixes must hold, and the texts of their starts."""
+        """Yield the conversations in which the affixes must hold, with the texts of their starts."""
         for tools in (None, TOOLS):
             for messages in self._ordered((*plain_chats(), *tool_chats())):
                 yield messages, self._texts(messages, tools)
@@ -361,7 +361,7 @@ class TemplateProbe:
                 yield messages, self._texts(messages)
 
     def _windows_hold(self) -> bool:
-        """Whether pieces from a window equal those of the whole conversation, wherever it is cut."""
+        """Whether pieces from a window equal those of the whole conversation, at every cut."""
         return (
             any(self._text(messages, TOOLS) for messages in tool_chats())
             and all(
@@ -373,7 +373,7 @@ class TemplateProbe:
         )
 
     def _growth_holds(self) -> bool:
-        """Whether what a conversation with reasoning grows by adds up, wherever it is cut."""
+        """Whether the pieces that `grown` yields for conversations with reasoning add up, at every cut."""
         profile = replace(self._profile, windows=True)
         for chat in (self._chat(messages, tools) for messages in thinking_chats() for tools in (None, TOOLS)):
             text = self._text(chat.messages, chat.tools) or ""
@@ -397,7 +397,7 @@ class TemplateProbe:
         return True
 
     def _arguments_are_harmless(self) -> bool:
-        """Whether no extra variable of the template changes a piece, be it plain or from a window in the middle."""
+        """Whether no extra variable of the template changes a piece, plain or from a window in the middle."""
         return all(
             not self._refuted([(messages, self._texts(messages, tools, **{name: value}))])
             and self._window_holds(
@@ -410,7 +410,7 @@ class TemplateProbe:
         )
 
     def _tokens(self, trials: Sequence[Trial]) -> str:
-        """Check the same on tokens. Returns why not, or nothing."""
+        """Check on tokens that the pieces add up. Returns why they do not, or ""."""
         for _, texts in trials:
             whole = texts[-1]
             if whole is None:

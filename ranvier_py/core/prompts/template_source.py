@@ -1,8 +1,8 @@
-"""What can be read from the source of a chat template without rendering it.
+"""Reads the source of a chat template without rendering it.
 
-The syntax tree tells which variables a template reads, and which texts it looks for in contents: a content in which one
-of these occurs may be rendered in a special way, and is therefore never treated as plain. Too many texts cost time, too
-few cost exactness, so everything that could be one is taken.
+The syntax tree shows which variables a template reads, and which texts it looks for in contents. A content in which
+such a text occurs may be rendered in a special form, and is therefore never treated as plain. Every text that could be
+one is taken: too many of them cost time, too few exactness.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ USUAL_VARIABLES = words("""
 bos_token eos_token pad_token unk_token sep_token cls_token mask_token raise_exception strftime_now namespace
 range dict lipsum cycler joiner loop
 """)
-"""Given by the library, not by requests."""
+"""Variables that the library sets, not requests."""
 
 MESSAGE_KEYS = words("""
 role content name tool_calls tool_call_id tool_call function arguments reasoning reasoning_content thinking type
 text image image_url video audio tools id parameters properties description
 """)
-"""Texts that templates look for in mappings: not a mark of a special treatment of contents."""
+"""Texts that templates look up in mappings; they do not show a special treatment of contents."""
 
 TEXT_METHODS = words("""
 split rsplit startswith endswith replace find rfind index rindex count partition rpartition strip lstrip rstrip
@@ -37,13 +37,13 @@ removeprefix removesuffix
 
 
 def read_variables(tree: nodes.Template) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Variables a request or the tokenizer may set, and those of them that only a request sets, in a fixed order."""
+    """Return the variables that a request or the tokenizer may set, and those that only a request sets, sorted."""
     found = frozenset(jinja2.meta.find_undeclared_variables(tree)) - RESERVED
     return found, tuple(sorted(found - USUAL_VARIABLES))
 
 
 def compared_texts(tree: nodes.Template) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Texts a template may look for in a content: (anywhere, as the whole of it). Read from its syntax tree."""
+    """Return the texts that a template may look for in a content: (anywhere, as the whole of it)."""
     anywhere: dict[str, None] = {}
     whole: dict[str, None] = {}
     for compare in tree.find_all(nodes.Compare):
@@ -60,6 +60,6 @@ def compared_texts(tree: nodes.Template) -> tuple[tuple[str, ...], frozenset[str
 
 
 def texts_of(node: nodes.Node) -> list[str]:
-    """The string constants at or below a node."""
+    """Return the string constants at or below a node."""
     found = [*node.find_all(nodes.Const), *([node] if isinstance(node, nodes.Const) else [])]
     return [const.value for const in found if isinstance(const.value, str)]

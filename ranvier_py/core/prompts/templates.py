@@ -1,17 +1,17 @@
-"""What a chat template makes of messages, one by one.
+"""Renders the messages of a chat one by one where the template allows it.
 
 Most templates render a conversation as a head and then one *piece* of text per message. Where `template_probe` has
-shown that for a template, a new message costs its own piece only:
+shown this for a template, only the piece of a new message is rendered:
 
 - A *plain* message (a role and a string) is its content between two fixed texts, the Affixes of its role: no template
   engine runs.
 - Any other message (tool calls, tool results, parts) is rendered in a short *window*: the leading system message, the
-  messages from the last question before it, and itself. A piece is what the window's text grows by. A message with
-  reasoning that later turns leave out is rendered with all up to the next question, which decides what becomes of it.
+  messages from the last question on, and the message itself. Its piece is what the window's text grows by. A message
+  with reasoning that later turns may leave out is rendered with all up to the next question, which decides about it.
 
-Rules: an end that is not a prefix of what follows is no cut, and its text belongs to the next piece; a piece is used
-only where it starts, or the text before it stops, with a marker: a special token that cuts the text for the tokenizer.
-Messages are first normalised as vLLM does before it renders (vllm/entrypoints/chat_utils.py).
+Rules: where a rendered start is no prefix of the longer text, there is no cut, and the text belongs to the next piece.
+A cut also needs a marker on one side: a special token at which the tokenizer always cuts. Messages are first normalised
+as vLLM does before it renders (vllm/entrypoints/chat_utils.py).
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ from ranvier_py.core.errors import TemplateRefused
 from ranvier_py.core.prompts.boundaries import Chat, Message
 
 Render = Callable[[Chat], str]
-"""The template itself: normalised messages -> text without a generation prompt. Raises TemplateRefused."""
+"""The template: normalised messages -> text without a generation prompt. Raises TemplateRefused."""
 
 Pieces = list[str | None]
-"""Text of each message; None where the end is no cut and the next piece includes the text."""
+"""The text of each message; None if there is no cut at its end and the next piece includes its text."""
 
 PLAIN_ROLES = ("user", "assistant", "system")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 MEDIA_PARTS = {"image_url": "image", "input_image": "image", "input_audio": "audio", "audio_url": "audio"}
-THINK_END = "</think>"  # reasoning that a client sends back inside the content
+THINK_END = "</think>"  # marks reasoning that a client sends back inside the content
 
 ENDS_MAX = 128
-"""Ends looked for in one window or conversation by rendering prefixes, the deepest first: each costs a rendering."""
+"""Ends of messages looked for in one window or conversation, the deepest first: each costs a rendering."""
 
 CLOSER = {"role": "user", "content": "-"}
-"""Follows an assistant message that is rendered otherwise while it is the last one."""
+"""Added behind an assistant message that is rendered differently while it is the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Affixes:
-    """A plain message is `before`, its content (stripped if the template does that), `after`."""
+    """The texts around the content of a plain message. `strip`: the template strips the content."""
 
     before: str
     after: str
     strip: bool
-    empty: bool  # whether empty content follows the same rule
+    empty: bool  # whether the affixes hold for empty content, too
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateProfile:
     """What the probe found out about one template with one tokenizer.
 
-    `hoists_system`: system messages are rendered before all others, wherever they stand; everything else here was found
-    out with chats in which they lead. `settled` messages at the start may depend on the tools. `trailer` is what a text
-    without a generation prompt ends with beyond its messages. `closing`: an assistant message is rendered otherwise
-    while it is the last one. `reasoning_moves`: later turns leave out earlier reasoning; `results` are what a user's
-    message begins and ends with that begins no such turn (`is_question`). `arguments_matter`: extra arguments change
-    pieces. `markers` cut any text, `starter` is the one that starts each message. `quoting` are texts
-    that may make the template treat a content in a special way, `exact` those that may do so only as the whole content.
+    `hoists_system`: system messages are rendered before all others, wherever they stand; all else here was found out
+    with chats in which they come first. The first `settled` messages may depend on the tools. `trailer` is what a text
+    without a generation prompt ends with behind its messages. `closing`: an assistant message is rendered differently
+    while it is the last one. `reasoning_moves`: later turns leave out earlier reasoning; `results` are beginnings and
+    ends of those messages of a user that do not begin such a turn (`is_question`). `arguments_matter`: extra arguments
+    change pieces. `markers` are tokens that cut any text; `starter` is the one that starts each message. `quoting` are
+    texts that may make the template treat a content specially, `exact` those that may do so only as the whole.
     """
 
     parts: bool = False
@@ -85,10 +85,10 @@ class TemplateProfile:
 
 
 def normalise(message: Message, parts: bool) -> dict[str, Any]:
-    """A message as vLLM gives it to the template.
+    """Return a message as vLLM gives it to the template.
 
-    Null content becomes no parts. Parts are joined by newlines, or kept and strings wrapped, where the template reads
-    `parts`; media become a placeholder. Arguments of tool calls are parsed. Unknown members are dropped.
+    Null content becomes empty. Parts are kept and strings wrapped if the template reads `parts`, else parts are joined
+    by newlines; media become a placeholder. Arguments of tool calls are parsed. Unknown members are dropped.
     Raises TemplateRefused for what vLLM would refuse.
     """
     try:
@@ -123,7 +123,7 @@ def content_of(content: object, parts: bool) -> Any:
 
 
 def part_of(part: Any) -> dict[str, str] | None:
-    """A content part as the template sees it. Media only stand here: their digests are part of the fingerprints."""
+    """Return a content part as the template sees it. Media become placeholders; fingerprints cover their digests."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") or "image_url"
@@ -134,7 +134,7 @@ def part_of(part: Any) -> dict[str, str] | None:
 
 
 def parse_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call with its arguments as an object: JSON that can't be read becomes an empty one, as in vLLM."""
+    """Return a tool call with its arguments as an object; unreadable JSON becomes an empty one, as in vLLM."""
     function = dict(call["function"])
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -148,10 +148,10 @@ def parse_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def normalise_tool(tool: Any) -> Any:
-    """A tool as vLLM gives it to the template, whatever a client left out, added or put first; no function as it came.
+    """Return a tool as vLLM gives it to the template, whatever a client left out, added or reordered.
 
-    SGLang keeps the client's order and adds a member of its own (`defer_loading`), so tokens of prompts with tools are
-    no more than estimates there.
+    A tool that is no function stays as it came. SGLang keeps the client's order and adds a member of its own
+    (`defer_loading`), so tokens of prompts with tools are only estimates for SGLang.
     """
     function = tool.get("function") if type(tool) is dict and tool.get("type", "function") == "function" else None
     if type(function) is not dict:
@@ -174,7 +174,7 @@ def thinks(message: Message) -> bool:
 
 
 def is_question(message: Message, results: Sequence[tuple[str, str]]) -> bool:
-    """Whether this message begins a turn: each of a user's does but for what a template takes for results of tools."""
+    """Whether this message begins a turn: a user's does, unless the template takes it for the result of a tool."""
     if message.get("role") != "user":
         return False
     content = message.get("content") if results else ""
@@ -184,12 +184,12 @@ def is_question(message: Message, results: Sequence[tuple[str, str]]) -> bool:
 
 
 def is_behind_reasoning(before: bool, message: Message, results: Sequence[tuple[str, str]]) -> bool:
-    """Whether the end of `message` stands behind reasoning of its turn. `before`: the one before it does."""
+    """Whether the end of `message` stands behind reasoning of its turn. `before`: the previous end does."""
     return thinks(message) or (before and not is_question(message, results))
 
 
 def piece_of_plain(message: Message, profile: TemplateProfile) -> str | None:
-    """The text of a plain message, or None when it is not plain. The hot path: nothing here runs a template."""
+    """Return the text of a plain message; None if it is not plain. The hot path: nothing here runs a template."""
     if len(message) != 2:
         return None
     content = message.get("content")
@@ -206,7 +206,7 @@ def piece_of_plain(message: Message, profile: TemplateProfile) -> str | None:
 
 
 def history_text(chat: Chat, profile: TemplateProfile, render: Render) -> str:
-    """The text of a chat as the start of a longer one: no trailer, and its last message as later turns have it."""
+    """Return the text that a longer chat begins with: no trailer, and the last message as later turns have it."""
     if not profile.closing or chat.messages[-1].get("role") != "assistant":
         return render(chat).removesuffix(profile.trailer)
     text = render(Chat([*chat.messages, normalise(CLOSER, profile.parts)], chat.tools, chat.template))
@@ -218,9 +218,9 @@ def history_text(chat: Chat, profile: TemplateProfile, render: Render) -> str:
 
 
 def window_text(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> tuple[Chat, int, str, str] | None:
-    """The window for the messages after the first `known` (> 0): (window, messages before, their text, whole text).
+    """Return the window for the messages after the first `known` (> 0) as (window, messages before, their text, text).
 
-    None where what is known does not stay a prefix, or can't be cut there.
+    None if the text of the messages before is no prefix of the whole, or there is no cut behind it.
     """
     messages = chat.messages
     start = last_question(messages[:known], profile.results)
@@ -237,9 +237,9 @@ def window_text(chat: Chat, known: int, profile: TemplateProfile, render: Render
 
 
 def window_pieces(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> Pieces | None:
-    """Pieces of the messages after the first `known` (> 0), rendered in a window. None where they do not add up.
+    """Return the pieces of the messages after the first `known` (> 0), rendered in a window; None if they don't add up.
 
-    `chat` is normalised. Up to ENDS_MAX renderings of the window.
+    `chat` is normalised. Renders the window up to ENDS_MAX times.
     """
     found = window_text(chat, known, profile, render)
     if found is None:
@@ -251,7 +251,7 @@ def window_pieces(chat: Chat, known: int, profile: TemplateProfile, render: Rend
 def split_by_prefixes(
     whole: Chat, known: int, begin: int, text: str, profile: TemplateProfile, render: Render
 ) -> Pieces | None:
-    """Cut `text` from `begin` at every end after `known` that is a prefix of it and can be cut there."""
+    """Cut `text` from `begin` on at each message end after `known` whose prefix it begins with and that is a cut."""
     pieces: Pieces = []
     for at in prefix_ends(whole, known, text, profile, render):
         if at < begin or not is_cut(text, at, profile.markers):
@@ -263,7 +263,7 @@ def split_by_prefixes(
 
 
 def prefix_ends(whole: Chat, known: int, text: str, profile: TemplateProfile, render: Render) -> list[int]:
-    """Where the messages after `known` end in `text`: -1 for those that are no prefix, or not worth a rendering."""
+    """Return where the messages after `known` end in `text`: -1 if that start is no prefix, or beyond ENDS_MAX."""
     count = len(whole.messages)
     ends = []
     for size in range(known + 1, count):
@@ -283,14 +283,14 @@ def prefix_end(chat: Chat, text: str, profile: TemplateProfile, render: Render) 
 
 
 def is_cut(text: str, at: int, markers: tuple[str, ...]) -> bool:
-    """Whether a special token starts or stops at `at`, so that both sides tokenize alone as they do together."""
+    """Whether a special token begins or ends at `at`, so that both sides tokenize alone as they do together."""
     return at == len(text) or at == 0 or text.startswith(markers, at) or text.endswith(markers, 0, at)
 
 
 def chat_pieces(chat: Chat, profile: TemplateProfile, render: Render) -> tuple[str, Pieces | None]:
-    """A whole chat: its text, and its pieces where they add up to it. `chat` is normalised.
+    """Return the text of a whole chat, and its pieces if they add up to it. `chat` is normalised.
 
-    Raises TemplateRefused. Costs one rendering, and what the leading and the not plain messages cost.
+    Raises TemplateRefused. Renders the whole once, and then the leading messages and those that are not plain.
     """
     text = history_text(chat, profile, render)
     if not profile.incremental:
@@ -298,7 +298,7 @@ def chat_pieces(chat: Chat, profile: TemplateProfile, render: Render) -> tuple[s
     count = len(chat.messages)
     lead = min(profile.settled, count)
     if lead < count and prefix_end(part(chat, lead), text, profile, render) < 0:
-        lead = count  # nothing to build on: every end is looked for
+        lead = count  # nothing to build on: look for every end
     lead_text = history_text(part(chat, lead), profile, render)
     pieces = split_by_prefixes(part(chat, lead), 0, 0, lead_text, profile, render)
     rest = grown(chat, lead, profile, render)
@@ -313,7 +313,7 @@ def part(chat: Chat, count: int) -> Chat:
 
 
 def grown(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> Pieces | None:
-    """Pieces after `known`: plain messages one by one, runs of others in windows. `chat` is normalised."""
+    """Return the pieces after `known`: plain messages one by one, runs of others in windows. `chat` is normalised."""
     pieces: Pieces = []
     plain = [piece_of_plain(unwrapped(message), profile) for message in chat.messages]
     at = known
@@ -335,7 +335,7 @@ def grown(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> P
 
 
 def unwrapped(message: Message) -> Message:
-    """A message whose only part is a text, as a plain one."""
+    """Return a message whose only part is a text as a plain one; any other as it is."""
     content = message.get("content")
     if type(content) is list and len(content) == 1 and content[0].get("type") == "text":
         return {**message, "content": content[0]["text"]}
@@ -345,9 +345,9 @@ def unwrapped(message: Message) -> Message:
 def tail_pieces(
     tail: Sequence[Message], context: Callable[[], Chat], known: int, profile: TemplateProfile, render: Render
 ) -> Pieces | None:
-    """Pieces of the messages after the first `known` ones, or None where only the whole conversation tells.
+    """Return the pieces of the messages after the first `known` ones; None if that takes the whole conversation.
 
-    `context()` is called only when a message is not plain, or the conversation has not settled. Raises TemplateRefused.
+    `context()` is called only if a message is not plain or `known` is below `settled`. Raises TemplateRefused.
     """
     if not profile.incremental or known <= 0 or not tail:
         return None
@@ -367,7 +367,7 @@ def tail_pieces(
 
 
 def plain_pieces(tail: Sequence[Message], profile: TemplateProfile) -> Pieces | None:
-    """Pieces of messages that are all plain, else None."""
+    """Return the pieces of messages that are all plain, else None."""
     texts: Pieces = []
     for message in tail:
         text = piece_of_plain(message, profile)
@@ -380,19 +380,19 @@ def plain_pieces(tail: Sequence[Message], profile: TemplateProfile) -> Pieces | 
 
 
 def last_question(messages: Sequence[Message], results: Sequence[tuple[str, str]]) -> int:
-    """Where the last question stands, or 0."""
+    """Return the index of the last question, or 0."""
     return next((at for at in range(len(messages) - 1, -1, -1) if is_question(messages[at], results)), 0)
 
 
 def stable_count(messages: Sequence[Message], results: Sequence[tuple[str, str]]) -> int:
-    """How many messages stand before reasoning that the next question will remove: that after the last question."""
+    """Count the messages before the reasoning that the next question removes: the first since the last question."""
     count = len(messages)
     asked = last_question(messages, results)
     return next((at for at in range(asked, count) if thinks(messages[at])), count)
 
 
 def content_length(message: Message) -> int:
-    """Characters of a normalised message, for estimates."""
+    """Return the characters of a normalised message, for estimates."""
     content = message.get("content")
     length = len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
     return length + sum(len(json.dumps(call["function"])) for call in message.get("tool_calls", ()))

@@ -1,12 +1,11 @@
-"""Tenants: whose prompt a request is, and the salt that keeps the caches of tenants apart.
+"""Tells tenants apart: whose prompt a request is, and the salt that keeps the caches of tenants apart.
 
-A tenant is a keyed digest of what a request names itself by: its credential, or a field that a proxy in front sets. The
-digest is part of every fingerprint of its prompts, so no tenant's request matches what another's taught; and together
-with the request's own `cache_salt` it becomes the one that the engine gets, so the engine shares no block either.
+A tenant is a keyed digest of what identifies the sender: the request's credential, or a field that a proxy in front
+sets. The digest is part of every fingerprint of the tenant's prompts, so no request matches what another tenant's
+taught. With the request's own `cache_salt` it becomes the salt that the engine gets, so engines share no block either.
 
-Rules: a request without a credential, or without the field, belongs to the tenant of all such requests. What a client
-sends as `cache_salt` can only divide its own tenant: no value of it leads into another. A body whose salt can't be seen
-shares with no other body that has one out of sight.
+Rules: all requests without a credential, or without the field, belong to one tenant. A client's own `cache_salt` can
+only divide its own tenant, never lead into another. Bodies whose salt can't be read share nothing with each other.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ CREDENTIAL, HEADER = "credential", "header:"
 FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
 CREDENTIAL_FIELDS = (b"authorization", b"x-api-key", b"api-key")
-"""Those of OpenAI's, Anthropic's and Azure's clients."""
+"""The fields that OpenAI's, Anthropic's and Azure's clients use."""
 
-BLANKS = b" \t\r\n"  # JSON's
+BLANKS = b" \t\r\n"  # those of JSON
 
 
 def checked_isolation(text: str) -> str:
-    """`off`, `credential` or `header:NAME`. Raises ValueError."""
+    """Return `text` if it is `off`, `credential` or `header:NAME`. Raises ValueError otherwise."""
     name = text.removeprefix(HEADER)
     if text in (OFF, CREDENTIAL) or (name != text and FIELD_NAME.fullmatch(name)):
         return text
@@ -36,19 +35,19 @@ def checked_isolation(text: str) -> str:
 
 
 class Tenants:
-    """Tells tenants apart as `isolation` says: `credential` or `header:NAME`."""
+    """Finds the tenant of a request by `isolation`: `credential` or `header:NAME`."""
 
     def __init__(self, isolation: str, texts: TextHasher) -> None:
         name = isolation.removeprefix(HEADER)
         self._names = CREDENTIAL_FIELDS if isolation == CREDENTIAL else (name.lower().encode(),)
         self._texts = texts
-        # The fields asked of last, and their tenant.
+        # The fields of the last call, and their tenant.
         self._last: tuple[Iterable[tuple[bytes, bytes]], bytes] = ((), b"")
 
     def of(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """The tenant of a request with these fields: 16 bytes. A token counts without its scheme, wherever it is.
+        """Return the tenant of a request with these fields: 16 bytes. A token counts without its scheme, in any field.
 
-        The fields do not change any more: who asks of the same once more gets the same.
+        `headers` must not change afterwards: for the same object the last result is returned.
         """
         if headers is self._last[0] and headers:
             return self._last[1]
@@ -58,14 +57,14 @@ class Tenants:
         return self._last[1]
 
     def named(self, *values: bytes) -> bytes:
-        """The tenant of these tokens or values."""
+        """Return the tenant that these tokens or values identify."""
         return self._texts.digest(b"tenant" + b"\n".join(sorted(values)))  # no field has a line end in it
 
 
 def salted_body(body: bytes, salt: str) -> bytes:
-    """The body with this `cache_salt` as its last member, the one that counts. Raises BadRequest for no JSON object.
+    """Return the body with `cache_salt` as its last member, the one that counts. Raises BadRequest for no JSON object.
 
-    Refused is also what some libraries read as one: UTF-16 and the like.
+    This also refuses encodings that some libraries accept, such as UTF-16.
     """
     inside = body.strip(BLANKS)
     if inside[:1] != b"{" or inside[-1:] != b"}":

@@ -1,11 +1,11 @@
-"""Jobs and results as bytes, for the sockets between a node and its tokenizer process.
+"""Encodes jobs and results as bytes, for the sockets between a node and its tokenizer process.
 
     frame     4 length of the rest | msgpack
     jobs      [lengths of prefix hashes to note, [job, …]]
     results   [seconds of processor time, [keyed prefix, …], [[status, whether whole, msgpack of the rest], …]]
 
-States and segments are columns of 64-bit numbers in one byte string each. What comes back is read without trust, though
-the process is our own: one that is broken ends in BadResults, and in a new process.
+States and segments are columns of 64-bit numbers in one byte string each. The node does not trust what it receives,
+although the process is its own: a broken process leads to BadResults, and to a new process.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ KEYED = Struct("<QQQ32s")
 
 
 class BadResults(ValueError):
-    """What the tokenizer process sent is no answer to what it was asked."""
+    """The tokenizer process sent something that does not answer the request."""
 
 
 class PackedResult(NamedTuple):
-    """A result, of which the greater part is still bytes: reading it takes a while."""
+    """A result that is still packed for the most part, since unpacking takes a while."""
 
     status: Status
     is_whole: bool
     data: bytes
 
     def read(self) -> TokenizeResult:
-        """Raises BadResults."""
+        """Unpack the result. Raises BadResults."""
         try:
             segments, answer = msgpack.unpackb(self.data)
             read = [read_segment(each) for each in segments]
@@ -53,7 +53,7 @@ class PackedResult(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What came of a batch."""
+    """The answer to a batch of jobs."""
 
     results: Sequence[PackedResult]
     keyed: Sequence[KeyedPrefix]
@@ -65,7 +65,7 @@ def framed(payload: bytes) -> bytes:
 
 
 def frame_length(head: bytes | bytearray) -> int:
-    """Bytes that follow. Raises BadResults."""
+    """Return how many bytes follow. Raises BadResults beyond FRAME_BYTES_MAX."""
     length: int = FRAME_HEAD.unpack(head)[0]
     if length > FRAME_BYTES_MAX:
         raise BadResults(f"a frame of {length} bytes")
@@ -76,7 +76,7 @@ def frame_length(head: bytes | bytearray) -> int:
 
 
 class Setup(NamedTuple):
-    """What a tokenizer process is to be. `key` and the two after it are those of a TokenHasher."""
+    """Parameters of a tokenizer process. `key`, `block_tokens` and `short` are those of its TokenHasher."""
 
     source: str
     chat_template: str
@@ -98,12 +98,12 @@ def encode_facts(facts: TokenizerFacts, warnings: Sequence[str]) -> bytes:
 
 
 def encode_problems(problems: Sequence[str], warnings: Sequence[str]) -> bytes:
-    """There is no tokenizer, and why."""
+    """Report that there is no tokenizer, and why."""
     return framed(msgpack.packb([[*problems], [*warnings], []]))
 
 
 def decode_facts(payload: bytes) -> tuple[Sequence[str], Sequence[str], TokenizerFacts | None]:
-    """(problems, warnings, facts): facts if there are no problems. Raises BadResults."""
+    """Return (problems, warnings, facts); there are facts if there are no problems. Raises BadResults."""
     try:
         problems, warnings, fields = msgpack.unpackb(payload)
         facts = None
@@ -119,7 +119,7 @@ def decode_facts(payload: bytes) -> tuple[Sequence[str], Sequence[str], Tokenize
 
 
 def encode_jobs(jobs: Sequence[TokenizeJob], lengths: Sequence[int] = ()) -> bytes:
-    """`lengths` of prefix hashes that are to be noted."""
+    """Encode a batch. `lengths`: lengths of prefix hashes that the process must note."""
     packed = [(job[0], job[1], job[2], state_bytes(job.state), *job[4:]) for job in jobs]
     return framed(msgpack.packb((tuple(lengths), packed)))
 
@@ -159,7 +159,7 @@ def packed_result(result: TokenizeResult) -> bytes:
 
 
 def decode_results(payload: bytes, count: int) -> Reply:
-    """The results of `count` jobs, unread. Raises BadResults."""
+    """Return the results of `count` jobs, still packed. Raises BadResults."""
     try:
         busy_s, prefixes, packed = msgpack.unpackb(payload)
         results = [PackedResult(Status(status), bool(is_whole), data) for status, is_whole, data in packed]

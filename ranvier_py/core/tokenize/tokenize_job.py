@@ -1,11 +1,11 @@
 """Tokenize jobs and their results: all that passes between a node and its tokenizer process.
 
-A node keeps prompts as chains of boundaries, the process knows no chain. So a job carries where token hashing stands
-before its messages, and those messages; a result has the segments of the messages, and what the answer says. The whole
-body goes along only where the messages alone do not do: at first contact, for templates that are not incremental, and
-where the process has answered NEEDS_BODY.
+A node keeps prompts as chains of boundaries, which the process does not know. So a job carries the state of token
+hashing before its messages, and those messages; a result has the segments of the messages, and what the answer says. A
+job has the whole body only if the messages alone are not enough: at first contact, for templates that are not
+incremental, and after the process has answered NEEDS_BODY.
 
-Bounds: TOKENS_MAX and BODY_BYTES_MAX; of what is longer only the answer is read.
+Bounds: TOKENS_MAX and BODY_BYTES_MAX; of a longer prompt only the answer is read.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from ranvier_py.core.prompts.request_body import Prompt
 
 TOKENS_MAX = 1 << 19
 """Tokens, as estimated, of one prompt and of one batch: the tokenizer takes about 200 bytes for each while it works. A
-prompt that is longer is placed by its text alone."""
+longer prompt is placed by its text alone."""
 
-BODY_BYTES_MAX = 8 * TOKENS_MAX  # JSON of many escapes, or with tools as long as the chat
+BODY_BYTES_MAX = 8 * TOKENS_MAX  # JSON with many escapes, or with tools as long as the chat
 
 
 class Status(IntEnum):
-    """What came of a job."""
+    """The outcome of a job."""
 
     DONE = 0
-    FAILED = 1  # the template refuses it, or nothing was to be tokenized
-    NEEDS_BODY = 2  # the new messages can't be cut off the chat
+    FAILED = 1  # the template refuses the prompt, or the job had nothing to tokenize
+    NEEDS_BODY = 2  # the new messages can't be rendered without the rest of the chat
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What a node has to know of a tokenizer with its template.
+    """What a node must know about a tokenizer with its template.
 
     Attributes:
         identity: digest of the tokenizer, the template and their settings: fingerprints of different ones never match.
@@ -64,9 +64,9 @@ class TokenizerFacts:
 class TokenizeJob(NamedTuple):
     """One prompt to be tokenized, with its answer if there is one.
 
-    `state` is where token hashing stands behind the first `known` messages, `root` the running sum of the empty prefix.
-    `content` is JSON of the messages after those, or the text of a completion; None where there is only the answer to
-    read. `body` is the whole body, or empty. `length`: tokens of the whole prompt, as estimated.
+    `state` is the state of token hashing behind the first `known` messages, `root` the running sum of the empty prefix.
+    `content` is JSON of the messages after those, or the text of a completion; None if only the answer is to be read.
+    `body` is the whole body, or empty. `length`: tokens of the whole prompt, as estimated.
     """
 
     kind: str  # "completion" or "generate", or how a chat came (`prompts.request_apis`)
@@ -79,12 +79,12 @@ class TokenizeJob(NamedTuple):
     answer: bytes | None = None  # as it was relayed
     streamed: bool = False
     chunked: bool = False
-    bare: bool = False  # a text as it is, without special tokens
+    bare: bool = False  # tokenize the text without special tokens
 
 
 class TokenizeResult(NamedTuple):
-    """What came of a job. `segments`: one for each message after the known ones, or after none where `is_whole`, then
-    of the answer where it could be tokenized; None where an end is no clean cut, and the next one covers it."""
+    """The result of a job. `segments`: one for each message after the known ones, or for all if `is_whole`, and one for
+    the answer if it could be tokenized; None where the end is no clean cut, so that the next segment covers it."""
 
     status: Status
     is_whole: bool = False
@@ -95,7 +95,7 @@ class TokenizeResult(NamedTuple):
 def job_of(
     prompt: Prompt, answer: bytes | None = None, *, chunked: bool = False, with_body: bool = False
 ) -> tuple[Boundary, TokenizeJob]:
-    """What is to be asked of a prompt that is not opaque, and the boundary that its segments continue from."""
+    """Return the boundary that the segments continue from, and the job for a prompt that is not opaque."""
     end = prompt.end
     ancestor = end.tokenized_ancestor()
     content, body = contents(prompt, ancestor, with_body=with_body)
@@ -107,7 +107,7 @@ def job_of(
 
 
 def contents(prompt: Prompt, ancestor: Boundary, *, with_body: bool) -> tuple[bytes | None, bytes]:
-    """(content, body) of a job: as little as will do."""
+    """Return (content, body) of a job: as little as is enough."""
     end = prompt.end
     if prompt.kind == "completion":
         too_long = end.length > TOKENS_MAX and end.state is None

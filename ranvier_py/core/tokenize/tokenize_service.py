@@ -1,7 +1,7 @@
-"""The work of the tokenizer process: answers are read, messages tokenized, tokens hashed.
+"""The work of the tokenizer process: read answers, tokenize messages, hash tokens.
 
-Tails share one call of the tokenizer, all jobs one of the hasher. Whatever a client sent, and whatever a template makes
-of it, costs its own job at most: that one has FAILED, and the others of its batch are done.
+All tails share one call of the tokenizer, all jobs one call of the hasher. Whatever a client sent, or a template makes
+of it, fails its own job at most (FAILED); the other jobs of the batch are done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEXTS = ("completion", "generate")
 
 
 class Tokenizer(Protocol):
-    """What the service needs; io/tokenizer.py has the real one."""
+    """The interface that the service needs; io/tokenizer.py has the real tokenizer."""
 
     def tokenize(self, chat: Chat) -> TokenizedChat: ...
     def tokenize_tails(self, jobs: Sequence[TailJob]) -> Sequence[TokenizedChat | None]: ...
@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
 
 
 class TokenizeWork:
-    """One job, and what has come of it so far."""
+    """One job in progress."""
 
     __slots__ = ("answer", "hoists_system", "is_whole", "job", "messages", "segments", "tokenized")
 
@@ -41,13 +41,13 @@ class TokenizeWork:
         self.job = job
         self.hoists_system = hoists_system
         self.answer: Answer = NOTHING
-        self.messages: Sequence[Message] = ()  # to be tokenized: after the known ones, or all where `is_whole`
+        self.messages: Sequence[Message] = ()  # to be tokenized: those after the known ones, or all if `is_whole`
         self.is_whole = False
         self.tokenized: TokenizedChat | None = None
         self.segments: Sequence[Segment | None] = ()  # one for each message
 
     def read(self) -> None:
-        """Find out what there is to tokenize."""
+        """Read the answer, and the messages to tokenize."""
         job = self.job
         if job.answer is not None:
             self.answer = read_answer(job.answer, chunked=job.chunked, streamed=job.streamed, kind=job.kind)
@@ -61,7 +61,7 @@ class TokenizeWork:
 
     @property
     def is_tail(self) -> bool:
-        """Whether only new messages of a tokenized chat are to be tokenized."""
+        """Whether only new messages of a chat with a known history are to be tokenized."""
         return self.job.known > 0 and bool(self.messages) and self.job.length - self.job.state.tokens <= TOKENS_MAX
 
     @property
@@ -73,7 +73,7 @@ class TokenizeWork:
         return any(type(message.get("content")) is list and media_of(message) for message in self.messages)
 
     def chat(self) -> Chat:
-        """The whole conversation, with the answer. Raises BodyNeeded."""
+        """Return the whole conversation, with the answer. Raises BodyNeeded."""
         if not self.job.body:
             raise BodyNeeded
         chat = chat_of(self.job.body, APIS[self.job.kind])
@@ -81,7 +81,7 @@ class TokenizeWork:
         return Chat([*messages, *self.answered], chat.tools, chat.template)
 
     def tokenize_whole(self, tokenizer: Tokenizer) -> None:
-        """Whatever is more than a tail: first contacts, completions, and tails that can't be cut off.
+        """Tokenize what is no tail: first contacts, completions, and tails that can't be rendered alone.
 
         Raises TemplateRefused, and BodyNeeded.
         """
@@ -97,13 +97,13 @@ class TokenizeWork:
             self.tokenized = tokenizer.tokenize(chat)
 
     def stretch(self) -> tuple[TokenState, TokenIds, Sequence[int]]:
-        """What is to be hashed: the state before, the tokens, and where messages end in them."""
+        """Return what is to be hashed: the state before, the tokens, and where messages end in them."""
         assert self.tokenized is not None
         state = TokenState(0, self.job.root, ()) if self.is_whole else self.job.state
         return state, self.tokenized.ids, [end for end in self.tokenized.ends if end >= 0]
 
     def take(self, segments: Sequence[Segment]) -> None:
-        """One segment for each end that is a clean cut."""
+        """Assign one segment to each end that is a clean cut."""
         assert self.tokenized is not None
         found = iter(segments)
         self.segments = [next(found) if end >= 0 else None for end in self.tokenized.ends]
@@ -113,11 +113,11 @@ class TokenizeWork:
 
 
 class BodyNeeded(TemplateRefused):
-    """The new messages alone do not do, and the others are not here."""
+    """The new messages alone are not enough, and the job has no body."""
 
 
 class TokenizeService:
-    """Does jobs, batch by batch. Safe to call from several threads if the tokenizer and the hasher are."""
+    """Does jobs, batch by batch. Several threads may call it if the tokenizer and the hasher allow that."""
 
     def __init__(self, tokenizer: Tokenizer, hasher: TokenHasher, *, hoists_system: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -125,11 +125,11 @@ class TokenizeService:
         self._hoists_system = hoists_system
 
     def results(self, jobs: Sequence[TokenizeJob]) -> list[TokenizeResult]:
-        """What comes of each job. Does not raise, whatever is in them."""
+        """Return the result of each job. Raises nothing, whatever the jobs hold."""
         try:
             return self._results([TokenizeWork(job, hoists_system=self._hoists_system) for job in jobs])
         except Exception:
-            if len(jobs) > 1:  # one of them spoils it: each alone
+            if len(jobs) > 1:  # one of them fails the batch: do each alone
                 return [result for job in jobs for result in self.results([job])]
             return [TokenizeResult(Status.FAILED)]
 
@@ -145,7 +145,7 @@ class TokenizeService:
         return [work.result(unfinished.get(id(work), Status.DONE)) for work in works]
 
     def _rest(self, work: TokenizeWork) -> Status:
-        """A job that is no tail."""
+        """Do a job that was not tokenized as a tail."""
         if work.job.content is None:
             return Status.FAILED
         if not work.is_to_tokenize:
@@ -154,7 +154,7 @@ class TokenizeService:
             work.tokenize_whole(self._tokenizer)
         except BodyNeeded:
             return Status.NEEDS_BODY
-        except TemplateRefused:  # the engine will say so itself
+        except TemplateRefused:  # the engine will report it itself
             return Status.FAILED
         return Status.DONE
 
@@ -168,7 +168,7 @@ class TokenizeService:
                 work.take(self._hashed_with_media(work))
 
     def _hashed_with_media(self, work: TokenizeWork) -> list[Segment]:
-        """Message by message, each salted with its media: equal placeholders must not make two images equal."""
+        """Hash message by message, each salted with its media: equal placeholders must not make two images equal."""
         state, ids, _ = work.stretch()
         assert work.tokenized is not None
         segments: list[Segment] = []
@@ -184,7 +184,7 @@ class TokenizeService:
 
 
 def chat_of(body: bytes, api: Api = CHAT) -> Chat:
-    """The whole conversation of a body. Raises TemplateRefused where engines render it each in its own way."""
+    """Return the whole conversation of a body. Raises TemplateRefused if engines may each render it differently."""
     fields = orjson.loads(body)
     if fields.get("add_special_tokens"):
         raise TemplateRefused("the tokenizer is to add to what the template prints")
