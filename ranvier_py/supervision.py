@@ -1,10 +1,10 @@
-"""Keeps a fault of ours in its place: whatever serves one backend, peer, engine, subscriber or socket runs under it.
+"""Confines bugs of ours: all code that serves one backend, peer, engine, subscriber or socket runs under it.
 
-Rules: an exception that nobody expected is a bug. It is counted by place and logged with its traceback, one in
-`LOG_INTERVAL_S` of each place, and costs what was under way: a loop begins anew after a pause, which doubles from
-PAUSE_S to PAUSE_S_MAX and starts over once the loop has run for STEADY_S. A cancellation passes, also where it comes in
-one group with a fault; so does what is no Exception, such as KeyboardInterrupt. A place is the name of a part, never of
-a backend or a peer: each is a time series.
+Rules: an unexpected exception is a bug. It is counted by place, logged with its traceback at most once in
+`LOG_INTERVAL_S` for each place, and ends only the work under way. A loop starts again after a pause, which doubles from
+PAUSE_S to PAUSE_S_MAX and is reset once the loop has run for STEADY_S. A cancellation passes, even in one group with a
+fault; so does anything that is no Exception, such as KeyboardInterrupt. A place is the name of a part, never of a
+backend or a peer, because each place is a time series.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PAUSE_S, PAUSE_S_MAX = 0.1, 30.0
 STEADY_S = 60.0
-"""A loop that ran for so long was fine: its next fault is a new story."""
+"""After running for so long, a loop counts as healthy: its next fault starts with the first pause."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class FaultCounters:
 
 
 class Faults:
-    """All that went wrong unexpectedly in one node."""
+    """The unexpected errors of one node."""
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         self.counters = FaultCounters()
@@ -43,7 +43,7 @@ class Faults:
         self._log_limit = LogLimit()
 
     def note(self, place: str, error: BaseException) -> None:
-        """Count it, and log it unless another one of the place was logged a moment ago."""
+        """Count an error, and log it unless one of the same place was logged within LOG_INTERVAL_S."""
         increment(self.counters.unexpected_errors, place)
         suffix = self._log_limit.suffix(place, self._clock())
         if suffix is not None:
@@ -51,14 +51,14 @@ class Faults:
 
     @contextmanager
     def caught(self, place: str) -> Iterator[None]:
-        """What is done inside ends with its fault; what follows goes on."""
+        """Catch and note a fault of the block, so that what follows goes on."""
         try:
             yield
         except* Exception as group:
             self.note(place, inner(group))
 
     async def once(self, place: str, run: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Run it; a fault ends it and nobody else."""
+        """Run it once; a fault ends only this run."""
         with self.caught(place):
             await run(*arguments)
 
@@ -81,5 +81,5 @@ class Faults:
 
 
 def inner(group: ExceptionGroup[Exception]) -> Exception:
-    """The exception itself, where `except*` made a group of one."""
+    """Unwrap a group that `except*` made of one exception."""
     return group.exceptions[0] if len(group.exceptions) == 1 and not group.message else group

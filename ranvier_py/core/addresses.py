@@ -1,7 +1,7 @@
-"""Addresses as an operator writes them: text -> checked parts.
+"""Parses and checks addresses as an operator writes them.
 
-Nothing is resolved: a name stays a name. Whatever goes through here can be handed to a resolver, to a socket and to TLS
-without another error than that it is not found. Messages of errors never repeat the text, which may carry a password.
+Nothing is resolved: a name stays a name. An address that passes can be given to a resolver, to a socket and to TLS; the
+only error left is that it is not found. Error messages never repeat the text, which may contain a password.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from types import MappingProxyType
 from urllib.parse import SplitResult, urlsplit
 
 GOSSIP_PORT = 7946  # memberlist's, which firewalls may know already
-OFF = "off"  # in the place of an address: it is not to be
+OFF = "off"  # in place of an address: turned off
 
 PORT, PORT_MAX = re.compile("[0-9]{1,5}"), 65_535
 NAME_CHARACTERS_MAX, LABEL_CHARACTERS_MAX = 253, 63  # RFC 1035, 2.3.4, as text without the last dot
 LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?")
-"""Of a host name. The underscore is none of RFC 1123's, and common in the names of containers."""
+"""One label of a host name. RFC 1123 does not allow the underscore, but names of containers often have it."""
 
 NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
-"""A name whose last label is one is an IPv4 address, or meant as one (WHATWG URL, «ends in a number»)."""
+"""A last label that makes a name an IPv4 address, or meant as one (WHATWG URL, «ends in a number»)."""
 
 DEFAULT_PORTS = MappingProxyType({"http": 80, "https": 443, "ws": 80, "wss": 443})
 
@@ -32,7 +32,7 @@ HostPort = tuple[str, int]
 
 
 def checked_host(host: str) -> str:
-    """A name that a resolver can be asked for, or an IP address, as it is. Raises ValueError, which says why not."""
+    """Return `host` if it is an IP address or a name that a resolver accepts. Raises ValueError with the reason."""
     if is_address(host):
         zone = host.partition("%")[2]
         if zone and not ZONE.fullmatch(zone):
@@ -58,7 +58,7 @@ def checked_host(host: str) -> str:
 
 
 def is_punycode(label: str) -> bool:
-    """Whether a label that calls itself an international name can be decoded; True for others."""
+    """Whether a label that claims to be an international name can be decoded; True for others."""
     try:
         return not label.lower().startswith("xn--") or bool(label[4:].encode().decode("punycode"))
     except UnicodeError:
@@ -66,7 +66,7 @@ def is_punycode(label: str) -> bool:
 
 
 def checked_url(text: str, schemes: Collection[str]) -> SplitResult:
-    """The parts of a URL with one of these schemes and a good host and port. Raises ValueError, which says why not."""
+    """Return the parts of a URL with one of these schemes and a valid host and port. Raises ValueError."""
     if not all("!" <= character <= "~" for character in text):
         raise ValueError("must be visible ASCII characters: an international name is written with xn--")
     try:
@@ -85,7 +85,7 @@ def checked_url(text: str, schemes: Collection[str]) -> SplitResult:
 
 
 def beside_port(host: str) -> str:
-    """The host of what stands beside a port: IPv6 in brackets, without a zone, or what has none. Raises ValueError."""
+    """Check the host that stands beside a port: IPv6 in brackets, without a zone; else none. Raises ValueError."""
     plain = host[1:-1] if host.startswith("[") else host
     if (":" in plain) is not host.startswith("["):
         raise ValueError("the host must be in brackets if it is an IPv6 address, and only then")
@@ -95,7 +95,7 @@ def beside_port(host: str) -> str:
 
 
 def host_port(text: str) -> HostPort:
-    """("127.0.0.1", 9180) of "127.0.0.1:9180"; "[::1]:9180" for IPv6. Raises ValueError."""
+    """Parse "127.0.0.1:9180" to ("127.0.0.1", 9180), and "[::1]:9180". Raises ValueError."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not host or (":" in host) is not bracketed or not PORT.fullmatch(port):
@@ -106,7 +106,7 @@ def host_port(text: str) -> HostPort:
 
 
 def is_address(host: str) -> bool:
-    """Whether it is an IP address and not a name."""
+    """Whether `host` is an IP address and not a name."""
     try:
         ip_address(host)
     except ValueError:
@@ -120,7 +120,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_host_port(text: str, port: int = GOSSIP_PORT) -> HostPort:
-    """("a", 7946) of "a"; also "a:80", "::1", "[::1]", "[::1]:80". Raises ValueError."""
+    """Parse "a" to ("a", 7946); also "a:80", "::1", "[::1]", "[::1]:80". Raises ValueError."""
     plain = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if is_address(plain) and (":" in plain or plain == text):
         return checked_host(plain), port
@@ -130,7 +130,7 @@ def parse_host_port(text: str, port: int = GOSSIP_PORT) -> HostPort:
 
 
 def without_secrets(url: str) -> str:
-    """A URL for people: neither whose it is nor what is asked."""
+    """Return a URL that is safe to show: without user, password and query."""
     place = urlsplit(url)
     return f"{place.scheme}://{place.hostname or ''}{f':{place.port}' if place.port else ''}{place.path}"
 

@@ -1,4 +1,4 @@
-"""A dictionary with a bound: the one for all tables that whoever is at the other end could fill."""
+"""A dictionary with a bound, for every table that the other end of a connection could fill."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Value = TypeVar("Value")
 
 
 class BoundedDict(dict[Key, Value]):
-    """At most `entries_max` entries. A key that is set is the newest; beyond the bound the oldest goes, and is counted.
+    """Holds at most `entries_max` entries. A key that is set becomes the newest; beyond the bound the oldest one is
+    dropped and counted.
 
-    Reading moves nothing: who wants the least recently used one to go sets what it reads again.
-    """
+    Reading does not change the order: to drop the least recently used entry, set an entry again after reading it."""
 
     __slots__ = ("dropped", "entries_max")
 

@@ -1,7 +1,7 @@
-"""About how many different keys were seen, in 4 KiB however many there are.
+"""Estimates how many different keys were seen, in 4 KiB however many there are.
 
-HyperLogLog (Flajolet, Fusy, Gandouet and Meunier 2007): of the keys that fall to one of 4,096 registers, the longest
-run of leading zero bits is kept. Few keys are counted by the registers that are still empty. The standard error is
+HyperLogLog (Flajolet, Fusy, Gandouet and Meunier 2007): each of 4,096 registers keeps the longest run of leading zero
+bits among the keys that fall to it. A few keys are counted by the registers that are still empty. The standard error is
 1.6 %.
 """
 
@@ -34,7 +34,7 @@ class Cardinality:
         self._runs[register] = max(self._runs[register], run)
 
     def estimate(self) -> int:
-        """How many different keys were added, about."""
+        """Return about how many different keys were added."""
         empty = self._runs.count(0)
         found = ALPHA * REGISTERS**2 / sum(2.0**-run for run in self._runs)
         if empty and found <= 2.5 * REGISTERS:

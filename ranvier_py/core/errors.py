@@ -2,7 +2,7 @@
 
     RanvierError
     ├── ConfigError                 the operator's: all problems of a configuration at once
-    ├── ListenError                 the operator's, or this machine's: nobody can listen there; an OSError as well
+    ├── ListenError                 the operator's, or this machine's: the address can't be listened on; also an OSError
     ├── RequestError                the client's: refused before any backend was asked
     │   ├── BadRequest          400
     │   ├── Unauthorized        401
@@ -14,7 +14,7 @@
     │   ├── BodyTooLarge        413
     │   ├── ExpectationFailed   417
     │   └── HeaderTooLarge      431
-    ├── Unavailable                 ours: there is nobody to ask just now
+    ├── Unavailable                 ours: no backend can be asked just now
     │   ├── NoBackend           503
     │   ├── NodeBusy            503
     │   └── NodeExhausted       503
@@ -24,12 +24,12 @@
     │   ├── UpstreamGarbled     502
     │   └── UpstreamTimeout     504
     ├── TokenizerLost               ours: there is no tokenizer process just now; it costs matches
-    ├── AddressError                nobody's: a name stands for no address just now; an OSError as of any connection
-    ├── TemplateRefused             nobody's: this chat can't be rendered here; it is routed by load alone
-    └── ClientGone                  nobody's: there is nobody left to answer
-        └── ClientTooSlow           or one who hardly takes his answer
+    ├── AddressError                nobody's: a name has no address just now; also an OSError, like other connect errors
+    ├── TemplateRefused             nobody's: this chat can't be rendered here; it is placed without tokens
+    └── ClientGone                  nobody's: the client closed its connection
+        └── ClientTooSlow           or hardly reads its answer
 
-`status` is what the client is told if nothing was relayed yet. None of these changes the state of the core.
+`status` is what the client gets if nothing was relayed yet. None of these changes the state of the core.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 EXHAUSTION = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.EADDRNOTAVAIL))
-"""This machine, or this process of it, has no descriptor, memory, place in an epoll set (ENOSPC) or port left."""
+"""This machine, or this process, has run out of descriptors, memory, places in an epoll set (ENOSPC) or ports."""
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors that a group holds, however nested; or the error itself."""
+    """Yield the errors that a group holds, however nested; or the error itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
@@ -52,7 +52,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what it holds and what it came from, outermost first."""
+    """Yield an error, the errors it holds and those it came from, outermost first."""
     while error is not None:
         yield error
         if isinstance(error, BaseExceptionGroup):
@@ -62,13 +62,13 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def words_of(error: BaseException) -> str:
-    """What went wrong: the innermost words, for libraries wrap an error in others that say less or nothing."""
+    """Return the innermost message, because libraries wrap an error in others that explain less or nothing."""
     found = [str(each) for each in causes(error) if not isinstance(each, BaseExceptionGroup) and str(each)]
     return found[-1] if found else type(error).__name__
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """Whether it was for want of something here, and nothing else, that a connection was not made."""
+    """Whether a connection failed only because this machine or process ran out of something (EXHAUSTION)."""
     numbers = [each.errno for each in causes(error) if isinstance(each, OSError) and each.errno is not None]
     return bool(numbers) and EXHAUSTION.issuperset(numbers)
 
@@ -82,12 +82,12 @@ class RanvierError(Exception):
     param: str | None = None  # the member of the request that is wrong
 
     def __str__(self) -> str:
-        """Its words, as any answer and log can have them: what they quote of a client may be no Unicode."""
+        """Return the message, fit for any answer or log: what it quotes of a client may not be valid Unicode."""
         return super().__str__().encode("utf-8", "replace").decode()
 
 
 class ConfigError(RanvierError):
-    """The configuration cannot work. `problems` has one line for each key that is wrong."""
+    """The configuration can't work. `problems` has one line for each wrong key."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -95,12 +95,12 @@ class ConfigError(RanvierError):
 
 
 class ListenError(RanvierError, OSError):
-    """An address can't be listened on: it is taken, not of this machine, or a name that stands for none."""
+    """An address can't be listened on: it is in use, not of this machine, or a name that has no address."""
 
 
 @contextmanager
 def listening_on(address: str) -> Iterator[None]:
-    """Any error of looking up and binding within is a ListenError that names the address."""
+    """Turn any OSError from looking up or binding inside the block into a ListenError that names the address."""
     try:
         yield
     except OSError as error:
@@ -156,7 +156,7 @@ class HeaderTooLarge(RequestError):
 
 
 class Unavailable(RanvierError):
-    """Nobody to ask just now. `retry_after_s` becomes the Retry-After header."""
+    """No backend can be asked just now. `retry_after_s` becomes the Retry-After header."""
 
     status, code, kind = 503, "unavailable", "server_error"
     retry_after_s: int = 1
@@ -171,13 +171,13 @@ class NodeBusy(Unavailable):
 
 
 class NodeExhausted(Unavailable):
-    """This node had no descriptor, port or memory for a connection to a backend, which knows nothing of it."""
+    """This node had no descriptor, port or memory left to connect to a backend, so the backend is not to blame."""
 
     code = "node_exhausted"
 
 
 class UpstreamError(RanvierError):
-    """A backend did not answer properly. Safe to try another one only while nothing was relayed."""
+    """A backend did not answer properly. Another backend may be tried only while nothing was relayed."""
 
     status, code, kind = 502, "upstream_error", "server_error"
 
@@ -203,19 +203,19 @@ class UpstreamTimeout(UpstreamError):
 
 
 class TokenizerLost(RanvierError):
-    """The tokenizer's process ended, or was ended, before it answered; or there is none just now."""
+    """The tokenizer process ended, or was ended, before it answered; or there is none just now."""
 
     code = "tokenizer_lost"
 
 
 class AddressError(RanvierError, OSError):
-    """A name has no address, or nobody could tell it in time."""
+    """A name has no address, or no resolver answered in time."""
 
     status, code = 502, "no_address"
 
 
 class TemplateRefused(RanvierError):
-    """The chat template does not render these messages, or there is none. The engine decides: never a 4xx of ours."""
+    """The chat template refuses these messages, or there is none. The engine decides: never a 4xx of ours."""
 
     status, code = 422, "template_refused"
 
@@ -227,7 +227,7 @@ class ClientGone(RanvierError):
 
 
 class ClientTooSlow(ClientGone):
-    """The client takes its answer so slowly that it only holds a place."""
+    """The client reads its answer so slowly that it only occupies a place."""
 
     code = "client_too_slow"
 

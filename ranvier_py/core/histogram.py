@@ -1,9 +1,9 @@
-"""Histograms with fixed buckets: where a number was, not which numbers there were.
+"""Histograms with fixed buckets, which count how many values fall into each range.
 
 A histogram counts observations in buckets set at construction, and keeps their sum. Nothing is sampled or forgotten.
 
-Rules: bounds are upper bounds, inclusive, ascending; one more bucket without a bound takes the rest. Memory
-is fixed. A quantile is an estimate whose error is the width of its bucket.
+Rules: bounds are inclusive upper bounds, ascending; one more bucket without a bound takes the rest. Memory is fixed. A
+quantile is an estimate whose error is the width of its bucket.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value. NaN has no bucket: the caller's bug, and it would spoil the sum for ever."""
+        """Count one value. NaN has no bucket: it is a bug of the caller, and would spoil the sum for ever."""
         assert value == value, "NaN observed"  # noqa: PLR0124  # the cheapest test for NaN
         self.counts[bisect_left(self.bounds, value)] += 1
         self.count += 1
         self.sum += value
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """(upper bound, observations up to it) for every bucket; the last bound is infinity."""
+        """Return (upper bound, observations up to it) for every bucket; the last bound is infinity."""
         return list(zip((*self.bounds, inf), accumulate(self.counts), strict=True))
 
     def quantile(self, share: float) -> float:
-        """Estimate of the value below which this share (0 to 1) lies; NaN while empty.
+        """Estimate the value below which this share (0 to 1) of the observations lies; NaN while there are none.
 
-        Straight line inside a bucket; the first one starts at 0 or its bound, and what lies above all bounds counts as
-        the highest bound.
+        Interpolates linearly inside a bucket. The first bucket starts at 0, or at its bound if that is negative; values
+        above all bounds count as the highest bound.
         """
         if not 0.0 <= share <= 1.0:
             raise ValueError("a share is between 0 and 1")

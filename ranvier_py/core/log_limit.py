@@ -1,4 +1,4 @@
-"""How often a kind of trouble is logged: once in LOG_INTERVAL_S, with the number of times that were not.
+"""Limits how often a kind of trouble is logged: once in LOG_INTERVAL_S, with the number of times it was not logged.
 
 Source: consul#19965, a line every 3 s for years.
 """
@@ -9,13 +9,13 @@ LOG_INTERVAL_S = 30.0
 
 
 class LogLimit:
-    """Which kinds of trouble were logged lately. Kinds are few: parts of the program and errors."""
+    """Remembers which kinds of trouble were logged lately. Kinds are few: parts of the program and errors."""
 
     def __init__(self) -> None:
         self._logged: dict[str, tuple[float, int]] = {}  # kind -> (logged at, not logged since)
 
     def suffix(self, kind: str, now: float) -> str | None:
-        """What to add to the line to be logged now; None when one of the kind was logged a moment ago."""
+        """Return what to append to the line to log now; None if one of this kind was logged within LOG_INTERVAL_S."""
         logged_at, more = self._logged.get(kind, (-LOG_INTERVAL_S, 0))
         if now - logged_at < LOG_INTERVAL_S:
             self._logged[kind] = (logged_at, more + 1)

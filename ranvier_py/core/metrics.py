@@ -1,7 +1,7 @@
-"""Numbers to be seen from outside: declared once, where they are counted, and rendered elsewhere.
+"""Numbers for metrics and status, declared where they are counted and rendered elsewhere.
 
 A component counts in one mutable dataclass whose fields are made by `counter`, `gauge` and `histogram`. `samples` reads
-them when somebody asks; `values` gives the same numbers as JSON.
+them on request; `values` returns the same numbers as JSON.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Kind = Literal["counter", "gauge", "histogram"]
 class Sample:
     """One time series at this moment.
 
-    `name` has its unit last and neither our prefix nor `_total`: "requests", "first_token_seconds". All samples of one
-    name have the same kind and help, and differ in their labels. Values of labels come from short lists: each new one
-    is a new time series for ever.
+    `name` ends with its unit and has neither our prefix nor `_total`: "requests", "first_token_seconds". All samples of
+    one name have the same kind and help, and differ in their labels. Label values come from short lists, because each
+    new one is a new time series for ever.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Sample:
 
 
 def counter(help_text: str, *, label: str = "") -> Any:
-    """A number that only grows. With `label`: a dict of them, one for each value of that label."""
+    """Declare a number that only grows. With `label`: a dict of such numbers, one for each value of that label."""
     return _declared("counter", help_text, label)
 
 
 def gauge(help_text: str, *, label: str = "") -> Any:
-    """A number that rises and falls. With `label`: a dict of them, one for each value of that label."""
+    """Declare a number that rises and falls. With `label`: a dict of such numbers, one for each value of that label."""
     return _declared("gauge", help_text, label)
 
 
@@ -51,12 +51,12 @@ def _declared(kind: Kind, help_text: str, label: str) -> Any:
 
 
 def increment(counts: dict[str, int], key: str) -> None:
-    """One more of a kind, in a counter with a label."""
+    """Add one to a counter with a label."""
     counts[key] = counts.get(key, 0) + 1
 
 
 def samples(part: str, counters: Any, labels: Mapping[str, str] = {}) -> Iterator[Sample]:  # only read
-    """One sample for each declared field of a dataclass, and for each key of a field with a label.
+    """Yield one sample for each declared field of a dataclass, or for each key of a field with a label.
 
     Names begin with `part`, if there is one.
     """
@@ -74,6 +74,6 @@ def samples(part: str, counters: Any, labels: Mapping[str, str] = {}) -> Iterato
 
 
 def values(counters: Any) -> dict[str, Any]:
-    """The declared numbers as JSON."""
+    """Return the declared numbers as JSON."""
     found = {each.name: getattr(counters, each.name) for each in fields(counters) if each.metadata}
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}

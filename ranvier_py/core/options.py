@@ -1,11 +1,11 @@
-"""Options: what may be set of a component, as fields of a frozen dataclass that know their meaning and their limits.
+"""Options: the settings of a component, as fields of a frozen dataclass that know their meaning and limits.
 
-A component writes its options once, in its own file, as a subclass of Options whose fields are made by `option`. From
-there come the default and the check. What has a meaning and a section of the reference, its own or its component's, an
-operator may set: from its key come the flag, the variable, and the line of the file and of the reference (`config/`).
-Options of policies are set by their names. So no default exists twice. Making an Options checks every field and
-reports all problems at once, by a ConfigError with one line each. Limits that tie several fields together are
-`contradictions`, asked for when each field alone is good.
+A component declares its options once, in its own file, as a subclass of Options whose fields are made by `option`. The
+default and the check follow from that, so no default exists twice. An operator may set an option that has a meaning and
+a section of the reference, its own or its component's; flag, variable, and the lines of the file and of the reference
+follow from its key (`config/`). Options of policies are set by their names. Creating an Options checks every field and
+raises one ConfigError with a line for each problem. `contradictions` checks limits that tie several fields together,
+once each field alone is good.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ SECONDS_MAX = 86_400.0
 
 
 class Option(NamedTuple):
-    """What one option is and may be. `above`, `least` and `most` are for numbers, `one_of` for words."""
+    """Meaning and limits of one option. `above`, `least` and `most` are for numbers, `one_of` for words."""
 
     default: Any
     meaning: str
     least: float
     most: float
-    above: float  # excluded itself
+    above: float  # exclusive
     one_of: Sequence[str]
-    key: str  # by which an operator sets it; empty: PREFIX and the name of its field
+    key: str  # the operator's name for it; empty: PREFIX and the name of its field
     section: str  # of the reference; empty: SECTION
 
 
@@ -48,26 +48,26 @@ def option(  # noqa: PLR0913  # one declaration says all
     key: str = "",
     section: str = "",
 ) -> Any:
-    """A field of Options. Numbers, words and switches are checked by the type of the default; other values are not."""
+    """Declare a field of Options. Numbers, words and switches are checked by the default's type, other values never."""
     made = Option(default, meaning, least, most, above, one_of, key, section)
     return field(default=default, metadata=MappingProxyType({"option": made}))
 
 
 def seconds(default: float, meaning: str = "", *, key: str = "", section: str = "") -> Any:
-    """An option that is a time: above 0, at most a day."""
+    """Declare an option that is a time: above 0, at most a day."""
     return option(default, meaning, above=0.0, most=SECONDS_MAX, key=key, section=section)
 
 
 def part(kind: type[Any]) -> Any:
-    """A field of Options that holds the options of a component."""
+    """Declare a field of Options that holds the options of a component."""
     return field(default_factory=kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What may be set of one component. This one has no options.
+    """The settings of one component. This base class has none.
 
-    SECTION is where its options stand in the reference, PREFIX how their keys begin, unless one says otherwise.
+    SECTION is their section in the reference, and PREFIX begins their keys, unless an option names its own.
     """
 
     SECTION: ClassVar[str] = ""
@@ -84,17 +84,17 @@ class Options:
             raise ConfigError(problems)
 
     def contradictions(self) -> list[str]:
-        """What is wrong with fields that are good each by itself, one line each."""
+        """Return what is wrong between fields that are each good alone, one line each."""
         return []
 
 
 def options_of(kind: type[Any]) -> dict[str, Option]:
-    """All options of a kind by the name of their field, in the order in which they are written."""
+    """Return all options of a class by the name of their field, in the order of declaration."""
     return {one.name: one.metadata["option"] for one in fields(kind) if "option" in one.metadata}
 
 
 def fits(value: object, limits: Option) -> bool:
-    """Whether a value has the type of the default and keeps its limits. A whole number is a number."""
+    """Whether a value has the type of the default and is within its limits. An int is allowed where a float is."""
     default = limits.default
     if isinstance(default, str) and limits.one_of:
         return value in limits.one_of
@@ -108,7 +108,7 @@ def fits(value: object, limits: Option) -> bool:
 
 
 def expected(limits: Option) -> str:
-    """What a value must be, in words."""
+    """Describe in words what a value must be."""
     if isinstance(limits.default, bool):
         return "true or false"
     if isinstance(limits.default, str):
@@ -122,7 +122,7 @@ def expected(limits: Option) -> str:
 
 
 def read(text: str, default: OptionValue) -> OptionValue:
-    """A value that came as text (from a command line), by the type of the default; the text itself where it is none."""
+    """Convert a text (of a command line) to the type of the default; return the text itself if it is none."""
     if isinstance(default, bool):
         return {"true": True, "false": False}.get(text.lower(), text)
     try:
@@ -132,7 +132,7 @@ def read(text: str, default: OptionValue) -> OptionValue:
 
 
 def chosen(kind: type[Options], named: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-    """Those of `named` that are options of this kind, read from text where they are no words."""
+    """Return those of `named` that are options of this class, converted from text unless they are words."""
     return {
         name: read(value, limits.default) if isinstance(value := named[name], str) else value
         for name, limits in options_of(kind).items()

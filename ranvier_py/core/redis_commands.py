@@ -1,4 +1,4 @@
-"""What parts of a node send to Redis and get back; io/redis_pool.py does it."""
+"""What parts of a node send to Redis and receive from it; io/redis_pool.py implements it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PREFIX_CHARACTERS_MAX = 60
 
 
 class RedisFailure(NamedTuple):
-    """Nothing is known of what was sent. `why` is for people and holds no secret."""
+    """It is not known what became of the commands. `why` is for people and holds no secret."""
 
     kind: FailureKind
     why: str
 
 
-class RedisRefusal(Exception):  # a reply, which nobody raises
-    """Redis answered one command with an error; `code` is what it calls that, as OOM, READONLY or WRONGTYPE."""
+class RedisRefusal(Exception):  # a reply, which is never raised
+    """Redis answered one command with an error; `code` is Redis's name for it: OOM, READONLY or WRONGTYPE."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
@@ -38,16 +38,16 @@ class RedisCommands(Protocol):
     def idle(self) -> int: ...
 
     def send(self, commands: Sequence[Command], *, connects: bool = False) -> Awaitable[list[object] | RedisFailure]:
-        """Send them as one pipeline. The replies, RedisRefusals among them; raises nothing.
+        """Send them as one pipeline and return the replies, RedisRefusals among them. Raises nothing.
 
-        `connects`: the deadline has room for a new connection.
+        `connects`: the deadline leaves room for a new connection.
         """
 
     def close_idle(self) -> None: ...
 
 
 def prefix_problems(field: str, prefix: str) -> list[str]:
-    """What is wrong with what is to begin the names of keys."""
+    """Return what is wrong with a prefix of key names."""
     if not 1 <= len(prefix) <= PREFIX_CHARACTERS_MAX or not all("!" <= each <= "~" for each in prefix):
         return [f"{field}: must be 1 to {PREFIX_CHARACTERS_MAX} visible ASCII characters"]
     if any(each in "*?[]\\^" for each in prefix):
