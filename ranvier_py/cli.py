@@ -1,7 +1,7 @@
 """The command line: `ranvier serve | config | explain | status | clients | replay | lint | reporter | version`.
 
-Flags of `serve` and `config` follow from the fields of Config; nothing about a key is written here. `explain`, `status`
-and `clients` are clients of a node's control port. Each command returns an exit code; see EXIT_CODES.
+Flags of `serve` and `config` are derived from the fields of Config; no key is repeated here. `explain`, `status` and
+`clients` are clients of a node's control port. Each command returns an exit code; see EXIT_CODES.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ EXIT_CODES = """exit codes:
   4  the control port can't be reached"""
 
 SHORT_FLAGS = {"record_file": ("--record",)}
-"""Further spellings of a key's flag."""
+"""Additional flags of a key."""
 
 KILL_MARGIN_S = 10.0
-"""Workers have this long after the drain deadline to close down before they are killed."""
+"""Time that workers have after the drain deadline to close down before they are killed."""
 
 ADMIN_TIMEOUT_S = 10.0
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 86_400.0
-"""Between two pages of a status that is watched: a node shall not be busy with it, and no clock can wait for ever."""
+"""Seconds between two pages of a watched status: not too many requests for the node, and no wait beyond a day."""
 
 HEADER = re.compile(r"\s*([!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*:\s*([^\r\n\0]*)")
 DEFAULT_CONTROL = "http://127.0.0.1:9180"
 
 
 class CommandError(Exception):
-    """What a command ends with: a message for stderr and an exit code."""
+    """Ends a command with a message for stderr and an exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -81,7 +81,7 @@ class CommandError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. `argv` without the program's name; sys.argv when None. Returns the exit code."""
+    """Run a command and return its exit code. `argv` has no program name; None: sys.argv."""
     open_standard_streams()
     parser = make_parser()
     options, extra = parser.parse_known_args(argv)
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.problems and not hasattr(options, "config"):
             raise ConfigError(options.problems)
         code = int(options.run(options))
-        sys.stdout.flush()  # here, where an error is caught; a print of nothing fails where the disk is full
+        sys.stdout.flush()  # here, where an error is caught; printing nothing instead would fail on a full disk
         return code
     except ConfigError as error:
         print(
@@ -110,12 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno != errno.ENOSPC:
             raise
         print(f"ranvier: the output can't be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it can't be either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the output can't be written either
         return EXIT_FAILED
 
 
 def open_standard_streams() -> None:
-    """What the process was started without is /dev/null: a socket would get the number, and what is printed."""
+    """Open missing standard streams as /dev/null: else a socket would get the descriptor, and what is printed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # for good
@@ -173,7 +173,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """--config, and one flag for each key that is no secret. What is not given is not set."""
+    """Add --config, and one flag for each key that is no secret. Flags that are not given set nothing."""
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help=f"TOML or YAML file; ${FILE_VARIABLE} names one too"
     )
@@ -204,12 +204,12 @@ def add_control_key_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def flags_of(parser: argparse.ArgumentParser) -> list[str]:
-    """The long flags that its help names."""
+    """Return the long flags in the help of a parser."""
     return re.findall(r"--[a-z][a-z-]+", parser.format_help())
 
 
 def unknown_arguments(extra: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
-    """A problem for each flag that is none, and for values that belong to no flag. `flags`: those there are."""
+    """Yield a problem for each unknown flag, and for each value that belongs to no flag. `flags` are the known ones."""
     after_unknown_flag = False
     for argument in extra:
         name = argument.partition("=")[0]
@@ -224,7 +224,7 @@ def unknown_arguments(extra: Sequence[str], flags: Sequence[str]) -> Iterator[st
 
 
 def load_from(options: argparse.Namespace, file: Path | None = None) -> Loaded:
-    """What these flags ask for. Raises ConfigError with all problems, those of the flags themselves first."""
+    """Load the configuration of these flags. Raises ConfigError with all problems, those of flags first."""
     given = vars(options)
     flags = {name: given[name] for name in KEYS if name in given}
     try:
@@ -244,11 +244,11 @@ def serve_command(options: argparse.Namespace) -> int:
     set_up_logs(config.log_level, config.log_format, secrets=config.secret_values())
     for note in notes:
         log.warning("config.note %s", note)
-    if not os.isatty(0):  # a hang-up asks a service to read its configuration again: none before the node is ready
+    if not os.isatty(0):  # SIGHUP means to read the configuration again; it is ignored until the node is ready
         signal.signal(signal.SIGHUP, lambda *_: None)
     if config.workers == 1:
         return run_node(config, partial(load_from, options))
-    key = secrets.token_bytes(32)  # the workers have it by being forked, now and at a restart; nobody else ever does
+    key = secrets.token_bytes(32)  # the workers get it by fork, now and at a restart; nobody else ever does
     supervisor = Supervisor(
         config.workers,
         lambda index: run_worker(options, config, index, key, is_newer=supervisor.hang_ups > 0),
@@ -259,7 +259,7 @@ def serve_command(options: argparse.Namespace) -> int:
 
 
 def run_worker(options: argparse.Namespace, config: Config, index: int, key: bytes, *, is_newer: bool) -> int:
-    """One of several workers in this process. `is_newer`: the others have read their configuration again meanwhile."""
+    """Run one of several workers in this process. `is_newer`: the others have read their configuration again since."""
 
     def spread() -> None:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
@@ -270,7 +270,7 @@ def run_worker(options: argparse.Namespace, config: Config, index: int, key: byt
 
 
 def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:
-    """One node in this process, until a signal ends it; `load` reads its configuration again. Returns the exit code."""
+    """Run a node in this process until a signal ends it; `load` reads its configuration anew. Returns the exit code."""
     from ranvier_py.control.control_port import serve_node
     from ranvier_py.node.reload import ConfigSource
     from ranvier_py.node.run_node import run
@@ -280,7 +280,7 @@ def run_node(config: Config, load: Callable[[], Loaded], **source: Any) -> int:
     except (Exception, BaseExceptionGroup) as error:
         known = [describe(leaf) for leaf in leaves(error)]
         if any(code == EXIT_FAILED for _, code in known):
-            log.critical("node.failed", exc_info=error)  # Python's own words would wait for whoever reads them
+            log.critical("node.failed", exc_info=error)  # Python's own traceback would block if nobody reads stderr
             return EXIT_FAILED
         last_words("\n".join(f"ranvier: {message}" for message, _ in known))
         return max(code for _, code in known)
@@ -322,7 +322,7 @@ def config_command(options: argparse.Namespace) -> int:
 
 
 def check_files(config: Config) -> None:
-    """Raises ConfigError with all that is wrong with the files which a node reads at its start. No hub is asked."""
+    """Check the files that a node reads at its start. Raises ConfigError with all that is wrong. Asks no hub."""
     from ranvier_py.io.keys import read_keys
     from ranvier_py.io.tokenizer import check_files as check_tokenizer
     from ranvier_py.node.parts import tls_context
@@ -362,7 +362,7 @@ def explain_command(options: argparse.Namespace) -> int:
     fields = []
     for line in options.header:
         if (found := HEADER.fullmatch(line)) is None:
-            raise CommandError("--header takes NAME:VALUE", EXIT_CONFIG)  # what it was given may be a key
+            raise CommandError("--header takes NAME:VALUE", EXIT_CONFIG)  # the argument may be a key
         fields.append((found[1].encode(), os.fsencode(found[2].rstrip())))
     try:
         body = options.file.read_bytes() if options.file else sys.stdin.buffer.read()
@@ -381,7 +381,7 @@ def clients_command(options: argparse.Namespace) -> int:
 
 
 def lint_command(options: argparse.Namespace) -> int:
-    """A URL without a path is that of a node; its key is for no other."""
+    """Lint files or a URL. A URL without a path is a node's; only a node gets the control key."""
     if bool(options.files) == bool(options.url):
         raise CommandError("lint takes FILE, or --url URL", EXIT_CONFIG)
     book = rule_book(options.client_rules_file)
@@ -441,7 +441,7 @@ def node_status(client: httpx.Client, other: httpx.Client | None) -> NodeStatus:
 
 
 def control_client(options: argparse.Namespace, address: str | None = None) -> httpx.Client:
-    """For the node at `address`, or at --control. Raises CommandError or ConfigError; no message shows the key."""
+    """Return a client for `address`, else --control. Raises CommandError or ConfigError; no message shows the key."""
     variable = variable_of("control_key")
     key = os.environ.get(variable, "").strip()
     if options.control_key_file is not None:
@@ -454,7 +454,7 @@ def control_client(options: argparse.Namespace, address: str | None = None) -> h
 
 
 def control_url(address: str) -> httpx.URL:
-    """ "HOST:PORT" or a URL. Raises CommandError."""
+    """Parse "HOST:PORT" or a URL. Raises CommandError."""
     with suppress(httpx.InvalidURL, ValueError):
         url = httpx.URL(address if "://" in address else f"http://{address}")
         if url.scheme in ("http", "https") and url.host:
@@ -463,7 +463,7 @@ def control_url(address: str) -> httpx.URL:
 
 
 def asked(client: httpx.Client, method: str, path: str, also: int = 200, **sent: Any) -> httpx.Response:
-    """The node's answer. Raises CommandError with the node's own words when it refuses, or when there is no node."""
+    """Return the node's answer. Raises CommandError, with the node's message if it refuses, or if there is no node."""
     try:
         response = client.request(method, path, **sent)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -475,7 +475,7 @@ def asked(client: httpx.Client, method: str, path: str, also: int = 200, **sent:
 
 @contextmanager
 def of_a_node(client: httpx.Client) -> Iterator[None]:
-    """What is made of its answers within. Raises CommandError where they are no node's, but an engine's, say."""
+    """Raise CommandError if reading the answers inside fails, because an engine, say, answered instead of a node."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -1,13 +1,12 @@
-"""Where a node gossips, and what each of several workers is: from the keys of the configuration to hosts and ports,
-unresolved.
+"""Derives from the configuration where a node gossips, and the configuration of each of several workers.
 
-Gossip runs as soon as one of `gossip`, `join`, `cluster_key_file` or `insecure_gossip` is set, and between the workers
-of one machine, who then are peers over loopback. `gossip = "off"` keeps even those apart. Worker i listens on the port
-+ i and joins its siblings, which is all there is to several nodes for each host.
+Hosts and ports stay unresolved. Gossip runs if one of `gossip`, `join`, `cluster_key_file` or `insecure_gossip` is set,
+and between several workers of one machine, which are peers over loopback; `gossip = "off"` turns off even that. Worker
+i listens on the port + i and joins its siblings. Nothing else distinguishes workers from other nodes.
 
-Rules: what peers are sent is an address of this machine alone: never 0.0.0.0 or ::, and no loopback address where
-peers are elsewhere. Whoever can be reached from elsewhere needs a key, or says `insecure_gossip`. Names are judged once
-they are resolved (`io/discovery`), literals here.
+Rules: the address given to peers belongs to this machine; it is never 0.0.0.0 or ::, nor loopback if peers are
+elsewhere. A node that can be reached from elsewhere needs a key or `insecure_gossip`. Literal addresses are checked
+here, names once they are resolved (`io/discovery`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Problem = tuple[tuple[str, ...], str]  # (keys involved, what is wrong)
 
 
 class GossipEndpoints(NamedTuple):
-    """Where one node gossips. `advertise` is None where only the way to the peers will show; port 0: the bound one."""
+    """Where one node gossips. `advertise` None: the route to the peers will show it. Port 0: any free one."""
 
     listen: HostPort
     advertise: HostPort | None
@@ -43,7 +42,7 @@ class GossipEndpoints(NamedTuple):
 
 
 def gossip_endpoints(config: Config) -> GossipEndpoints | None:
-    """None when this node does not gossip."""
+    """Return where this node gossips; None if it does not."""
     if config.gossip == OFF:
         return None
     if config.gossip:
@@ -61,7 +60,7 @@ def gossip_endpoints(config: Config) -> GossipEndpoints | None:
 
 
 def of_worker(endpoints: GossipEndpoints, index: int, workers: int) -> GossipEndpoints:
-    """The endpoints of one of several workers: ports of its own, and its siblings among those to join."""
+    """Return the endpoints of one of several workers: ports of its own, and its siblings among the peers to join."""
     host, port = endpoints.listen
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     siblings = tuple((near, port + other) for other in range(workers) if other != index)
@@ -70,10 +69,10 @@ def of_worker(endpoints: GossipEndpoints, index: int, workers: int) -> GossipEnd
 
 
 def config_of_worker(config: Config, index: int, key: bytes) -> Config:
-    """The configuration of worker `index`: its own ports, its siblings as peers.
+    """Return the configuration of worker `index`: its own ports, its siblings as peers.
 
-    `key` is 32 random bytes that the workers share by being forked from one parent; it serves those whose only
-    peers are each other. `workers` stays, it means a shared public port.
+    `key` is 32 random bytes that the workers inherit from their parent; it is used if their only peers are each other.
+    `workers` stays, because it means that they share the public port.
     """
     host, port = host_port(config.control)
     changes: dict[str, Any] = {"control": spelled((host, port + index if port else 0))}
@@ -91,12 +90,12 @@ def config_of_worker(config: Config, index: int, key: bytes) -> Config:
 
 
 def numbered(file: Path | None, worker: int) -> Path | None:
-    """A worker's own file, where all have one name."""
+    """Return the worker's own file, for a name that all workers are given."""
     return file and file.with_name(f"{file.name}.{worker}")
 
 
 def key_of_their_own(config: Config) -> bool:
-    """Whether nobody but the workers of one parent are peers, and no key is given: then any random one will do."""
+    """Whether the only peers are workers of one parent, and no key is given; then a random key is used."""
     endpoints = gossip_endpoints(config)
     if endpoints is None or config.cluster_key_file or config.insecure_gossip:
         return False
@@ -107,7 +106,7 @@ def key_of_their_own(config: Config) -> bool:
 
 
 def problems(config: Config) -> Iterator[Problem]:
-    """What is good alone but not together. Values must have been checked one by one before."""
+    """Yield what is wrong between values that are each good alone. Each must have been checked before."""
     endpoints = gossip_endpoints(config)
     if endpoints is None:
         asked = [name for name in ("join", "cluster_key_file", "advertise") if getattr(config, name)]
@@ -138,7 +137,7 @@ def address_problems(endpoints: GossipEndpoints) -> Iterator[Problem]:
 
 
 def same_family(listen: str, host: str) -> bool:
-    """Whether a socket that listens there receives what is sent to `host`. A name may be of either; :: has both."""
+    """Whether a socket that listens there receives what is sent to address `host`; :: and names take either family."""
     if listen == "::" or not is_address(listen):
         return True
     return ip_address(listen).version == ip_address(host).version
@@ -157,7 +156,7 @@ def port_problems(config: Config, endpoints: GossipEndpoints) -> Iterator[Proble
 
 
 def ports_meet(one: HostPort, count: int, other: HostPort, others: int) -> bool:
-    """Whether so many ports from each on have one in common, on an address that both may listen on."""
+    """Whether `count` ports from `one` on and `others` from `other` on overlap, on addresses that could conflict."""
     (host, port), (other_host, other_port) = one, other
     meet = port and other_port and port < other_port + others and other_port < port + count
     return bool(meet) and (host == other_host or is_wildcard(host) or is_wildcard(other_host))

@@ -1,9 +1,9 @@
-"""Loading the configuration: flags, environment and a file become one Config, or a list of all that is wrong.
+"""Loads the configuration: flags, environment and a file become one Config, or a list of all that is wrong.
 
 The first source that has a key wins: flag, variable, file; then the default. Every problem is reported at once, with
-the key and where it came from, and never shows a secret. Unknown keys are errors, not silence. Nothing is read but the
-configuration's own file and the secrets' files. A file is TOML, or YAML by its name: then it may be one of Continuum
-Router's (`continuum_file`).
+the key and where it came from, and never shows a secret. Unknown keys are errors. The only files read are that of the
+configuration, those of secrets and that of the rules. A file is TOML, or YAML if its name says so; YAML may be a file
+of Continuum Router (`continuum_file`).
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ FILE_VARIABLE = "RANVIER_CONFIG"
 YAML_SUFFIXES = (".yaml", ".yml")
 
 SECRET_FILE_BYTES_MAX = 4096
-"""A key file is one line; whatever is longer is another file by mistake."""
+"""A key file is one line; a longer file was named by mistake."""
 
 SECRET_BYTES_MIN = 16
 
 KUBERNETES_LINK = re.compile(
     r"RANVIER(_\w+)?_(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT=\w+://|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=).*", re.DOTALL
 )
-"""Kubernetes sets these in every pod beside a Service whose name begins with «ranvier»; nobody meant them for us."""
+"""Variables that Kubernetes sets in every pod beside a Service whose name begins with «ranvier»; they are ignored."""
 
 WORDS = {
     "Input should be": "must be",
     "String should have": "must have",
     "Input is not a valid path for <class 'pathlib.Path'>": "must be a path",
 }
-"""Pydantic's, and what we say."""
+"""Phrases of Pydantic -> ours."""
 
 
 @dataclass(slots=True)
 class Loading:
-    """What a load has found so far."""
+    """The state of a load."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)  # how the operator calls a key where he set it
+    origins: dict[str, str] = field(default_factory=dict)  # the operator's name for a key where it was set
     problems: list[str] = field(default_factory=list)
     bad: dict[str, None] = field(default_factory=dict)  # keys with a problem
-    notes: list[str] = field(default_factory=list)  # what the operator may not expect
-    sources: Sequence[EventSourceEntry] = ()  # for backends, by their names
-    typed: Collection[str] = ()  # keys of a file, which has numbers and switches; all else has text
+    notes: list[str] = field(default_factory=list)  # effects that the operator may not expect
+    sources: Sequence[EventSourceEntry] = ()  # for backends, matched by name
+    typed: Collection[str] = ()  # keys taken from a file, which has numbers and switches; other sources have text
 
     def add(self, key_name: str, message: str) -> None:
         name = key_name.partition("[")[0].partition(".")[0]
@@ -72,7 +72,7 @@ class Loading:
 
 
 class Loaded(NamedTuple):
-    """A configuration, where each key that was set came from, and what the operator may not expect of it."""
+    """A configuration, where each key that was set came from, and effects that the operator may not expect."""
 
     config: Config
     origins: Mapping[str, str]
@@ -80,12 +80,12 @@ class Loaded(NamedTuple):
 
 
 def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tuple[Config, Mapping[str, str]]:
-    """The configuration, and where each key that was set came from. As `load_noted`."""
+    """Return the configuration, and where each key that was set came from. See `load_noted`."""
     return load_noted(flags, file)[:2]
 
 
 def load_noted(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Loaded:
-    """`flags` are values of the command line by key. Without a `file`, $RANVIER_CONFIG may name one.
+    """Load the configuration. `flags` are values of the command line by key; $RANVIER_CONFIG may replace `file`.
 
     Raises ConfigError with every problem found.
     """
@@ -105,7 +105,7 @@ def load_noted(flags: Mapping[str, Any] | None = None, file: Path | None = None)
 
 
 def config_of(**values: Any) -> Config:
-    """The configuration of these keys alone, whatever the environment has. Raises ConfigError with every problem."""
+    """Return the configuration of these keys alone, without the environment. Raises ConfigError with all problems."""
     return loaded(Loading(values))
 
 
@@ -117,7 +117,7 @@ def loaded(found: Loading) -> Config:
 
 
 def read_file(file: Path | None, found: Loading) -> tuple[Mapping[str, Any], Callable[[str], str]]:
-    """The values in a file by key, and what says where each stands."""
+    """Return the values in a file by key, and a function that says where a key is written."""
     if file is None:
         return {}, str
     if file.suffix.lower() not in YAML_SUFFIXES:
@@ -135,7 +135,7 @@ def read_file(file: Path | None, found: Loading) -> tuple[Mapping[str, Any], Cal
 
 def read_toml(file: Path, problems: list[str]) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))  # some editors begin with a byte order mark
+        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))  # some editors write a byte order mark first
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         problems.append(f"{file}: not TOML: {error}")
     except OSError as error:
@@ -144,7 +144,7 @@ def read_toml(file: Path, problems: list[str]) -> Mapping[str, Any]:
 
 
 def unknown_variables() -> Iterator[str]:
-    """Variables with our prefix that name no key."""
+    """Yield a problem for each variable with our prefix that names no key."""
     known = {variable_of(name) for name in KEYS} | {FILE_VARIABLE}
     for name, value in sorted(os.environ.items()):
         if name.startswith(ENV_PREFIX) and name not in known and not KUBERNETES_LINK.fullmatch(f"{name}={value}"):
@@ -152,7 +152,7 @@ def unknown_variables() -> Iterator[str]:
 
 
 def checked(found: Loading) -> Config:
-    """A Config of what is good among the values; what is bad becomes problems."""
+    """Return a Config of the good values, and add a problem for each bad one."""
     values: dict[str, Any] = {}
     for name in [
         *(each for each in KEYS if each in found.values),
@@ -187,7 +187,7 @@ def checked(found: Loading) -> Config:
 
 
 def parsed(key: Key, value: Any) -> Any:
-    """A value by the type of its key, also where it came as text. Raises ValidationError."""
+    """Convert a value, maybe from text, to the type of its key. Raises ValidationError."""
     kind = key.annotation
     if get_origin(kind) is tuple:
         kind = Annotated[kind, BeforeValidator(split_items)]
@@ -195,7 +195,7 @@ def parsed(key: Key, value: Any) -> Any:
 
 
 def made(values: Mapping[str, Any], found: Loading) -> Config:
-    """The Config of values that are good one by one; where those of one component do not go together, without them."""
+    """Return the Config of values that are each good; if those of a component contradict, without any component's."""
     try:
         return assembled(values)
     except ConfigError as error:
@@ -206,7 +206,7 @@ def made(values: Mapping[str, Any], found: Loading) -> Config:
 
 
 def secrets_of_files(values: Mapping[str, Any], found: Loading) -> dict[str, SecretStr]:
-    """The secrets that are read from their files."""
+    """Read the secrets that are given by a file."""
     read: dict[str, SecretStr] = {}
     for name in SECRETS:
         path: Path | None = values.get(f"{name}_file")
@@ -223,7 +223,7 @@ def secrets_of_files(values: Mapping[str, Any], found: Loading) -> dict[str, Sec
 
 
 def read_secret_file(path: Path) -> str:
-    """The one line of a secret's file. Raises ConfigError; the message does not show it."""
+    """Return the one line of a secret's file. Raises ConfigError; the message does not show the secret."""
     try:
         with path.open("rb") as stream:
             content = stream.read(SECRET_FILE_BYTES_MAX + 1)
@@ -238,7 +238,7 @@ def read_secret_file(path: Path) -> str:
 
 
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(keys involved, what is wrong) for keys that are good alone but not together."""
+    """Yield (keys involved, what is wrong) for keys that are each good alone but not together."""
     host, port = host_port(config.control)
     if not is_loopback(host) and config.control_key is None:
         yield ("control", "control_key"), f"{host} is reachable from elsewhere: set control_key or control_key_file"
@@ -249,7 +249,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     if port and port + config.workers - 1 > 65535:
         yield ("control", "workers"), "the last worker's control port is above 65535"
     public = host_port(config.listen)
-    families = {ip_address(each).version for each in (host, public[0]) if is_address(each)}  # none has the other's
+    families = {ip_address(each).version for each in (host, public[0]) if is_address(each)}  # two can't collide
     if len(families) < 2 and ports_meet((host, port), config.workers, public, 1):
         yield ("control", "listen"), f"{config.listen} is the address of a control port as well"
     if config.server.in_flight_bytes_max < config.server.body_bytes_max:
@@ -274,7 +274,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def rule_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What is wrong with the operator's rules, and with what is wanted of any."""
+    """Yield what is wrong with the operator's rules, or with a setting for any rule."""
     try:
         rule_book(config.client_rules_file, config.client_rules)
     except ConfigError as error:
@@ -283,7 +283,7 @@ def rule_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def shared_answer_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Why a node can't share its answers with peers."""
+    """Yield why a node can't share its answers with peers."""
     key = "response_cache_backend"
     if not config.responses.enabled or config.responses.backend != "cluster":
         return
@@ -296,7 +296,7 @@ def shared_answer_problems(config: Config) -> Iterator[tuple[tuple[str, ...], st
 
 
 def listed_twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Backends that are listed twice, or share a name."""
+    """Yield a problem if two backends share a URL or a name."""
     for what, values in (("URL", [item.url for item in config.backend]), ("name", [b.label for b in config.backend])):
         for index, value in enumerate(values):
             if value in values[:index]:
@@ -316,23 +316,23 @@ def variable_of(name: str) -> str:
 
 
 def read_backend(fields: Mapping[str, Any]) -> BackendSpec:
-    """One backend, as JSON has it: no number may be a text. Raises ConfigError with all that is wrong."""
+    """Validate one backend that came as JSON: no number may be a text. Raises ConfigError with all that is wrong."""
     try:
         return BackendSpec.model_validate(dict(fields), strict=True)
     except ValidationError as error:
         problems = [f"{place(item['loc'])}: {reworded(item)}".removeprefix(": ") for item in error.errors()]
         if any(item["loc"] for item in error.errors()) and lacks_events(fields):
-            problems.append(NEEDS_EVENTS)  # which is looked at only when all else is right
+            problems.append(NEEDS_EVENTS)  # Pydantic checks it only when all fields are right
         raise ConfigError(problems) from error
 
 
 def lacks_events(fields: Mapping[str, Any]) -> bool:
-    """Whether what needs `kv_events` is there without it."""
+    """Whether options that need `kv_events` are there without it."""
     return fields.get("kv_events", "") in ("", OFF) and ("kv_replay" in fields or "kv_ranks" in fields)
 
 
 def place(location: Iterable[int | str]) -> str:
-    """("backend", 1, "weight") -> backend[1].weight"""
+    """Spell a location: ("backend", 1, "weight") -> backend[1].weight."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -340,7 +340,7 @@ def place(location: Iterable[int | str]) -> str:
 
 
 def reworded(item: Mapping[str, Any]) -> str:
-    """Pydantic's message in our words."""
+    """Return Pydantic's message in our words."""
     if item["type"] == "extra_forbidden":
         return "no such key" + did_you_mean(str(item["loc"][-1]), BackendSpec.model_fields)
     if item["type"] == "missing":

@@ -1,11 +1,11 @@
-"""The configuration: a tree of the options that components own, and of what only a whole node has.
+"""The model of the configuration: a tree of components' options, plus the options of a whole node.
 
-An option is written once, as a field: here, or in the component that it is about (`core/options.py`). One with a key
-is `--listen` on the command line, `RANVIER_LISTEN` in the environment and `listen` in the file; keys are flat and
-carry their unit. `config_loader` finds the values and reports what is wrong with them.
+Each option is declared once, as a field: here, or in the component that owns it (`core/options.py`). An option with a
+key is `--listen` on the command line, `RANVIER_LISTEN` in the environment and `listen` in the file. Keys are flat, and
+their names include the unit. `config_loader` collects the values and reports what is wrong with them.
 
-Rule: secrets have no flag, because a command line is public on its machine: they come from the environment, the file,
-or a file of their own.
+Rule: secrets have no flag, because any user of a machine can see command lines. They come from the environment, the
+file, or a file of their own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SECRETS = (
     "response_cache_redis_url",
     "kv_redis_url",
 )
-"""Each of these has a twin `<key>_file` that names a file holding it."""
+"""Each of these keys has a twin `<key>_file`, which names a file that holds the secret."""
 
 SECTIONS = (
     "Ports",
@@ -84,11 +84,11 @@ SECTIONS = (
     "Retries",
     "Logs",
 )
-"""Of the reference, in this order."""
+"""Sections of the reference, in this order."""
 
 
 def default_of(kind: Any, parameter: str) -> Any:
-    """The default that a component has itself, for a key that is handed to it."""
+    """Return the default of a component's own parameter, for a key that is passed to it."""
     return signature(kind).parameters[parameter].default
 
 
@@ -370,25 +370,25 @@ class Config(Options):
     record_files_max: int = key(8, "Logs", "Files kept of one recording.", least=1)
 
     worker_key: bytes | None = field(default=None, repr=False)
-    """Cluster key of workers that have no other: see `config_endpoints`. In no file, flag, dump or log."""
+    """Cluster key of workers that have no other (see `config_endpoints`). It appears in no file, flag, dump or log."""
 
     @property
     def api_key(self) -> str:
-        """Of the backends; empty where they need none."""
+        """The API key of the backends; empty if they need none."""
         return self.backend_api_key.get_secret_value() if self.backend_api_key else ""
 
     def masked(self) -> dict[str, Any]:
-        """Every key with its value as JSON has it; secrets that are set are "***"."""
+        """Return every key with its value as JSON; secrets that are set are "***"."""
         return {name: jsonable(one.value_in(self)) for name, one in KEYS.items()}
 
     def secret_values(self) -> list[str]:
-        """The secrets themselves, for the log's filter and for nothing else."""
+        """Return the secrets themselves. Only the log's filter may use them."""
         secrets = (getattr(self, name) for name in SECRETS)
         return [secret.get_secret_value() for secret in secrets if secret is not None]
 
 
 def jsonable(value: Any) -> Any:
-    """A value of the configuration as JSON has it, secrets masked."""
+    """Return a value of the configuration as JSON, secrets masked."""
     if isinstance(value, SecretStr):
         return "***"
     if isinstance(value, BaseModel):
@@ -402,7 +402,7 @@ def jsonable(value: Any) -> Any:
 
 
 class Key(NamedTuple):
-    """One key: where its value lies in a Config, of which type it is, and what there is to say of it."""
+    """One key: the place of its value in a Config, its type, and its option."""
 
     name: str
     path: tuple[str, ...]  # attributes, from the Config on
@@ -417,7 +417,7 @@ class Key(NamedTuple):
 
 
 def keys_of(kind: type[Any], above: tuple[str, ...] = ()) -> Iterator[Key]:
-    """All keys of a tree of options, in the order in which they are written."""
+    """Yield all keys of a tree of options, in the order of declaration."""
     hints, options = get_type_hints(kind, include_extras=True), options_of(kind)
     for one in fields(kind):
         path = (*above, one.name)
@@ -434,23 +434,23 @@ def keys_of(kind: type[Any], above: tuple[str, ...] = ()) -> Iterator[Key]:
 KEYS: Mapping[str, Key] = MappingProxyType(
     {one.name: one for one in sorted(keys_of(Config), key=lambda one: SECTIONS.index(one.option.section))}
 )
-"""By name, in the order of the reference."""
+"""All keys by name, in the order of the reference."""
 
 
 def assembled(values: Mapping[str, Any]) -> Config:
-    """A Config of values by key. Raises ConfigError, which names keys."""
+    """Build a Config from values by key. Raises ConfigError, which names keys."""
     config: Config = grown(Config, {KEYS[name].path: value for name, value in values.items()})
     return config
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """The configuration with other values of these keys. Raises ConfigError as `assembled` does."""
+    """Return the configuration with other values for these keys. Raises ConfigError as `assembled` does."""
     whole = {name: one.value_in(config) for name, one in KEYS.items()}
     return assembled({**whole, **values})
 
 
 def grown(kind: type[Any], found: Mapping[tuple[str, ...], Any], at: tuple[str, ...] = ()) -> Any:
-    """One Options of values by path, with all below it; `at` is its own path."""
+    """Build an Options from values by path, with all below it; `at` is its own path."""
     own = {path[0]: value for path, value in found.items() if len(path) == 1}
     hints = get_type_hints(kind)
     for name in dict.fromkeys(path[0] for path in found if len(path) > 1):
@@ -463,7 +463,7 @@ def grown(kind: type[Any], found: Mapping[tuple[str, ...], Any], at: tuple[str, 
 
 
 def with_key(at: tuple[str, ...], problem: str) -> str:
-    """A problem of a component, which names its own field, with the key of that field: others may have such a field."""
+    """Replace the field name in a component's problem by the key, since other components may have such a field."""
     field_name, colon, message = problem.partition(": ")
     path = (*at, field_name)
     return next((name for name, key in KEYS.items() if key.path == path), field_name) + colon + message

@@ -1,6 +1,6 @@
-"""The annotated reference: every key of the configuration as TOML, with its help, unit and default.
+"""Writes the annotated reference: every key of the configuration as TOML, with its help, unit and default.
 
-It follows from the options alone, so it can't be out of date. It loads as it stands, to the defaults.
+It is generated from the options alone, so it can't be out of date. Loaded as it is, it yields the defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WIDTH_CHARACTERS = 110
 
 
 def unit_of(name: str) -> str:
-    """The unit that the name of a key carries; empty for plain numbers and texts."""
+    """Return the unit in the name of a key; empty for plain numbers and texts."""
     units = {
         "_s": "seconds",
         "_bytes_max": "bytes",
@@ -32,7 +32,7 @@ def unit_of(name: str) -> str:
 
 
 def reference() -> str:
-    """Every key as TOML with its help, unit and default. Loads as it stands, to the defaults."""
+    """Return every key as TOML with its help, unit and default. Loaded as it is, it yields the defaults."""
     lines = [
         "# Every key of ranvier with its default.",
         "# A key is also a flag (--probe-interval-s) and a variable (RANVIER_PROBE_INTERVAL_S).",
@@ -51,7 +51,7 @@ def reference() -> str:
 
 
 def as_toml(config: Config, origins: Mapping[str, str], notes: Sequence[str]) -> str:
-    """The keys that were set, as a file that loads to the same. No secret is shown, but for a URL that holds none."""
+    """Return the keys that were set, as a file that loads to the same. Shows no secret but URLs without password."""
     lines, values = [f"# {note}" for note in notes], config.masked()
     for name in sorted(origins, key=list(KEYS).index):
         value, secret = values[name], KEYS[name].value_in(config)
@@ -61,13 +61,13 @@ def as_toml(config: Config, origins: Mapping[str, str], notes: Sequence[str]) ->
                 lines.append(f"\n# {name} is a secret: write it into a file that {name}_file names ({origins[name]})")
                 continue
         lines.append(f"\n# {origins[name]}\n{name} = {toml_value(value)}")
-    if values["backend"] and "backend" not in origins:  # of event sources
+    if values["backend"] and "backend" not in origins:  # from event sources
         lines.append(f"\nbackend = {toml_value(values['backend'])}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def policy_lines() -> list[str]:
-    """Every option of every policy, as comments."""
+    """Return every option of every policy, as comments."""
     return [
         f"#   {line}"
         for row in option_reference()
@@ -76,7 +76,7 @@ def policy_lines() -> list[str]:
 
 
 def help_of(key: Key) -> str:
-    """What a key means, with its unit."""
+    """Return the meaning of a key, with its unit."""
     unit = unit_of(key.name)
     return f"{key.option.meaning} In {unit}." if unit else key.option.meaning
 
@@ -86,7 +86,7 @@ def wrapped(text: str, width: int = WIDTH_CHARACTERS) -> list[str]:
 
 
 def toml_value(value: object) -> str:
-    """A JSON value as TOML, on one line."""
+    """Return a JSON value as TOML, on one line."""
     if value is None:
         return '""'
     if isinstance(value, int) and value >= 10_000:

@@ -1,7 +1,7 @@
-"""The types that values of the configuration have: how each is written, and what is refused.
+"""The types of the configuration's values: how each is written, and what is refused.
 
-Texts come from flags and the environment, typed values from the file; both end as the same value. Messages never repeat
-what was written, which may be a secret.
+Flags and the environment have texts, the file has typed values; both become the same value. Messages never repeat what
+was written, which may be a secret.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def place_or_off(text: str | None) -> str | None:
 
 
 def literal_place(text: str | None) -> str | None:
-    """A place whose host is an address: what peers are given is not looked up by them."""
+    """Check a place whose host must be an address, because peers do not look it up."""
     if text is not None and not is_address(parse_host_port(text)[0]):
         raise ValueError("must be an IP address, with or without a port")
     return text
 
 
 def backend_url(text: str) -> str:
-    """The URL as the registry spells it."""
+    """Return the URL as the registry spells it."""
     try:
         return normal_url(text)
     except BadRequest as error:
@@ -85,7 +85,7 @@ def empty_is_none(value: object) -> object:
 
 
 def secret_line(value: object) -> object:
-    """Without the blanks and the line end that files and variables like to end with: no header could carry them."""
+    """Strip the blanks and the line end that files and variables often end with: no header could carry them."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -95,19 +95,19 @@ def secret_line(value: object) -> object:
 
 
 def split_text(value: object) -> object:
-    """Lists in the environment are separated by blanks."""
+    """Split a list in the environment at blanks."""
     return value.split() if isinstance(value, str) else value
 
 
 def split_items(value: object) -> object:
-    """As `split_text`, and commas separate too. Flags may repeat."""
+    """Split at blanks and commas. Flags may repeat."""
     if isinstance(value, list):
         return [piece for item in value for piece in str(item).replace(",", " ").split()]
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
 def backend_fields(value: object) -> object:
-    """ "URL,weight=2,name=a" -> its fields. A table of a file has them as they are: a number may be no text there."""
+    """ "URL,weight=2,name=a" -> its fields. A table of a file has fields already; there a number may not be a text."""
     if isinstance(value, dict):
         for name, kinds, expected in (
             ("weight", (int, float), "a number"),
@@ -162,12 +162,12 @@ NEEDS_EVENTS = "kv_replay and kv_ranks need kv_events, the endpoint of rank 0"
 
 
 class BackendSpec(BaseModel):
-    """One backend as configured or as added over the control port. `name` is its URL without scheme unless given.
+    """One backend as configured or as added over the control port. `name` defaults to its URL without scheme.
 
     `kv_events` is where the engine publishes its KV events, `kv_replay` where it repeats them; with `kv_ranks`
-    data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: they are not used. `kv_index` is an
-    event stream of Continuum's shape; empty: none. `kv_profile` is what its prefix cache is, where that is not to be
-    recognised (`auto`). `hosted`: it is a provider's, or is not; None: as its URL says.
+    data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: no events are used. `kv_index` is an
+    event stream of Continuum's shape; empty: none. `kv_profile` names the kind of prefix cache; `auto`: it is
+    recognised. `hosted`: whether a provider runs the backend; None: its URL decides.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -190,7 +190,7 @@ class BackendSpec(BaseModel):
 
     @model_serializer(mode="wrap")
     def _short(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What few backends need is shown where it is set."""
+        """Show options that few backends need only where they are set."""
         values: dict[str, Any] = handler(self)
         fields = type(self).model_fields
         return {key: value for key, value in values.items() if key in SHOWN or value != fields[key].default}
@@ -218,11 +218,11 @@ PolicyOptions = Annotated[tuple[str, ...], BeforeValidator(split_items), AfterVa
 
 
 def key(default: Any, section: str, meaning: str, **limits: Any) -> Any:
-    """A key of the node as a whole: it has the name of its field."""
+    """Declare a key of the node as a whole. The field's name is the key."""
     return option(default, meaning, section=section, **limits)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name."""
+    """Return the end of an error about an unknown name: the closest known name, or nothing."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f"; did you mean {close[0]}?" if close else ""

@@ -1,9 +1,9 @@
-"""A configuration file of Continuum Router, by the keys of its document, as keys of ours.
+"""Translates a configuration file of Continuum Router, by the keys of its document, to keys of ours.
 
-What the document has and this router does otherwise is an error, or a note that names it: nothing is dropped in
-silence. Keys of ours may stand beside the document's sections, so that one file is enough. The document does not show
-where backends are listed: that is ours to add (`backend`), or where nobody does, each event source names its engine by
-its endpoint.
+What this router does differently from the document is an error, or a note that names it: nothing is dropped silently.
+Our own keys may stand beside the document's sections, so that one file is enough. The document does not show where
+backends are listed: our key `backend` may list them; without it, each event source stands for the engine at its
+endpoint.
 
 Source: Continuum Router, «KV cache optimization», configuration reference and deployment guide (CR31, CR34).
 """
@@ -68,10 +68,10 @@ TARGETS: Mapping[str, Target] = {
     f"{INDEX}.storage_offloading.enabled": Target("kv_index_offloading"),
     f"{INDEX}.storage_offloading.treat_eviction_as_offload": Target("kv_index_eviction_is_offload"),
 }
-"""By the document's name; those of `REDIS` are in REDIS_TARGETS."""
+"""Targets by the document's name; those of `REDIS` are in REDIS_TARGETS."""
 
 OF_RESPONSES, OF_INDEX = "response_cache_", "kv_"
-"""How keys of ours begin that are for the Redis of tier 2, and of tier 4."""
+"""Beginnings of our keys for the Redis of tier 2, and of tier 4."""
 
 REDIS_TARGETS: Mapping[str, Sequence[Target]] = {
     f"{REDIS}.command_timeout_ms": (
@@ -88,7 +88,7 @@ REDIS_TARGETS: Mapping[str, Sequence[Target]] = {
     f"{REDIS}.fallback_capacity": (Target("response_cache_fallback_capacity"),),
     f"{REDIS}.fallback_ttl_seconds": (Target("response_cache_fallback_ttl_s"),),
 }
-"""What tiers 2 and 4 share there; each has its own here, and one pool where both name the same Redis."""
+"""Settings that tiers 2 and 4 share in the document. Here each tier has its own, and one pool if both use one Redis."""
 
 SWITCHES = (f"{PREFIX}.enabled", f"{RESPONSES}.enabled", f"{INDEX}.enabled")
 SECTIONS = (PREFIX, RESPONSES, REDIS, INDEX, f"{INDEX}.scoring", f"{INDEX}.storage_offloading")
@@ -106,7 +106,7 @@ class EventSourceEntry(NamedTuple):
 
 @dataclass(slots=True)
 class ContinuumFile:
-    """What a file asks for, in our keys; `origins` is where each was written."""
+    """Our keys for what a file asks for; `origins` says where each was written."""
 
     file: Path
     values: dict[str, Any] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class ContinuumFile:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Raises ConfigError where it is no YAML. All else that is wrong becomes `problems`."""
+        """Read the file. Raises ConfigError if it is not YAML; all else that is wrong becomes `problems`."""
         tree = read_yaml(self.file)
         for name, value in (tree.value if tree is not None else {}).items():
             if name in (PREFIX, RESPONSES, INDEX) and not (name in KEYS and type(value.value) is bool):
@@ -163,7 +163,7 @@ class ContinuumFile:
         self._event_sources(is_on=on[INDEX])
 
     def _policy(self, good: Mapping[str, Any], *, prefix: bool, index: bool) -> None:
-        """The policy of these tiers, with its options."""
+        """Put the policy of these tiers, with its options."""
         if not prefix and not index:
             return
         self._put_given("policy", "kv_score" if index else "chwbl", SWITCHES[2] if index else SWITCHES[0])
@@ -176,7 +176,7 @@ class ContinuumFile:
             self._put_given("policy_option", tuple(options.values()), next(iter(options)))
 
     def _redis(self, *, responses: bool, index: bool) -> None:
-        """Where Redis is and how it is asked, for those tiers that use it."""
+        """Put where Redis is and how it is used, for those tiers that use it."""
         wants = [
             section
             for section, is_on in ((RESPONSES, responses), (INDEX, index))
@@ -267,7 +267,7 @@ class ContinuumFile:
         return None
 
     def _checked(self, name: str, target: Target) -> Any:
-        """The value in our unit; None where it is not there, or wrong."""
+        """Return the value in our unit; None if it is missing or wrong."""
         found = self.given.get(name)
         if found is None:
             return None
@@ -289,7 +289,7 @@ class ContinuumFile:
     # --- what is found ----------------------------------------------------------------------------------------------
 
     def put(self, key: str, value: Any, line: int, name: str) -> None:
-        """A key of ours, which the file names so."""
+        """Set a key of ours, which the file calls `name`."""
         if key in self.values:
             self._problem(line, name, f"{key} is set twice: here, and by {self.origins[key]}")
             return
@@ -307,7 +307,7 @@ class ContinuumFile:
 
 
 def read_continuum(file: Path) -> ContinuumFile:
-    """What a YAML file asks for. Raises ConfigError where it is no YAML."""
+    """Read and translate a YAML file. Raises ConfigError if it is not YAML."""
     found = ContinuumFile(file)
     found.read()
     return found
@@ -316,7 +316,7 @@ def read_continuum(file: Path) -> ContinuumFile:
 def with_sources(
     backends: Sequence[BackendSpec], sources: Sequence[EventSourceEntry]
 ) -> tuple[tuple[BackendSpec, ...], list[str], list[str]]:
-    """The backends with their event sources; problems; notes. Without backends, those that the endpoints name."""
+    """Return backends with their event sources, problems, notes. Without backends, the endpoints define them."""
     problems: list[str] = []
     notes: list[str] = []
     if not backends:
@@ -324,7 +324,7 @@ def with_sources(
             url = engine_at(endpoint)
             try:
                 backends = (*backends, BackendSpec(url=url, name=name))
-            except ValueError:  # of pydantic, in many lines
+            except ValueError:  # Pydantic's error, of many lines
                 problems.append(f"{place}: {name!r} at {url} can be no backend")
             else:
                 notes.append(f"{place}: no backend is configured: {name} is taken to be at {url}")
@@ -341,20 +341,20 @@ def with_sources(
 
 
 def engine_at(endpoint: str) -> str:
-    """Scheme, host and port of an event stream, as its engine has them."""
+    """Return the URL of the engine that an event stream belongs to: its scheme, host and port."""
     parts = urlsplit(endpoint)
     return f"{'https' if parts.scheme in ('https', 'wss') else 'http'}://{parts.netloc.rpartition('@')[2]}"
 
 
 def seconds_of(text: str) -> float | None:
-    """ "1h30m" -> 5400.0; None for what is no time."""
+    """ "1h30m" -> 5400.0; None if the text is no time."""
     if not DURATION.fullmatch(text):
         return None
     return sum(float(number) * DURATION_UNITS_S[unit] for number, unit in DURATION_PART.findall(text))
 
 
 def plain(value: YamlValue, limits: Option) -> Any:
-    """A value of a key of ours. YAML takes «off» for false, which keys that are no switches mean as a word."""
+    """Return the plain value for a key of ours. YAML reads «off» as false; if the key is no switch, it is a word."""
     if isinstance(value.value, list):
         return [plain(item, limits) for item in value.value]
     if isinstance(value.value, dict):

@@ -1,4 +1,4 @@
-"""What the control port is to be."""
+"""The settings of the control port."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ranvier_py.core.addresses import host_port
 
 @dataclass(slots=True)
 class ControlSettings:
-    """Where and to whom the control port answers, and what one client may cost. Port 0 takes any free one.
+    """Where and to whom the control port answers, and what one client may use up. Port 0 takes any free one.
 
-    `key` and `metrics_public` may change while it is served; they count for the next request.
+    `key` and `metrics_public` may change while the port is served; the next request uses the new values.
     """
 
     host: str
@@ -20,9 +20,9 @@ class ControlSettings:
     key: str | None = None
     metrics_public: bool = False
     body_bytes_max: int = 16 * 1024 * 1024  # a prompt to explain is parsed on the event loop
-    idle_timeout_s: float = 5.0  # also for the header of a request to be complete
+    idle_timeout_s: float = 5.0  # also for the header of a request to arrive
     send_timeout_s: float = 30.0  # for one piece of an answer
-    close_grace_s: float = 1.0  # answers under way when the node ends; all are short
+    close_grace_s: float = 1.0  # for answers under way when the node ends; all are short
 
 
 def control_settings(config: Config) -> ControlSettings:

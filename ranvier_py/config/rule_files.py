@@ -1,4 +1,4 @@
-"""Rules against breakers of prefixes as they are loaded: those that ship with the package, and the operator's own."""
+"""Loads the rules against breakers of prefixes: those that ship with the package, and the operator's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RULE_FILE_BYTES_MAX = 1 << 20
 
 
 def rule_book(file: Path | None = None, settings: Sequence[str] = ()) -> RuleBook:
-    """All rules, the operator's in place of ours of the same name. Raises ConfigError, with the key that is wrong."""
+    """Return all rules; the operator's replace ours of the same name. Raises ConfigError with the key that is wrong."""
     package, name = SHIPPED
     rules = {rule.name: rule for rule in rules_of(files(package).joinpath(name).read_text(encoding="utf-8"))}
     if file is not None:
@@ -26,7 +26,7 @@ def rule_book(file: Path | None = None, settings: Sequence[str] = ()) -> RuleBoo
 
 
 def own_rules(file: Path) -> Sequence[Rule]:
-    """Raises ConfigError."""
+    """Read the operator's rules. Raises ConfigError."""
     try:
         with file.open("rb") as stream:
             content = stream.read(RULE_FILE_BYTES_MAX + 1)

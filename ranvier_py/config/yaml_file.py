@@ -1,7 +1,7 @@
-"""A small YAML file as a tree of values with their lines: what configurations need of YAML, and no more.
+"""Reads a small YAML file as a tree of values with their lines: the part of YAML that configurations need.
 
-Read by PyYAML's events, so that nothing of a file is ever constructed. Refused, each with its line: keys that are
-written twice, aliases (so nothing is larger in memory than in the file), tags, several documents, keys that are no
+It reads PyYAML's events, so no object of a file's choice is ever constructed. Refused, each with its line: keys that
+are written twice, aliases (so nothing is larger in memory than in the file), tags, several documents, keys that are no
 plain text. Scalars are what YAML 1.1 takes them for: a number, a switch, nothing or a text.
 Bounds: FILE_BYTES_MAX, DEPTH_MAX.
 """
@@ -19,13 +19,13 @@ from yaml.resolver import Resolver
 from ranvier_py.core.errors import ConfigError
 
 FILE_BYTES_MAX = 64 * 1024
-"""A hundred backends with all that can be set of them take a quarter of it; PyYAML reads it within a second."""
+"""A hundred backends with every option set take a quarter of it; PyYAML reads it within a second."""
 
-DEPTH_MAX = 12  # the deepest key of a configuration is four down
-NUMBER_CHARACTERS_MAX = 40  # longer ones are texts
+DEPTH_MAX = 12  # the deepest key of a configuration is four levels down
+NUMBER_CHARACTERS_MAX = 40  # a longer scalar is a text
 
 PLAIN = ("bool", "int", "float", "null")
-"""YAML's own kinds of scalars that are taken for what they are; anything else, as a date, is its text."""
+"""YAML's kinds of scalars that are read as such; any other, such as a date, is its text."""
 
 
 class YamlValue(NamedTuple):
@@ -36,11 +36,11 @@ class YamlValue(NamedTuple):
 
 
 class NotRead(Exception):
-    """What is wrong, and in which line."""
+    """The file can't be read: what is wrong, and in which line."""
 
 
 def read_yaml(file: Path) -> YamlValue | None:
-    """The mapping in a file; None where it is empty. Raises ConfigError, with the line where there is one."""
+    """Return the mapping in a file; None if it is empty. Raises ConfigError, with the line if there is one."""
     try:
         with file.open("rb") as stream:
             content = stream.read(FILE_BYTES_MAX + 1)
@@ -63,7 +63,7 @@ def read_yaml(file: Path) -> YamlValue | None:
 
 
 def parse_yaml(text: str) -> YamlValue | None:
-    """The mapping in a text. Raises NotRead and PyYAML's errors."""
+    """Return the mapping in a text; None if it is empty. Raises NotRead and PyYAML's errors."""
     events = yaml.parse(text, Loader=yaml.SafeLoader)
     tree, documents = None, 0
     for event in events:
@@ -80,7 +80,7 @@ def parse_yaml(text: str) -> YamlValue | None:
 
 
 def value_at(event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> YamlValue:
-    """The value that begins with this event. Raises NotRead."""
+    """Return the value that begins with this event. Raises NotRead."""
     line = event.start_mark.line + 1
     if isinstance(event, yaml.AliasEvent):
         raise refusal(event, f"an alias, *{event.anchor}: write out what it stands for")
@@ -107,16 +107,16 @@ def value_at(event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> Yam
 
 
 def scalar(event: yaml.ScalarEvent) -> Any:
-    """A text, a number, a switch or None. Raises NotRead for a tag."""
+    """Return a text, a number, a switch or None. Raises NotRead for a tag."""
     if event.tag not in (None, "!"):
         raise refusal(event, f"the tag {event.tag} is not read")
     tag = Resolver().resolve(yaml.ScalarNode, event.value, event.implicit)
     kind = tag.rpartition(":")[2]
-    if kind not in PLAIN or len(event.value) > NUMBER_CHARACTERS_MAX or ":" in event.value:  # 1:30 is no number of ours
+    if kind not in PLAIN or len(event.value) > NUMBER_CHARACTERS_MAX or ":" in event.value:  # 1:30 is no number here
         return event.value
     try:
         return SafeConstructor().construct_object(yaml.ScalarNode(tag, event.value))
-    except ValueError:  # a number that PyYAML takes for one and Python does not
+    except ValueError:  # PyYAML takes it for a number, but Python does not
         return event.value
 
 

@@ -1,4 +1,4 @@
-"""What comes in on the control port: bodies, queries, and what is wrong with them."""
+"""Reads what arrives on the control port, bodies and queries, and refuses what is wrong with them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from quart import request
 
 from ranvier_py.core.errors import BadRequest, ConfigError, NotFound
 
-NAME_SHOWN = 64  # characters of a name that somebody made up: enough to see the slip
-LISTED = 50  # routes or decisions in an answer unless `limit` says otherwise: a screen
+NAME_SHOWN = 64  # characters of an unknown name that are shown: enough to see the typing error
+LISTED = 50  # routes or decisions in an answer unless `limit` is given: a screen
 
 
 @contextmanager
 def input_errors() -> Iterator[None]:
-    """What is wrong with input becomes a 4xx."""
+    """Turn errors about input into 4xx: BadRequest, or NotFound for a LookupError."""
     try:
         yield
     except (ValueError, ConfigError) as error:
@@ -33,13 +33,13 @@ async def raw_body() -> bytes:
 
 
 def field_lines() -> Sequence[tuple[bytes, bytes]]:
-    """The fields of a request to be explained, but for the key of this port."""
+    """Return the fields of a request to be explained, without the one that holds this port's key."""
     lines = ((name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in request.headers)
     return [(name, value) for name, value in lines if name.lower() != b"authorization"]
 
 
 async def json_body(*members: str, others: bool = False) -> Mapping[str, Any]:
-    """The request's JSON object, with no other members than these; `others`: somebody else looks. Raises BadRequest."""
+    """Return the request's JSON object. Raises BadRequest for other members than these; `others`: the caller checks."""
     expected = "a JSON object with " + ", ".join(members)
     body = object_of(await raw_body(), expected)
     for name in body:
@@ -49,7 +49,7 @@ async def json_body(*members: str, others: bool = False) -> Mapping[str, Any]:
 
 
 def object_of(data: bytes, expected: str = "a JSON object") -> Mapping[str, Any]:
-    """Raises BadRequest."""
+    """Parse a JSON object. Raises BadRequest."""
     if not data.strip():
         raise BadRequest(f"the body is empty, expected {expected}")
     try:
@@ -62,7 +62,7 @@ def object_of(data: bytes, expected: str = "a JSON object") -> Mapping[str, Any]
 
 
 def bearer() -> str:
-    """The key in the Authorization field, whose scheme may be in any case (RFC 9110, 11.1); empty without one."""
+    """Return the key in the Authorization field; "" without one. The scheme may be in any case (RFC 9110, 11.1)."""
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else ""
 

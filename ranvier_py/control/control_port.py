@@ -1,12 +1,12 @@
 """The control port: health, metrics and administration of one node, by quart-trio on hypercorn.
 
-Rules: it never touches a proxied request, and no answer of its own takes long: a method of the port it serves is one
-synchronous call, or gives way meanwhile. With a key, everything but /healthz and /readyz needs it as bearer key
-(/metrics unless it is public). Without one, only what comes from this machine on purpose is served: a web page in its
-browser can't command the node. Errors have OpenAI's shape. Bad input is a 4xx, never a 500.
+Rules: it never touches a proxied request, and none of its answers blocks for long: each method of Admin that it calls
+is one synchronous call, or yields to other tasks. With a key, everything but /healthz and /readyz needs it as bearer
+key (/metrics unless it is public). Without a key, web pages from elsewhere that a browser on this machine shows are
+refused. Errors have OpenAI's shape. Bad input is a 4xx, never a 500.
 
-Quart's limits are chosen on purpose here: none on the time of an answer, some on bodies. The other traps of the stack
-are the business of control/control_server.py.
+Quart's limits are set here on purpose: none on the time of an answer, some on bodies. control/control_server.py handles
+the other pitfalls of the stack.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from ranvier_py.supervision import Faults
 log = logging.getLogger(__name__)
 
 BODY_TIMEOUT_S = 30
-"""A prompt of 16 MiB, to be explained, at 5 Mbit/s."""
+"""Enough for a prompt of 16 MiB, to be explained, at 5 Mbit/s."""
 
 TREE_ROUTES_MAX = 1000
 DECISIONS_MAX = 1000
 
 OPEN_PATHS = ("/healthz", "/readyz")
-"""Need no key: orchestrators ask them, and they say nothing that a connection attempt would not."""
+"""Paths that need no key: orchestrators ask them, and they reveal no more than a connection attempt would."""
 
 
 async def serve_node(
@@ -66,7 +66,7 @@ async def serve_node(
     shutdown: trio.Event,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """The control port of a node; `reloads` reads its configuration again. See `serve`."""
+    """Serve the control port of a node; `reloads` reads its configuration again. See `serve`."""
     port = Admin(node, reloads)
     await serve(port, node.control, shutdown=shutdown, faults=node.faults, task_status=task_status)
 
@@ -81,16 +81,16 @@ async def serve(
 ) -> None:
     """Serve until `shutdown` is set or the task cancelled, then end within `close_grace_s`, whatever clients do.
 
-    Reports the URL it listens on through `task_status`. Raises OSError when the address can't be bound.
+    Reports the URL it listens on through `task_status`. Raises OSError if the address can't be bound.
     """
     await serve_app(make_app(port, settings), settings, shutdown=shutdown, faults=faults, task_status=task_status)
 
 
 def make_app(port: Admin, settings: ControlSettings) -> QuartTrio:
-    """The routes of one control port."""
+    """Return the app with the routes of one control port."""
     app = QuartTrio(__name__, static_folder=None)
     app.config.update(
-        RESPONSE_TIMEOUT=None,  # else 60 s over the whole of a streamed answer; each send has a deadline of its own
+        RESPONSE_TIMEOUT=None,  # the default is 60 s for a whole streamed answer; here each send has its own deadline
         BODY_TIMEOUT=BODY_TIMEOUT_S,
         MAX_CONTENT_LENGTH=settings.body_bytes_max,
         PROVIDE_AUTOMATIC_OPTIONS=False,
@@ -107,13 +107,13 @@ def make_app(port: Admin, settings: ControlSettings) -> QuartTrio:
 
 
 class Guard:
-    """Decides who may ask."""
+    """Decides who may use the control port."""
 
     def __init__(self, settings: ControlSettings) -> None:
         self._settings = settings
 
     async def check(self) -> None:
-        """Raises Unauthorized, Forbidden or BadRequest."""
+        """Check the key, or the browser's fields if there is none. Raises Unauthorized, Forbidden or BadRequest."""
         key = self._settings.key
         if request.path in OPEN_PATHS or (request.path == "/metrics" and self._settings.metrics_public):
             return
@@ -127,9 +127,9 @@ class Guard:
             self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
 
     def _check_browser(self, host_field: str, origin: str | None) -> None:
-        """Without a key, a page from elsewhere may not use the browser of someone on this machine.
+        """Refuse a page from elsewhere that uses the browser of someone on this machine, if there is no key.
 
-        Its own requests carry an Origin; a name of its own that it makes point here (DNS rebinding) shows in Host.
+        The page's own requests carry an Origin; a name that it points at this machine (DNS rebinding) shows in Host.
         """
         host = urlsplit(f"//{host_field}").hostname or ""
         if host and host != self._settings.host and not is_loopback(host) and not is_address(host):
@@ -139,7 +139,7 @@ class Guard:
 
 
 def view_of(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """What Quart calls for a route: `handler` makes a JSON value, now or when awaited, or a Response."""
+    """Return Quart's view for a route: `handler` returns a JSON value or a Response, or an awaitable of one."""
 
     async def view(**path: str) -> Response:
         with input_errors():
@@ -151,13 +151,13 @@ def view_of(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Handlers:
-    """What each route answers."""
+    """The handlers of the routes."""
 
     def __init__(self, port: Admin) -> None:
         self._port = port
 
     def table(self) -> Mapping[str, Callable[..., Any]]:
-        """By method and path. /…_worker are as SGLang's router answers them."""
+        """Return the handlers by method and path. /…_worker answer as SGLang's router does."""
         port = self._port
         return {
             "GET /healthz": lambda: {"status": "ok"},
@@ -250,7 +250,7 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 def error_response(status: int, message: str, kind: str, code: str) -> Response:
-    """OpenAI's shape of an error."""
+    """Return an error in OpenAI's shape."""
     response = json_response({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
     if status == 401:
         response.headers["www-authenticate"] = "Bearer"
@@ -262,7 +262,7 @@ async def refused(error: RanvierError) -> Response:
 
 
 async def refused_by_framework(error: HTTPException) -> Response:
-    """Unknown paths and methods, bodies that are too large or too slow."""
+    """Answer for unknown paths and methods, and for bodies that are too large or too slow."""
     status = error.code or 500
     kind = "invalid_request_error" if status < 500 else "api_error"
     code = (error.name or "error").lower().replace(" ", "_")
@@ -274,6 +274,6 @@ async def refused_by_framework(error: HTTPException) -> Response:
 
 
 async def failed(error: Exception) -> Response:
-    """A bug of ours. The log has it; the client learns no more than that."""
+    """Answer for a bug of ours. The log has the exception; the client learns only that there was one."""
     log.error("control.failed %s %s", request.method, request.path, exc_info=error)
     return error_response(500, "internal error; the log of the node says more", "api_error", "internal_error")

@@ -1,14 +1,14 @@
-"""Serves an ASGI application with hypercorn on trio, and lets nothing hold up the end of the process.
+"""Serves an ASGI application with hypercorn on trio, such that nothing delays the end of the process.
 
-hypercorn sends inside a shield without a deadline, so behind one client that stops reading its own `serve` never ends
-(hypercorn 0.18, trio/tcp_server.py). Here every send has a deadline, and whatever is left after the grace period is cut
-by closing its socket. hypercorn still does all of HTTP/1.1; this file replaces its accept loop, and keeps it from
-changing to anything else.
+hypercorn sends inside a shield without a deadline, so one client that stops reading keeps its own `serve` from ending
+(hypercorn 0.18, trio/tcp_server.py). Here every send has a deadline, and connections left after the grace period are
+cut by closing their sockets. hypercorn still does all of HTTP/1.1; this file replaces its accept loop, and keeps it
+from changing to another protocol.
 
-Rules: connections are bounded, the oldest makes place, and each carries one request: after an answer quart-trio cancels
-the task in which hypercorn would start the idle timer, so kept connections would stay for ever. Those of HTTP/2 would
-be kept, and nothing here speaks WebSocket, so no upgrade is followed. A header must be complete within the idle time.
-No access log: it would copy the environment for every line.
+Rules: the number of connections is bounded; the oldest is cut for a new one. Each carries one request: after an answer
+quart-trio cancels the task in which hypercorn would start the idle timer, so kept connections would stay for ever.
+HTTP/2 would keep them, and nothing here speaks WebSocket, so upgrades are not followed. A header must be complete
+within the idle time. There is no access log, which would copy the environment for every line.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ranvier_py.supervision import Faults
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 256
-"""Scrapers, probes and people. One more, and the oldest is cut: nobody who holds on shall keep others from asking."""
+"""Scrapers, probes and people. For one more the oldest is cut, so that idle connections keep nobody out."""
 
 LINGER_S = 2.0  # as on the public port
 LINGER_BYTES = 1 << 16
 
-ACCEPT_PAUSE_S = 0.1  # after accept failed, mostly for want of descriptors; trio.serve_listeners waits as long
+ACCEPT_PAUSE_S = 0.1  # after a failed accept, mostly for lack of descriptors; trio.serve_listeners waits as long
 
 
 async def serve_app(
@@ -56,7 +56,7 @@ async def serve_app(
 ) -> None:
     """Serve until `shutdown` is set or the task cancelled, then end within `close_grace_s`, whatever clients do.
 
-    Reports the URL it listens on through `task_status`. Raises OSError when the address can't be bound.
+    Reports the URL it listens on through `task_status`. Raises OSError if the address can't be bound.
     """
     listeners = await trio.open_tcp_listeners(settings.port, host=settings.host)
     connections = Connections(app, settings, faults or Faults())
@@ -78,7 +78,7 @@ async def serve_app(
 
 
 class Connections:
-    """The open connections of one control port. hypercorn's own `serve` offers no way to close those it shields."""
+    """The open connections of one control port. hypercorn's own `serve` can't close those that it shields."""
 
     def __init__(self, app: Any, limits: ControlSettings, faults: Faults) -> None:
         self.faults = faults
@@ -106,7 +106,7 @@ class Connections:
                 handlers.start_soon(self.faults.once, "control_connection", self.handle, accepted)
 
     async def handle(self, accepted: trio.SocketStream) -> None:
-        """One connection, accept to close. What hypercorn has closed is over, whatever its tasks still wait for."""
+        """Serve one connection, from accept to close. Once hypercorn closes it, all its tasks are cancelled."""
         scope = trio.CancelScope()
         stream = DeadlineStream(accepted, self._limits.send_timeout_s, on_close=scope.cancel)
         self._make_place()
@@ -124,7 +124,7 @@ class Connections:
                 self._all_closed.set()
 
     def _make_place(self) -> None:
-        """The oldest connection goes when there are too many."""
+        """Cut the oldest connection if there are too many."""
         if len(self._open) < CONNECTIONS_MAX:
             return
         oldest = next(iter(self._open))
@@ -135,7 +135,7 @@ class Connections:
             log.warning("control.cut %d connections so far, each the oldest of %d", self._cut, CONNECTIONS_MAX)
 
     async def wait_closed(self) -> None:
-        """Close idle connections, and wait for answers under way, but not for ever."""
+        """Close idle connections, and wait for answers under way, at most `close_grace_s`."""
         self._all_closed = trio.Event()
         await self._context.terminated.set()
         if self._open:
@@ -143,13 +143,13 @@ class Connections:
                 await self._all_closed.wait()
 
     def abort(self) -> None:
-        """Close the sockets themselves: ends even a shielded send."""
+        """Close the sockets themselves, which ends even a shielded send."""
         for stream in list(self._open):
             stream.abort()
 
 
 async def linger(stream: trio.SocketStream) -> None:
-    """Read what the client still sends: closing with unread bytes makes the kernel take back our answer."""
+    """Read what the client still sends: closing with unread bytes would make the kernel discard our answer."""
     with trio.move_on_after(LINGER_S), suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
         stream.socket.shutdown(socket.SHUT_WR)
         while await stream.receive_some(LINGER_BYTES):
@@ -157,11 +157,11 @@ async def linger(stream: trio.SocketStream) -> None:
 
 
 class PlainServer(TCPServer):
-    """hypercorn's connection with HTTP/1.1 on it and nothing else, whatever the client would rather speak."""
+    """hypercorn's connection, limited to HTTP/1.1 whatever protocol the client asks for."""
 
     @property
     def has_more_to_come(self) -> bool:
-        """It was answered before its request was whole."""
+        """Whether it was answered before its request was complete."""
         plain: Any = getattr(self, "protocol", None)
         return plain is not None and plain.connection.their_state in (h11.SEND_BODY, h11.ERROR)
 
@@ -184,10 +184,10 @@ class PlainServer(TCPServer):
 
 
 class PlainProtocol(H11Protocol):
-    """hypercorn's HTTP/1.1, in which a wish for another protocol is not followed, as HTTP allows."""
+    """hypercorn's HTTP/1.1, which ignores a request to upgrade, as HTTP allows."""
 
     async def _check_protocol(self, event: Any) -> None:
-        """Changes to HTTP/2 in hypercorn."""
+        """Do nothing: hypercorn would change to HTTP/2 here."""
 
     async def _create_stream(self, request: Any) -> None:
         kept = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"upgrade"]
@@ -198,7 +198,7 @@ class PlainProtocol(H11Protocol):
 
 
 class DeadlineStream:
-    """A stream whose sends have a deadline, also inside hypercorn's shield."""
+    """A stream whose sends have a deadline, even inside hypercorn's shield."""
 
     def __init__(
         self, stream: trio.SocketStream, send_timeout_s: float, on_close: Callable[[], None] = lambda: None
@@ -209,14 +209,14 @@ class DeadlineStream:
         self._send_timeout_s = send_timeout_s
 
     async def send_all(self, data: bytes) -> None:
-        """Raises BrokenResourceError when the peer does not take it in time; the connection is closed then."""
+        """Send all. Raises BrokenResourceError if the peer does not take it in time; the connection is closed then."""
         try:
             with trio.fail_after(self._send_timeout_s):
                 await self.stream.send_all(data)
         except trio.TooSlowError as error:
             self.abort()
             raise trio.BrokenResourceError("the client does not read") from error
-        except trio.BusyResourceError as error:  # hypercorn is ending it, for what the client has sent meanwhile
+        except trio.BusyResourceError as error:  # hypercorn is closing it because of what the client has sent meanwhile
             raise trio.BrokenResourceError("the connection ends") from error
 
     async def receive_some(self, bytes_max: int) -> bytes | bytearray:
@@ -227,16 +227,16 @@ class DeadlineStream:
         await self.stream.send_eof()
 
     async def aclose(self) -> None:
-        """No more for hypercorn; the socket is closed by whose it is."""
+        """Tell the owner that hypercorn is done; the owner closes the socket."""
         self._on_close()
 
     def cut(self) -> None:
-        """Close now, and end whatever is done for it."""
+        """Close now, and end all tasks that serve it."""
         self.abort()
         self._on_close()
 
     def abort(self) -> None:
-        """Close now. What was not sent yet is dropped by the kernel too, instead of lingering there for a reader."""
+        """Close now. The kernel drops unsent bytes, too, instead of keeping them for a reader."""
         if self.socket.fileno() >= 0:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.socket.close()

@@ -1,9 +1,9 @@
-"""Samples -> the text that Prometheus reads.
+"""Renders samples as the text that Prometheus reads.
 
-Metrics are pulled: whoever asks gets what is true now, from a list of samples made for this answer. There is no
-registry that outlives it, so many nodes fit in one process. Names get the prefix `ranvier_`, counters the suffix
-`_total`; where an operator wants it, what Continuum Router's document names has its prefix, so that its queries work.
-The format is the classic text one, or OpenMetrics where the client's Accept header asks for it.
+Metrics are pulled: each answer is made from a list of samples taken for it. No registry outlives the answer, so many
+nodes fit in one process. Names get the prefix `ranvier_`, counters the suffix `_total`. On request, metrics of
+Continuum Router's document get its prefix, so that queries for it work. The format is the classic text format, or
+OpenMetrics if the client's Accept header asks for it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CONTINUUM = frozenset(
         "kv_index_event_source_status",
     ]
 )
-"""Names of samples that are the document's (CR22)."""
+"""Names of samples that the document defines (CR22)."""
 
 
 class Samples(Collector):
@@ -61,7 +61,7 @@ class Samples(Collector):
         self._names = names
 
     def collect(self) -> Iterator[Metric]:
-        """The families in the order of their first sample."""
+        """Yield the families in the order of their first sample."""
         families: dict[str, list[Sample]] = {}
         for sample in self._samples:
             families.setdefault(sample.name, []).append(sample)
@@ -70,7 +70,7 @@ class Samples(Collector):
 
 
 def family(samples: Sequence[Sample], prefix: str) -> Metric:
-    """All series of one name."""
+    """Return the family of all series of one name."""
     first = samples[0]
     assert all((sample.kind, sample.help) == (first.kind, first.help) for sample in samples), (
         f"two kinds of {first.name}"
@@ -83,7 +83,7 @@ def family(samples: Sequence[Sample], prefix: str) -> Metric:
 
 
 def series(sample: Sample) -> Iterable[tuple[str, dict[str, str], float]]:
-    """(suffix of the name, labels, value) of each line of a sample."""
+    """Return (suffix of the name, labels, value) of each line of a sample."""
     labels = dict(sample.labels)
     if not isinstance(sample.value, Histogram):
         assert sample.kind != "histogram", f"{sample.name} is a histogram and has a plain value"
@@ -99,6 +99,6 @@ def le(bound: float) -> str:
 
 
 def render(samples: Sequence[Sample], accept: str = "", names: str = "ranvier") -> tuple[bytes, str]:
-    """(body, content type) for a client with this Accept header; `names` as the key `metric_names`."""
+    """Return (body, content type) for a client with this Accept header; `names` is the key `metric_names`."""
     encode, content_type = choose_encoder(accept)
-    return encode(cast("Any", Samples(samples, names))), content_type  # of a registry it asks no more than to collect
+    return encode(cast("Any", Samples(samples, names))), content_type  # it calls only `collect` of a registry

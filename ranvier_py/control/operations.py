@@ -1,4 +1,4 @@
-"""What the control port may ask of a node, and do to it; every metric and every view of the node as JSON."""
+"""Operations of the control port on a node: every command, every metric and every view of the node as JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS_SHOWN_MAX = 64
 
 
 class Admin:
-    """One node's administration. Every method but `explain` is one synchronous call."""
+    """One node's administration. All methods are one synchronous call, but those that are `async`."""
 
     def __init__(self, node: Node, reloads: Reloads | None = None) -> None:
         self._node = node
@@ -40,9 +40,9 @@ class Admin:
         return [backend_view(backend) for backend in self._node.registry]
 
     def add_backend(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Fields of a backend as in the configuration. Raises ConfigError with all that is wrong, with nothing changed.
+        """Add a backend with the configuration's fields. Raises ConfigError with all that is wrong; nothing changes.
 
-        Peers that follow the command ask the engine where its events are: what is written here is for this node.
+        Peers that follow the command ask the engine where its events are: `kv_` fields count for this node only.
         """
         spec = read_backend(fields)
         if spec.hosted is not None and self._node.config.gossip_admin_key is not None:
@@ -64,7 +64,7 @@ class Admin:
         return {**view, **self._order("remove", view["url"], 1.0, "")}
 
     def _order(self, verb: str, url: str, weight: float, name: str) -> Mapping[str, bool]:
-        """`shared`: whether the peers are sent it; nothing where there is no gossip."""
+        """Share a command with the peers. `shared`: whether it is sent to them; empty if there is no gossip."""
         clustering = self._node.clustering
         return {} if clustering is None else {"shared": clustering.order(verb, url, weight, name)}
 
@@ -113,7 +113,7 @@ class Admin:
         ]
 
     async def explain(self, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
-        """A dry run of a chat or a completion. Tokenizes it as placing would; places, learns and counts nothing.
+        """Dry-run a chat or a completion: tokenize it as placing would, but place, learn and count nothing.
 
         `headers` name its tenant where tenants are kept apart.
         """
@@ -157,7 +157,7 @@ class Admin:
         return await self._clustering().route_sums()
 
     def _clustering(self) -> ClusterParts:
-        """Raises NotFound."""
+        """Return the parts of gossip. Raises NotFound if the node does not gossip."""
         if self._node.clustering is None:
             raise NotFound("this node does not gossip")
         return self._node.clustering
@@ -182,7 +182,7 @@ class Admin:
         return self._node.config.metric_names
 
     def metrics(self) -> Sequence[Sample]:
-        """Every metric of the node."""
+        """Return every metric of the node."""
         node = self._node
         router, recorder, responses = node.router, node.recorder, node.pipeline.responses
         found = [
@@ -221,7 +221,7 @@ class Admin:
         return self._node.shadows.shadows if self._node.shadows is not None else ()
 
     async def reload(self) -> Mapping[str, Any]:
-        """Raises ConfigError, with nothing changed, and NotFound."""
+        """Read the configuration again. Raises ConfigError, with nothing changed, and NotFound."""
         if self._reloads is None:
             raise NotFound("this node has no configuration to read again")
         return await self._reloads.ordered()
@@ -237,11 +237,11 @@ class Admin:
 
 
 def path_of(body: bytes) -> bytes:
-    """Where a client would send this body: by the members that only one API has."""
+    """Return the path to which a client would send this body, judged by members that only one API has."""
     try:
         asked = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return CHAT_PATH  # where reading it finds what is wrong with it
+        return CHAT_PATH  # whose reader reports what is wrong with the body
     members = asked if isinstance(asked, dict) else {}
     if "messages" in members:
         return MESSAGES_PATH if "system" in members else CHAT_PATH
@@ -285,7 +285,7 @@ def backend_samples(backend: Backend) -> Iterator[Sample]:
 
 
 def shadow_view(shadow: Shadow) -> dict[str, Any]:
-    """What a policy would have done with the requests so far. Less than 0 saved is a loss."""
+    """Return what a policy would have done with the requests so far. Less than 0 saved is a loss."""
     own, counters = shadow.counters, shadow.router.counters
     return {
         "policy": shadow.router.policy.name,
@@ -310,7 +310,7 @@ def shadow_samples(shadow: Shadow) -> Iterator[Sample]:
 
 
 def prefix_key_view(tokens: int, token: int, text: int) -> dict[str, Any]:
-    """A depth of a prompt by the names that /admin/routes takes; None for what it has none of."""
+    """Return a depth of a prompt with fingerprints as /admin/routes takes them; None for a missing one."""
     names = {"token_fingerprint": token, "text_fingerprint": text}
     return {"tokens": tokens, **{name: f"{value:016x}" if value else None for name, value in names.items()}}
 

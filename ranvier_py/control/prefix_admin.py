@@ -1,4 +1,4 @@
-"""Continuum Router's tier 1 in its own words: what the ring decided, in its JSON and as metrics."""
+"""Continuum Router's tier 1 in its own terms: the decisions of the ring, in its JSON and as metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STRATEGIES = ("prefix_hash", "overflow", "fallback")
 
 
 def prefix_routing_view(router: Router, *, marks_system: bool) -> Mapping[str, Any]:
-    """GET /admin/prefix-routing/stats."""
+    """Answer GET /admin/prefix-routing/stats."""
     ring = ring_of(router.policy)
     if ring is None:
         return {"enabled": False}

@@ -1,4 +1,4 @@
-"""Administration of the response cache, in the JSON of Continuum Router's document and with what we add to it."""
+"""Administration of the response cache, in the JSON of Continuum Router's document plus our own members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHOICES = ("model", "tenant", "older_than_s")
 
 
 def response_cache_view(responses: ResponseCache | None) -> Mapping[str, Any]:
-    """GET /admin/response-cache/stats. The hit rate is of hits and misses, a string of 4 decimals."""
+    """Answer GET /admin/response-cache/stats. The hit rate is hits of hits and misses, a string of 4 decimals."""
     if responses is None:
         return {"enabled": False}
     counters, options, elsewhere = responses.store.counters, responses.store.options, responses.elsewhere
@@ -49,9 +49,9 @@ def config_view(options: ResponseCacheOptions) -> Mapping[str, Any]:
 
 
 async def invalidate_responses(responses: ResponseCache | None, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-    """POST /admin/response-cache/invalidate: all of them, or those of a model, of a tenant, of an age.
+    """Answer POST /admin/response-cache/invalidate: drop all answers, or those of a model, of a tenant, of an age.
 
-    Of nodes that gossip all do it; `cleared_entries` are those of this one, and null where nobody can count them.
+    All nodes that gossip do it. `cleared_entries` counts those of this node; null if nobody can count them.
     """
     if responses is None:
         raise NotFound("the response cache is off: response_cache turns it on")

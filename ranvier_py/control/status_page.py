@@ -1,4 +1,4 @@
-"""The status page: what a node's control port answers, as text for one terminal screen.
+"""Renders the status page: the answers of a node's control port, as text for one terminal screen.
 
 Pure: JSON values in, lines out. Tables take their columns from the rows, so a new fact about a backend shows by itself.
 """
@@ -11,19 +11,19 @@ from typing import Any
 
 FIRST_COLUMNS = ("name", "url", "health", "state", "circuit", "draining", "load", "in_flight", "weight")
 CELL_CHARACTERS_MAX = 40
-LONG = {"why": 120}  # characters of columns that say something in words; it is the last one
+LONG = {"why": 120}  # characters of columns that hold a sentence; such a column comes last
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """What was asked of one node."""
+    """The answers of one node."""
 
     address: str
     ready: bool
     reason: str
     backends: Sequence[Mapping[str, Any]]
     routes: Mapping[str, Any]
-    cluster: Mapping[str, Any] | None = None  # None: it has no peers
+    cluster: Mapping[str, Any] | None = None  # None: the node has no peers
     divergence: str = ""  # in words, if another node was asked, too
     engine_caches: Mapping[str, Any] | None = None
     calibration: Mapping[str, Any] | None = None
@@ -31,7 +31,7 @@ class NodeStatus:
 
 
 def status_page(status: NodeStatus) -> str:
-    """One page: readiness, backends, routes and counters."""
+    """Return one page: readiness, backends, routes and counters."""
     ready = "ready" if status.ready else "not ready"
     lines = [f"{status.address}  {ready}" + (f": {status.reason}" if status.reason else ""), "", "Backends"]
     lines += table(status.backends) or ["  none; add one with POST /admin/backends"]
@@ -48,7 +48,7 @@ def status_page(status: NodeStatus) -> str:
 
 
 def engine_cache_lines(engine_caches: Mapping[str, Any]) -> list[str]:
-    """How well this node knows what each engine holds."""
+    """Show how well this node knows what each engine holds."""
     lines = ["", "Engine caches", *table(engine_caches["engines"])]
     counts = {name: count for name, count in engine_caches["counts"].items() if count}
     facts = {"routes": counts, "trouble": engine_caches["trouble"]}
@@ -56,7 +56,7 @@ def engine_cache_lines(engine_caches: Mapping[str, Any]) -> list[str]:
 
 
 def response_cache_lines(responses: Mapping[str, Any]) -> list[str]:
-    """What was answered without an engine, and what that saved."""
+    """Show what was answered without an engine, and what that saved."""
     hits, prompt, output = (
         responses["requests"]["hit"],
         *(responses[f"saved_{one}_tokens"] for one in ("prompt", "output")),
@@ -75,7 +75,7 @@ def response_cache_lines(responses: Mapping[str, Any]) -> list[str]:
 
 
 def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
-    """How well this node predicts what each engine has, and what is wrong where it does not."""
+    """Show how well this node predicts what each engine has cached, and why where it does not."""
     rows = calibration["backends"]
     known = [{name: row[name] for name in row if any(each[name] is not None for each in rows)} for row in rows]
     lines = ["", "Predictions against answers", *(table(known) or ["  no answer had counts yet"])]
@@ -102,7 +102,7 @@ CLUSTER_FACTS = (
 
 
 def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:
-    """This node among its peers, and the traffic between them."""
+    """Show this node among its peers, and the traffic between them."""
     me = f"{cluster['name']} at {cluster['address']}, incarnation {cluster['incarnation']}"
     members = [{name: member.get(name) for name in MEMBER_COLUMNS} for member in cluster["members"]]
     lines = ["", f"Cluster: {me}", *(table(members) or ["  no peers yet"])]
@@ -121,7 +121,7 @@ def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:
 
 
 def divergence(sums: bytes, others: bytes) -> str:
-    """How far two route tables are apart, by their bucket fingerprints of 8 bytes each."""
+    """Describe how far two route tables differ, by their bucket fingerprints of 8 bytes each."""
     if len(sums) != len(others):
         return "not comparable: another number of buckets"
     buckets = len(sums) // 8
@@ -130,7 +130,7 @@ def divergence(sums: bytes, others: bytes) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Rows under a header, aligned; numbers to the right."""
+    """Align rows under a header; numbers to the right."""
     known = dict.fromkeys(column for row in rows for column in row)
     columns = [column for column in FIRST_COLUMNS if column in known]
     columns += [column for column in known if column not in columns]
@@ -149,13 +149,13 @@ def aligned(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) 
 
 
 def pairs(facts: Mapping[str, Any]) -> list[str]:
-    """One line for each fact; a mapping of facts becomes one line of name=value."""
+    """Return one line for each fact; a mapping of facts becomes one line of name=value."""
     width = max(map(len, facts), default=0)
     return [f"  {name.ljust(width)}  {word(value)}" for name, value in facts.items()]
 
 
 def word(value: Any, characters_max: int = CELL_CHARACTERS_MAX) -> str:
-    """A JSON value as one short word, without control characters."""
+    """Return a JSON value as one short word, without control characters."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -1,10 +1,10 @@
-"""`/internal/*` of the control port: what workers report of their caches.
+"""`/internal/*` of the control port: workers report what their caches hold.
 
-The routes need the control key, or a worker's own credential (engine_cache/sources/push_credentials.py), which opens
-nothing else and speaks for that worker alone. What they take is in push_messages.py beside it. Bad input is a 4xx that
-says what is wrong: 400 for its shape, 404 for a worker that is no backend, 403 for another worker's name.
+The routes need the control key, or a worker's own credential (engine_cache/sources/push_credentials.py), which opens no
+other route and speaks for that worker alone. push_messages.py beside it defines the bodies. Bad input is a 4xx that
+names what is wrong: 400 for its shape, 404 for a worker that is no backend, 403 for another worker's name.
 
-Rules: bodies are bounded by the control port; large ones are read in a thread. Nothing of a body is logged.
+Rules: the control port bounds bodies; large ones are parsed in a thread. Nothing of a body is logged.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ranvier_py.core.errors import Forbidden
 INTERNAL = "/internal/"
 
 INLINE_BYTES_MAX = 32 * 1024
-"""Larger bodies are read in a thread: from here on that takes longer than the hop."""
+"""Larger bodies are parsed in a thread: parsing them takes longer than the hop to a thread."""
 
 READERS_MAX = 2
-"""Large bodies read at one time: more would fight the event loop for its core."""
+"""Large bodies parsed at one time: more would compete with the event loop for its core."""
 
 
 def admitted(path: str, bearer_key: str, control_key: str) -> bool:
@@ -37,7 +37,7 @@ def admitted(path: str, bearer_key: str, control_key: str) -> bool:
 
 
 class ReportHandlers:
-    """What each route answers."""
+    """The handlers of the routes."""
 
     def __init__(self, port: Admin, settings: ControlSettings) -> None:
         self._port = port
@@ -45,7 +45,7 @@ class ReportHandlers:
         self._readers = trio.CapacityLimiter(READERS_MAX)
 
     def table(self) -> Mapping[str, Callable[[], Any]]:
-        """By method and path."""
+        """Return the handlers by method and path."""
         return {
             "POST /internal/eviction": self.eviction,
             "POST /internal/sync": self.sync,
@@ -63,12 +63,12 @@ class ReportHandlers:
         return await self._port.worker_reports.batched(await self._read(read_events))
 
     def workers(self) -> Mapping[str, Any]:
-        """?hash=5f30… asks who holds that."""
+        """Answer the list of workers; with ?hash=5f30… which of them hold that."""
         text = request.args.get("hash", "")
         return {"workers": self._port.worker_reports.views(hash_in(text, "hash") if text else None)}
 
     async def _read(self, read: Callable[[Mapping[str, Any]], Any]) -> Any:
-        """The report in the body. Raises BadRequest, and Forbidden for a credential of another worker."""
+        """Return the report in the body. Raises BadRequest, and Forbidden for a credential of another worker."""
         data = await raw_body()
         if len(data) <= INLINE_BYTES_MAX:
             report = read(object_of(data))
