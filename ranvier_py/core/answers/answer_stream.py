@@ -61,10 +61,10 @@ class Answer:
 NOTHING = Answer()
 
 Counts = tuple[int | None, int | None, int | None]
-"""Prompt, cached and completion tokens."""
+"""Prompt, cached and completion tokens; None for what an engine did not count."""
 
 COUNT_END = 1 << 31
-"""What is no less counts nothing: two of them together are still a position in 32 bits, as it travels to peers."""
+"""A count from here on is not believed: the sum of two counts must fit the 32 bits of a position on the wire."""
 
 
 def has_finished(data: bytes, api: str = "chat") -> bool:
@@ -273,7 +273,7 @@ class ResponseName:
 
 
 def stream_usage(body: bytes) -> Counts:
-    """The counts of the last event that has any."""
+    """Return the counts of the last event that has prompt tokens."""
     at = body.rfind(b'"prompt_tokens"')
     if at < 0:
         return None, None, None
@@ -283,7 +283,7 @@ def stream_usage(body: bytes) -> Counts:
 
 
 def read_usage(usage: Mapping[str, Any] | None) -> Counts:
-    """Of a usage object."""
+    """Return the counts of a usage object."""
     if not usage:
         return None, None, None
     details = usage.get("prompt_tokens_details") or {}
@@ -291,7 +291,7 @@ def read_usage(usage: Mapping[str, Any] | None) -> Counts:
 
 
 def counts_of(prompt: object, cached: object, completion: object) -> Counts:
-    """As far as they are counts. No more can be cached than was asked."""
+    """Return the valid counts, None for others. No more tokens can be cached than the prompt has."""
     tokens, found = count(prompt), count(cached)
     return tokens, found if tokens is None or found is None else min(found, tokens), count(completion)
 

@@ -6,9 +6,9 @@ acted. In both groups only bodies that the rule would change count. A rule that 
 `sessions` sessions, or no longer does in as many later ones, is off for that client and model until an operator changes
 the rules. Of a body nothing but its counts is kept.
 
-No client decides that for all. A session counts from its second answer on, whatever was reused: session names can be
-made up, one for each request. Sessions of which nothing was reused in either group decide nothing. Where tenants are
-told apart, one of them adds a share of the sessions at most (TENANTS_MIN).
+No single client can decide a trial. A session counts only from its second answer on, because session names can be made
+up, one for each request. If nothing was reused in either group, nothing is decided. Where tenants are kept apart, each
+may add at most one TENANTS_MIN-th of the sessions.
 
 One node's verdict holds on all nodes that have the same rules (`core/gossip/rule_verdicts.py`). Otherwise some nodes
 would mend a session's bodies and others would not, which breaks its prefix. Of two verdicts the one later in MEASURING,
@@ -44,7 +44,7 @@ SESSIONS_FACTOR = 4
 """A trial with too few sessions left alone to compare with waits for this many times `sessions`."""
 
 TENANTS_MIN = 4
-"""Where tenants are told apart, a judgement needs sessions of so many: each adds at most this part of them."""
+"""Where tenants are kept apart, each adds at most 1 / TENANTS_MIN of the sessions, so a judgement needs so many."""
 
 GROUP_MIN = 3  # sessions that a group's variance needs
 CERTAIN = 1.645
@@ -82,7 +82,7 @@ class Engines(NamedTuple):
 
 class RuleUse(NamedTuple):
     """A rule that would change a body. `changed`: it did; else the session is left alone. `session` is a digest,
-    `tenant` whose it is; empty where none are told apart."""
+    `tenant` the owner of the session; empty where tenants are not kept apart."""
 
     rule: str
     session: int
@@ -151,8 +151,8 @@ class Trial:
         self.reused_alone: float | None = None
         self._options = options
         self._changed, self._alone = Group(), Group()
-        self._tenants: Counter[bytes] = Counter()  # sessions of each that count
-        self.left_out = 0  # answers in sessions of a tenant that had added its share
+        self._tenants: Counter[bytes] = Counter()  # counted sessions of each tenant
+        self.left_out = 0  # answers of sessions whose tenant had added its share
         self.waiting: BoundedDict[RuleUse, list[int]] = BoundedDict(SESSIONS_FACTOR * options.sessions)
 
     @property
@@ -161,7 +161,7 @@ class Trial:
         return len(self._changed.sessions), len(self._alone.sessions)
 
     def _counts_of(self, use: RuleUse) -> list[int] | None:
-        """What was counted of a session, which goes into its group at the second answer; None where it is not to."""
+        """Return the counts of a session, which joins its group at the second answer; None if it may not join."""
         sessions = (self._changed if use.changed else self._alone).sessions
         if use.session in sessions:
             return sessions[use.session]
@@ -218,7 +218,7 @@ class Trial:
         return state != before
 
     def _begin(self) -> None:
-        """The next judgement is of other sessions."""
+        """Start the next judgement, with other sessions."""
         self._changed, self._alone = Group(), Group()
         self._tenants.clear()
 

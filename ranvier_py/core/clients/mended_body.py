@@ -29,7 +29,7 @@ from ranvier_py.core.prompts.request_apis import Api
 
 PATTERN_CHARACTERS_MAX = 65_536
 SEEN_BEHIND = 1_024
-"""Characters beyond those that a pattern sees, so that it does not match the beginning of what ends behind them."""
+"""Characters that a pattern sees beyond its own, so that it does not match the beginning of what ends behind them."""
 
 BODY_BYTES_MAX = 1024 * 1024
 """Some 260,000 tokens. All of it is parsed on the event loop, at each turn."""

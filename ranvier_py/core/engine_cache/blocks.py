@@ -130,8 +130,8 @@ def root(state: TokenState | None) -> Block:
 
 
 class BlockIndex:
-    """Blocks by name. `weight` is the sum over all of them, `orphaned_weight` over those that are not resolved; `below`
-    has those that are held, and not in the GPU, and perhaps others."""
+    """Blocks by name. `weight` is the sum over all blocks, `orphaned_weight` over those that are not resolved. `below`
+    names all blocks that are held, but not in the GPU, and perhaps others."""
 
     def __init__(self) -> None:
         self.blocks: dict[EngineHash, Block] = {}
@@ -164,13 +164,13 @@ class BlockIndex:
         return block
 
     def moved(self, block: Block) -> None:
-        """Its copies are others than before."""
+        """Note that the copies of a block have changed."""
         if block.copies and not block.copies & COPIES_MASK:
             self.below.pop(block.key, None)
             self.below[block.key] = None
 
     def oldest_below(self) -> Block | None:
-        """The block that has been below the GPU alone for longest, which is forgotten there."""
+        """Return the block that has been held below the GPU alone for longest, and take it out of `below`."""
         while self.below:
             key = next(iter(self.below))
             del self.below[key]
@@ -180,7 +180,7 @@ class BlockIndex:
         return None
 
     def emptied(self, tier: Tier) -> list[Block]:
-        """Take all copies at one tier. Returns the blocks that had any. O(all)."""
+        """Remove all copies at one tier. Returns the blocks that had any. O(all)."""
         copies = COPIES_MASK << COPIES_BITS * tier
         found = [block for block in self.blocks.values() if block.copies & copies]
         for block in found:

@@ -5,16 +5,16 @@ block size. A prefix is held if every engine block that it reaches into is held;
 engine itself reuses only whole blocks of its own, so a match is worth its depth rounded down to `block_tokens`. Names
 of blocks are compared, never computed.
 
-Rules: one name may be stored several times, and is gone when it was removed as often; what is named again because it
-was reused is no new copy. A block whose parent is unknown is orphaned until the parent comes. Blocks that hash more
-than tokens (images, embeddings), and all that continue them, are counted but have no fingerprint. Of several cache
-groups the first dense one counts: others keep no whole prefix. A prefix is reused only where they have what they need,
-too: where recurrent states are is known by their own events (`states`); an engine with any other group (windows) is
-`mixed`, so that what is held here may be of no use.
-Invariant: what is reported, summed up, equals what a walk over all blocks would find, once `settle` has nothing left.
-Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): those held below the GPU alone make room,
-the oldest first, for there are tiers that never report removals; beyond, new blocks are refused; both are counted;
-`orphaned_max` of them unresolved: the oldest are dropped with all that continues them, and counted.
+Rules: a name may be stored several times, and is gone when it was removed as often; a block that is named again because
+a request reused it is no new copy. A block whose parent is unknown is orphaned until the parent comes. Blocks that hash
+more than tokens (images, embeddings), and all that continue them, are counted but have no fingerprint. Of several cache
+groups the first dense one counts, because only such a group keeps whole prefixes. The engine reuses a prefix only if
+the other groups have their part, too. Recurrent states are known by their own events (`states`); an engine with any
+other group (windows) is `mixed`: what is held here may be of no use.
+Invariant: the sum of all reported changes equals what a walk over all blocks finds, once `settle` has nothing left.
+Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two). For new ones, blocks held below the GPU
+alone are forgotten, the oldest first, since some tiers never report removals; if that is not enough, new blocks are
+refused. `orphaned_max` unresolved ones: the oldest are dropped with all that continue them. All of these are counted.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ FRESH_MAX = 4096
 """Stored blocks that are hashed together: one call for a few blocks costs as much as one for hundreds."""
 
 ROOM_STEPS = 4
-"""Blocks that one new block may have make room: those that others continue free none yet."""
+"""Blocks that one new block may cause to be forgotten: those that others continue free no room yet."""
 
 NAME, READY, OPAQUE = KnownBlock.NAME, KnownBlock.READY, KnownBlock.OPAQUE
 GPU, ABSENT = Tier.GPU, Tier.ABSENT
 
 WAITING_MAX, WAITING_BYTES_MAX = 50_000, 32 << 20
-"""Events, and their bytes, that wait for a snapshot to be written, and then for their turn: some seconds of a busy
-engine. Beyond, no snapshot is written, and what waits longest is applied at once."""
+"""Events, and their bytes, that wait while a snapshot is written, and then for their turn: a busy engine's events of
+some seconds. Beyond that the snapshot is given up, and the oldest waiting event is applied at once."""
 
 
 class Residency:
@@ -82,8 +82,8 @@ class Residency:
         orphaned_max: int = 100_000,
         repeats: bool = False,
     ) -> None:
-        """`namespace_of` gives the fingerprint of the empty prefix, or None where no prompt of ours can be meant.
-        `repeats`: the engine may name blocks that a request reuses as if it stored them, see `RepeatedRuns`.
+        """`namespace_of` returns the fingerprint of the empty prefix; None if no prompt of ours can have this scope.
+        `repeats`: the engine may report blocks that a request reuses as if it stored them, see `RepeatedRuns`.
         """
         self._hasher = hasher
         self._namespace_of = namespace_of
@@ -91,21 +91,21 @@ class Residency:
         self._orphaned_max = orphaned_max
         self._repeats = repeats
         self._cleared, self._freezes = False, 0
-        self.block_tokens = 0  # the engine's, as its last event said; 0 = none came yet
-        self.mixed = False  # it has caches of groups that are not known; a cleared cache changes nothing
-        self.has_states = False  # some of its groups keep recurrent states; the same
+        self.block_tokens = 0  # the engine's, by its last event; 0: no event came yet
+        self.mixed = False  # it has cache groups of unknown kinds; clearing the cache does not reset this
+        self.has_states = False  # some of its groups keep recurrent states; not reset either
         self.counters = ResidencyCounters()
         self.state_counters = StateCounters()
         self._start()
 
     def _start(self) -> None:
-        self.frozen = 0  # number of the freeze that holds; 0 = none
+        self.frozen = 0  # number of the freeze that is in force; 0: none
         self._waiting: deque[BlocksStored | BlocksRemoved] = deque()
         self._waiting_bytes = 0
         self._adopt(BlockIndex())
         self._held = HeldPrefixes()
         self._roots = Roots(self._hasher, self._namespace_of)
-        self._group: int | None = None  # of caches, that counts
+        self._group: int | None = None  # the cache group that counts
         self._repeated = RepeatedRuns()
         self.lack = Lack.NOTHING
         self._fresh: list[Block] = []  # stored, not hashed yet
@@ -181,7 +181,7 @@ class Residency:
             self._apply(self._first_waiting())
 
     def install(self, snapshot: SnapshotState) -> None:
-        """Hold what a snapshot has instead, which is used up. What that changes comes with the next `settle`."""
+        """Replace the state by that of a snapshot, which is used up. The next `settle` returns what changed."""
         before = self._held
         self._start()
         self._adopt(snapshot.index)
@@ -298,7 +298,7 @@ class Residency:
             self.lack = Lack.ROOM
 
     def _store_again(self, block: Block, tier: Tier, own: bytes, weight: int, *, repeated: bool) -> None:
-        """A block that is known, or cannot have a fingerprint yet."""
+        """Store a block that is known already, or can't have a fingerprint yet."""
         if repeated and block.count(tier):
             self.counters.repeated += 1
         else:
@@ -310,7 +310,7 @@ class Residency:
         elif block.known is NAME and self._report(block, own, weight):
             self._fresh.append(block)
         elif block.known is NAME and not own and tier is GPU:
-            self.lack = Lack.TOKENS  # copies elsewhere are of blocks that were stored with theirs
+            self.lack = Lack.TOKENS  # copies at other tiers are of blocks stored with tokens
 
     def _is_counted_group(self, event: BlocksStored) -> bool:
         is_counted = self._is_first_dense_group(event)
@@ -345,7 +345,7 @@ class Residency:
         return found or self._roots.nameless
 
     def _place(self, key: EngineHash, parent: Block | None) -> Block | None:
-        """The block of that name, below its parent if that is told. None: there is no room for it."""
+        """Return the block of that name, attached to `parent` unless that is None. None: there is no room for it."""
         block = self._index.blocks.get(key) or self._add(key)
         if block is None or parent is None:
             return block
@@ -356,7 +356,7 @@ class Residency:
         return block
 
     def _make_room(self, event: BlocksStored, wanted: int) -> None:
-        """Forget what is held below the GPU alone, for so much."""
+        """Forget blocks held below the GPU alone until `wanted` entries fit, at most ROOM_STEPS for each new block."""
         index, steps = self._index, ROOM_STEPS * len(event.hashes)
         if event.parent in index.below:
             index.moved(index.blocks[event.parent])
@@ -366,7 +366,7 @@ class Residency:
             self.counters.forgotten += 1
             if block.known is not READY:
                 index.release(block)
-            elif not block.queued:  # else it is looked at anyway
+            elif not block.queued:  # else `settle` looks at it anyway
                 self._settle_block(block)
 
     def _add(self, key: EngineHash) -> Block | None:
@@ -409,7 +409,7 @@ class Residency:
             self._taken(block)
 
     def _empty(self, tier: Tier) -> None:
-        """Nothing is held at this tier."""
+        """Note that nothing is held at this tier any more."""
         self.thaw()
         self.catch_up()
         for block in self._index.emptied(tier):
@@ -419,7 +419,7 @@ class Residency:
             self._states.clear()
 
     def _taken(self, block: Block) -> None:
-        """It has fewer copies than before."""
+        """Update a block that has lost copies."""
         if block.known is READY:
             self._look(block)
         elif not block.copies:

@@ -21,7 +21,7 @@ ROOTS_MAX = 4096
 
 
 REPEATED_MAX = 4096
-"""Names of blocks that were taken for reused: one that was stored instead tells, and will be among the latest."""
+"""Names remembered as reused. If one of them was stored instead, its removal shows that, and it will be a late one."""
 
 
 class Scope(NamedTuple):
@@ -52,10 +52,10 @@ def salt_and_media(event: BlocksStored) -> tuple[str | None, int]:
 
 
 def unplaced_in(event: BlocksStored, salt: str | None, *, has_tokens: bool) -> int:
-    """How many of its first blocks are named without what they continue.
+    """Return how many of the event's first blocks come without the block that they continue.
 
-    vLLM names what it promotes from storage to the CPU one by one, without parent and tokens; or with them, but a
-    prompt's start without its salt. What the GPU stores next says where they belong.
+    vLLM names blocks that it promotes from storage to the CPU one by one: without parent and tokens, or with them but
+    without the salt of a prompt's start. Later stores in the GPU show where these blocks belong.
     """
     if event.parent is not None:
         return 0
@@ -106,21 +106,21 @@ class Roots:
 
 
 class RepeatedRuns:
-    """Tells runs from the start of a prompt that are no new copies: vLLM names what a request reuses, in the same form,
-    if the request wants that (`kv_cache_report_mode`).
+    """Recognises stores of blocks that a request only reuses: vLLM reports these in the same form, from the prompt's
+    start on, if the request asks for that (`kv_cache_report_mode`).
 
-    It looks its cache up before it computes, so it never stores a second block when it has the first; the only one of a
-    short prompt it may. A request for its prompt's logprobs skips that. A block that is removed more often than it was
-    counted shows this: from then on all are copies. Bound: REPEATED_MAX names, of which the oldest go.
+    vLLM looks its cache up before it computes, so it stores no second copy of a block that it has, except the only
+    block of a short prompt. A request for its prompt's logprobs skips the look-up. A block that is removed more often
+    than counted shows this: from then on every store is a copy. Bound: REPEATED_MAX names; the oldest are dropped.
     """
 
     def __init__(self) -> None:
-        self._reports = False  # the engine names blocks that it reuses
-        self._doubles = False  # it stores blocks that it has
+        self._reports = False  # the engine reports blocks that it reuses
+        self._doubles = False  # it stores blocks that it has already
         self._latest: BoundedDict[EngineHash, None] = BoundedDict(REPEATED_MAX)
 
     def has(self, event: BlocksStored, index: BlockIndex) -> bool:
-        """Whether this event is of blocks that were reused."""
+        """Whether this event only reports blocks that were reused."""
         if event.parent is not None or self._doubles:
             return False
         first = index.blocks.get(event.hashes[0]) if event.hashes else None
@@ -132,7 +132,7 @@ class RepeatedRuns:
         return self._reports
 
     def removed(self, key: EngineHash) -> None:
-        """A block was removed of which no copy was known."""
+        """Note that a block was removed of which no copy was known."""
         self._doubles |= key in self._latest
 
 

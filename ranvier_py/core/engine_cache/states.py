@@ -4,12 +4,13 @@ An engine names a state by the attention block at whose end the state lies, so t
 parent chain, whatever tokens the event spans (vLLM #44451 lists only the blocks that were kept, with the tokens of the
 others, too). A model may have several groups of states; a position counts only if all groups have a state there.
 
-A prompt asks at anchors and at ends of its messages. So a state is known at its own end and under every prefix behind
-it, in every branch, up to an anchor; and where prompts part before that, also back to the anchor before it, for the
-next one that parts there: the end of a single prompt is no place that others pass. At an anchor in its own block it is
-known as one `ahead`, too: whoever holds that anchor holds the block, and behind it events tell no more of its prompt.
-Rules: states in the GPU count. A state whose block is not known, or has no fingerprint, waits for it. What a removed
-block leaves goes with its own removal. Bounds: STATES_MAX names of blocks; beyond, a state is not noted, and counted.
+A prompt looks for states at anchors and at the ends of its messages. So a state is listed under the prefix at its own
+end and under every prefix behind it, in every branch, up to an anchor. Where prompts branch before that anchor, it is
+also listed back to the anchor before it, for the next prompt that branches there; no other prompt passes a single
+prompt's end. At an anchor in its own block it is listed as `ahead`: an engine that holds the anchor holds the block,
+and events name no prefix behind it. Rules: only states in the GPU count. A state waits for its block to be known and to
+have a fingerprint, and outlives it until removed itself. Bound: STATES_MAX names of blocks; further states are only
+counted.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class StateGroups:
             self._waiting[key] = None
 
     def clear(self) -> None:
-        """None is kept any more."""
+        """Note that no state is kept any more."""
         self._waiting.update(dict.fromkeys(self._kept))
         self._kept.clear()
 

@@ -36,10 +36,10 @@ APIS = {
 }
 
 SENDING = frozenset(("stream", "stream_options"))
-"""Members that change how an answer is sent at most."""
+"""Members that change at most how an answer is sent."""
 
 UNKEYED = SENDING | {"user", "metadata"}
-"""Members that do not change the content of an answer; but an answer of /v1/responses repeats the client's own."""
+"""Members that do not change the content of an answer; but an answer of /v1/responses repeats those of the client."""
 
 CONTINUUM_KEYED = frozenset(("model", "messages", "temperature", "max_tokens", "top_p"))
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 SCOPES_MAX = 1024  # pairs of model and tenant within the time to live of an answer; 200 bytes each
 CLOSE_S = 1.0  # how far apart two nodes may date one invalidation: the transit time of messages
 NUMBER_BITS = 62  # of a new number, so that there is always a next one in 64
-NUMBER_MAX = 1 << NUMBER_BITS + 1  # that is taken of a peer: random ones, each raised a little, are below
+NUMBER_MAX = 1 << NUMBER_BITS + 1  # greatest number taken from a peer: random ones, each raised a little, are below it
 
 
 class VoidScope(NamedTuple):

@@ -94,8 +94,8 @@ class Attempt:
         return self.target.reports_hits(self.prompt.api)
 
     def computed_by(self, answer: Answer) -> int | None:
-        """Prompt tokens that its engine computed, by its count; None where it counted nothing. No more than the body
-        has bytes: a wrong count would be learned as a rate, for all engines.
+        """Return the prompt tokens that the engine computed, by its count; None if it counted none. Bounded by the
+        body's bytes, or the tokens expected: a wrong count would be learned as a rate, for all engines.
         """
         if self.prompt.counts_differ or answer.prompt_tokens is None or answer.cached_tokens is None:
             return None
@@ -103,7 +103,7 @@ class Attempt:
         return min(max(0, answer.prompt_tokens - answer.cached_tokens), most)
 
     def correction(self, answer: Answer) -> tuple[Service, int] | None:
-        """What it was to its backend, and the tokens that this really computed. None where its engine does not say."""
+        """Return the service of the attempt and the tokens that it really computed; None if the engine does not say."""
         computed_tokens = self.computed_by(answer) if self.reports_hits else None
         return None if self.service is None or computed_tokens is None else (self.service, computed_tokens)
 

@@ -25,7 +25,7 @@ SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundre
 
 
 START_TOLERANCE_S = 0.5
-"""Start times so close are equal: an exporter may compute it anew each time, and no engine starts twice so soon."""
+"""Start times that differ by less are equal: an exporter may compute them anew, and no engine starts twice so soon."""
 
 NEVER_REPORTED = float("-inf")
 SAME_RESTART_S = 30.0
@@ -173,7 +173,7 @@ class Backend(Work):
     success_rate: float = 1.0
     draining: bool = False
     removed: bool = False
-    hit_generations: dict[str, int] = field(default_factory=dict)  # by API, the last with cached tokens in an answer
+    hit_generations: dict[str, int] = field(default_factory=dict)  # by API, the last that reported cached tokens
     process: Process = field(default_factory=Process)
     last_probe: ProbeResult | None = None
     probes_ok: int = 0
@@ -186,8 +186,8 @@ class Backend(Work):
         return not self.cards or any(card.get("owned_by") in SALTED_OWNERS for card in self.cards)
 
     def reports_hits(self, api: str) -> bool:
-        """Whether this process has ever reported in an answer of this API that something was cached. Until then zeros
-        say nothing there: engines count for one API and not for another."""
+        """Whether this process has ever reported cached tokens in an answer of this API. Until then its zeros mean
+        nothing there: some engines count in one API and not in another."""
         return self.hit_generations.get(api) == self.generation
 
     @property

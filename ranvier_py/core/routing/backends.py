@@ -252,7 +252,7 @@ class Registry:
         return backend
 
     def reported_hit(self, backend: Backend, generation: int, api: str) -> None:
-        """An answer of that process, of this API, said that something was cached."""
+        """Note that an answer of this process and API reported cached tokens."""
         backend.hit_generations[api] = max(backend.hit_generations.get(api, 0), generation)
 
     def finished(

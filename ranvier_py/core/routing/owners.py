@@ -28,7 +28,7 @@ ENTRIES_MAX = 65_536
 RESPONSE_TTL_S = 86_400.0  # engines keep responses until they end; a client that goes on after a day gets a 404
 SESSION_TTL_S = 3600.0  # no longer than routes: what an engine held an hour ago it has evicted
 QUEUE_MAX = 16_384
-LATEST_MAX = 16_384  # of either kind, for a peer that lacks them: 200 kB
+LATEST_MAX = 16_384  # of each kind, sent to a peer that lacks them: 200 kB
 
 
 class Owner(NamedTuple):
@@ -103,7 +103,7 @@ class Owners:
         self._send(NewOwner(digest, owner))
 
     def latest(self) -> Iterator[NewOwner]:
-        """What was learned last, for a peer that lacks it: of either kind LATEST_MAX, newest first."""
+        """Yield the latest entries for a peer that lacks them: LATEST_MAX of each kind, newest first."""
         for entries in (self._responses, self._sessions):
             for digest, owner in islice(reversed(entries.items()), LATEST_MAX):
                 yield NewOwner(digest, owner)

@@ -205,7 +205,7 @@ class Router:
     def _hinted(self, prompt: Prompt, found: PoolMatch) -> Choice | None:
         """Choose the backend that served the prompt's session last, unless the least loaded one has much less to do."""
         if not prompt.session or found.holders or not (prompt.sub_agent or prompt.end.messages < 2):
-            return None  # longer prompts share a home with prompts like them
+            return None  # longer prompts go where prompts like them go
         owner, backends = self.owners.find(prompt.session, found.at), found.pool.backends
         backend = next((each for each in backends if owner is not None and each.id == owner.backend), None)
         if owner is None or backend is None or backend.generation != owner.generation:

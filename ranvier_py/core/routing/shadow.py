@@ -139,7 +139,7 @@ class Shadow:
             return
         try:
             found = router.find(attempt.prompt, now, tried)
-        except RanvierError:  # no backend may serve it any more, now that the real attempt was sent
+        except RanvierError:  # no backend may serve the prompt any more, now that the real attempt was sent
             return
         decision = router.place(attempt.prompt, found)
         computed_tokens = max(0, decision.prompt_tokens - decision.matched_tokens)

@@ -13,12 +13,12 @@ next seconds, so a match pays one or two dict look-ups. When the limit moves, hi
 that a request uses, here or at a peer, count as just used once the request is learned, and stay so while it runs; if
 several requests share tokens, they count once. Peers learn the renewed evidence of running requests, too.
 
-Rules: hidden routes are looked up too when their engine was chosen anyway, so what they would have been is still
-learned. Distances are those at sending: what a queue pushes out before a request's turn comes counts against them. At
-most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX the uses of a prompt are taken for as old as
-its deepest part. An engine that reported a hit once means 0 where it leaves the count out, in answers of the
-same API (older vLLM does). Where it never reported one it reports nothing: there are engines whose count is always 0,
-or in one API alone, so its 0 withdraws nothing and limits nothing, until the first hit there.
+Rules: hidden routes of an engine that was chosen anyway are looked up, too, so the module still learns what they would
+have predicted. Distances are those at sending: tokens evicted while a request queues count against its prediction. At
+most SAMPLES_PER_S_MAX attempts a second are looked up; beyond WALKS_MAX, all uses of a prompt count as being as old as
+its deepest part. If an engine has reported a hit, an answer of the same API without a count means 0 (older vLLM leaves
+zeros out). Until then its zeros mean nothing there, withdraw nothing and limit nothing: some engines always count 0, or
+do so in one API alone.
 Bound: one BackendPredictions for each backend id, ATTEMPTS_MAX samples.
 """
 
@@ -152,7 +152,7 @@ class Calibration:
         if answer.prompt_tokens is None or attempt.prompt.kind == "opaque":
             return
         known = self._known(attempt)
-        if end is attempt.prompt.end:  # else it was learned
+        if end is attempt.prompt.end:  # else `end` was learned
             known.clock.add(answer.completion_tokens or 0, now)
         if attempt.prompt.counts_differ:
             return
@@ -180,7 +180,7 @@ class Calibration:
         cached: int,
         parts: Sequence[Part],
     ) -> None:
-        """An answer's count, against what was predicted: withdraw what proved wrong, learn how much is kept."""
+        """Compare an answer's count with the prediction: withdraw routes that proved wrong, learn how much is kept."""
         reports_hits = attempt.reports_hits
         held = known.usable(attempt.decision.matched_tokens, prompt_tokens)
         if held and not reports_hits:

@@ -1,8 +1,8 @@
 """KV cache events as values, independent of engine and encoding.
 
-Names are ours: `BlocksStored` is the wire's BlockStored, which reports a run of blocks; `BlocksRemoved` is
-BlockRemoved, `CacheCleared` is AllBlocksCleared, `TierCleared` is TierBlocksCleared. An engine's block hash is kept as
-a name and nothing else: bytes as they came, numbers modulo 2^64, so that signed and unsigned spellings are one name.
+Events have other names here than on the wire: `BlocksStored` is BlockStored, for a run of blocks; `BlocksRemoved` is
+BlockRemoved, `CacheCleared` is AllBlocksCleared, `TierCleared` is TierBlocksCleared. An engine's block hash is kept
+only as a name: bytes as they came, numbers modulo 2^64, so that signed and unsigned spellings are one name.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class CacheCleared:
 
 
 class TierCleared(NamedTuple):
-    """Nothing can be found at one tier any more."""
+    """Nothing is held at one tier any more."""
 
     tier: Tier
 

@@ -5,9 +5,9 @@ may be missing (vLLM up to 0.23, SGLang), or a map with its tag under `type` (vL
 The forms are those of vLLM 0.32 and SGLang 0.5.23 and their older releases.
 
 Rules: unknown tags and fields are skipped one by one and counted. An event of known tag whose fields cannot be read is
-skipped whole and counted as unread: a block whose salt is unknown must not pass for one without salt. So is an event of
-unknown tag that by its name takes blocks away; others are not, or one new kind would lower the level of all engines of
-a release for ever. What is no batch at all raises BadBatch, and nothing else is ever raised.
+skipped whole and counted as unread: a block whose salt is unknown must not pass for one without salt. An event of
+unknown tag counts as unread only if its name says that it removes blocks; otherwise one new kind would lower the level
+of all engines of a release for ever. What is no batch at all raises BadBatch, and nothing else is ever raised.
 Bounds: those of frames; the events of a long message are built one at a time. Memory is a small multiple of the largest
 event, plus what the values keep.
 """

@@ -4,9 +4,9 @@ vLLM's GET /kv_event_sources answers a map by rank (0.32), a list, or a list und
 SGLang's /server_info has a block `kv_events` with a base port, and in older releases only the text of its option; rank
 r is at port + r. An endpoint is `tcp://HOST:PORT`; a wildcard means the host by which we reach the engine.
 
-Rules: an engine decides on ports, never on hosts: what is not on one of its own addresses is refused, or an engine
-could make us connect anywhere. What an operator wrote may be anywhere. Nothing is raised for what an engine answers. Of
-an engine with a rank that can't be read none is: requests that it serves would seem to have left nothing behind.
+Rules: an engine chooses ports, never hosts: an endpoint that is not on one of its own addresses is refused, or an
+engine could make us connect anywhere. An operator's endpoint may be anywhere. No answer of an engine raises anything.
+If one rank can't be read, no rank is: the requests that it serves would seem to have left nothing behind.
 Bounds: RANKS_MAX publishers, names and topics of limited length.
 """
 
@@ -62,7 +62,7 @@ class Publisher(NamedTuple):
 
 
 class FoundPublishers(NamedTuple):
-    """What an engine answered: all of its ranks, or none. `refused` has why some was not taken, in our words."""
+    """The ranks in an engine's answer: all of them, or none. `refused` names in our words why some were refused."""
 
     publishers: tuple[Publisher, ...] = ()
     refused: tuple[str, ...] = ()
@@ -202,8 +202,8 @@ def _of_sglang(block: Mapping[str, Any], first: Endpoint | None, replay: Endpoin
 
 
 def _checked(reported: Sequence[Publisher | str]) -> FoundPublishers:
-    """Each rank once, by rank; none where one was refused. Ranks that are reported with one port are at port + rank, as
-    vLLM places them."""
+    """Return each rank once, in order; no rank if one was refused. Ranks that are reported with one port are at port +
+    rank, as vLLM places them."""
     refused = [item for item in reported if isinstance(item, str)]
     by_rank: dict[int, Publisher] = {}
     for item in reported[:RANKS_MAX]:

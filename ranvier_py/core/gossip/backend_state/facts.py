@@ -1,21 +1,21 @@
 """Facts about backends, as all nodes share them: generation, draining, verdict on health, and load.
 
-- *Generation*: how many processes of this backend the cluster has seen. The greater wins; only its claims count. Two
-  nodes that saw one restart are told apart from two restarts by the engine's start time, where it gives one.
-- *Draining*: the order with the greater clock wins. It ends where nobody has had the backend for HELD_S: what is added
-  again after that is to serve.
-- *Verdict*: never merged. A peer's "unhealthy" is a doubt: a reason to probe now. Doubts of two observers within
-  DOUBT_S, or one and a failure of our own, are believed; "healthy" is only what we saw ourselves.
+- *Generation*: how many processes of this backend the cluster has seen. The greater number wins, and only its claims
+  count. The engine's start time, if known, shows whether two nodes saw one restart or two.
+- *Draining*: the order with the greater clock wins. It ends once no node has had the backend for HELD_S, so a backend
+  that is added again after that serves.
+- *Verdict*: never merged. A peer's "unhealthy" is a doubt: a reason to probe now. It is believed if two observers have
+  it within DOUBT_S, or one does and we saw a failure ourselves. "Healthy" is only what this node saw itself.
 - *Load*: see `loads`.
 
-Generations and drains travel by being repeated: whoever learns something sends its peers what it now knows, and
-everybody sends it to somebody now and then. So they reach everyone who can be reached, in any order and however often.
-Until a peer has sent a backend's count, no claim on it is taken: so a node that misses some asks for them, one peer
-after the other, by facts of no backend.
-Facts of backends that are not ours are kept, for the day the operator adds them here: each travels with the time since
-somebody last had the backend, so that those of removed ones end everywhere, KEPT_S after the last registry had them.
-Bounds: BACKENDS_MAX backends. Ours always fit; for one more, what longest nobody had goes, and is counted. Observers
-are live peers.
+Generations and drains spread by repetition: a node that learns something sends its peers the new state, and every node
+sends all it knows to a random peer now and then. So they reach all that can be reached, in any order and however often.
+A node takes no claim on a backend until a peer has sent that backend's count. If counts are missing, it asks random
+peers, one at a time, by facts of no backend.
+Facts of backends that are not ours are kept in case the operator adds them here. Each travels with the time since any
+node last had the backend, so facts of removed backends end everywhere, KEPT_S after the last registry had them.
+Bounds: BACKENDS_MAX backends. Ours always fit; for one more, the one that no node has had for longest is dropped, and
+counted. Observers are live peers.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from ranvier_py.core.routing.backend import same_process
 
 FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
 REPAIR_INTERVAL_S = 10.0  # everything known, to one random peer
-ASK_S = 0.5  # until a count that a peer should have sent is asked for, and again, ever more seldom
-HELD_S = 3 * REPAIR_INTERVAL_S  # without a word of a peer that has a draining backend: it is nobody's
-EVERYONE_MAX = 16  # so many peers are sent what is new; more get it through others
-KEPT_S = 3600.0  # without any registry that has the backend: as long an addition of it may be on its way
-COUNT_MAX = 2**32 - 1  # of generations and of orders to drain: what the wire holds
-COUNT_STEP_MAX = 2**16  # most that one fact may raise a count: nobody else may end it, and honest ones rise by one
+ASK_S = 0.5  # before a missing count is asked for; doubled for each further question
+HELD_S = 3 * REPAIR_INTERVAL_S  # without any peer that has the draining backend: its order ends
+EVERYONE_MAX = 16  # up to this many peers are sent what is new; further ones get it through others
+KEPT_S = 3600.0  # after the last registry lost the backend; a command that adds it may arrive that late
+COUNT_MAX = 2**32 - 1  # of generations and drain clocks: the wire's limit
+COUNT_STEP_MAX = 2**16  # most that one fact may raise a count: honest ones rise by one, and nobody may exhaust it
 IDLE_S_MAX = 2**16 - 1
-DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
-GENERATION_BITS = 8  # of one in a route update
+DOUBT_S = 3.0  # for two observers of one illness: Lifeguard's independent confirmation, applied to backends
+GENERATION_BITS = 8  # bits of a generation in a route update
 
 
 class Verdict(IntEnum):
@@ -107,7 +107,7 @@ UNKNOWN = KnownBackend()  # stands for every backend that is not known; never ch
 class BackendFacts:
     """One node's knowledge of all backends, by their key (`registry_sync`).
 
-    `plane_of`: how what is short and frequent reaches a session.
+    `plane_of` returns how short and frequent messages reach a session.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class BackendFacts:
         self._outbox = outbox
         self._rng = rng
         self._known: dict[int, KnownBackend] = {}
-        self._others: dict[int, float] = {}  # of `_known` those that are not ours: when somebody last had each
+        self._others: dict[int, float] = {}  # those of `_known` that are not ours: when any node last had each
         self._doubts: dict[int, dict[int, float]] = {}
         self._peers: Sequence[Peer] = ()
         self._answered: dict[int, None] = {}  # live peers that sent us facts, and were then sent all of ours
@@ -142,7 +142,7 @@ class BackendFacts:
         return len(self._known)
 
     def known(self, now: float) -> list[Fact]:
-        """All that is known, as peers are sent it."""
+        """Return all that is known, in the form sent to peers."""
         return [self._fact(backend, now) for backend in self._known]
 
     def observe(self, backend: int, verdict: Verdict, started_at: float) -> None:
@@ -189,11 +189,11 @@ class BackendFacts:
             self._changed[backend] = None
 
     def drains(self, backend: int, now: float) -> bool:
-        """Whether it drains by an order that still holds: see the module."""
+        """Whether the backend drains by an order that still holds (HELD_S)."""
         return self.of(backend).draining and now - self._others.get(backend, now) <= HELD_S
 
     def left(self, backend: int, now: float) -> None:
-        """Our registry has it no more."""
+        """Note that our registry has the backend no more."""
         if backend in self._known:
             self._others[backend] = now
             self._uncounted.pop(backend, None)
@@ -234,7 +234,7 @@ class BackendFacts:
         return min(self._repair_at, self.loads.wake_at, ask_at)
 
     def peers(self, live: Sequence[Peer], now: float, load_peers: Sequence[Peer] | None = None) -> None:
-        """Who is there now. A newcomer is sent everything; who is gone takes its loads with it.
+        """Set the live peers. A newcomer is sent everything; loads of a peer that is gone are dropped.
 
         `load_peers`: the peers to exchange loads with, if these are others.
         """
@@ -245,7 +245,7 @@ class BackendFacts:
         self._answered = {session: None for session in self._answered if session in now_there}
         newcomers = [peer for peer in live if peer.session not in before]
         if newcomers:
-            targets = self._some(newcomers)  # each gets it of as many others
+            targets = self._some(newcomers)  # each also gets everything from as many other nodes
             self._send(targets, list(self._known), now)
             self.loads.newcomers()
             self._asked, self._ask_at = 0, inf
@@ -287,7 +287,7 @@ class BackendFacts:
             self._answer(peer, now)
 
     def _answer(self, peer: Peer, now: float) -> None:
-        """Whoever sends something for the first time is sent all: what went when we met may have come too early."""
+        """Send all to a peer that sends facts for the first time: what we sent when we met may have come too early."""
         if peer.session not in self._answered and len(self._peers) <= EVERYONE_MAX:
             self._answered[peer.session] = None
             self._send([peer], list(self._known), now)
@@ -313,7 +313,7 @@ class BackendFacts:
             self._merge_generation(fact, known)
             if had_at > self._others.get(fact.backend, inf):
                 del self._others[fact.backend]
-                self._others[fact.backend] = had_at  # the last of them
+                self._others[fact.backend] = had_at  # moves to the end, as the latest
         known.counted = True
         self._uncounted.pop(fact.backend, None)
         if fact.drain_clock > known.drain_clock or (
@@ -342,7 +342,7 @@ class BackendFacts:
         elif both_known and not same:
             if fact.started_at > known.started_at:
                 self._adopt(fact.backend, min(known.generation + 1, COUNT_MAX), fact.started_at)
-            elif fact.generation == known.generation and known.counted:  # what came by that number may be of either
+            elif fact.generation == known.generation and known.counted:  # claims with it may be of either process
                 self._adopt(fact.backend, min(known.generation + 1, COUNT_MAX), known.started_at)
             elif fact.generation == known.generation:
                 known.generation = min(known.generation + 1, COUNT_MAX)
@@ -358,14 +358,14 @@ class BackendFacts:
         self.changes.append(NewGeneration(backend, generation, started_at))
 
     def _made(self, backend: int) -> KnownBackend:
-        """What is known of one more, which is ours, by ourselves alone."""
+        """Add a backend of ours of which no peer has sent a fact."""
         self._has_room(inf)
         known = self._known[backend] = KnownBackend()
         self._uncounted[backend] = None
         return known
 
     def _has_room(self, had_at: float) -> bool:
-        """Whether one more fits that somebody had then: if need be, in place of one that nobody has had for longer."""
+        """Whether one more backend fits, last had at `had_at`; if full, it replaces one that was last had earlier."""
         if len(self._known) >= BACKENDS_MAX:
             oldest = next(iter(self._others), None)
             if oldest is None or self._others[oldest] >= had_at:

@@ -5,9 +5,9 @@ and through this module of its peers': a node that begins a prefill of SHARED_TO
 fingerprints of the prefixes that it will leave, and later that it has ended. A peer makes the same claims as for a
 request of its own.
 
-Rules: what ends stays KEPT_S longer, since the routes that take its place travel by themselves. What is not ended in
-LIFE_S is dropped, and at once what a process was to compute that is gone: the next backend may have the id of this one.
-Nothing is sent twice: what is lost costs a prefill. In a large cluster neighbours alone are sent it.
+Rules: a prefill that has ended stays KEPT_S longer, since the routes that replace it travel separately. It is dropped
+if no end comes within LIFE_S, or at once if its process is gone, because another backend may get the same id. Nothing
+is sent twice: a lost message costs a prefill. In a large cluster only neighbours are sent prefills.
 Bounds: FROM_ONE_MAX claims of one peer, PREFILL_FINGERPRINTS_MAX prefixes of one prompt, evenly spread. Half of the
 room for claims is left to requests of our own.
 """
@@ -38,7 +38,7 @@ FROM_ONE_MAX = 128
 
 @dataclass(slots=True)
 class ReceivedPrefill:
-    """A peer's, claimed here `until` then, if the backend's process lives as long."""
+    """A peer's prefill. Its prefixes are claimed here `until` then, if the backend's process lives as long."""
 
     backend: BackendId
     generation: int
@@ -56,7 +56,7 @@ class PrefillGossip:
         self._peers: Sequence[Peer] = ()
         self._received: dict[int, dict[int, ReceivedPrefill]] = {}  # by session and number
         self._expire_at = inf
-        self._gone = (0, 0)  # backends removed and restarted, when last looked at
+        self._gone = (0, 0)  # numbers of backends removed and restarted at the last tick
         self._sent_at = now
 
     @property

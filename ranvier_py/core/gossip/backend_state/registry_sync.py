@@ -61,8 +61,8 @@ class RegistrySync:
         self._seen: dict[int, Seen] = {}  # by key
         self._keys: dict[BackendId, int] = {}
         self._version = NEVER
-        self._restarts = 0  # that the facts know of
-        self._passed_over: dict[int, None] = {}  # of whom claims were not taken, for want of their count or of them
+        self._restarts = 0  # number of restarts that the facts include
+        self._passed_over: dict[int, None] = {}  # whose claims were ignored, for want of a count or a backend
 
     def key_of(self, backend: BackendId) -> int | None:
         """Return a backend's key; None if the registry did not have it at the last look."""
@@ -118,7 +118,7 @@ class RegistrySync:
         return backend.id, backend.generation
 
     def regained(self) -> bool:
-        """Whether there is a backend now, and the count of it, whose claims could not be taken before. Says so once."""
+        """Whether claims that were ignored can be taken now, because the backend and its count are here. True once."""
         if not self._passed_over:
             return False
         known = [key for key in self._passed_over if self.facts.of(key).counted]
@@ -134,7 +134,7 @@ class RegistrySync:
             self._version = (registry.counters.backends_added, registry.counters.backends_removed)
             newcomers = self._rename(now)
             self._passed_over = {key: None for key in self._passed_over if key in self._seen}
-            if not is_first:  # whoever starts copies a whole table
+            if not is_first:  # a node that starts copies a whole table
                 self._passed_over |= newcomers
         loads: dict[int, Load] = {}
         for key, seen in self._seen.items():
@@ -168,7 +168,7 @@ class RegistrySync:
             self.facts.restarted(key, started_at)
 
     def _rename(self, now: float) -> dict[int, None]:
-        """Backends came or went. A newcomer starts as what peers already sent of it. Returns the keys of newcomers."""
+        """Note that backends came or went. A newcomer takes over what peers sent of it. Returns the newcomers' keys."""
         before, self._seen, self._keys = self._seen, {}, {}
         newcomers: dict[int, None] = {}
         for backend in self.registry:
@@ -181,7 +181,7 @@ class RegistrySync:
             newcomers[key] = None
             if self.facts.drains(key, now):
                 self.registry.drain(backend.url)
-            # as the facts have it: an order that ended is taken back, one that came before this look is sent
+            # the facts' state: so `look` takes back an order that has ended, and sends one given before this look
             self._seen[key] = Seen(backend, backend.generation, self.facts.of(key).draining)
             self.registry.set_peer_load(backend.id, self.facts.loads.of(key), now)
         for key in before:

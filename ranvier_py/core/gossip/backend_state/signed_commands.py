@@ -4,11 +4,11 @@ An address taken from gossip could send prompts anywhere, so the cluster key is 
 with the admin key, which a node has only where its operator allows such commands. Without an admin key a node signs and
 follows nothing, and does not even pass on what peers send.
 
-Rules: one command for each URL, the one with the greatest clock; a removal is kept like an addition, or an old addition
-would return. Commands go to all peers when they are new here, to a newcomer, and all of them to somebody now and then.
-At most COMMANDS_MAX URLs: one more takes the place of the oldest removal, and what is older than that is refused if its
-URL is not known, as is one more where there is no removal. So is what the wire does not take, beside which no other
-command could travel. All of it is counted.
+Rules: one command for each URL, the one with the greatest clock. A removal is kept like an addition, or an old addition
+would return. A node sends commands that are new here to all peers, all commands to a newcomer, and all to a random peer
+now and then. At most COMMANDS_MAX URLs: a later command about one more URL replaces the oldest removal; it is refused
+if there is none, or if it is no later than a removal that was replaced. A command that the wire can't carry is refused,
+too, since no other could travel with it. All refusals are counted.
 
 Time: a recorded command must not return when all nodes that knew a later one are gone. So each command says when it was
 signed, and is taken for VALID_S only. Nodes that follow a command sign it anew before that, with its old clock: it
@@ -39,11 +39,11 @@ from ranvier_py.core.metrics import increment
 COMMANDS_MAX = 4096  # URLs: as many as there can be backends
 FLOORS_MAX = 1024  # kept across a restart: 16 KiB
 REPAIR_INTERVAL_S = 30.0
-VALID_S = 3600.0  # as long an old command may still be brought back
-RETRY_S = 300.0  # what a command needs, such as its name, may be free when another thing than a command freed it
-RENEW_S = 1200.0  # two renewals may fail
-SKEW_S = 300.0  # clocks of nodes may be so far apart
-CLOCK_AHEAD_MS = 86_400_000  # of a clock that was wrong when the operator gave a command: nobody may end the count
+VALID_S = 3600.0  # as long an old command can be replayed
+RETRY_S = 300.0  # a failed command is tried again after this: a name that it needs may be free now
+RENEW_S = 1200.0  # two renewals may fail before the command expires
+SKEW_S = 300.0  # allowed difference between the clocks of two nodes
+CLOCK_AHEAD_MS = 86_400_000  # for a wrong clock where the command was given; no more, or one could exhaust it
 VERBS = ("add", "remove")
 
 
@@ -70,16 +70,16 @@ class SignedCommands:
         wall_ms: int = 0,
         floors: Mapping[int, int] = {},
     ) -> None:
-        self.new: list[Command] = []  # to be followed: see `take_new`
+        self.new: list[Command] = []  # to be followed, see `take_new`
         self.refused: dict[str, int] = dict.fromkeys(("signature", "time", "old", "full", "wire"), 0)
         self._key = admin_key
         self._outbox = outbox
         self._rng = rng
         self._floors = dict(floors)
-        self._forgotten = 0  # the greatest clock of a removal that gave its place away
+        self._forgotten = 0  # the greatest clock of a removal that was replaced
         self._known: dict[str, HeldCommand] = {}
         self._fresh: list[Command] = []
-        self._failed: dict[str, Command] = {}  # by URL, until they are tried again
+        self._failed: dict[str, Command] = {}  # by URL, until the next try
         self._retry_at = now
         self._peers: Sequence[Peer] = ()
         self._repair_at = now + rng.uniform(0, REPAIR_INTERVAL_S)
@@ -109,7 +109,7 @@ class SignedCommands:
         return max(0, round(self._wall_ms_before + 1000 * now))
 
     def give(self, verb: str, url: str, weight: float, name: str, now: float) -> bool:
-        """The operator gave it here. False: it is not shared, since no command is on this node, or it was refused."""
+        """Give an operator's command. False: it is not shared, because this node has no admin key or refused it."""
         if not self._key:
             return False
         held = self._known.get(url)
@@ -128,9 +128,9 @@ class SignedCommands:
         return True
 
     def take_new(self) -> list[Command]:
-        """What is to be followed now, in the order in which it was given, with what could not be followed before.
+        """Return the commands to follow now in the order in which they were given, earlier failures included.
 
-        By that order a name or a place is free when the next command needs it, even if they came otherwise.
+        In that order a name or a place is free when the next command needs it, even if they arrived otherwise.
         """
         if self.new:
             self._try_again()
@@ -138,7 +138,7 @@ class SignedCommands:
         return new
 
     def failed(self, command: Command) -> None:
-        """It could not be followed. It is tried again after whatever comes next, and every RETRY_S."""
+        """Note that a command could not be followed. It is tried again after the next new one, and every RETRY_S."""
         if self._holds(command):
             self._failed[command.url] = command
 
@@ -197,7 +197,7 @@ class SignedCommands:
         return ""
 
     def _has_room(self, command: Command) -> bool:
-        """Whether its URL is known, or one more fits: if need be, in place of the oldest removal."""
+        """Whether the command's URL is known, or one more fits, if need be in place of the oldest removal."""
         if command.url in self._known or len(self._known) < COMMANDS_MAX:
             return True
         removals = [held.command for held in self._known.values() if held.command.verb == "remove"]

@@ -26,7 +26,7 @@ from ranvier_py.core.gossip.membership.roster import Roster
 GREETING_S = 0.005  # between two greetings of members: the largest mesh is met in a third of a second
 GREETINGS_MAX = 16  # at once, after a pause
 SPREAD_S = 0.002  # times the members: the first greeting waits up to this, lest all greet a newcomer at once
-AGAIN_S = (1.0, 30.0)  # the least and the longest time until an unanswered greeting is repeated; doubled each time
+AGAIN_S = (1.0, 30.0)  # time until an unanswered greeting is repeated: at first and at most; doubled each time
 CONTACT_S = 24 * 3600.0  # a contact is forgotten after a day (foca)
 CONTACTS_MAX = 4096  # as many as there may be members
 CONTACT_INTERVAL_S = (1.0, 30.0)  # mean time between greetings of contacts: by the whole cluster; by one node at most

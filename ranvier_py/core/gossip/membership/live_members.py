@@ -24,8 +24,8 @@ from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 from ranvier_py.core.gossip.rule_verdicts import VerdictGossip
 
 DELAY_S, DELAY_MANY_S, DELAY_FAR_S = 0.02, 0.5, 5.0
-"""How long after a change of members the planes learn of it: in a small cluster; in a large one; and there, if it is
-only one more member to send loads to. Without a delay a node that joins N peers would take N² steps."""
+"""Seconds until the planes learn that members changed: in a small cluster; in a large one; and in a large one if there
+is only one more member to send loads to. Without a delay a node that joins N peers would take N² steps."""
 
 GUESTS_MAX = 32
 

@@ -256,7 +256,7 @@ class Membership:
         return list(islice(chain((member.record for member in self.alive()), fallen), EXPORTED_MAX))
 
     def plane_of(self, session: int) -> Plane:
-        """How what is short and sent often reaches this member, as the probes found out."""
+        """Return how short and frequent messages reach this member, as the probes found out."""
         member = self.member(session)
         return best_plane(member) if member is not None and self._outbox.datagrams else Plane.PROBE
 

@@ -4,10 +4,10 @@ A node sends its changed reports to its peers together, at most every `REPORT_IN
 a newcomer; and all of them to a random peer from time to time. In a cluster whose members are not all peers, a node
 passes on the reports that are new to it. So they reach every node that can be reached, in any order and however often.
 
-Rules: nobody reports anything of another; a report counts while its member lives, which its user sees to. A member
-outbids what goes about in its name and is not its own; a number far ahead of those so far is nobody's.
-Bounds: CLAIMS_MAX reports. That somebody reads a stream no more is kept, lest an older report be believed; for one more
-the oldest of these goes, and only where there is none the new one is dropped. Either is counted.
+Rules: no node reports about another; a report counts while its member lives, which the user of this table checks. A
+member outbids a report in its name that is not its own. A report whose number is far ahead of the last is dropped.
+Bounds: CLAIMS_MAX reports. Reports that a member reads a stream no more are kept, so that no older one is believed. For
+a new report beyond the bound the oldest of these is dropped, or the new one if there are none; either is counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import ReaderClaim, ReaderClaims
 
 CLAIMS_MAX = 16_384  # two subscribers and two former ones of each of 4096 engines
-CLOCK_MAX = 2**32 - 1  # what the wire holds
+CLOCK_MAX = 2**32 - 1  # the wire's limit
 CLOCK_STEP_MAX = 2**30  # most that a report may be ahead: ten changes a second for three years
 PER_MESSAGE = 2048  # 43 kB: far below a frame
 REPORT_INTERVAL_S = 0.25  # the level of an engine whose stream has gaps changes many times a second
@@ -38,8 +38,8 @@ class ReaderClaimTable:
         self._outbox = outbox
         self._rng = rng
         self.known: dict[tuple[int, int], ReaderClaim] = {}  # by member and backend
-        self._ended: dict[tuple[int, int], None] = {}  # of `known` those of streams that are read no more
-        self._clock = 0  # of our reports that went: no later one begins below
+        self._ended: dict[tuple[int, int], None] = {}  # those of `known` whose member reads the stream no more
+        self._clock = 0  # the greatest of our dropped reports: later ones begin above it
         self._changed: dict[tuple[int, int], None] = {}
         self._peers: Sequence[Peer] = ()
         self._passes_on = False
@@ -109,7 +109,7 @@ class ReaderClaimTable:
                 self._changed[place] = None
 
     def _outbid(self, claim: ReaderClaim, known: ReaderClaim | None) -> None:
-        """It is in our name. Where nothing is known of it here it is void, unless it says no more than that."""
+        """Outbid a report in our name. If we know nothing of the stream, deny that we read it, unless it does so."""
         if known is not None or (claim.state and self._has_room(0)):
             clock, state = max(claim.clock, self._clock), 0 if known is None else known.state
             self._keep(claim._replace(clock=min(clock + 1, CLOCK_MAX), state=state))
@@ -123,7 +123,7 @@ class ReaderClaimTable:
             self._ended[place] = None
 
     def _has_room(self, state: int) -> bool:
-        """Whether one more fits. One that reads nothing takes nobody's place."""
+        """Whether one more report fits. A report that a stream is read no more replaces no other."""
         if state and len(self.known) >= CLAIMS_MAX and self._ended:
             self._drop(next(iter(self._ended)))
             self.dropped += 1

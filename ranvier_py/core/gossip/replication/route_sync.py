@@ -265,11 +265,11 @@ class RouteSync:
                 yield update, min([route.at for route in routes])
 
     def side_state(self, now: float) -> Iterator[bytes]:
-        """All side state that a peer may lack, as updates; of much the latest."""
+        """Yield all side state that a peer may lack, as updates; only the latest entries of many."""
         yield from self._side_updates(self._owners.latest(), self._checkpoints.latest(), now)
 
     def _side_updates(self, owners: Iterable[NewOwner], marks: Iterable[NewMark], now: float) -> Iterator[bytes]:
-        """Each entry with its own age: a response lives longer than the update that names it."""
+        """Yield updates in which each entry has its own age: a response lives longer than the update that names it."""
         owned = [((owner.backend, owner.generation), (digest, age(owner.at, now))) for digest, owner in owners]
         yield from self._by_process(OWNED, owned)
         states = [
@@ -279,7 +279,7 @@ class RouteSync:
         yield from self._by_process(CHECKPOINTS, states)
 
     def _by_process(self, kind: int, entries: Iterable[tuple[Process, tuple[int, ...]]]) -> Iterator[bytes]:
-        """Updates of these entries, in their order, without those of processes that are gone."""
+        """Yield updates of these entries, in their order, without those of processes that are gone."""
         waiting: dict[Process, list[tuple[int, ...]]] = {}
         for process, entry in entries:
             waiting.setdefault(process, []).append(entry)
@@ -356,7 +356,7 @@ class RouteSync:
                 self.counters.rows += self._orphans.learn(path, parent, backend, generations[backend], piece.at)
 
     def take_side_state(self, updates: Iterable[bytes], now: float) -> None:
-        """Learn what a peer answered with. Never raises: what is no side state is counted."""
+        """Learn a peer's answer. Never raises: updates that are no side state are counted."""
         for data in updates:
             try:
                 update = decode_process(data)
@@ -368,7 +368,7 @@ class RouteSync:
                 self._take_side_state(update, now, now)
 
     def _take_side_state(self, update: ProcessUpdate, at: float, now: float) -> bool:
-        """Whether any of it is new here. `at`: when the update was written."""
+        """Take over entries written at `at`. Returns whether any of them is new here."""
         process = self._process(update, now)
         if process is None:
             return False
@@ -393,7 +393,7 @@ class RouteSync:
                 counters.removals_withdrawn += self._table.withdraw(fingerprint, backend)
 
     def _process(self, update: ProcessUpdate, now: float) -> Process | None:
-        """The process that this update names. None: that process is gone, or this node does not have its backend."""
+        """Return the process that this update names; None if it is gone, or this node does not have its backend."""
         process = self._registry.holder(*update.backend, now)
         if process is None:
             self.counters.void += 1
@@ -403,7 +403,7 @@ class RouteSync:
 
 
 def age(at: float, now: float) -> int:
-    """Whole seconds, rounded up: nothing gets younger on its way."""
+    """Return an age in whole seconds, rounded up, so that nothing gets younger on its way."""
     return max(0, ceil(now - at))
 
 

@@ -40,7 +40,7 @@ ROUTE_UPDATE_BYTES_MAX = HEAD.size + ROWS_MAX * (BACKEND.size + DEPTH_BYTES + 3 
 COLUMNS_OF: Mapping[int, tuple[str, int]] = MappingProxyType(
     {REMOVED: ("Q", 1), OWNED: ("QI", 1), CHECKPOINTS: ("QIBI", 2)}
 )
-"""The columns of the updates of one process, as codes of `struct`, and how many of them never have a 0."""
+"""Columns of updates about one process, as codes of `struct`, and how many of the first columns never have a 0."""
 
 ENTRIES_MAX: Mapping[int, int] = MappingProxyType(
     {
@@ -48,7 +48,7 @@ ENTRIES_MAX: Mapping[int, int] = MappingProxyType(
         for kind, (codes, _) in COLUMNS_OF.items()
     }
 )
-"""The most entries of one update, by its kind."""
+"""Most entries of one update, by its kind."""
 
 WIDTHS = tuple(
     (DEPTH_BYTES + FINGERPRINT_BYTES * kinds.bit_count(), 0 if kinds & PARENTS else FINGERPRINT_BYTES)
@@ -88,7 +88,7 @@ class ProcessUpdate(NamedTuple):
     """What one process of a backend dropped, keeps, or has checkpoints of, column by column (COLUMNS_OF)."""
 
     kind: int
-    backend: tuple[int, int]  # as of UpdateRow
+    backend: tuple[int, int]  # as in UpdateRow
     columns: Sequence[Sequence[int]]
 
 
@@ -179,7 +179,7 @@ def layout(kinds: int, backends: int, rows: int) -> str:
 
 
 def kind_of(data: bytes) -> int | None:
-    """REMOVED, OWNED or CHECKPOINTS; None: these bytes are rows, if anything."""
+    """Return REMOVED, OWNED or CHECKPOINTS; None if the bytes can only be rows."""
     return data[0] if data and data[0] in COLUMNS_OF else None
 
 
@@ -200,7 +200,7 @@ def encode_process(update: ProcessUpdate) -> bytes:
 
 
 def decode_process(data: bytes) -> ProcessUpdate:
-    """Raises BadRouteUpdate for bytes that `encode_process` does not make."""
+    """Decode an update about one process. Raises BadRouteUpdate for bytes that `encode_process` does not make."""
     kind, start = kind_of(data), HEAD.size + BACKEND.size
     if kind is None:
         raise BadRouteUpdate("no update of one process")

@@ -24,38 +24,38 @@ from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.wire.messages import Entry, SideState, SideStateWanted
 
 ANSWER_S = 3.0
-"""So long nothing comes before another peer is asked."""
+"""Time without a message after which another peer is asked."""
 
 ROUNDS, ROUND_S = 2, 5.0
-"""So many whole answers are wanted for each cause, each so long after the one before."""
+"""A node wants ROUNDS whole answers for each cause, ROUND_S apart."""
 
 TRIES_MAX = 8
 MESSAGES_MAX = 256
-UPDATES_MAX = 4  # of one message: 20 kB, as a chunk of rows
+UPDATES_MAX = 4  # of one message: 20 kB, like a chunk of rows
 ASKERS_MAX = 4
 NO_ROOM_S = 0.05
 
 
 class PendingState(NamedTuple):
-    """What one peer is still to be sent."""
+    """The part of an answer that one peer has yet to be sent."""
 
     request: int
     updates: Sequence[bytes]
 
 
 class SideStateSync:
-    """Both sides. Times are seconds of one monotonic clock."""
+    """Asks for side state and answers peers. Times are seconds of one monotonic clock."""
 
     def __init__(self, outbox: RouteOutbox, sync: RouteSync, rng: Random) -> None:
         self._outbox = outbox
         self._sync = sync
         self._rng = rng
         self._ask_at = inf
-        self._asked: int | None = None  # the session of the peer whose answer comes
+        self._asked: int | None = None  # the session of the peer that is answering
         self._request = rng.getrandbits(32)
         self._deadline = inf
         self._messages = self._tries = self._rounds = 0
-        self._last: Peer | None = None  # that was asked
+        self._last: Peer | None = None  # the peer asked last
         self._answers: dict[int, PendingState] = {}  # by session
         self._send_at = inf
 
@@ -64,12 +64,12 @@ class SideStateSync:
         return min(self._ask_at if self._asked is None else self._deadline, self._send_at)
 
     def want(self, at: float) -> None:
-        """This node lacks side state, or may: ask at that time, even if an answer comes just now."""
+        """Ask at that time, because this node may lack side state, even if an answer is arriving just now."""
         self._ask_at = min(self._ask_at, at)
         self._tries, self._rounds = 0, ROUNDS
 
     def meet(self) -> None:
-        """The live peers changed."""
+        """Drop all that concerns peers that are gone."""
         peers = self._outbox.peers
         self._answers = {session: answer for session, answer in self._answers.items() if session in peers}
         if self._asked is not None and self._asked not in peers:
@@ -89,7 +89,7 @@ class SideStateSync:
         self._ask_at = inf
         peers = [peer for peer in self._outbox.order if peer != self._last] or self._outbox.order
         if not peers:
-            return  # who comes will be asked
+            return  # a peer that comes will be asked
         peer = self._last = self._rng.choice(peers)
         self._request = (self._request + 1) & 0xFFFFFFFF
         self._outbox.send(peer, SideStateWanted(self._request), now)
@@ -97,8 +97,8 @@ class SideStateSync:
         self._tries += 1
 
     def receive(self, peer: Peer, message: SideState | SideStateWanted, now: float, *, serving: bool) -> None:
-        """A part of the answer, or a peer's question: a new one ends the answer to the one before. `serving`: whether
-        we have joined ourselves."""
+        """Take a part of the answer, or a peer's question, which replaces its question before. `serving`: whether we
+        have joined ourselves."""
         if isinstance(message, SideState):
             if peer.session == self._asked and message.request == self._request:
                 self._take(message, now)
@@ -117,7 +117,7 @@ class SideStateSync:
                 self._ask_at = min(self._ask_at, now + ROUND_S)
 
     def _send(self, now: float) -> None:
-        """One message to one peer; the others come first next time."""
+        """Send one message to one peer; it goes to the end of the queue."""
         session = next(iter(self._answers), None)
         if session is None:
             self._send_at = inf

@@ -4,7 +4,7 @@
     membership  Ping, Ack, PingRequest, Nack, Push, Members   SWIM with Lifeguard, and push-pull of the whole list
     routes      RouteUpdates, Digest, Vector, Reset           eager updates, and repair by version vectors
                 TotalSum, PartSums, RowsWanted, Rows, Busy    repair of whole tables by buckets, and the first sync
-                SideStateWanted, SideState                    what no row has, for who missed updates of it
+                SideStateWanted, SideState                    what no row has, for peers that missed updates of it
     backends    Loads, Prefills, Facts, Commands              what is in flight, generations, verdicts, signed commands
     streams     ReaderClaims, SnapshotWanted,           who reads which engine's events, and snapshots of what an
                 SnapshotChunk, SnapshotRefused          engine holds
@@ -206,17 +206,17 @@ class Busy(NamedTuple):
 
 
 class SideStateWanted(NamedTuple):
-    """Send what no row of a table has: owners of responses and sessions, checkpoints of hybrid models."""
+    """Asks for what no row of a table has: owners of responses and sessions, checkpoints of hybrid models."""
 
     request: int  # u32, chosen by the asker
 
 
 class SideState(NamedTuple):
-    """A part of it, as route updates that have no number and that nobody passes on."""
+    """A part of the answer, as route updates that have no number and are not passed on."""
 
     request: int
     last: bool
-    entries: tuple[Entry, ...]  # of age 0: what they say has ages of its own
+    entries: tuple[Entry, ...]  # their age is 0: the entries in an update have ages of their own
 
 
 class Loads(NamedTuple):
@@ -253,7 +253,7 @@ class Fact(NamedTuple):
     verdict: int  # u8: 0 unknown, 1 healthy, 2 unhealthy, 3 circuit open
     draining: bool
     drain_clock: int  # u32: the greater one decides about draining
-    idle_s: int = 0  # u16: since somebody, as far as the observer knows, last had it in its registry, rounded up
+    idle_s: int = 0  # u16, rounded up: seconds since any node, as far as the observer knows, had it in its registry
 
 
 class Facts(NamedTuple):

@@ -40,7 +40,7 @@ POSITIONS_MAX = 4
 """Between one key and the next there are 256 tokens at most: four states of the finest grid on which any are kept."""
 
 POSITION_MAX = 2**32 - 1
-"""As peers get it."""
+"""The limit of a position on the wire."""
 
 KV, STATE, CONFIRMED = 1, 2, 4
 KIND_SHIFT = 3

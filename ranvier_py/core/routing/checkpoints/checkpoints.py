@@ -76,10 +76,10 @@ PROMISED_MAX = 32_768
 
 QUEUE_MAX = 16_384
 RENEWED_MAX = 4096
-"""Prefixes of each backend that are looked at each second for checkpoints of which peers have to be reminded."""
+"""Prefixes of each backend that are searched each second for checkpoints of which peers must be reminded."""
 
 LATEST_MAX = 16_384
-"""Prefixes whose checkpoints a peer that lacks them gets: 300 kB."""
+"""Prefixes whose checkpoints are sent to a peer that lacks them: 300 kB."""
 
 
 class NewMark(NamedTuple):
@@ -303,7 +303,7 @@ class Checkpoints:
             yield self.new.popleft()
 
     def latest(self) -> Iterator[NewMark]:
-        """What was learned last, for a peer that lacks it: LATEST_MAX names, shared by the backends, newest first."""
+        """Yield the latest for a peer that lacks them: LATEST_MAX names, shared by the backends, newest first."""
         each = LATEST_MAX // max(1, len(self.known))
         for backend, own in self.known.items():
             for name, checkpoint in own.index.latest(each):
@@ -311,7 +311,7 @@ class Checkpoints:
                     yield NewMark(backend, own.generation, name, *checkpoint)
 
     def take(self, backend: BackendId, generation: int, marks: Iterable[tuple[int, int, int, float]]) -> bool:
-        """What a peer knows: prefix, position, mark, and since when. Whether any of it is new here."""
+        """Take what a peer knows: (prefix, position, mark, since when). Returns whether any of it is new here."""
         own, brought = self.known.get(backend), False
         if own is None or not (generation == own.generation if own.by_events else own.begin(generation)):
             return False

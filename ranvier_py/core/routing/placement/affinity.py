@@ -15,12 +15,12 @@ compared per unit of weight. At least half of the candidates are at or below the
 not too busy. The table learns who served, not who was preferred.
 
 *A shared prefix* is one from which other prompts go on, too: a system prompt, a document with questions. It goes where
-the predicted time is least, held tokens counted, so it gets further holders as soon as that pays. *A cold prefix*,
-which nobody holds, goes to the better of the first two backends in its rendezvous order, so that peers agree on two
-before any gossip, and a node that forgot finds again what engines still hold; or to another backend that is better than
-both. A prompt of one message has no such home. Without any prefix a request goes to one of the least loaded. Backends
-that are too busy by requests are left out, but a holder of a shared prefix may bear SHARED_FLOOR more. Of many backends
-only the holders and the least busy are weighed.
+the predicted time is least, in which held tokens cost nothing, so it gets further holders as soon as that pays. *A cold
+prefix*, which nobody holds, goes to the better of the first two backends in its rendezvous order, so that peers agree
+on two before any gossip, and a node that forgot finds again what engines still hold; or to another backend that is
+better than both. A prompt of one message has no such home. A request without any prefix goes to one of the least
+loaded. Backends that are too busy by requests are left out, but a holder of a shared prefix may have SHARED_FLOOR more.
+Of many backends only the holders and the least busy are compared.
 
 `placement_compatibility` ranvier follows Ranvier's document to the letter: no floor, load is requests alone, every
 match is followed, and a cold prefix has one home, which is left when it is too busy, as a holder is.

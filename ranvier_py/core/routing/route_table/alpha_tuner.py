@@ -43,7 +43,7 @@ LONG_S = 1e9  # replayed routes don't expire
 
 ONE_BACKEND, ONE_GENERATION = BackendId(0), (0,)
 WHOLE = 1 << 32
-"""The share of chats that is kept when all are."""
+"""The share of chats to replay that means all of them."""
 
 HEAD = Struct("<dII")  # alpha, capacity, requests
 ANSWER = Struct("<d")

@@ -72,9 +72,9 @@ class RouteTable:
         ttl_s: life of a claim after its last evidence. Evidence is cut to whole seconds, so it is never longer.
 
     `now` is monotonic seconds, not negative, given by the caller. Generations of one backend only grow.
-    `outgoing` has what peers have to know, `uses` reads from claims when prefixes were used. `on_use`, where set, is
-    called before claims are raised. `rows`, `leaves`, `claims` and `tree` are this package's own; of these the Router
-    reads `rows.known_chain`."""
+    `outgoing` has what peers must learn, `uses` reads from claims when prefixes were used. `on_use`, if set, is called
+    before claims are raised. Only this package uses `rows`, `leaves`, `claims` and `tree`, except that the Router reads
+    `rows.known_chain`."""
 
     def __init__(
         self, *, capacity: int = 1_000_000, ttl_s: float = ROUTE_TTL_S, options: RouteTableOptions = STANDARD
@@ -214,7 +214,7 @@ class RouteTable:
         """Forget that a backend holds a prefix, and every longer one, which it can't use without. False: no such claim.
 
         One call removes at most WITHDRAW_CLAIMS_MAX claims; `sweep` removes the rest, which may cost cache misses until
-        then. `at`: when the engine itself said so; peers then get each claim that goes, for their trees may differ.
+        then. `at`: when the engine reported it; peers then get each removed claim, since their trees may differ.
         """
         row = self.rows.index.get(fingerprint)
         if row is None or self.claims.get(row, backend) is None:

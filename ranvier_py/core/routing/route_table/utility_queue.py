@@ -7,12 +7,12 @@ taken; all rows take the same, so nothing is divided. Candidates are the leaves,
 takes the place of an evicted row: prompts that go on through the child match the child, so such a row saves little,
 unless prompts have differed behind it. So the end of an idle chat outlives its inner rows, and a long edge a short one.
 
-REMOTE goes before LOCAL before CONFIRMED, and with alpha 0 the longest unused leaf first, as in `leaves.LeafQueue`.
+REMOTE goes before LOCAL, LOCAL before CONFIRMED, and with alpha 0 the longest unused leaf first (`leaves.LeafQueue`).
 
 Rows of one trust share a lane if they all are leaves, or all have a child, and their own tokens have the same number of
-bits. A lane has the longest unused row at its head, and only heads are compared. A change of a row takes effect when it
-comes to the head. Evictions follow the lane found last until its head's score passes the next lane's, within one second
-and for FOLLOWED_MAX rows at most.
+bits. The head of a lane is its longest unused row, and only heads are compared. A row's changes take effect when it
+becomes the head. Evictions stay in the lane found last until its head's score passes the next lane's, but for one
+second and FOLLOWED_MAX rows at most.
 Invariant: that of `leaves`, except that a row may stand in a lane of tokens or children that it no longer has.
 Cost: O(1) amortised for each push, and for each eviction; the lanes are LANES_MAX at most.
 """
