@@ -54,7 +54,7 @@ WORDS = {
 
 @dataclass(slots=True)
 class Loading:
-    """The state of a load."""
+    """What loading has found so far."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)  # the operator's name for a key where it was set
@@ -85,7 +85,7 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tu
 
 
 def load_noted(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Loaded:
-    """Load the configuration. `flags` are values of the command line by key; $RANVIER_CONFIG may replace `file`.
+    """Load all sources. `flags` are values of the command line by key. Without a `file`, $RANVIER_CONFIG may name one.
 
     Raises ConfigError with every problem found.
     """
@@ -195,7 +195,7 @@ def parsed(key: Key, value: Any) -> Any:
 
 
 def made(values: Mapping[str, Any], found: Loading) -> Config:
-    """Return the Config of values that are each good; if those of a component contradict, without any component's."""
+    """Return the Config of values that are each good; if a component's don't fit together, without all components'."""
     try:
         return assembled(values)
     except ConfigError as error:
@@ -274,7 +274,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def rule_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield what is wrong with the operator's rules, or with a setting for any rule."""
+    """Yield what is wrong in the operator's rules, or in the settings of any rules."""
     try:
         rule_book(config.client_rules_file, config.client_rules)
     except ConfigError as error:

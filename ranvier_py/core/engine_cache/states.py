@@ -6,11 +6,10 @@ others, too). A model may have several groups of states; a position counts only 
 
 A prompt looks for states at anchors and at the ends of its messages. So a state is listed under the prefix at its own
 end and under every prefix behind it, in every branch, up to an anchor. Where prompts branch before that anchor, it is
-also listed back to the anchor before it, for the next prompt that branches there; no other prompt passes a single
-prompt's end. At an anchor in its own block it is listed as `ahead`: an engine that holds the anchor holds the block,
-and events name no prefix behind it. Rules: only states in the GPU count. A state waits for its block to be known and to
-have a fingerprint, and outlives it until removed itself. Bound: STATES_MAX names of blocks; further states are only
-counted.
+also listed back to the anchor before it, for the next prompt that branches there; others do not pass one prompt's end.
+At an anchor in its own block it is listed as `ahead`: an engine that holds the anchor holds the block, and events name
+no prefix behind it. Rules: only states in the GPU count. A state waits until its block has a fingerprint, and outlives
+its block until it is removed itself. Bound: STATES_MAX names of blocks; further states are only counted.
 """
 
 from __future__ import annotations

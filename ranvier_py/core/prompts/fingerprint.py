@@ -143,8 +143,8 @@ def canonical_message(message: Message) -> bytes:
     """Return bytes that are equal for messages that render equally, however a client spells them.
 
     Empty and null members are dropped (an SDK that echoes an answer adds `"refusal": null`), key order does not count,
-    and a single text part equals its text. All else differs: the first byte tells the two encodings apart. Arguments of
-    tool calls, and tools, keep their key order, since templates print them as JSON. Raises TypeError as `exact_json`.
+    and a single text part equals its text. Otherwise injective: the first byte tells the two encodings apart. Arguments
+    of tool calls, and tools, keep key order, since templates print them as JSON. Raises TypeError as `exact_json`.
     """
     if len(message) == 2:
         role, content = message.get("role"), message.get("content")
@@ -307,7 +307,7 @@ class TokenHasher:
         return results
 
     def every_block(self, jobs: Sequence[tuple[TokenState, int]], ids: TokenIds) -> tuple[list[int], list[Fingerprint]]:
-        """Return the running sum and the fingerprint after each block of 16 tokens, for all jobs one after another.
+        """Return the running sum and the fingerprint after each of our blocks, for all jobs one after another.
 
         Args:
             jobs: (state, number of whole blocks after it); no state has a rest.

@@ -251,7 +251,7 @@ def window_pieces(chat: Chat, known: int, profile: TemplateProfile, render: Rend
 def split_by_prefixes(
     whole: Chat, known: int, begin: int, text: str, profile: TemplateProfile, render: Render
 ) -> Pieces | None:
-    """Cut `text` from `begin` on at each message end after `known` whose prefix it begins with and that is a cut."""
+    """Cut `text` from `begin` on wherever a message after `known` ends, if that start is a prefix and may be cut."""
     pieces: Pieces = []
     for at in prefix_ends(whole, known, text, profile, render):
         if at < begin or not is_cut(text, at, profile.markers):
@@ -263,7 +263,7 @@ def split_by_prefixes(
 
 
 def prefix_ends(whole: Chat, known: int, text: str, profile: TemplateProfile, render: Render) -> list[int]:
-    """Return where the messages after `known` end in `text`: -1 if that start is no prefix, or beyond ENDS_MAX."""
+    """Return where the messages after `known` end in `text`: -1 if no prefix, or not among the last ENDS_MAX."""
     count = len(whole.messages)
     ends = []
     for size in range(known + 1, count):
@@ -347,7 +347,7 @@ def tail_pieces(
 ) -> Pieces | None:
     """Return the pieces of the messages after the first `known` ones; None if that takes the whole conversation.
 
-    `context()` is called only if a message is not plain or `known` is below `settled`. Raises TemplateRefused.
+    Calls `context()` only if a message is not plain, `known` < `settled` or arguments matter. Raises TemplateRefused.
     """
     if not profile.incremental or known <= 0 or not tail:
         return None
