@@ -12,7 +12,7 @@ class LogLimit:
     """Remembers which kinds of trouble were logged lately. Kinds are few: parts of the program and errors."""
 
     def __init__(self) -> None:
-        self._logged: dict[str, tuple[float, int]] = {}  # kind -> (logged at, not logged since)
+        self._logged: dict[str, tuple[float, int]] = {}  # kind -> (when it was last logged, times not logged since)
 
     def suffix(self, kind: str, now: float) -> str | None:
         """Return what to append to the line to log now; None if one of this kind was logged within LOG_INTERVAL_S."""

@@ -76,7 +76,7 @@ def marks_of(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
     text that ends in a backslash; its opening quote counts.
     """
     plain = data != ord("\\")
-    opens = (data | 0x20) == ord("{")  # `[` but for this bit
+    opens = (data | 0x20) == ord("{")  # `[` differs from `{` only in this bit
     opens |= data == ord(",")
     opens[:-1] &= plain[1:]
     quotes = data == ord('"')

@@ -229,7 +229,7 @@ class TokenHasher:
     """
 
     def __init__(self, key: bytes, block_tokens: int = 16, *, short: int = 0) -> None:
-        """`short` is less than a block."""
+        """A `short` of a whole block or more counts as one token less than a block."""
         self.block_tokens = block_tokens
         self.short = min(short, block_tokens - 1)
         self._key = key

@@ -148,7 +148,7 @@ def detached(end: Boundary) -> list[Boundary]:
         originals.append(parent)
     chain: list[Boundary] = []
     for original in reversed(originals):
-        chain.append(original.copied(chain[-1] if chain else None))  # each follows the one before
+        chain.append(original.copied(chain[-1] if chain else None))  # each copy follows the one before
     return chain
 
 

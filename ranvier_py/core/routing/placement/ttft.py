@@ -10,7 +10,7 @@ Rule. For each candidate, in seconds:
 The candidate with the least sum wins. Against the deepest holder it must win by more than the usual error of
 predictions (`error_s`, learned), or chats would move about for nothing. Ties: the fewest requests in flight, then the
 first in rendezvous order of the prompt itself. A prefix that all hold favours none, since all terms are differences of
-work; nor is a holder favoured that saves no more than chance does, and less than half of the prompt (`common`).
+work. Nor is a holder favoured that saves less than half of the prompt and no more than chance does (`common`).
 
 A prefix that nobody is known to hold has two homes, the first in its rendezvous order; the better of them takes it
 unless another is better by more than `error_s`. So nodes agree on two before any gossip.
