@@ -34,7 +34,7 @@ TRUNCATE = "truncate_prompt_tokens"
 
 TRUNCATED_TOKEN_BYTES = 2  # least bytes of a body for each token, on average: texts have three or more
 
-UNCOUNTED_MEMBERS = frozenset(("prompt_logprobs", "echo", "logprob_start_len", "n", "best_of"))
+UNCOUNTED_MEMBERS = frozenset(("prompt_logprobs", "echo", "logprob_start_len", "n", "best_of", "tool_choice"))
 """Members that may make an engine count other tokens as cached than it holds of the prompt, see `counts_differ`."""
 
 SESSION_MEMBERS = frozenset(("prompt_cache_key", "session_params", "vllm_xargs", "nvext", "metadata", "user"))
@@ -196,14 +196,16 @@ def counts_differ(fields: Mapping[str, Any]) -> bool:
     """Whether an engine's counts do not show which part of the prompt it holds.
 
     For log probabilities of the prompt, engines compute all of it anew: vLLM with `prompt_logprobs`, which `echo` sets;
-    SGLang from `logprob_start_len` on. Several choices may be counted as several prompts.
+    SGLang from `logprob_start_len` on. Several choices may be counted as several prompts. Tools that `tool_choice`
+    excludes are in the prompts of vLLM, by default, and not in SGLang's.
     """
     if UNCOUNTED_MEMBERS.isdisjoint(fields):
         return False
     several = any(type(choices := fields.get(name)) is int and choices > 1 for name in ("n", "best_of"))
     start = fields.get("logprob_start_len")
     anew = fields.get("prompt_logprobs") is not None or fields.get("echo") is True
-    return several or anew or (type(start) is int and start >= 0)
+    some = bool(fields.get("tools")) and limited_tools(fields.get("tool_choice")) is not None
+    return several or anew or some or (type(start) is int and start >= 0)
 
 
 def kept_members(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import orjson
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer, read_answer
 from ranvier_py.core.errors import TemplateRefused
-from ranvier_py.core.prompts.body_members import limited_tools, template_members
+from ranvier_py.core.prompts.body_members import template_members
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, media_of
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, LEAD, Api, hoisted
@@ -184,12 +184,14 @@ class TokenizeService:
 
 
 def chat_of(body: bytes, api: Api = CHAT) -> Chat:
-    """Return the whole conversation of a body. Raises TemplateRefused if engines may each render it differently."""
+    """Return the whole conversation of a body. Raises TemplateRefused if engines may each render it differently.
+
+    Where `tool_choice` excludes tools, vLLM renders them by default, and SGLang does not. They are rendered here, and no
+    count of such an answer is compared (`counts_differ`).
+    """
     fields = orjson.loads(body)
     if fields.get("add_special_tokens"):
         raise TemplateRefused("the tokenizer is to add to what the template prints")
-    if fields.get("tools") and limited_tools(fields.get("tool_choice")):
-        raise TemplateRefused("some of the tools may not be chosen")  # SGLang renders the others, vLLM all as a rule
     items, members = api.items(fields), api.members(fields)
     lead = members.get(LEAD, ()) if api.lead else ()
     tools = [normalise_tool(tool) for tool in members.get("tools") or ()]

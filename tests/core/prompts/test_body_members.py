@@ -93,12 +93,15 @@ def test_the_effort_that_is_asked_for_reaches_the_template_as_engines_pass_it_on
     assert given(CHAT) is None
 
 
-@pytest.mark.parametrize(
-    "more", [{"add_special_tokens": True}, {"tools": CHAT_TOOLS, "tool_choice": "none"}], ids=["added", "chosen"]
-)
-def test_what_engines_render_differently_is_not_tokenized(more: Item) -> None:
+def test_what_engines_render_differently_is_not_tokenized() -> None:
     with pytest.raises(TemplateRefused):
-        chat_of(body_of(CHAT, [user("hi")], **more))
+        chat_of(body_of(CHAT, [user("hi")], add_special_tokens=True))
+
+
+def test_tools_that_may_not_be_chosen_are_rendered_as_vllm_does_by_default() -> None:
+    """Agents ask so for a summary behind a long history, which the engine holds with its tools."""
+    tools = chat_of(body_of(CHAT, [user("hi")], tools=CHAT_TOOLS)).tools
+    assert chat_of(body_of(CHAT, [user("hi")], tools=CHAT_TOOLS, tool_choice="none")).tools == tools
 
 
 def test_tools_are_rendered_as_vllm_dumps_them_however_clients_write_them() -> None:
@@ -144,6 +147,10 @@ def test_tools_are_rendered_as_vllm_dumps_them_however_clients_write_them() -> N
         ({"n": 2}, True),
         ({"best_of": 4}, True),
         ({"n": "many"}, False),
+        ({"tools": CHAT_TOOLS, "tool_choice": "none"}, True),
+        ({"tools": CHAT_TOOLS, "tool_choice": {"type": "function", "function": {"name": "read"}}}, True),
+        ({"tools": CHAT_TOOLS, "tool_choice": "auto"}, False),
+        ({"tool_choice": "none"}, False),
     ],
 )
 def test_counts_of_prompts_that_engines_compute_anew_or_several_times_are_known_for_that(
