@@ -1,8 +1,8 @@
-"""Finds out in a process of its own how a full route table weighs its routes (`core/routing/route_table/alpha_tuner`).
+"""Tunes how a full route table weighs its routes (`core/routing/route_table/alpha_tuner`), in child processes.
 
-A replay takes as much processor time as thousands of requests, so it is no work for the event loop. Each one has a
-process that reads its job, answers and ends; the kernel ends it after CPU_S of processor time, and we after LIMIT_S.
-Rules: at most one at a time, with PAUSE_S between two; one that gives no answer changes nothing and is counted.
+A replay takes as much processor time as thousands of requests, so it must not run in the event loop. Each replay has
+a process, which reads one job, answers and ends; the kernel ends it after CPU_S of processor time, we after LIMIT_S.
+Rules: at most one at a time, with PAUSE_S between two; one without an answer is counted and changes nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ranvier_py.core.routing.route_table.alpha_tuner import ANSWER, AlphaJob, Al
 
 COMMAND = (sys.executable, "-P", "-m", "ranvier_py.node.alpha_child")
 PAUSE_S = 30.0
-LIMIT_S = 60.0  # its niceness leaves it next to nothing of a busy machine
+LIMIT_S = 60.0  # long, because a niced process gets next to nothing of a busy machine
 
 
 class AlphaProcess:
-    """`run` for as long as the table is used. `environment` is the child's."""
+    """Asks for replays while `run` runs. `environment` is the child's."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class AlphaProcess:
         self._pause_s = pause_s
 
     async def run(self) -> None:
-        """For ever."""
+        """Run for ever."""
         while True:
             await trio.sleep(self._pause_s)
             if self.tuner.due and (job := self.tuner.job()) is not None:
                 self.tuner.take(await self._ask(job))
 
     async def _ask(self, job: AlphaJob) -> float | None:
-        """None: it gave no answer."""
+        """Return the child's answer, or None if it gave none."""
         with trio.move_on_after(LIMIT_S):
             done = await trio.run_process(
                 self._command,
@@ -53,7 +53,7 @@ class AlphaProcess:
                 capture_stdout=True,
                 stderr=subprocess.DEVNULL,
                 check=False,
-                process_group=0,  # signals for the node's process group are not for it
+                process_group=0,  # so that signals for the node's process group do not reach the child
                 env=self._environment,
             )
             try:

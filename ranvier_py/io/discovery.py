@@ -1,13 +1,13 @@
-"""Names of peers -> addresses, looked up again for ever.
+"""Resolves the peers' names to addresses, again and again as long as the node lives.
 
-Whoever resolves its peers once stays alone after the next change of addresses (grafana/mimir#16254: silent for 11 h).
-So each entry of `join` is looked up every half minute for as long as the node lives, and every second at first while it
-is alone. What is found is only a hint to the core, which greets strangers and knows who is who.
+A node that resolves its peers only once stays alone after their addresses change (grafana/mimir#16254: unnoticed for
+11 h). So discovery looks up each entry of `join` every half minute; while alone the node begins with one second.
+Addresses are only hints: the core greets them and finds out who is there.
 
-Rules: no name waits for another. One that fails, is empty or tells only of ourselves keeps what it said last: stale
-addresses cost a greeting. At most ADDRESSES_MAX of a name are tried in one round, another choice each time.
-Left out are addresses of a family that we do not speak, our own, and remote ones while we advertise a loopback address,
-which they could not answer. A node that asks and gets no answer for a while says once what may be wrong.
+Rules: no name waits for another. If a lookup fails, or finds nothing or only this node, the name keeps its last
+addresses: stale ones cost a greeting. At most ADDRESSES_MAX of a name are tried in one round, chosen anew each time.
+Left out are this node's own address, those of a family that its socket does not have, and remote ones if the node
+advertises a loopback address, which they could not answer. If nobody answers for LONELY_S, the node logs that once.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from ranvier_py.supervision import Faults
 log = logging.getLogger(__name__)
 
 ADDRESSES_MAX = 64
-"""Tried of one name in one round. One that answers is enough: it knows the others."""
+"""Addresses of one name to try in one round. One that answers is enough: it knows the other members."""
 
-KNOWN_MAX = 4096  # addresses kept of one name; more than a cluster has
-NAMES_MAX = 16  # names looked up, each of which may stand for a whole cluster; more entries are ignored
+KNOWN_MAX = 4096  # addresses to keep of one name; more than a cluster has
+NAMES_MAX = 16  # names to look up, each of which may stand for a whole cluster; more entries are ignored
 
 ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses for documentation (RFC 5737, RFC 3849): the way there is the default route, and nothing is ever sent."""
+"""Addresses for documentation (RFC 5737, RFC 3849): routed by the default route, and nothing is ever sent to them."""
 
-OWN_LOOKUP_S = 5.0  # at the start, for the names of the peers; the default route will do without them
+OWN_LOOKUP_S = 5.0  # at the start, for all names of peers; after that the default route has to do
 
 
 INTERVAL_S = 30.0  # DNS answers are cached for about as long
-INTERVAL_ALONE_S = 1.0  # the first one while alone; doubles up to INTERVAL_S
-JITTER = 0.2  # share of the interval, either way: nodes that start together drift apart
-STEP_S = 1.0  # how soon it is noticed that the node has become alone
-LONELY_S = 10.0  # alone for so long with addresses to try: somebody should look
+INTERVAL_ALONE_S = 1.0  # the first interval while alone; doubles up to INTERVAL_S
+JITTER = 0.2  # share of the interval, either way, so that nodes that start together drift apart
+STEP_S = 1.0  # between two checks whether the node has become alone
+LONELY_S = 10.0  # alone for so long, with addresses to try, an operator should look
 
 
 @dataclass(slots=True)
@@ -58,19 +58,19 @@ class DiscoveryCounters:
 
 @dataclass(slots=True)
 class Name:
-    """One entry of `join`. `known` outlives failed lookups."""
+    """One entry of `join`. `known` has the last useful addresses; failed lookups keep them."""
 
     endpoint: HostPort
     known: tuple[HostPort, ...] = ()
 
 
 class Discovery:
-    """Hands `contact` addresses, for ever.
+    """Gives `contact` addresses of possible peers, for ever.
 
     Args:
-        alone: whether we have no peer.
-        own: what we advertise.
-        family: of the socket that will send.
+        alone: returns whether this node has no peer.
+        own: the address that this node advertises.
+        family: address family of the socket that will send.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Discovery:
         self.counters.addresses = len(self.literals) + sum(len(name.known) for name in self.names)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. Never raises for the sake of a resolver."""
+        """Run until cancelled. A failing resolver raises nothing here."""
         async with trio.open_nursery() as nursery:
             task_status.started()
             await self._faults.keep("discovery", self._ask, nursery)
@@ -119,7 +119,7 @@ class Discovery:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Until the next round. Whoever becomes alone does not wait for the end of it."""
+        """Wait for the next round. A node that becomes alone begins it at once."""
         alone = self.alone()
         wait_s = self._wait_alone_s if alone else INTERVAL_S
         self._wait_alone_s = min(2 * wait_s, INTERVAL_S) if alone else INTERVAL_ALONE_S
@@ -131,7 +131,7 @@ class Discovery:
                 return
 
     def _watch_loneliness(self) -> None:
-        """Log once when nobody answers: from outside, a wrong key looks like a cluster of one."""
+        """Log once if nobody answers: from outside, a wrong key looks like a cluster of one."""
         now = trio.current_time()
         if not self.alone():
             self._alone_since, self._warned_alone = None, False
@@ -164,7 +164,7 @@ class Discovery:
         self._try(name.known)
 
     def _useful(self, addresses: Iterable[HostPort]) -> Iterator[HostPort]:
-        """Without those that can't be a peer's, or not of a peer that could answer us."""
+        """Yield the addresses that a peer may have, and from which it could answer us. Counts those of no use."""
         for where in addresses:
             if where == self.own:
                 continue
@@ -180,7 +180,7 @@ class Discovery:
 
 
 async def resolved(where: HostPort, family: int) -> list[HostPort]:
-    """Addresses of a name, each once. Raises OSError."""
+    """Return the addresses of a name, each once. Raises OSError."""
     found = await trio.socket.getaddrinfo(*where, family=family, type=socket.SOCK_DGRAM)
     return list(dict.fromkeys((str(address[0]), where[1]) for *_, address in found if is_address(str(address[0]))))
 
@@ -197,10 +197,10 @@ def fits(host: str, family: int) -> bool:
 
 
 async def own_host(join: Sequence[HostPort], family: int) -> str:
-    """The address of this machine that faces the peers, for a node that listens on all of them.
+    """Return this machine's address that faces the peers, for a node that listens on all addresses.
 
-    Asked are the ways to the peers, then the default route; loopback is the last resort, among peers who are all here.
-    Raises ConfigError when there is none.
+    The routes to the peers are tried first, then the default routes; a loopback address is taken only if there is no
+    other: then all peers are on this machine. Raises ConfigError if there is none.
     """
     targets = [host for host, _ in join if is_address(host)]
     with trio.move_on_after(OWN_LOOKUP_S):
@@ -223,7 +223,7 @@ async def resolved_or_nothing(where: HostPort, family: int) -> list[HostPort]:
 
 
 def facing(host: str) -> str:
-    """Our address on the way to `host`; empty when there is no way. Connecting a datagram socket sends nothing."""
+    """Return our address on the route to `host`, "" if there is none. Connecting a datagram socket sends nothing."""
     try:
         with socket.socket(family_of(host), socket.SOCK_DGRAM) as sock:
             sock.connect((host, 9))  # any port: the kernel only looks for a route

@@ -1,16 +1,15 @@
-"""Asks every engine over HTTP, with httpx: whether it lives, what it serves, how busy it is, where it publishes events.
+"""Polls every engine over HTTP, with httpx: is it alive, what does it serve, how busy is it, where are its events?
 
-One task for each engine, in which its health, its metrics and its publishers are asked for side by side, so that a
-page that hangs holds up no other. When to ask is core/engine_cache/sources/engine_polls.py's matter; what is found goes
-to one callback for each kind.
+Each engine has one task, in which health, metrics and publishers are polled side by side, so that a page that hangs
+delays no other. core/engine_cache/sources/engine_polls.py decides when; each kind of result goes to one callback.
 
     health      GET /health (else /v1/models), now and then /v1/models and /metrics   -> probed(id, ProbeResult)
     metrics     GET /metrics, else /prometheus/metrics, of backends it `owns`         -> measured(id, EngineMetrics)
     publishers  GET /kv_event_sources (vLLM), else /server_info (SGLang)              -> found(id, publishers)
 
-Rules: every body is bounded and every page has a deadline; redirects are not followed, nothing is read from the
-environment; intervals are jittered with the given rng. A connection lives for one probe or look: one that reuses an old
-connection would not notice that nobody accepts any more. An engine that does not answer keeps the publishers it had.
+Rules: every body has a bound and every page a deadline. Redirects are not followed, and nothing is read from the
+environment. Intervals are jittered with the given rng. Each poll opens its own connection: on an old connection a probe
+would not notice that the engine no longer accepts new ones. An engine that does not answer keeps its known publishers.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ from ranvier_py.supervision import Faults
 log = logging.getLogger(__name__)
 
 PUBLISHERS_BYTES_MAX = 512 * 1024  # SGLang lists its whole configuration, some 30 kB
-ADDRESSES_MAX = 64  # of a backend's name
-DETAIL_CHARACTERS_MAX = 300  # of what went wrong: the longest of OpenSSL's words, and a host
-CLOSE_S = 1.0  # for the farewell of a TLS connection, while being cancelled
+ADDRESSES_MAX = 64  # addresses of a backend's host name
+DETAIL_CHARACTERS_MAX = 300  # of an error's description: enough for OpenSSL's longest text and a host
+CLOSE_S = 1.0  # to close a TLS connection while being cancelled
 LIMITS = httpx.Limits(max_connections=1, max_keepalive_connections=1)
 
 PUBLISHER_PAGES = (
@@ -72,13 +71,13 @@ PUBLISHER_PAGES = (
 )
 
 KNOWN_STATUSES = (200, 404, 405)
-"""Of an engine that has such a page, and of one that has none. By others it, or a proxy before it, has no time just now
-(429), or does not let us (401): that ends no reader."""
+"""Statuses that settle whether an engine has such a page. With any other, the engine or a proxy before it is only busy
+(429) or refuses us (401), and its known publishers stay."""
 
 
 @dataclass(slots=True)
 class PollCounters:
-    """What was asked since the start."""
+    """What was polled since the start."""
 
     probes: int = counter("Health probes of engines.")
     probes_not_made: int = counter("Health probes for which this node had no descriptor, port or memory.")
@@ -90,7 +89,7 @@ class PollCounters:
 
 
 class Soon:
-    """A wish that something is done before its time."""
+    """Lets a wait end before its interval has passed."""
 
     __slots__ = ("_event",)
 
@@ -101,7 +100,7 @@ class Soon:
         self._event.set()
 
     async def wait(self, interval_s: float, gap_s: float) -> None:
-        """Until the interval has passed, or it is wanted sooner; never less than `gap_s`."""
+        """Wait for the interval, or until `set` is called; in any case at least `gap_s`."""
         await trio.sleep(gap_s)
         with trio.move_on_after(max(interval_s - gap_s, 0)):
             await self._event.wait()
@@ -109,7 +108,7 @@ class Soon:
 
 
 class Engine:
-    """One engine that is watched: how it is asked, and what is known of when."""
+    """One polled engine: how to ask it, and the schedules of its pages."""
 
     def __init__(self, id: BackendId, url: str, api_key: str, context: ssl.SSLContext, options: PollOptions) -> None:  # noqa: A002
         self.id = id
@@ -122,10 +121,10 @@ class Engine:
         self.health = HealthSchedule(options)
         self.metrics = MetricsSchedule(options)
         self.probe_soon, self.discover_soon = Soon(), Soon()
-        self.probed = trio.Event()  # for the first time
+        self.probed = trio.Event()  # the first probe has a result
         self.publishers = NOTHING
-        self.fixed: tuple[Publisher, ...] = ()  # as the operator named them
-        self.events = True  # whether they are used
+        self.fixed: tuple[Publisher, ...] = ()  # publishers that the operator named
+        self.events = True  # whether its events are used
 
     def rekey(self, api_key: str) -> None:
         self.headers.pop("authorization", None)
@@ -134,7 +133,7 @@ class Engine:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[httpx.AsyncHTTPTransport]:
-        """For a few pages, one after the other."""
+        """Open one connection for a few pages, one after the other."""
         transport = httpx.AsyncHTTPTransport(verify=self.context, trust_env=False, limits=LIMITS, retries=0)
         try:
             yield transport
@@ -143,7 +142,7 @@ class Engine:
                 await transport.aclose()
 
     async def page(self, transport: httpx.AsyncHTTPTransport, path: str, bytes_max: int) -> Page:
-        """One page, read up to its bound. Raises httpx.RequestError. The caller sets the deadline."""
+        """Get one page, read up to `bytes_max`. Raises httpx.RequestError. The caller sets the deadline."""
         request = httpx.Request("GET", self.url.copy_with(path=path), headers=self.headers)
         response = await transport.handle_async_request(request)
         body, is_cut = bytearray(), False
@@ -162,13 +161,13 @@ class Engine:
 
 
 class EnginePoller:
-    """Asks every watched backend and reports what it found. It never touches the registry itself.
+    """Polls every watched backend and reports the results. It never touches the registry itself.
 
     Args:
-        probed, measured, found: who gets what; a kind without one is not asked for.
-        owns: whether this node looks at the metrics of a backend, or a peer does.
+        probed, measured, found: callbacks; a kind without a callback is not polled.
+        owns: whether this node, and not a peer, polls the metrics of a backend.
         context: for https backends; by default the system's authorities are trusted.
-        faults: where what nobody expected is noted.
+        faults: records unexpected exceptions.
     """
 
     def __init__(  # noqa: PLR0913  # one for each kind of answer, and what tests replace
@@ -204,7 +203,7 @@ class EnginePoller:
 
     @options.setter
     def options(self, options: PollOptions) -> None:
-        """From the next wait on. Whether metrics are looked at at all does not change."""
+        """Set the options for all waits that begin from now on. Whether metrics are polled at all does not change."""
         self._options = options
         for engine in self._engines.values():
             engine.health.options = engine.metrics.options = options
@@ -215,7 +214,7 @@ class EnginePoller:
             engine.rekey(api_key)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. Backends may be watched before, and at any time meanwhile."""
+        """Run until cancelled. `watch` may be called before, and at any time meanwhile."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -235,9 +234,9 @@ class EnginePoller:
         publishers: tuple[Publisher, ...] = (),
         events: bool = True,
     ) -> None:
-        """Ask it from now on, the first time at once. Watching the same id again starts afresh.
+        """Poll this backend from now on, the first time at once. Watching an id again starts afresh.
 
-        `publishers` that an operator named are reported without asking; without `events` none are.
+        `publishers` that an operator named are reported without asking; without `events` nobody asks for any.
         """
         self.forget(id)
         context = self._plain
@@ -249,24 +248,24 @@ class EnginePoller:
             self._start(engine)
 
     def forget(self, id: BackendId) -> None:  # noqa: A002
-        """Stop asking it; nothing is reported of it from here on. Harmless for an id that is not watched."""
+        """Stop polling this backend, and report nothing about it any more. Unknown ids are ignored."""
         engine = self._engines.pop(id, None)
         if engine is not None:
             engine.scope.cancel()
             engine.probed.set()
 
     def probe_soon(self, id: BackendId) -> None:  # noqa: A002
-        """A request met trouble there: probe now instead of at the next interval, but never without a gap."""
+        """Probe now instead of at the next interval, since a request failed there; `probe_gap_s` is always kept."""
         if engine := self._engines.get(id):
             engine.probe_soon.set()
 
     def discover_soon(self, id: BackendId) -> None:  # noqa: A002
-        """It may be another process by now, with other ports for its events."""
+        """Ask the engine again where it publishes: it may be another process by now, with other ports."""
         if engine := self._engines.get(id):
             engine.discover_soon.set()
 
     def load_reported(self, id: BackendId, load: EngineLoad) -> None:  # noqa: A002
-        """An engine said in its event stream how long its queue is."""
+        """Take the queue length that an engine reported in its event stream; it may count as a look at its metrics."""
         engine = self._engines.get(id)
         if engine is None or self._measured is None:
             return
@@ -276,7 +275,7 @@ class EnginePoller:
             self._measured(id, metrics)
 
     async def wait_first_round(self) -> None:
-        """Until every backend that is watched now has been probed once. The caller sets the deadline."""
+        """Wait until every backend that is watched now has been probed once. The caller sets the deadline."""
         for engine in list(self._engines.values()):
             await engine.probed.wait()
 
@@ -289,7 +288,7 @@ class EnginePoller:
         self._nursery.start_soon(self._poll, engine)
 
     async def _poll(self, engine: Engine) -> None:
-        """All there is to ask of one engine, until it is forgotten."""
+        """Poll all pages of one engine until it is forgotten."""
         with engine.scope:
             async with trio.open_nursery() as nursery:
                 if self._probed is not None:
@@ -304,7 +303,7 @@ class EnginePoller:
             await ask(engine)
 
     def _is_watched(self, engine: Engine) -> bool:
-        """Else it was forgotten while an answer came in."""
+        """Whether this engine is still watched: it may be forgotten while an answer arrives."""
         return self._engines.get(engine.id) is engine
 
     def _jittered(self, interval_s: float) -> float:
@@ -315,7 +314,7 @@ class EnginePoller:
     async def _probe(self, engine: Engine) -> None:
         result = None
         async with self._probe_limit, engine.connection() as transport:
-            with suppress(NodeExhausted):  # no verdict: the engine knows nothing of it
+            with suppress(NodeExhausted):  # no verdict: the engine never saw the probe
                 result = await self._probe_result(engine, transport)
         if result is None:
             self.counters.probes_not_made += 1
@@ -355,7 +354,7 @@ class EnginePoller:
         return replace(found, signs=signs_of(known)) if known.known else found
 
     async def _check(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> Page:
-        """The page that says whether it lives. Raises httpx.RequestError."""
+        """Get the page that shows whether the engine is alive. Raises httpx.RequestError."""
         if engine.health.has_health:
             page = await engine.page(transport, "/health", HEALTH_BYTES_MAX)
             if page.status not in MISSING_STATUSES:
@@ -366,7 +365,7 @@ class EnginePoller:
     async def _models(
         self, engine: Engine, transport: httpx.AsyncHTTPTransport, page: Page
     ) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]]:
-        """Names and entries of the models, if it is time to ask; `page` has them where it is the model list itself."""
+        """Return the models' names and entries, if it is time to ask; `page` may be the model list itself."""
         if not engine.health.has_health:
             return read_models(page)
         if not engine.health.wants_models(trio.current_time()):
@@ -377,7 +376,7 @@ class EnginePoller:
         return models, cards
 
     async def _optional(self, engine: Engine, transport: httpx.AsyncHTTPTransport, path: str, bytes_max: int) -> Page:
-        """A page that need not be there: whatever goes wrong, the engine was alive a moment ago."""
+        """Get a page that may be missing. Failures give an empty page: the engine was alive a moment ago."""
         try:
             with trio.fail_after(self._options.probe_timeout_s):
                 return await engine.page(transport, path, bytes_max)
@@ -405,7 +404,7 @@ class EnginePoller:
         await trio.sleep(self._jittered(interval_s))
 
     async def _metrics(self, engine: Engine) -> EngineMetrics | None:
-        """What an engine's page says; None when there was no answer in time."""
+        """Return the figures of an engine's metrics page; None for a failure, a status from 500 on or a timeout."""
         try:
             with trio.fail_after(self._options.metrics_timeout_s):
                 async with engine.connection() as transport:
@@ -434,7 +433,7 @@ class EnginePoller:
         await engine.discover_soon.wait(self._jittered(interval_s), options.publishers_gap_s)
 
     async def _publishers(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> FoundPublishers | None:
-        """Where it says that it publishes. None: it does not answer, or not yet, or its host is not known just now."""
+        """Return where it publishes; None if it can't or won't answer now, or its host can't be resolved just now."""
         is_sure = True
         for path, read in PUBLISHER_PAGES:
             try:
@@ -453,14 +452,14 @@ class EnginePoller:
         return NOTHING if is_sure else None
 
     async def _addresses(self, host: str) -> Sequence[str]:
-        """What a backend's host stands for now; nothing where that can't be found out."""
+        """Return the addresses of a backend's host; empty if it can't be resolved in time."""
         with trio.move_on_after(self._options.publishers_timeout_s), suppress(OSError):
             infos = await trio.socket.getaddrinfo(host, None)
             return list(dict.fromkeys(str(info[4][0]) for info in infos))[:ADDRESSES_MAX]
         return ()
 
     def _report_publishers(self, engine: Engine, found: FoundPublishers) -> None:
-        """What changed: each report starts readers anew."""
+        """Report publishers only if they changed: each report starts readers anew."""
         before, engine.publishers = engine.publishers, found
         if found.refused != before.refused:
             for problem in found.refused:
@@ -473,5 +472,5 @@ class EnginePoller:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether a connection was refused, somewhere down the chain of causes."""
+    """Whether a refused connection is somewhere in the chain of causes."""
     return any(isinstance(each, ConnectionRefusedError) for each in causes(error))

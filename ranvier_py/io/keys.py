@@ -1,15 +1,15 @@
-"""The cluster's keys: read at the start, and again whenever the file changes or the configuration is read again.
+"""The cluster's keys, read at the start and again whenever the key file changes or the configuration is reloaded.
 
-The file is that of `core/gossip/wire/keyring`, with one line more that it may have: `fingerprint: <key>`. From that
-key, or else from the first one, follows the secret that keys the fingerprints, unless the operator gives one of his
-own. So a key file alone makes nodes agree on fingerprints; and who rotates its keys without losing what was learned
-writes the old first key on that line. A running node keeps the secret that it began with: its route table was made
+The file has the format of `core/gossip/wire/keyring`, plus an optional line `fingerprint: <key>`. The secret that keys
+the fingerprints is derived from that key, or else from the first key, unless the operator configures a secret. So one
+key file is enough for nodes to agree on fingerprints. An operator who rotates keys without losing routes writes the old
+first key on the `fingerprint` line. A running node keeps the secret that it began with, since its route table was built
 with it.
 
-Rules: a file that can't be read or used is told once and changes nothing: the node goes on with the keys it has. It is
-looked at every few seconds by time, size and inode, which also sees a symlink that was turned (Kubernetes). No key is
-ever logged.
-Cost: one stat in a thread for each look.
+Rules: a file that can't be read or used is logged once and changes nothing: the node goes on with the keys it has. It
+is checked every LOOK_INTERVAL_S by time, size and inode, which also notices a symlink that points elsewhere now
+(Kubernetes). No key is ever logged.
+Cost: one stat in a thread for each check.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ranvier_py.core.metrics import counter, gauge
 
 log = logging.getLogger(__name__)
 
-FILE_BYTES_MAX = 64 * 1024  # four keys and much comment; whatever is larger is another file by mistake
-LOOK_INTERVAL_S = 3.0  # a rotation waits for the slowest node; a stat costs some 50 us
+FILE_BYTES_MAX = 64 * 1024  # four keys and many comments fit; a larger file is another one, named by mistake
+LOOK_INTERVAL_S = 3.0  # a rotation waits for the slowest node
 FINGERPRINT = "fingerprint"
 
 
 class Keys(NamedTuple):
-    """What seals gossip, and the secret of the fingerprints where the operator gives none of his own."""
+    """The keys that seal gossip, and the secret of fingerprints for when the operator configures none."""
 
     ring: KeyRing
     fingerprint_secret: bytes
@@ -52,22 +52,22 @@ class KeyFileCounters:
 
 
 def fingerprint_secret(key: bytes) -> bytes:
-    """32 bytes that tell nothing about the key, nor about anything sealed with it."""
+    """Derive 32 bytes that reveal nothing about the key, nor about anything sealed with it."""
     return blake2b(key=key, digest_size=32, person=b"of fingerprints").digest()
 
 
 def keys_of(key: bytes) -> Keys:
-    """One key and nothing else: that of workers who are peers of each other alone."""
+    """Return keys made of one key, for workers whose only peers are each other."""
     return Keys(parse_key_ring(key.hex()), fingerprint_secret(key))
 
 
 def insecure_keys(cluster_name: str) -> Keys:
-    """What anybody can make. The name keeps fingerprints of two clusters apart, no more."""
+    """Return keys that anybody can derive. The name only keeps the fingerprints of two clusters apart."""
     return Keys(insecure_ring(), fingerprint_secret(blake2b(cluster_name.encode(), digest_size=KEY_BYTES).digest()))
 
 
 def parse_keys(text: str) -> Keys:
-    """The keys of a file's text. Raises ConfigError with one line for each problem, without the keys."""
+    """Parse a key file's text. Raises ConfigError with one line for each problem, without the keys."""
     lines = text.splitlines()
     problems: list[str] = []
     kept: bytes | None = None
@@ -81,7 +81,7 @@ def parse_keys(text: str) -> Keys:
         if kept is None:
             problems.append(f"cluster key file: line {index + 1} must have a key after «{FINGERPRINT}:»")
             kept = b""
-        lines[index] = ""  # so that the numbers of the others stay
+        lines[index] = ""  # keeps the numbers of the other lines
     try:
         ring = parse_key_ring("\n".join(lines))
     except ConfigError as error:
@@ -92,7 +92,7 @@ def parse_keys(text: str) -> Keys:
 
 
 def read_keys(path: Path) -> Keys:
-    """The keys of a file. Raises ConfigError. Blocks for one small read."""
+    """Read the keys of a file. Raises ConfigError. Blocks for one small read."""
     try:
         with path.open("rb") as stream:
             content = stream.read(FILE_BYTES_MAX + 1)
@@ -111,7 +111,7 @@ Signature = tuple[int, int, int]
 
 
 class KeyFile:
-    """Reads the keys again and again. `changed` gets each new ring, once. Raises ConfigError when made without any."""
+    """Rereads the key file, and gives `changed` each new ring once. Raises ConfigError if it has no keys at first."""
 
     def __init__(
         self, path: Path, changed: Callable[[KeyRing], object], *, interval_s: float = LOOK_INTERVAL_S
@@ -127,7 +127,7 @@ class KeyFile:
         self.counters = KeyFileCounters(keys=len(self.keys.ring.keys))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         task_status.started()
         while True:
             with trio.move_on_after(self.interval_s):
@@ -136,11 +136,11 @@ class KeyFile:
             await self.look(asked=asked)
 
     def look_soon(self) -> None:
-        """Read the file again, whether or not it seems to be another one."""
+        """Read the file again soon, even if it looks unchanged."""
         self._asked.set()
 
     async def look(self, *, asked: bool = False) -> None:
-        """Read the file again if it is another one than before, or if `asked` to."""
+        """Read the file again if it changed, or if `asked` to."""
         signature = await trio.to_thread.run_sync(signature_of, self.path, abandon_on_cancel=True)
         if signature == self._signature and not asked:
             return
@@ -172,7 +172,7 @@ class KeyFile:
 
 
 def signature_of(path: Path) -> Signature | None:
-    """What tells two versions of a file apart; None while there is none."""
+    """Return what differs between two versions of a file; None if there is no file."""
     try:
         found = path.stat()
     except OSError:

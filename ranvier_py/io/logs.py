@@ -3,14 +3,14 @@
     2026-11-21T05:50:16.123Z info ranvier_py.requests request id=4f1c method=POST path=/v1/chat/completions status=200 …
     {"time":"2026-11-21T05:50:16.123Z","level":"info","logger":"ranvier_py.requests","event":"request","id":"4f1c",…}
 
-Who logs waits for nobody: a line goes into a queue, and one thread of each process writes it, several at a time. A
-request's line is made there, too.
+Logging never blocks: a line goes into a queue, and one thread per process writes queued lines, several at a time. That
+thread also formats the lines of requests.
 
-Rules: each request is exactly one line (`request_line`), made from a RequestSummary, which has no room for headers or
+Rules: each request is exactly one line (`request_line`), made from a RequestSummary, which has no fields for headers or
 bodies. Values from outside can't forge a line: control characters are escaped. The configured secrets and anything that
-looks like a bearer key are blacked out on the way out, whoever logged them. A reader that stalls, and a stream that
-can't be written to, lose lines and never a request; the next line that is written says how many.
-Bounds: QUEUE_BYTES_MAX wait. At the end they are written for LAST_WRITE_S at most.
+looks like a bearer key are masked when a line is written, whoever logged it. A reader that stalls, and a stream that
+fails, lose lines and never a request; after a stall the log states how many lines were dropped.
+Bounds: QUEUE_BYTES_MAX may wait. When the process ends, waiting lines are written for at most LAST_WRITE_S.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.routing.summary import RequestSummary
 
 TEXT_CHARACTERS_MAX = 300
-"""Paths, ids and names longer than this are cut: a log line is not a store for what a client sends."""
+"""Longer paths, ids and names are cut: a log does not store whatever a client sends."""
 
-QUEUE_BYTES_MAX = 4 << 20  # some 8,000 lines of requests: two seconds of a busy node, while whoever reads catches up
-ENTRY_BYTES = 512  # what a waiting line takes beside its text
-COLLECT_S = 0.02  # lines of so long leave together; whoever follows a log does not see the difference
-FLUSH_LOOK_S = 0.001  # between two looks whether all is written
-LAST_WRITE_S = 1.0  # a stalled reader must not hold up the end of the process
+QUEUE_BYTES_MAX = 4 << 20  # some 8,000 lines of requests: a busy node's lines while the reader pauses for two seconds
+ENTRY_BYTES = 512  # of a waiting line, besides its text
+COLLECT_S = 0.02  # the thread collects lines for so long and writes them together; no reader notices the delay
+FLUSH_LOOK_S = 0.001  # between two checks whether all lines are written
+LAST_WRITE_S = 1.0  # a stalled reader must not delay the end of the process
 WRITE_BYTES_MAX = select.PIPE_BUF  # so that lines of several processes in one pipe do not mix
 
 BARE_WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII but blank, quote and equals sign
-BARE_WORDS = re.compile(rf"(?:[!#-<>-~]{{1,{TEXT_CHARACTERS_MAX}}}(?:\n|$))+")  # one in each line, none too long
+BARE_WORDS = re.compile(rf"(?:[!#-<>-~]{{1,{TEXT_CHARACTERS_MAX}}}(?:\n|$))+")  # one on each line, none too long
 BEARER = re.compile(r"(?i)(bearer\s+)[^\s\"',;]+")
 BLACK = "***"
 
@@ -57,7 +57,7 @@ own_log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LogCounters:
-    """Lines since the start. `dropped` is counted where they are logged, the others by the writing thread."""
+    """Lines since the start. Threads that log count `dropped`, the writing thread the others."""
 
     lines: int = counter("Log lines written.")
     dropped: int = counter("Log lines that found the queue full: whoever reads them stalls.")
@@ -66,16 +66,16 @@ class LogCounters:
 
 
 def set_up_logs(level: str, form: str, *, secrets: Sequence[str] = (), descriptor: int | None = None) -> None:
-    """Send all logs of this process to one file, stderr by default. Calling again replaces the earlier set-up.
+    """Write all logs of this process to one descriptor, stderr by default. A further call replaces the set-up before.
 
     Args:
-        level: debug, info, warning or error, for our own loggers; other libraries speak from warning on.
+        level: debug, info, warning or error, for our own loggers; all others log nothing below warning.
         form: "text" or "json".
         secrets: texts that must never appear.
     """
     logging.raiseExceptions = False  # a full disk or closed pipe is not a reason to print tracebacks
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not in our lines
-    logging.captureWarnings(True)  # Python's own would be written at once, and wait for the reader
+    logging.captureWarnings(True)  # Python would write them at once, and wait for the reader
     sys.unraisablehook = log_unraisable
     root = logging.getLogger()
     for handler in line_handlers():
@@ -88,9 +88,9 @@ def set_up_logs(level: str, form: str, *, secrets: Sequence[str] = (), descripto
 
 
 def change_logs(level: str, form: str, secrets: Sequence[str]) -> None:
-    """The same for logs that were set up already: from the next line on, with the same descriptor and counters.
+    """Change logs that were set up already, from the next line on, with the same descriptor and counters.
 
-    Nothing where they were not. `secrets` are texts that must not appear from now on, beside those of the time before.
+    Without a set-up this does nothing. `secrets` must not appear from now on, nor those of the set-up before.
     """
     for handler in line_handlers():
         handler.change(form, secrets)
@@ -104,24 +104,24 @@ def set_levels(level: str) -> None:
 
 
 def line_handlers() -> list[LineHandler]:
-    """What `set_up_logs` set up: one or none."""
+    """Return the handler of `set_up_logs`, if there is one."""
     return [handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler)]
 
 
 def request_line() -> Callable[[RequestSummary], object] | None:
-    """What logs a request, at info and as one line; None where nothing was set up, or only worse is logged."""
+    """Return the function that logs a request as one line; None without a set-up, or if info is not logged."""
     if not requests_log.isEnabledFor(logging.INFO):
         return None
     return next((handler.request for handler in line_handlers()), None)
 
 
 def log_counters() -> LogCounters:
-    """Of this process. Zeros where nothing was set up."""
+    """Return this process's counters; zeros without a set-up."""
     return next((handler.statistics() for handler in line_handlers()), LogCounters())
 
 
 def last_words(text: str) -> None:
-    """Why this process ends, plainly on stderr, after all that was logged. Waits for the reader no longer than that."""
+    """Write to stderr, as plain text after all logged lines, why this process ends. Waits LAST_WRITE_S at most."""
     for handler in line_handlers():
         handler.put(lambda: text, len(text))
         handler.flush()
@@ -135,14 +135,14 @@ def announce(text: str) -> None:
 
 
 class LineHandler(logging.Handler):
-    """Has each record written as one line, with secrets blacked out. `emit` never waits and never raises.
+    """Queues each record to be written as one line with secrets masked. `emit` never waits and never raises.
 
-    The thread is begun with the first line of each process, so a fork takes along neither a thread nor lines: those are
-    the parent's to write.
+    Each process starts its thread with its first line, so a fork takes along neither the thread nor waiting lines: the
+    parent writes those.
     """
 
     def __init__(self, descriptor: int | None, form: str, secrets: Sequence[str] = ()) -> None:
-        """`descriptor` is None where the process was started without one."""
+        """`descriptor` is None if the process was started without stderr."""
         super().__init__()
         self._descriptor = descriptor
         self._latest_secrets: set[str] = set()
@@ -151,33 +151,33 @@ class LineHandler(logging.Handler):
         self._begin(0)
 
     def change(self, form: str, secrets: Sequence[str]) -> None:
-        """Write so from now on, and black out these secrets, too."""
+        """Use this form from now on, and mask these secrets and those of the call before."""
         self._form = JSON if form == "json" else TEXT
         spelled = {spelling for secret in secrets if secret for spelling in (secret, json.dumps(secret)[1:-1])}
-        self._secrets = sorted(spelled | self._latest_secrets, key=len, reverse=True)  # those of before may still come
+        self._secrets = sorted(spelled | self._latest_secrets, key=len, reverse=True)  # old ones may still be logged
         self._latest_secrets = spelled
 
     def _begin(self, process: int) -> None:
         self._process = process
         self._queue: SimpleQueue[tuple[Callable[[], str], int]] = SimpleQueue()
         self._counters = LogCounters()
-        self._queued_bytes = self._written_bytes = 0  # one is counted by who logs, the other by the thread
-        self._dropped_before = 0  # as the last line about it had it
+        self._queued_bytes = self._written_bytes = 0  # each has one writer: threads that log, and the writing thread
+        self._dropped_before = 0  # as the last line about dropped lines had it
         self._hurried = Event()
         self._closed = False
 
-    # --- who logs ---------------------------------------------------------------------------------------------------
+    # --- threads that log -------------------------------------------------------------------------------------------
 
     def emit(self, record: logging.LogRecord) -> None:
-        rest = self._event(record)  # now: what the arguments are may change
+        rest = self._event(record)  # now, because the arguments may change later
         self.put(partial(self._stamped, record.created, rest), len(rest))
 
     def request(self, summary: RequestSummary) -> None:
-        """The line of a request. Not through `logging`, whose records take longer than all else here."""
+        """Queue a request's line, without `logging`, whose records would take most of the time."""
         self.put(partial(self._request, time.time(), summary), len(summary.path))
 
     def put(self, make: Callable[[], str], size: int) -> None:
-        """Queue a line of about this many bytes, which is made when it is written."""
+        """Queue a line of about this many bytes; the writing thread calls `make` for its text."""
         if self._process != os.getpid():
             self._begin(os.getpid())
             with suppress(RuntimeError):  # no more threads: lines wait until they are dropped
@@ -190,24 +190,24 @@ class LineHandler(logging.Handler):
         self._queue.put((make, size))
 
     def flush(self) -> None:
-        """Wait until all that was logged is written, for LAST_WRITE_S at most."""
+        """Wait until all lines so far are written, for at most LAST_WRITE_S."""
         until = time.monotonic() + LAST_WRITE_S
         self._hurried.set()
         while self._process == os.getpid() and self._written_bytes < self._queued_bytes and time.monotonic() < until:
             time.sleep(FLUSH_LOOK_S)
 
     def close(self) -> None:
-        """Have the thread end when it has written what waits."""
+        """Let the thread end once it has written the waiting lines."""
         self._closed = True
         self._queue.put((str, 0))
         super().close()
 
     def statistics(self) -> LogCounters:
-        """The counters, with the gauge as it is now."""
+        """Return the counters, with the gauge up to date."""
         self._counters.waiting_bytes = self._queued_bytes - self._written_bytes
         return self._counters
 
-    # --- the thread -------------------------------------------------------------------------------------------------
+    # --- the writing thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not (self._closed and self._queue.empty()):
@@ -219,7 +219,7 @@ class LineHandler(logging.Handler):
             self._written_bytes += sum([size for _, size in entries])
 
     def _write_lines(self, makes: Iterable[Callable[[], str]]) -> None:
-        """Write whole lines, as many at a time as one write takes in one piece."""
+        """Write whole lines, as many at a time as fit in one atomic write."""
         piece, count = b"", 0
         for line in map(self._made, makes):
             if len(piece) + len(line) > WRITE_BYTES_MAX:
@@ -246,7 +246,7 @@ class LineHandler(logging.Handler):
     def _made(self, make: Callable[[], str]) -> bytes:
         try:
             line = make()
-        except Exception as error:  # a slip in making one line loses no other
+        except Exception as error:  # a bug in one line loses no other
             line = f"{type(error).__name__} in a line of the log"
         return f"{self._masked(line)}\n".encode(errors="backslashreplace") if line else b""
 
@@ -256,12 +256,12 @@ class LineHandler(logging.Handler):
     def _event(self, record: logging.LogRecord) -> str:
         try:
             return self._form.event(record)
-        except Exception:  # arguments that do not fit end no loop, and their line says as much as it can
+        except Exception:  # arguments that do not fit the message: log the message without them
             plain = logging.LogRecord(record.name, record.levelno, "", 0, str(record.msg), None, record.exc_info)
             return self._form.event(plain)
 
     def _stamped(self, seconds: float, rest: str) -> str:
-        """UTC with milliseconds. The part down to the second is made once for all lines of that second."""
+        """Put the time before a line: UTC with milliseconds. Its part down to the second is cached for that second."""
         second = int(seconds)
         if second != self._second:
             self._second, self._stamp = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
@@ -313,12 +313,12 @@ def json_request(summary: RequestSummary) -> str:
 
 
 def json_rest(event: Mapping[str, Any]) -> str:
-    """An object that goes on after its first member."""
+    """Return the rest of a JSON object whose first member, the time, is already written up to its closing quote."""
     return f'",{orjson.dumps(event, default=str)[1:].decode()}'
 
 
 class Form(NamedTuple):
-    """How lines are written: what is before the time, and what makes the rest."""
+    """How lines are written: the text before the time, and the functions that make the text after it."""
 
     head: str
     event: Callable[[logging.LogRecord], str]
@@ -336,7 +336,7 @@ def traceback_text(record: logging.LogRecord) -> str:
 
 
 def text_value(value: object) -> str:
-    """A value that reads back as one word: bare where it can be, else quoted as JSON."""
+    """Return a value as one word that reads back: bare if it can be, else quoted as JSON."""
     if not isinstance(value, str):
         return str(value)
     return value if len(value) <= TEXT_CHARACTERS_MAX and BARE_WORD.fullmatch(value) else json.dumps(cut(value))
@@ -347,21 +347,21 @@ def cut(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Without line breaks and other control characters."""
+    """Escape line breaks and other control characters."""
     return text if text.isprintable() else json.dumps(text)[1:-1]
 
 
-# --- the world ------------------------------------------------------------------------------------------------------
+# --- the operating system -------------------------------------------------------------------------------------------
 
 
 def write_all(descriptor: int, data: bytes) -> bool:
-    """Whether the file took it all. Waits for its reader."""
+    """Write all of `data`, waiting for the file's reader. Returns whether it took all."""
     left = memoryview(data)
     with suppress(OSError):  # closed, full or gone
         while left:
             try:
                 left = left[os.write(descriptor, left) :]
-            except BlockingIOError:  # somebody else who has the file wants no write to wait
+            except BlockingIOError:  # another process that shares the file has made it non-blocking
                 poll = select.poll()
                 poll.register(descriptor, select.POLLOUT)
                 poll.poll()
@@ -369,7 +369,7 @@ def write_all(descriptor: int, data: bytes) -> bool:
 
 
 def start_without_signals(thread: Thread) -> None:
-    """Start a thread that takes no signal: they are for the main thread, which may wait for them blocked."""
+    """Start a thread that receives no signals: they are for the main thread, which may block and wait for them."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         thread.start()
@@ -378,5 +378,5 @@ def start_without_signals(thread: Thread) -> None:
 
 
 def log_unraisable(failure: sys.UnraisableHookArgs) -> None:
-    """What Python would print at once: an exception that nobody can catch, as in a finalizer."""
+    """Log an exception that nobody can catch, as in a finalizer; Python would print it and wait for the reader."""
     own_log.error("python.unraisable %s", failure.err_msg or "exception ignored", exc_info=failure.exc_value)

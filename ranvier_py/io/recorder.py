@@ -1,14 +1,13 @@
-"""`ranvier serve --record FILE`: a line for each attempt, for a replay (core/routing/request_record.py says what is in
-it).
+"""Records each attempt as a line for a replay: `ranvier serve --record FILE`. Format: core/routing/request_record.py.
 
-An attempt's line is made when its answer has been read, since its tokens are known only then (io/tokenizer_worker.py),
-or `LEARNING_WAIT_S` after it finished, or at the end. Lines wait in a bounded queue for one worker thread, which alone
-touches the disk: a slow disk costs lines, a broken one all of them, and neither costs a request anything.
+An attempt's line is made when its answer has been tokenized (io/tokenizer_worker.py), since its tokens are known only
+then, or `LEARNING_WAIT_S` after it finished, or at the end. Lines wait in a bounded queue for one worker thread, which
+alone touches the disk: a slow disk loses lines, a broken one all of them, and neither affects a request.
 
 Files: FILE grows to `bytes_max`, then becomes FILE.1, FILE.1 becomes FILE.2 and so on; at most `files_max` of them are
-kept. A new process begins a new file, because its clock and perhaps its secret are others. A file that is no recording
-is never touched: while one stands where ours is to go nothing is recorded, and the log has its name. Only their owner
-may read them: they show who sent how much, though not what.
+kept. A new process begins a new file, because its clock and perhaps its secret differ. A file that is no recording is
+never touched: while one is in the place of a recording, nothing is recorded, and the log names it. Only their owner may
+read the files: they show who sent how much, though not what.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from ranvier_py.core.routing.request_record import MARK, Header, RequestRecord, 
 log = logging.getLogger(__name__)
 
 QUEUE_MAX = 2048  # lines that wait for the disk: some 10 MB
-PENDING_MAX = 4096  # attempts that wait for their route update; the tokenizer worker's queue holds fewer
-PENDING_BYTES_MAX = 64 << 20  # of their bodies, which an attempt keeps alive
-LEARNING_WAIT_S = 30.0  # a route update that comes later was dropped, or might as well have been
-SWEEP_S = 1.0  # between two looks for attempts whose route update did not come
-BATCH_MAX = 256  # lines in one hop to the thread
-LAST_WRITE_S = 1.0  # a hanging disk must not hold up the end of the process
+PENDING_MAX = 4096  # attempts that wait for their tokens; the tokenizer worker's queue holds fewer
+PENDING_BYTES_MAX = 64 << 20  # of the bodies that pending attempts keep alive
+LEARNING_WAIT_S = 30.0  # an answer that is not tokenized by then was probably dropped
+SWEEP_S = 1.0  # between two searches for attempts that have waited too long
+BATCH_MAX = 256  # lines in one call of the thread
+LAST_WRITE_S = 1.0  # a hanging disk must not delay the end of the process
 MARK_BYTES = f'{{"{MARK}"'.encode()  # what every file of ours begins with
 
 
 @dataclass(slots=True)
 class RecorderCounters:
-    """What was written, and what was not. Lines, bytes, failures and losses are counted by the writing thread."""
+    """What was written, and what was not. The writing thread counts lines, bytes, failures and losses."""
 
     waiting: int = gauge("Lines and attempts that wait to be written.")
     lines: int = counter("Lines written to the recording.")
@@ -58,7 +57,7 @@ class RecorderCounters:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An attempt that is over."""
+    """An attempt that has finished."""
 
     attempt: Attempt
     outcome: Outcome
@@ -66,12 +65,12 @@ class Finished:
 
 
 class Recorder:
-    """Observes attempts and writes them down. `run` writes; without it lines are dropped when the queue is full.
+    """Observes attempts and records them. `run` writes; without it lines are dropped once the queue is full.
 
     Args:
-        header: of every file; `started` is the wall clock at `started_at`.
-        started_at: the monotonic clock then, in seconds.
-        clock: the same clock.
+        header: first line of every file; its `started` is the wall clock at `started_at`.
+        started_at: the monotonic clock at that moment, in seconds.
+        clock: the same monotonic clock.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Recorder:
         self._pending_bytes = 0
         self._queue: deque[RequestRecord] = deque()
         self._wake = trio.Event()
-        self._one = trio.CapacityLimiter(1)  # thread at a time, even when a write was abandoned
+        self._one = trio.CapacityLimiter(1)  # one thread at a time, even if a write was abandoned
         self._troubled = False
 
     # --- what a router reports --------------------------------------------------------------------------------------
@@ -102,7 +101,7 @@ class Recorder:
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         finished = Finished(attempt, outcome, now)
-        if attempt.first_at is None or attempt.prompt.kind == "opaque":  # nothing will be learned of it
+        if attempt.first_at is None or attempt.prompt.kind == "opaque":  # its tokens will never be known
             self._append(finished)
             return
         self._pending[attempt] = finished
@@ -111,7 +110,7 @@ class Recorder:
             self._give_up(next(iter(self._pending)))
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
-        if answer is not NOTHING and attempt in self._pending:  # NOTHING: the prompt alone, its answer comes later
+        if answer is not NOTHING and attempt in self._pending:  # NOTHING: only the prompt; its answer comes later
             self._append(self._released(attempt), end, answer)
 
     # --- lines ------------------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ class Recorder:
         return self._pending.pop(attempt)
 
     def _sweep(self, before: float) -> None:
-        """Let no attempt wait that finished before then: they are in the order in which they finished."""
+        """Give up attempts that finished until `before`. They are in the order in which they finished."""
         while self._pending:
             attempt, finished = next(iter(self._pending.items()))
             if finished.at > before:
@@ -141,10 +140,10 @@ class Recorder:
             self._give_up(attempt)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write until cancelled, and then what is left. Never raises for the file's sake."""
+        """Write until cancelled, and then what is left. File errors are logged, not raised."""
         task_status.started()
         try:
-            await self._write(())  # the first header: where the file can't be written, the log has it at the start
+            await self._write(())  # the first header, so that a file that can't be written is logged at the start
             while True:
                 with trio.move_on_after(SWEEP_S):
                     await self._wake.wait()
@@ -175,7 +174,7 @@ class Recorder:
 
 
 class RecordFiles:
-    """The files of one recording. `write` is called by one thread at a time.
+    """The files of one recording. One thread at a time calls `write`.
 
     Invariant: a file holds whole lines, its header first.
     """
@@ -186,10 +185,10 @@ class RecordFiles:
         self._header = header
         self._bytes_max = bytes_max
         self._files_max = files_max
-        self._size = 0  # of the file that is written to; 0: none has been begun
+        self._size = 0  # of the current file; 0: no file has been begun
 
     def write(self, records: Sequence[RequestRecord]) -> str:
-        """Append lines. Returns what went wrong, empty when nothing did."""
+        """Append lines. Returns what went wrong, "" if nothing did."""
         lines = [record.line() for record in records]
         written = 0
         try:
@@ -198,7 +197,7 @@ class RecordFiles:
                     self._begin()
                 written += self._append(lines[written:])
         except OSError as error:
-            if isinstance(error, FileNotFoundError):  # somebody took the file away: a new one needs its header
+            if isinstance(error, FileNotFoundError):  # the file was removed: a new one needs its header
                 self._size = 0
             self.counters.failures += 1
             self.counters.lost += len(lines) - written
@@ -206,7 +205,7 @@ class RecordFiles:
         return ""
 
     def _begin(self) -> None:
-        """Move the files on by one and start a new one. Raises OSError, with nothing moved, if one is not ours."""
+        """Rename each file to the next number and begin a new one. Raises OSError, renaming none, if one isn't ours."""
         ours = [self._is_ours(self._numbered(number)) for number in range(self._files_max)]
         if ours[0]:
             last = ours.index(False) if False in ours else self._files_max - 1
@@ -215,7 +214,7 @@ class RecordFiles:
         self._put(self._header, os.O_CREAT | os.O_TRUNC, 0)
 
     def _is_ours(self, path: Path) -> bool:
-        """Whether a recording is there; False: nothing is. Raises OSError for anything else."""
+        """Whether a recording is at this path; False if nothing is. Raises OSError for anything else."""
         try:
             if not stat.S_ISREG(path.stat().st_mode):
                 raise OSError(None, f"{path.name} is there and no file")
@@ -238,7 +237,7 @@ class RecordFiles:
         return count
 
     def _put(self, data: bytes, flags: int, at: int) -> None:
-        """Write at a place, all of it or nothing. Raises OSError."""
+        """Write data at an offset, all of it or nothing. Raises OSError."""
         file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
         try:
             done = os.pwrite(file, data, at)

@@ -1,19 +1,19 @@
-"""Answers in Redis or Valkey, which several nodes share; in memory while it is away.
+"""Shares cached answers between nodes through Redis or Valkey; keeps them in memory while Redis is away.
 
     away --hello answered--> sharing --failure, deadline, refusal--> away
 
-Sharing: look-ups are one round trip, for the generation and the entries (core/response_cache/redis_entries.py), of all
-requests that came during the last one; what is kept waits for the one writer, and is found there meanwhile. So an
-invalidation counts everywhere as soon as Redis has it, also for what engines are at work on: an answer belongs to the
-generation in which it was asked for.
-Away: from the first failure on, in the very request that met it, answers are in memory, or nowhere, as the operator
-wants. Redis is asked again every `retry_s`. On return the generation is raised, unless another node has done so since,
-and what memory had is dropped: what an operator invalidated meanwhile, here or on another node, comes back from neither
-(CX20). An invalidation that Redis did not get is owed to it, and settled before anything is found there again.
-
-Rules: nothing here fails a request or has it wait much longer than `timeout_s`. Redis without room (OOM) is not away:
-what it refuses is not kept. Neither SCAN nor KEYS.
-Bounds: FINDS_MAX look-ups at once, those of WaitingAnswers in the queue; more are left out, counted.
+Sharing: one round trip looks up the generation and the entries (core/response_cache/redis_entries.py) for all requests
+that came during the last one. New answers wait in a queue for the one writer, and are found there meanwhile. So an
+invalidation counts everywhere as soon as Redis has it, also for answers that engines are still generating: an answer
+belongs to the generation in which it was looked up.
+Away: from the first failure on, and for the very request that met it, answers are kept in memory, or not at all, as the
+operator configured. Redis is tried again every `retry_s`. On return the node raises the generation, unless another node
+has done so since, and drops what memory had: an answer that an operator invalidated meanwhile, here or on another node,
+returns from neither (CX20). An invalidation that did not reach Redis is owed: until the generation is raised for it,
+nothing is found there.
+Rules: nothing here fails a request, or delays it much longer than `timeout_s`. A Redis without room (OOM) is not away:
+entries that it refuses are not kept. Neither SCAN nor KEYS is used.
+Bounds: FINDS_MAX look-ups at once, and those of WaitingAnswers for the queue; more are left out and counted.
 Source: Continuum Router, tier 3 (CR11 to CR14).
 """
 
@@ -55,24 +55,24 @@ log = logging.getLogger(__name__)
 
 LATENCY_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 FINDS_MAX = 256
-READERS = 2  # round trips for look-ups at once
-PATIENCE = 1.1  # a request waits for its look-up no longer than this times the deadline of a command
-BATCH_MAX, BATCH_BYTES_MAX = 16, 4 << 20  # of one round trip
+READERS = 2  # round trips for look-ups at the same time
+PATIENCE = 1.1  # a request waits for its look-up for at most this many deadlines of a command
+BATCH_MAX, BATCH_BYTES_MAX = 16, 4 << 20  # commands, and bytes of entries, in one round trip
 TICK_S = 1.0
-SWAPS_MAX = 5  # tries to add an invalidation while others do; then all is cleared
-PROBE_MS = 60_000  # what only shows that one may write expires
+SWAPS_MAX = 5  # tries to add an invalidation while other nodes do so, too; then everything is invalidated
+PROBE_MS = 60_000  # time to live of the key that is written only to see whether Redis takes writes
 KNOWN_MAX, BEGUN_MAX = 16, 4096
 
 BEARABLE = frozenset(("OOM", "WRONGTYPE"))
-"""Refusals that are no reason to do without Redis: it is full, or a key of ours is somebody else's."""
+"""Refusals that don't mean that Redis is away: it is full, or another program uses a key of ours."""
 
 
 class LookUp:
-    """A request's question to Redis.
+    """One request's look-up.
 
     Attributes:
-        found: the answer.
-        is_over: Redis was asked, or need not be; else the request looks in memory.
+        found: the answer, if there is one.
+        is_over: Redis answered, or need not be asked; if it is False at the end, the request looks in memory.
     """
 
     __slots__ = ("done", "found", "is_over", "key", "max_age_s")
@@ -85,11 +85,11 @@ class LookUp:
 
 
 class RedisAnswers:
-    """AnswersElsewhere, in Redis.
+    """Implements AnswersElsewhere with Redis.
 
     Attributes:
-        sharing: Redis is there.
-        memory: of the time without; None where nothing is to be cached then.
+        sharing: whether Redis is used now.
+        memory: the answers while Redis is away; None if the operator wants none then.
     """
 
     backend = "redis"
@@ -109,19 +109,19 @@ class RedisAnswers:
         self._written = ExpiringSum(responses.ttl_s)
         self._generation_key = f"{options.key_prefix}generation"
         self._generation: Generation | None = None
-        self._known = deque[str]((), KNOWN_MAX)  # generations that were ours
+        self._known = deque[str]((), KNOWN_MAX)  # ids of generations that this node has used
         self._is_owed = False
-        self._outage = 0  # how often it was left, for what began before
-        self._server_ms = 0.0  # Redis's clock where ours is 0
+        self._outage = 0  # number of outages so far: a reply to a question from before one is not used
+        self._server_ms = 0.0  # Redis's clock when ours was 0
         self._waiting = WaitingAnswers()
-        self._begun = BoundedDict[bytes, Generation | None](BEGUN_MAX)  # of answers that engines are at work on
+        self._begun = BoundedDict[bytes, Generation | None](BEGUN_MAX)  # by key, for answers that engines generate now
         self._asked = deque[LookUp]()
-        self._finding = 0  # those that were taken up
+        self._finding = 0  # look-ups that a reader has taken up
         self._tick_at = self._retry_at = -inf
         self._due, self._asked_due = trio.Event(), trio.Event()
 
     def set_options(self, responses: ResponseCacheOptions) -> None:
-        """From now on. What is in Redis expires when it was to, and is found no longer than the new time to live."""
+        """Use these options from now on. Entries in Redis keep their expiry, but are not found beyond the new one."""
         if responses.ttl_s != self.responses.ttl_s:
             self._written = ExpiringSum(responses.ttl_s)
         self.responses = responses
@@ -161,7 +161,7 @@ class RedisAnswers:
         self.counters.waiting = len(self._waiting)
 
     async def _look_up(self, batch: Sequence[LookUp]) -> None:
-        """In one round trip; in two where the generation is another one by now."""
+        """Look up a batch in one round trip; in two if the generation has changed."""
         generation, outage, most = self._generation, self._outage, self._options.bytes_max
         data: list[object] = []
         for _ in range(2):
@@ -208,7 +208,8 @@ class RedisAnswers:
     # --- operators ----------------------------------------------------------------------------------------------------
 
     async def invalidate(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> int | None:
-        """All: how many this node had written. Others can't be counted without a search."""
+        """Invalidate answers; what Redis can't take now is owed. Returns how many: of all, those that this node wrote;
+        of a part None, since only a search could count it; if owed, those in memory."""
         before = inf if older_than_s is None else time.monotonic() - older_than_s
         self._waiting.invalidate(model, tenant, before)
         self.counters.waiting = len(self._waiting)
@@ -223,7 +224,7 @@ class RedisAnswers:
         return cleared + written if is_all else None
 
     async def _void(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> bool:
-        """Add an invalidation to those that Redis has. Whether it has it."""
+        """Add an invalidation to those in Redis; if it takes none, renew the generation. Whether Redis has it."""
         for _ in range(SWAPS_MAX):
             replies = await self._send("delete", ("TIME",), self._generation_read())
             if replies is None:
@@ -242,12 +243,12 @@ class RedisAnswers:
             if replies[0] == 1:
                 self._use(changed)
                 return True
-            if isinstance(replies[0], RedisRefusal):  # no room, or no scripts
+            if isinstance(replies[0], RedisRefusal):  # no room, or scripts are not allowed
                 break
         return await self._renew()
 
     async def _begin(self) -> bool:
-        """Make a generation where there is none, or use the one of who was faster."""
+        """Make a generation if there is none, or use that of a node that was faster. Returns whether Redis is there."""
         raised = new_generation(self._rng)
         replies = await self._send("delete", ("SET", self._generation_key, raised.raw, "NX"), self._generation_read())
         found = generation_in(replies[1]) if replies is not None else None
@@ -258,7 +259,7 @@ class RedisAnswers:
         return True
 
     async def _renew(self) -> bool:
-        """Raise the generation, for all. Where Redis has no room for another, there is none until it has."""
+        """Raise the generation for all; without room for it delete it: nothing is found then. Whether that worked."""
         raised = new_generation(self._rng)
         replies = await self._send("delete", ("SET", self._generation_key, raised.raw))
         if replies is None:
@@ -274,7 +275,7 @@ class RedisAnswers:
     # --- Redis --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """For ever."""
+        """Run for ever."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._follow)
@@ -284,7 +285,7 @@ class RedisAnswers:
             self._commands.close_idle()
 
     async def _serve_look_ups(self) -> None:
-        """All that came meanwhile at once, for ever: a round trip costs more than what it asks."""
+        """Serve all look-ups that came during the last round trip in one, for ever: the trip is most of the cost."""
         while True:
             while not self._asked:
                 await self._asked_due.wait()
@@ -299,7 +300,7 @@ class RedisAnswers:
                     each.done.set()
 
     async def _follow(self) -> None:
-        """Redis as it comes and goes, its clock and generation, and write, for ever."""
+        """Follow Redis as it comes and goes, with its clock and generation, and write waiting answers, for ever."""
         while True:
             await self._round()
 
@@ -316,7 +317,7 @@ class RedisAnswers:
             self._due = trio.Event()
 
     async def _greet(self) -> None:
-        """Come back, if Redis answers, takes what is written, and nothing invalidated can be found in it."""
+        """Start sharing if Redis answers, takes writes, and has no invalidated answer that could be found."""
         probe: Command = ("SET", f"{self._options.key_prefix}probe", 1, "PX", PROBE_MS)
         replies = await self._send("probe", ("TIME",), probe, self._generation_read(), connects=True)
         if replies is None:
@@ -339,7 +340,7 @@ class RedisAnswers:
         log.info("response_cache.shared %s", self._commands.place)
 
     async def _tick(self) -> None:
-        """Follow Redis's clock and generation where no request does."""
+        """Update Redis's clock and the generation while no request does, and settle an owed invalidation."""
         self._tick_at = time.monotonic() + TICK_S
         replies = await self._send("probe", ("TIME",), self._generation_read())
         if replies is None:
@@ -354,7 +355,7 @@ class RedisAnswers:
             self._adopt(replies[1])
 
     async def _write(self, generation: Generation) -> None:
-        """The oldest of the queue, as many as one round trip takes."""
+        """Write the oldest answers of the queue, as many as fit in one round trip."""
         batch: list[tuple[bytes, Waiting, int]] = []
         commands: list[Command] = []
         size, now = 0, time.monotonic()
@@ -387,7 +388,7 @@ class RedisAnswers:
     async def _send(
         self, operation: str, *commands: Command, connects: bool = False, bears_all: bool = False
     ) -> list[object] | None:
-        """The replies; None: Redis is away from now on."""
+        """Return the replies; None if the exchange failed, so that Redis is away from now on."""
         began, outage = time.monotonic(), self._outage
         replies = await self._commands.send(commands, connects=connects)
         if isinstance(replies, RedisFailure):
@@ -401,7 +402,7 @@ class RedisAnswers:
         return replies
 
     def _fail(self, failure: RedisFailure, outage: int) -> None:
-        """`outage` was the last one when what failed began."""
+        """Start an outage, unless one has begun since the failed exchange did: `outage` is the number at that time."""
         self.errors[failure.kind] += 1
         if outage != self._outage:
             return
@@ -423,7 +424,7 @@ class RedisAnswers:
         self._due.set()
 
     def _adopt(self, raw: object) -> Generation | None:
-        """Another generation stands in Redis, or none: then a new one is made soon."""
+        """Use the generation that Redis has now; if it has none, make one soon."""
         found = generation_in(raw)
         if found is not None:
             self._use(found)
@@ -438,7 +439,7 @@ class RedisAnswers:
         self._generation = generation
 
     def _set_clock(self, reply: object) -> None:
-        """From the reply to TIME."""
+        """Learn Redis's clock from the reply to TIME."""
         if isinstance(reply, tuple) and len(reply) == 2 and all(type(each) is int for each in reply):
             self._server_ms = 1000 * reply[0] + reply[1] / 1000 - 1000 * time.monotonic()
 
@@ -449,7 +450,7 @@ class RedisAnswers:
         return not self.sharing and self.memory is not None
 
     def view(self) -> Mapping[str, Any]:
-        """Of /admin/response-cache/stats: `entries` and `size_bytes` are what this node wrote and has not expired."""
+        """For /admin/response-cache/stats. While sharing it counts what this node wrote and has not expired."""
         entries, size = self._written.total(time.monotonic())
         memory = self.memory.counters if self.memory is not None else None
         return {
@@ -470,7 +471,7 @@ class RedisAnswers:
         }
 
     def samples(self) -> Iterator[Sample]:
-        """Continuum's metrics under our prefix (CR22), and ours."""
+        """Yield Continuum's metrics under our prefix (CR22), and our own."""
         active, idle = self._commands.active, self._commands.idle
         yield Sample("cache_redis_connections_active", "gauge", "Connections to Redis in use.", active)
         yield Sample("cache_redis_connections_idle", "gauge", "Connections to Redis that are not.", idle)

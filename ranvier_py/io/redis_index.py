@@ -1,7 +1,7 @@
-"""The shared index's jobs at Redis: one at a time, never on the path of a request.
+"""Carries the shared index's jobs to Redis, one at a time, never on the path of a request.
 
-What to send and what a reply means is core/engine_cache/prefix_index/shared_index.py's matter; how it gets there is
-io/redis_pool.py's. Rule: nothing is tried again behind the shared index's back.
+core/engine_cache/prefix_index/shared_index.py decides what to send and what a reply means; io/redis_pool.py connects.
+Rule: nothing is retried unless the shared index asks again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 LATENCY_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 PREPARE_S = 0.005
-"""Longest wait of a request for an answer: the document's bound of a GET (CR29). Then what is known here decides."""
+"""Longest wait of a request for Redis: the document's bound of a GET (CR29). After it, the local index decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisOptions(Options):
-    """A job has `timeout_s`, a connection `connect_s` before that."""
+    """A job has `timeout_s`, plus `connect_s` if it may have to connect."""
 
     SECTION = "Index"
     PREFIX = "kv_redis_"
@@ -47,7 +47,7 @@ class RedisOptions(Options):
 
 
 class RedisLink:
-    """Does the jobs of a shared index for ever."""
+    """Does the jobs of one shared index."""
 
     def __init__(self, shared: SharedIndex, commands: RedisCommands) -> None:
         self.job_s = Histogram(LATENCY_BUCKETS_S)
@@ -57,7 +57,7 @@ class RedisLink:
         shared.poke = self.poke
 
     async def run(self) -> None:
-        """For ever."""
+        """Run for ever."""
         shared = self.shared
         try:
             while True:
@@ -76,17 +76,17 @@ class RedisLink:
             self._commands.close_idle()
 
     def poke(self) -> None:
-        """Look soon whether there is a job."""
+        """Look soon for a job."""
         self._due.set()
 
     async def prepare(self, prefix: str, deadline_s: float = PREPARE_S) -> None:
-        """Have what others wrote of this prefix, if Redis answers in time."""
+        """Wait until other nodes' entries for this prefix are known here, or until the deadline."""
         with trio.move_on_after(deadline_s):
             while self.shared.prepare(prefix, time.monotonic()):
                 await self._answered.wait()
 
     def view(self) -> Mapping[str, Any]:
-        """Of /admin/kv-index/stats."""
+        """Return the part of /admin/kv-index/stats."""
         shared = self.shared
         return {
             "server": self._commands.place,

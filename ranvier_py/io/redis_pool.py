@@ -1,12 +1,12 @@
-"""Connections to one Redis or Valkey, for all parts of a node that use it.
+"""Connections to one Redis or Valkey, shared by all parts of a node that use it.
 
-The client of redis-py waits, so it works in threads, one for each connection in use: what is sent goes out as one
-pipeline, its replies come back together.
+The client of redis-py blocks, so it runs in threads, one for each connection in use. All commands of a call go out as
+one pipeline, and their replies come back together.
 
-Rules: what takes longer than its deadline has failed, its connection is cut from here, and the thread ends with it.
-After any failure a connection is used no more, and nothing is sent again. The address may hold a password: it is shown
-without, and errors are by their kind.
-Bounds: `size` connections and threads; who finds all in use waits for one within its own deadline.
+Rules: a call that exceeds its deadline has failed; the event loop then closes its connection, which ends the thread.
+After any failure the connection is not used again, and nothing is sent again. The address may contain a password: it is
+shown without, and errors are named by kind.
+Bounds: `size` connections and threads; a call that finds all in use waits for one within its own deadline.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ except ImportError:  # the extra is not installed
 
 
 class Borrowed:
-    """One connection, in the hands of one thread."""
+    """A connection that one thread uses now."""
 
     __slots__ = ("client", "is_over")
 
     def __init__(self) -> None:
         self.client: Any = None
-        self.is_over = False  # nobody waits any more
+        self.is_over = False  # nobody waits for its replies any more
 
 
 class RedisPool:
-    """Raises ConfigError where redis-py is missing or the URL is none; the message names `key` and not the URL."""
+    """Raises ConfigError if redis-py is missing or the URL is invalid; the message has `key` but not the URL."""
 
     def __init__(self, url: str, key: str, *, size: int, timeout_s: float, connect_s: float) -> None:
         if redis is None:
             raise ConfigError([f"{key}: Redis needs ranvier-py[redis]"])
         self._url, self._key = url, key
         self._timeout_s, self._connect_s = timeout_s, connect_s
-        self._idle = [self._made()]  # refuses a bad address now
-        self._limiter = trio.CapacityLimiter(size)  # threads, those that nobody waits for as well
+        self._idle = [self._made()]  # an invalid address raises now
+        self._limiter = trio.CapacityLimiter(size)  # of threads, including those that nobody waits for any more
         self.place = without_secrets(url)
 
     @property
     def active(self) -> int:
-        """A thread that has just given its connection back is no more counted."""
+        """Connections in use. A thread that has just returned its connection is not counted any more."""
         return int(min(self._limiter.borrowed_tokens, self._limiter.total_tokens - len(self._idle)))
 
     @property
@@ -61,7 +61,7 @@ class RedisPool:
         return len(self._idle)
 
     async def send(self, commands: Sequence[Command], *, connects: bool = False) -> list[object] | RedisFailure:
-        """As RedisCommands has it."""
+        """Send commands as RedisCommands defines it."""
         deadline_s = self._timeout_s + (self._connect_s if connects else 0.0)
         borrowed = Borrowed()
         try:
@@ -79,7 +79,7 @@ class RedisPool:
             borrowed.is_over = True
             if borrowed.client is not None:
                 cut(borrowed.client)
-        self.close_idle()  # they lead to the same server
+        self.close_idle()  # they lead to the same server, so they are suspect, too
         return failure
 
     def close_idle(self) -> None:
@@ -87,7 +87,7 @@ class RedisPool:
             cut(self._idle.pop())
 
     def _exchange(self, borrowed: Borrowed, commands: Sequence[Command]) -> list[object]:
-        """In a thread. All replies; raises what redis-py does."""
+        """Exchange commands for replies, in a thread. Raises what redis-py does."""
         try:
             client = self._idle.pop()  # the one used last
         except IndexError:
@@ -105,7 +105,7 @@ class RedisPool:
         return replies
 
     def _made(self) -> Any:
-        """A client with a connection of its own, once it is used."""
+        """Make a client whose connection is opened at its first use. Raises ConfigError."""
         try:
             place = urlsplit(self._url)
             if place.scheme != "unix":
@@ -125,12 +125,12 @@ class RedisPool:
 
 
 def cut(client: Any) -> None:
-    """Close its connection, whoever waits for it."""
+    """Close the client's connection, even if a thread waits for it."""
     client.connection_pool.disconnect()
 
 
 def refusal_of(reply: object) -> object:
-    """A reply, as it is unless it is an error; never what Redis wrote, which may repeat a secret."""
+    """Return a reply as it is, or a RedisRefusal for an error, without Redis's own text, which may repeat a secret."""
     if not isinstance(reply, Exception):
         return reply
     if isinstance(reply, redis.exceptions.OutOfMemoryError):
@@ -141,7 +141,7 @@ def refusal_of(reply: object) -> object:
 
 
 def reason_of(error: Exception) -> str:
-    """By kind and, where the system has one, by reason; never what Redis wrote, which may repeat a secret."""
+    """Describe an error by kind and by the system's reason, if any; never by Redis's text, which may have a secret."""
     cause = error.__cause__ or error.__context__
     reason = next((each.strerror for each in (error, cause) if isinstance(each, OSError) and each.strerror), "")
     return f"{type(error).__name__}{f': {reason}' if reason else ''}"

@@ -1,17 +1,17 @@
-"""Looks names up for all that connects: probes, event streams, requests, discovery. Nobody calls it by name.
+"""Resolves host names for everything that connects through trio: probes, event streams, requests, discovery.
 
-`installed` makes it the one that trio asks for each host that is no numeric address, whoever connects through trio, and
-httpx does. What it asks itself is what trio would have asked: the system, in a thread.
+`installed` makes trio, and so httpx, ask this resolver for each host that is not a numeric address. It asks what trio
+would have asked: the system, in a thread.
 
-Rules: of one name one lookup runs at a time, which all share who want it, and which no cancellation of theirs ends.
-What it found counts as known for FRESH_S. The last good addresses are kept: they are the answer where a lookup fails,
-and where it has taken longer than PATIENCE_S. Only where the name does not exist any more they end after GONE_S: they
-may be another's by then. Who knows none waits until the lookup has taken DEADLINE_S.
-Lookups have threads of their own: those of trio's pool stay free for others. A name that was slow last time shares
-SLOW_THREADS_MAX with its like, so that names that hang hold up no others for long.
-Every failure is an AddressError, an OSError as of any connection; it has an `errno` only where the name server was not
-asked for want of descriptors or memory here, which says nothing of the name.
-Bounds: NAMES_MAX names, the longest unasked going first; ADDRESSES_MAX addresses of each.
+Rules: each name has at most one lookup at a time, shared by all who want the name; none of them cancels it. Its result
+counts as known for FRESH_S. The last good addresses are kept, and used if a lookup fails or takes longer than
+PATIENCE_S. If the name does not exist any more, they are used for GONE_S since they were found and no longer, because
+they may belong to another host by then. A caller for whose name no addresses are known waits up to DEADLINE_S.
+Lookups have threads of their own, so that trio's pool stays free. Names whose last lookup was slow share
+SLOW_THREADS_MAX of these, so that names that hang do not delay others for long.
+Every failure is an AddressError, an OSError like that of any connection. It has an `errno` only if the name server was
+not asked, for lack of descriptors or memory on this machine: that is no evidence about the name.
+Bounds: NAMES_MAX names, of which the one unasked for longest is dropped first; ADDRESSES_MAX addresses of each.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
-FRESH_S = 1.0  # a burst of connections asks once
-PATIENCE_S = 0.5  # for news of a name whose addresses are known: a part of any deadline behind it
+FRESH_S = 1.0  # so that a burst of connections asks once
+PATIENCE_S = 0.5  # for new addresses of a name that has old ones: a fraction of any deadline of the callers
 DEADLINE_S = 10.0  # glibc's two tries at one server; probes and requests give up earlier by themselves
-GONE_S = 30.0  # a restart of a name server, or of what fills it
+GONE_S = 30.0  # enough to restart a name server, or whatever fills it
 SLOW_S = 2.0
 THREADS_MAX, SLOW_THREADS_MAX = 24, 8
 NAMES_MAX = 8192  # twice as many as there can be backends
 ADDRESSES_MAX = 4096  # more than a cluster has nodes
 
 GONE = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
-"""The name server knows that there is no such name, or no address of it. All else may be its own trouble."""
+"""Errors by which a name server states that the name or its addresses do not exist. Others may be its own trouble."""
 
 
 @dataclass(slots=True)
@@ -57,22 +57,22 @@ class ResolverCounters:
 
 @dataclass(slots=True)
 class Lookup:
-    """What is known of one name. Times in seconds of trio's clock."""
+    """What is known of one name. Times are seconds of trio's clock."""
 
     host: bytes
     found: list[Any] = field(default_factory=list)  # entries of getaddrinfo's last good answer
     found_at: float = -inf
-    ends_at: float = inf  # when they are not to be used any more
-    began_at: float = -inf  # the last lookup
-    tried_at: float = -inf  # when the last one ended, however it did
-    took_s: float = 0.0  # the last one in its thread
+    ends_at: float = inf  # `found` must not be used any more
+    began_at: float = -inf  # of the last lookup
+    tried_at: float = -inf  # when the last lookup ended, with or without success
+    took_s: float = 0.0  # the last lookup, in its thread
     trouble: str = ""
-    exhausted: int = 0  # errno, where it was for want of something here
-    running: trio.Event | None = None  # is set at its end
+    exhausted: int = 0  # errno, if the lookup failed for lack of something on this machine
+    running: trio.Event | None = None  # set when the lookup ends
 
 
 class Resolver(trio.abc.HostnameResolver):
-    """See the module. Lookups end with their first caller unless `run` runs."""
+    """See the module. Without `run`, a lookup runs in its first caller's task, and is cancelled with it."""
 
     def __init__(self, faults: Faults) -> None:
         self.counters = ResolverCounters()
@@ -80,22 +80,22 @@ class Resolver(trio.abc.HostnameResolver):
         self._names: BoundedDict[bytes, Lookup] = BoundedDict(NAMES_MAX)
         self._threads = trio.CapacityLimiter(THREADS_MAX)
         self._slow_threads = trio.CapacityLimiter(SLOW_THREADS_MAX)
-        self._before: trio.abc.HostnameResolver | None = None  # that trio asked until then
+        self._before: trio.abc.HostnameResolver | None = None  # the one that trio asked before `installed`
         self._nursery: trio.Nursery | None = None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Meanwhile trio asks this one."""
+        """Make trio ask this resolver meanwhile."""
         self._before = trio.socket.set_custom_hostname_resolver(self)
         try:
             yield
         finally:
             current = trio.socket.set_custom_hostname_resolver(self._before)
-            if current is not self:  # another node of this process, which asks this one
+            if current is not self:  # another node of this process has replaced it, and asks this one
                 trio.socket.set_custom_hostname_resolver(current)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled."""
+        """Run lookups until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -113,7 +113,7 @@ class Resolver(trio.abc.HostnameResolver):
         proto: int = 0,
         flags: int = 0,  # noqa: ARG002  # none of those that are used concerns names
     ) -> list[Any]:
-        """Raises AddressError."""
+        """Return addresses of a name, perhaps old ones. Raises AddressError."""
         name = await self._known(host or b"")
         usable = name.found if trio.current_time() < name.ends_at else []
         self.counters.stale += bool(name.trouble and usable)
@@ -133,9 +133,9 @@ class Resolver(trio.abc.HostnameResolver):
         raise NotImplementedError
 
     async def _known(self, host: bytes) -> Lookup:
-        """What can be known of the name without too long a wait."""
+        """Return what is known of the name, after a lookup if one is due, or after PATIENCE_S or DEADLINE_S."""
         now, name = trio.current_time(), self._names.get(host) or Lookup(host)
-        self._names[host] = name  # the newest now
+        self._names[host] = name  # moves it to the end
         self.counters.names = len(self._names)
         if name.running is None and now >= name.tried_at + FRESH_S:
             name.running, name.began_at = trio.Event(), now
@@ -162,7 +162,7 @@ class Resolver(trio.abc.HostnameResolver):
             trouble = getattr(error, "strerror", None) or str(error) or type(error).__name__
             is_gone = getattr(error, "errno", None) in GONE
             exhausted = error.errno or 0 if isinstance(error, OSError) and is_exhaustion(error) else 0
-        finally:  # also when it was cancelled, which says nothing of the name
+        finally:  # a cancelled lookup, too, but that is no evidence about the name
             assert name.running is not None
             name.running.set()
             name.running = None
@@ -175,14 +175,14 @@ class Resolver(trio.abc.HostnameResolver):
         self._note(name, trouble)
 
     async def _ask(self, name: Lookup) -> list[Any]:
-        """Raises OSError, UnicodeError."""
+        """Ask the resolver that was there before, or else the system. Raises OSError, UnicodeError."""
         if self._before is not None:
             return list(await self._before.getaddrinfo(name.host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM))
         threads = self._slow_threads if name.took_s > SLOW_S else self._threads
         return await trio.to_thread.run_sync(ask_system, name, abandon_on_cancel=True, limiter=threads)
 
     def _note(self, name: Lookup, trouble: str) -> None:
-        """Log it when it changes, not whenever it is so."""
+        """Log when a name starts to fail, and when it works again."""
         if trouble and not name.trouble:
             log.warning("name.failed %s: %s; %d addresses of before", name.host.decode(), trouble, len(name.found))
         elif name.trouble and not trouble:
@@ -191,7 +191,7 @@ class Resolver(trio.abc.HostnameResolver):
 
 
 def ask_system(name: Lookup) -> list[Any]:
-    """In a thread. Notes how long it took, without the wait for the thread. Raises OSError, UnicodeError."""
+    """Look a name up, in a thread. Notes the time without the wait for a thread. Raises OSError, UnicodeError."""
     began = time.monotonic()
     try:
         return socket.getaddrinfo(name.host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM)

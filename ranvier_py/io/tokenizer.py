@@ -1,11 +1,11 @@
-"""transformers and tokenizers: chats -> token ids, in worker threads.
+"""Turns chats into token ids, with transformers and tokenizers, in worker threads.
 
-The template decides the text, the tokenizer the ids, both as the engines use them: rendered text is encoded without
-added special tokens (templates print their own), plain prompts of /v1/completions with them, as vLLM does.
+The template renders the text, and the tokenizer encodes it, both as the engines use them: rendered text is encoded
+without added special tokens (templates print their own), plain prompts of /v1/completions with them, as vLLM does.
 
-Rules: synchronous and safe to call from several threads; nothing is remembered between calls; encoding happens in
-batches in which the interpreter lock is released, never in a thread pool of the library. The event loop never calls it.
-Invariant: tokenize(start) followed by tokenize_tail(rest) equals tokenize(whole), or tokenize_tail says None.
+Rules: synchronous and safe to call from several threads; nothing is remembered between calls; texts are encoded in
+batches that release the interpreter lock, never in the library's thread pool. The event loop never calls this.
+Invariant: tokenize(start) followed by tokenize_tail(rest) equals tokenize(whole), or tokenize_tail returns None.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
 logger = logging.getLogger(__name__)
 
 HUB_ANSWER_S = 5.0
-"""A hub that says nothing for so long can't be reached. Its library would ask for each of a dozen files six times, with
-pauses of up to 8 s: a node without a way out would start after minutes, though it has all files in its cache."""
+"""A hub that is silent for so long can't be reached. Its library would ask six times for each of a dozen files, with
+pauses of up to 8 s: a node without Internet access would start after minutes, though its cache has all files."""
 
 SERVER_ERRORS = 500
-"""Statuses from here on say that the hub has trouble, not that it lacks what was asked for."""
+"""From this status on the hub itself is in trouble; lower ones mean that it lacks what was asked for."""
 
 EMBEDDED = Path(__file__).parent.parent / "data" / "tokenizer"
 RENDER_ERRORS = (
@@ -67,7 +67,7 @@ RENDER_ERRORS = (
     ArithmeticError,
     RecursionError,
 )
-"""What a template may raise on messages that it was not made for."""
+"""What a template may raise for messages that it was not made for."""
 
 MEASURE = (
     "The router reads each conversation once and remembers where its messages end. When the next question arrives, "
@@ -76,13 +76,13 @@ MEASURE = (
     "for depth in reversed(chain):\n        if depth in tree:\n            return tree[depth]\n    return None\n"
     '{"name": "book_flight"}'
 )
-"""Prose, numbers and code, to measure `chars_per_token` on."""
+"""Prose, numbers and code, on which `chars_per_token` is measured."""
 
 
 class ChatTokenizer:
     """One tokenizer with one chat template.
 
-    `facts` is what a node has to know of it, `profile` what was found out of the template.
+    `facts` is what a node has to know of the tokenizer; `profile` is what probing found out about the template.
     """
 
     def __init__(self, tokenizer: Any, template: str | None, identity: str) -> None:
@@ -106,12 +106,12 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, source: str, *, chat_template: str | None = None) -> ChatTokenizer:
-        """Load from `source`: "" or "embedded" is ours, else a directory, else a hub id. Never runs remote code.
+        """Load from `source`: "" or "embedded" is our own, else a directory, else a hub id. Never runs remote code.
 
         Args:
             chat_template: text of a template, or a path to one, instead of the tokenizer's own.
 
-        Raises ConfigError when it can't be loaded or is no fast tokenizer, or the template does not compile.
+        Raises ConfigError if it can't be loaded or is no fast tokenizer, or if the template does not compile.
         """
         path = EMBEDDED if source in ("", "embedded") else Path(source)
         tokenizer = load_tokenizer(str(path) if path.is_dir() else source, local=path.is_dir())
@@ -121,9 +121,9 @@ class ChatTokenizer:
         return cls(tokenizer, template, identity_of(data, template, tokenizer.special_tokens_map))
 
     def tokenize(self, chat: Chat) -> TokenizedChat:
-        """All messages of a chat: the tokens, and where each message ends.
+        """Tokenize all messages of a chat. Returns the tokens, and where each message ends.
 
-        Raises TemplateRefused: then the prompt can be routed by load alone.
+        Raises TemplateRefused; the prompt can then be routed only by load.
         """
         ready = self._normalised(chat)
         if not ready.messages:
@@ -136,19 +136,19 @@ class ChatTokenizer:
         return replace(found, ends=self._lasting(list(found.ends), ready.messages))
 
     def tokenize_tail(self, tail: Sequence[Message], context: Callable[[], Chat], known: int) -> TokenizedChat | None:
-        """The messages after the first `known` ones; `context()` gives the whole chat and is called only when needed.
+        """Tokenize the messages after the first `known` ones; `context()` returns all, and is called if needed.
 
-        None: it can't be done incrementally here, tokenize in full.
+        Returns None if this chat can't be tokenized incrementally: then tokenize it in full.
         """
         return self.tokenize_tails([TailJob(tail, context, known)])[0]
 
     def tokenize_tails(self, jobs: Sequence[TailJob]) -> list[TokenizedChat | None]:
-        """The same for many chats, encoded in one batch."""
+        """Do what `tokenize_tail` does for many chats, encoded in one batch."""
         found = [self._tail(job) for job in jobs]
         texts = [text for pieces in found if pieces is not None for text in pieces if text is not None]
         try:
             encoded = iter(self._encode(texts))
-        except TemplateRefused:  # one text of the batch is no Unicode
+        except TemplateRefused:  # one text of the batch is not valid Unicode
             return [None] if len(jobs) == 1 else [self.tokenize_tails([job])[0] for job in jobs]
         return [
             None if pieces is None else self._joined(pieces, encoded, job.tail)
@@ -156,12 +156,12 @@ class ChatTokenizer:
         ]
 
     def tokenize_text(self, text: str, *, bare: bool = False) -> TokenIds:
-        """A prompt of /v1/completions, with the special tokens the tokenizer adds but for a bare one. Raises
-        TemplateRefused."""
+        """Tokenize a prompt of /v1/completions, with the special tokens that the tokenizer adds unless it is `bare`.
+        Raises TemplateRefused."""
         return np.array(self._encode([text], added=not bare)[0], dtype=np.uint32)
 
     def render(self, chat: Chat, *, generation: bool) -> str:
-        """The text of a chat as the engine renders it. Raises TemplateRefused."""
+        """Render a chat to text as the engine does. Raises TemplateRefused."""
         return self._render(self._normalised(chat), generation=generation)
 
     # --- parts ------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class ChatTokenizer:
             raise TemplateRefused("a text is no Unicode") from error
 
     def _joined(self, pieces: Pieces, encoded: Iterator[list[int]], messages: Sequence[Message]) -> TokenizedChat:
-        """The tokens of `pieces`, which are the next ones of `encoded`."""
+        """Join the tokens of `pieces`, whose texts are the next ones of `encoded`."""
         if len(pieces) == 1:
             ids = next(encoded)
             ends = [len(ids)]
@@ -211,14 +211,14 @@ class ChatTokenizer:
         return TokenizedChat(np.array(ids, dtype=np.uint32), self._lasting(ends, messages), "rendered")
 
     def _lasting(self, ends: list[int], messages: Sequence[Message]) -> list[int]:
-        """Ends after reasoning which later turns leave out are no cuts."""
+        """Mark ends after reasoning that later turns leave out as unusable (-1)."""
         if self.profile.reasoning_moves:
             stable = stable_count(messages, self.profile.results)
             ends[stable:] = [-1] * (len(ends) - stable)
         return ends
 
     def _by_text(self, chat: Chat, text: str) -> TokenizedChat:
-        """A chat whose template does not cut it into pieces: encode it whole and find the ends, as well as can be."""
+        """Encode a chat whose template can't be cut into pieces as a whole, and find its ends as well as possible."""
         try:
             encoding = self._backend.encode_batch([text], add_special_tokens=False)[0]
         except (TypeError, UnicodeError) as error:
@@ -227,7 +227,7 @@ class ChatTokenizer:
         count = len(chat.messages)
         loose = replace(self.profile, closing=False)
         text_ends = prefix_ends(chat, 0, text, loose, self._render)
-        lead = 1 if chat.messages[0]["role"] == "system" else 0  # all templates keep what is before the first turn
+        lead = 1 if chat.messages[0]["role"] == "system" else 0  # all templates keep the text before the first turn
         if count == 1 or any(end >= 0 for end in text_ends[lead:-1]):
             ends = ends_by_offsets(encoding.offsets, text_ends)
             return TokenizedChat(ids, [*ends[:-1], len(ids)], "rendered")
@@ -265,7 +265,7 @@ class ChatTokenizer:
 
 
 def load_tokenizer(source: str, *, local: bool) -> Any:
-    """AutoTokenizer, quietly; from the hub's cache where the hub can't be reached. Raises ConfigError."""
+    """Load with AutoTokenizer, without its logs; from the cache if the hub can't be reached. Raises ConfigError."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # our threads batch; a second pool would fight them
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it advises to install PyTorch
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes a second; only who loads a tokenizer shall wait
@@ -287,7 +287,7 @@ def load_tokenizer(source: str, *, local: bool) -> Any:
 
 
 def check_hub_id(source: str) -> None:
-    """Raises ConfigError for what can be no id of the hub. Nobody is asked."""
+    """Raise ConfigError if this can't be a hub id. Asks no hub."""
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - see load_tokenizer
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # noqa: PLC0415
 
@@ -302,7 +302,7 @@ def check_hub_id(source: str) -> None:
 
 
 def check_files(source: str, chat_template: str) -> None:
-    """Raises ConfigError as `ChatTokenizer.load` would for what is on this machine. No hub is asked."""
+    """Raise ConfigError as `ChatTokenizer.load` would for files on this machine. Asks no hub."""
     if Path(source).is_dir():
         ChatTokenizer.load(source, chat_template=chat_template)
         return
@@ -313,7 +313,7 @@ def check_files(source: str, chat_template: str) -> None:
 
 
 def why_not(source: str, error: Exception) -> str:
-    """In one line why the files of a tokenizer make none; transformers' own words are about its classes."""
+    """Explain in one line why these files make no tokenizer; transformers' own messages are about its classes."""
     folder = Path(source)
     if folder.is_dir() and not (folder / "tokenizer.json").is_file():
         return "there is no tokenizer.json in it (a fast tokenizer is needed)"
@@ -323,12 +323,12 @@ def why_not(source: str, error: Exception) -> str:
 
 
 def refused_file(error: Exception) -> OSError | None:
-    """The error of a file, where it was one, behind what the hub's library and transformers make of it."""
+    """Return the error about a file, if one is the cause of this error of transformers or the hub's library."""
     return next((each for each in causes(error) if isinstance(each, OSError) and each.filename), None)
 
 
 def hub_answers(source: str) -> bool:
-    """Whether the hub can be asked for this id. Raises ConfigError when it says that there is none."""
+    """Whether the hub answers about this id. Raises ConfigError if it has no such model."""
     from huggingface_hub import HfApi  # noqa: PLC0415 - see load_tokenizer
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError  # noqa: PLC0415
 
@@ -340,11 +340,11 @@ def hub_answers(source: str) -> bool:
         why = f"it is no directory, and {hub.endpoint} has no such model, or none for us: private ones need HF_TOKEN"
         raise ConfigError([f"tokenizer: {source!r} can't be loaded: {why}"]) from error
     except HfHubHTTPError as error:
-        if error.response.status_code < SERVER_ERRORS:  # a mirror that has the files and not this page
+        if error.response.status_code < SERVER_ERRORS:  # e.g. a mirror that has the files but not this page
             return True
         failure = error
-    except Exception as error:  # the hub's library does not say which
-        if refused_file(error) is not None:  # of its cache, before anybody was asked
+    except Exception as error:  # the hub's library does not document what it raises
+        if refused_file(error) is not None:  # in its cache, before it asked anybody
             return True
         failure = error
     else:
@@ -354,7 +354,7 @@ def hub_answers(source: str) -> bool:
 
 
 def read_template(tokenizer: Any, chosen: str | None) -> str | None:
-    """The chat template: the chosen one (text, or a path), else the tokenizer's own. Raises ConfigError."""
+    """Return the chat template: the chosen one (text or a path), else the tokenizer's own. Raises ConfigError."""
     if chosen:
         if "{" in chosen or "\n" in chosen:
             return chosen
@@ -369,7 +369,7 @@ def read_template(tokenizer: Any, chosen: str | None) -> str | None:
 
 
 def identity_of(tokenizer_data: bytes, template: str | None, special: Mapping[str, Any]) -> str:
-    """Digest of what decides the tokens of a chat."""
+    """Return a digest of everything that determines the tokens of a chat."""
     digest = blake2b(digest_size=16)
     for part in (tokenizer_data, (template or "").encode(), repr(sorted(special.items())).encode()):
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -377,14 +377,14 @@ def identity_of(tokenizer_data: bytes, template: str | None, special: Mapping[st
 
 
 def compiled(template: str) -> Any:
-    """The template in transformers' sandboxed environment; cached there."""
+    """Compile the template in transformers' sandboxed environment, which caches it."""
     from transformers.utils.chat_template_utils import _compile_jinja_template  # noqa: PLC0415 - see load_tokenizer
 
     return _compile_jinja_template(template)
 
 
 def parse_template(template: str) -> jinja2.nodes.Template:
-    """Its syntax tree, in transformers' own dialect. Raises ConfigError when it does not compile."""
+    """Return the template's syntax tree, in transformers' dialect. Raises ConfigError if it does not compile."""
     try:
         tree: jinja2.nodes.Template = compiled(template).environment.parse(template)
     except jinja2.TemplateError as error:
@@ -404,10 +404,10 @@ def render_template(template: str, chat: Chat, arguments: Mapping[str, Any], gen
 
 
 def clean_tokens(backend: Any) -> tuple[str, ...]:
-    """Added tokens that cut every text they stand in, whatever is around them.
+    """Return the added tokens that always split a text where they stand, whatever surrounds them.
 
-    They are found in the raw text before anything else, take no blanks with them, and no other added token can swallow
-    a part of them: none overlaps their start, contains them, or goes on where they stop.
+    Such a token is found in the raw text before anything else and takes no blanks with it, and no other added token can
+    take a part of it: none overlaps its start, contains it, or begins with it.
     """
     added = list(backend.get_added_tokens_decoder().values())
     texts = {token.content for token in added if token.content}

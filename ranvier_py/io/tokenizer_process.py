@@ -1,16 +1,16 @@
-"""The tokenizer's process: a child of the node, asked over sockets, and another one when it ends.
+"""Runs the tokenizer in a child process of the node, asks it over sockets, and replaces it when it ends.
 
-Tokenizing runs for long stretches and fills memory; neither its interpreter lock nor its memory is to be the event
-loop's. The child has a thread for each of FIRST_SOCKETS, for prompts that wait to be placed, and a fork of itself for
-learning, so that those who wait are never behind those who do not. A batch is sent and answered before the next one
-goes over the same socket. What the child may do to its node is `node/tokenizer_child.py`'s to say.
+Tokenizing runs for long stretches and uses much memory; the event loop shall share neither interpreter lock nor memory
+with it. The child has a thread for each of FIRST_SOCKETS, for prompts that wait to be placed, and a fork of itself for
+learning, so that prompts that wait are never behind those that do not. A socket carries one batch at a time.
+`node/tokenizer_child.py` describes what the child may do to its node.
 
-Rules: a batch that is not answered within its time limit, or with anything but its results, ends the child: it is
-killed, those who asked get TokenizerLost, and a new child is started after a pause that doubles from RESTART_DELAY_S to
-RESTART_DELAY_S_MAX, and starts over once a child has lived for STABLE_S. The first start raises what is wrong; later
-ones log it. A child whose tokenizer is another one than before is not used: fingerprints would not match.
-The child ends when the node does, however that ends: its sockets are closed then. Signals for the node's process group
-do not reach it.
+Rules: a batch that is not answered in time, or not with its results, ends the child: it is killed, callers get
+TokenizerLost, and a new child is started after a pause, which doubles from RESTART_DELAY_S to RESTART_DELAY_S_MAX and
+is reset once a child has lived for STABLE_S. The first start raises what is wrong; later ones log it. A child whose
+tokenizer differs from the first one's is not used: fingerprints would not match.
+The child ends when the node does, for whatever reason, because its sockets are closed then. Signals for the node's
+process group do not reach it.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ from ranvier_py.core.tokenize.tokenize_job import TokenizeJob, TokenizerFacts
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-P", "-m", "ranvier_py.node.tokenizer_child")
-FIRST_SOCKETS = 2  # prompts tokenized before placement at one time; more would take the event loop's core
-OWN_VARIABLES = "RANVIER_"  # the configuration's own variables, keys among them, are none of the child's business
+FIRST_SOCKETS = 2  # prompts tokenized before placement at the same time; more would take the event loop's core
+OWN_VARIABLES = "RANVIER_"  # the child gets none of the configuration's variables, since keys are among them
 
 BATCH_LIMIT_S = 60.0
 TOKEN_LIMIT_S = 0.0004
-"""Time limit of a batch, and for each of its tokens as estimated: two hundred times what one takes on an idle machine.
-The child gives way, and on a machine that is fully loaded it gets next to nothing: to kill it then would only load it
-more. No prompt waits so long, each has a deadline of its own."""
+"""Time limit of a batch, plus one per token as estimated: two hundred times what a token takes on an idle machine.
+The child has low priority, so on a fully loaded machine it hardly runs; to kill it then would only add load. Prompts
+do not wait so long: each has its own deadline."""
 
 END_S = 1.0
-START_LIMIT_S = 120.0  # of a restart: the files are on this machine by then
+START_LIMIT_S = 120.0  # of a restart, when the files are already on this machine
 RESTART_DELAY_S, RESTART_DELAY_S_MAX = 0.5, 30.0
 STABLE_S = 60.0
 RECEIVE_BYTES = 1 << 16
 LOSSES = (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, BadResults)
-"""How a batch may end without its results."""
+"""How a batch may end without results."""
 
 
 @dataclass(slots=True)
 class ProcessCounters:
-    """The tokenizer's process as its node sees it."""
+    """The tokenizer process as its node sees it."""
 
     up: int = gauge("Whether there is a tokenizer process that can be asked.")
     restarts: int = counter("Tokenizer processes that were started because the one before had ended.")
@@ -75,7 +75,7 @@ class ProcessCounters:
 
 
 class Child:
-    """One process, and its sockets that nobody waits at."""
+    """One process, and those of its sockets that are not in use."""
 
     def __init__(self, process: trio.Process, streams: Sequence[trio.SocketStream]) -> None:
         self.process = process
@@ -84,7 +84,7 @@ class Child:
         self.started_at = time.monotonic()
 
     async def end(self) -> None:
-        """Kill it, and wait until it is gone."""
+        """Kill it, and wait until it has ended."""
         self.process.kill()
         with trio.CancelScope(shield=True):
             for stream in self.streams:
@@ -93,9 +93,9 @@ class Child:
 
 
 class TokenizerProcess:
-    """Answers batches of jobs by a child process. `start` before anything else, then `run` for as long as it is used.
+    """Has a child process answer batches of jobs. Call `start` first, then `run` for as long as it is used.
 
-    `facts` are there from `start` on, and stay as they are.
+    `facts` are available after `start` and never change.
     """
 
     facts: TokenizerFacts
@@ -113,16 +113,16 @@ class TokenizerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the child, if there is one."""
+        """The child's process id, if there is a child."""
         return self._child.process.pid if self._child else None
 
     async def start(self) -> None:
-        """Raises ConfigError, TokenizerLost."""
+        """Start the first child. Raises ConfigError, TokenizerLost, OSError."""
         child, self.facts = await self._open()
         self._take(child)
 
     async def run(self) -> None:
-        """Replace a child that ended, for ever."""
+        """Replace each child that ends, for ever."""
         delay_s = self._restart_delay_s
         while True:
             if self._child is not None:
@@ -138,22 +138,22 @@ class TokenizerProcess:
             await self._restart()
 
     async def close(self) -> None:
-        """End the child; nobody asks any more."""
+        """End the child. Nobody may ask after this."""
         self._lose()
         if self._child is not None:
             await self._child.end()
 
     async def ready(self) -> None:
-        """Wait until there is somebody to ask."""
+        """Wait until there is a child to ask."""
         await self._up.wait()
 
     def reject(self, why: Exception) -> None:
-        """What it has answered is no result: kill it."""
+        """Kill the child, because an answer of it is not a valid result."""
         if self._child is not None:
             self._kill(self._child, why)
 
     async def ask(self, jobs: Sequence[TokenizeJob], lengths: Sequence[int] = (), *, first: bool) -> Reply:
-        """What comes of a batch. `first`: prompts wait for it. Raises TokenizerLost."""
+        """Return the results of a batch. `first`: prompts wait for it. Raises TokenizerLost."""
         async with self._limiters[first]:
             child = self._child
             if child is None or not self.counters.up:
@@ -186,17 +186,17 @@ class TokenizerProcess:
             self._up = trio.Event()
 
     def _kill(self, child: Child, why: BaseException) -> None:
-        """It does not do what it should, or what it does is not wanted any more."""
+        """Kill this child, because it failed or its caller was cancelled, unless it is already gone."""
         if child is not self._child or not self.counters.up:
             return
         self._lose()
-        if not isinstance(why, trio.BrokenResourceError):  # that one has ended by itself
+        if not isinstance(why, trio.BrokenResourceError):  # that means that it has ended by itself
             self.counters.killed += 1
             log.warning("tokenizer.killed %s", type(why).__name__)
         child.process.kill()
 
     async def _restart(self) -> None:
-        """Raises nothing: without a child, the next try is the caller's."""
+        """Try to start a child. Raises nothing: after a failure the caller tries again."""
         try:
             with trio.fail_after(START_LIMIT_S):
                 child, facts = await self._open()
@@ -211,13 +211,13 @@ class TokenizerProcess:
         self._take(child)
 
     async def _open(self) -> tuple[Child, TokenizerFacts]:
-        """A child that is ready. Raises ConfigError, TokenizerLost, OSError."""
+        """Start a child and wait until it is ready. Raises ConfigError, TokenizerLost, OSError."""
         child = await self._spawn()
         try:
             await child.streams[0].send_all(encode_setup(self.setup))
             problems, warnings, facts = decode_facts(await receive_frame(child.streams[0]))
         except (trio.BrokenResourceError, BadResults) as error:
-            with trio.move_on_after(END_S):  # its sockets are closed a moment before it has ended
+            with trio.move_on_after(END_S):  # sockets close a moment before the process has ended
                 await child.process.wait()
             await child.end()
             raise TokenizerLost(f"it ended at its start, with code {child.process.returncode}") from error
@@ -246,18 +246,18 @@ class TokenizerProcess:
                 process_group=0,  # not a session: niceness would count for nothing between Linux' autogroups
                 env=environment(),
             )
-            mine.pop_all()  # they stay open
+            mine.pop_all()  # our sockets stay open
         return Child(process, [trio.SocketStream(trio.socket.from_stdlib_socket(own)) for own, _ in pairs])
 
 
 def environment() -> dict[str, str]:
-    """The node's own, without what configures it; modules are found where the node finds them."""
+    """Return the node's environment without its configuration; modules are found where the node finds them."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OWN_VARIABLES)}
     return {**kept, "PYTHONPATH": os.pathsep.join(str(Path(place).absolute()) for place in sys.path)}
 
 
 async def receive_frame(stream: trio.SocketStream) -> bytes:
-    """Raises BadResults, trio.BrokenResourceError where the other side is gone."""
+    """Receive one frame. Raises BadResults, and trio.BrokenResourceError if the other side is gone."""
     data, length = bytearray(), FRAME_HEAD.size
     while len(data) < length:
         more = await stream.receive_some(RECEIVE_BYTES)

@@ -1,14 +1,14 @@
-"""Tokenizes off the request's path: tails and answers, while the engines work.
+"""Tokenizes prompts and answers off the request's path, while the engines work.
 
-One task takes prompts from a bounded queue and hands them in batches to the tokenizer's process. What comes of a prompt
-is given to the Router in one synchronous call. When prompts come faster than may be learned, what finds no room is
-dropped and counted: its text fingerprints are learned at the first token, so the chat goes on being placed; only
-mid-message matches of that turn are lost. The same process serves the few prompts that must be tokenized before
-placement, each with a deadline, ahead of what is learned.
+One task takes prompts from a bounded queue and sends them in batches to the tokenizer process. It gives the result of
+each prompt to the Router in one synchronous call. If prompts come faster than they may be learned, those without room
+are dropped and counted. Their text fingerprints were learned at the first token, so the chat is still placed by prefix;
+only matches inside that turn's messages are lost. The same process serves the few prompts that must be tokenized before
+placement, each with a deadline, ahead of those to be learned.
 
-Rules: losing the process costs matches. What it was asked is counted as lost; what waits to be learned waits for the
-next process; prompts are placed by their text or by load meanwhile, at once. What waits is bounded in number and in
-bytes, what is asked at once in tokens and in bytes.
+Rules: losing the process costs matches. Jobs that it had are counted as lost; queued ones wait for the next process;
+meanwhile prompts are placed by their text or by load, without a wait. The queue is bounded in prompts and bytes, a
+batch in prompts, tokens and bytes.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from ranvier_py.core.tokenize.tokenize_job import (
     job_of,
 )
 
-BATCH_MAX = 16  # prompts in one batch: asking for them is one step of the event loop, which requests wait for
-GATHER_S = 0.004  # how long the first prompt of a batch waits for others: asking costs as much as learning two
+BATCH_MAX = 16  # prompts in one batch: sending it is one step of the event loop, which delays requests
+GATHER_S = 0.004  # how long a batch's first prompt waits for others: one batch costs as much as learning two prompts
 LEARN_SHARE = 0.05
-"""Most of its time that the event loop may spend on learning, which competes with requests there: measured under full
-load (benchmarks/data_plane.py), more learning costs more requests than its matches can save."""
+"""Largest share of its time that the event loop may spend on learning, which competes with requests: under full load
+(benchmarks/data_plane.py) more learning costs more requests than its matches can save."""
 
 PROCESS_SHARE = 0.25
-"""Most of a core that the tokenizer's process may take for learning."""
+"""Largest share of a core that the tokenizer process may use for learning."""
 
 QUEUE_BYTES_MAX = 64 << 20
-"""Bodies and answers that wait. A prompt keeps its body, for templates that need the whole chat: a thousand of the
-largest would be 64 GB."""
+"""Limit of queued bodies and answers. A prompt keeps its body, for templates that need the whole chat: a thousand of
+the largest would be 64 GB."""
 
-FIRST_MAX = 64  # prompts waiting to be tokenized before placement; a further one would miss its deadline anyway
+FIRST_MAX = 64  # prompts that wait to be tokenized before placement; one more would miss its deadline anyway
 
 
 class TokenizerLink(Protocol):
-    """What the worker asks: io/tokenizer_process.py."""
+    """What the worker asks (io/tokenizer_process.py)."""
 
     facts: TokenizerFacts
 
     async def ready(self) -> None: ...
     def reject(self, why: Exception) -> None:
-        """It has sent what is no result."""
+        """End the process: it has sent an invalid result."""
         ...
 
     async def ask(self, jobs: Sequence[TokenizeJob], lengths: Sequence[int], *, first: bool) -> Reply:
@@ -70,7 +70,7 @@ class TokenizerLink(Protocol):
 
 
 class PrefixHashes(Protocol):
-    """Who wants to know prefix hashes of prompts: their lengths in tokens, and where they go."""
+    """Takes prefix hashes of prompts through `put`; `lengths` has the lengths in tokens of those that are wanted."""
 
     @property
     def lengths(self) -> Sequence[int]: ...
@@ -79,7 +79,7 @@ class PrefixHashes(Protocol):
 
 @dataclass(slots=True)
 class TokenizerCounters:
-    """What became of prompts and answers, and of prompts that were to be tokenized before placement."""
+    """Outcomes of prompts and answers to learn, and of prompts to tokenize before placement."""
 
     queued: int = gauge("Prompts and answers that wait to be tokenized.")
     learned: int = counter("Prompts and answers learned by their tokens.")
@@ -100,24 +100,24 @@ class QueuedPrompt:
 
     @property
     def size_bytes(self) -> int:
-        """What it keeps alive."""
+        """Bytes that it keeps alive."""
         return len(self.prompt.body) + len(self.answer or b"")
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are to find, as far as is known."""
+        """How many tokens there are to compute, as far as is known."""
         return self.prompt.end.length - self.prompt.end.tokenized_ancestor().length
 
 
 class Found(NamedTuple):
-    """What came of one prompt: its result has the segments of the messages after `ancestor`."""
+    """Result of one prompt: it has the segments of the messages after `ancestor`."""
 
     ancestor: Boundary
     result: PackedResult
 
 
 class TokenizerWorker:
-    """Asks the tokenizer. `submit` and `finish` cost an append; nothing comes of them unless `run` runs."""
+    """Has prompts tokenized. `submit` and `finish` only append to a queue, which `run` serves."""
 
     def __init__(
         self,
@@ -141,15 +141,15 @@ class TokenizerWorker:
         self._nursery: trio.Nursery | None = None  # while running
         self._tokenizing_first = 0
 
-    # --- what is to be done -----------------------------------------------------------------------------------------
+    # --- the queue --------------------------------------------------------------------------------------------------
 
     def submit(self, attempt: Attempt) -> None:
-        """Have the tail of the attempt's prompt tokenized, if it is not yet."""
+        """Queue the attempt's prompt, unless it is already tokenized."""
         if attempt.prompt.kind != "opaque" and attempt.prompt.end.state is None:
             self._append(attempt, None, chunked=False)
 
     def finish(self, attempt: Attempt, raw: bytes, *, chunked: bool) -> None:
-        """The answer is complete: learn it too, with the prompt if that still waits."""
+        """Queue the complete answer, together with the prompt if that is still queued."""
         if attempt.prompt.kind == "opaque":
             return
         queued = self._queue.get(attempt)
@@ -174,7 +174,7 @@ class TokenizerWorker:
             self._wake.set()
 
     def _takes(self, size_bytes: int) -> bool:
-        """Whether so many more bytes may wait; what may not is counted as dropped."""
+        """Whether the queue has room for so many more bytes; if not, they count as dropped."""
         takes = self._queue_bytes + size_bytes <= self._queue_bytes_max
         self.counters.dropped += not takes
         return takes
@@ -186,7 +186,7 @@ class TokenizerWorker:
         return attempt, queued
 
     def take_batch(self) -> list[tuple[Attempt, QueuedPrompt]]:
-        """The oldest prompts: at least one if there is any, no more than should be asked at once."""
+        """Take the oldest prompts: at least one if there is any, and no more than one batch may have."""
         batch: list[tuple[Attempt, QueuedPrompt]] = []
         tokens = size_bytes = 0
         while self._queue and len(batch) < BATCH_MAX:
@@ -200,9 +200,9 @@ class TokenizerWorker:
     # --- before placement -------------------------------------------------------------------------------------------
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
-        """Tokenize a prompt before it is placed. False when the deadline passed or it can't be tokenized.
+        """Tokenize a prompt before it is placed. Returns False if the deadline passed or it can't be tokenized.
 
-        What comes too late for this request is kept all the same: the next turn needs it.
+        A result that comes too late for this request is kept all the same: the next turn needs it.
         """
         if self._nursery is None or self._tokenizing_first >= FIRST_MAX:
             self.counters.deadlines_missed += 1
@@ -236,7 +236,7 @@ class TokenizerWorker:
     # --- off the path -----------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Tokenize until cancelled, batch by batch."""
+        """Tokenize queued prompts until cancelled, batch by batch."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -264,7 +264,7 @@ class TokenizerWorker:
             began = time.monotonic()
             self._learn(attempt, each, now)
             loop_s += time.monotonic() - began
-            await trio.lowlevel.checkpoint()  # requests come between them
+            await trio.lowlevel.checkpoint()  # so that requests run in between
         await trio.sleep(max(loop_s * (1 / LEARN_SHARE - 1), busy_s * (1 / PROCESS_SHARE - 1)))
 
     def _learn(self, attempt: Attempt, found: Found, now: float) -> None:
@@ -273,14 +273,14 @@ class TokenizerWorker:
             return
         try:
             self._router.learn_tokens(attempt, found.ancestor, result.segments, result.answer, now)
-        except (TypeError, UnicodeError):  # an answer with values beyond JSON
+        except (TypeError, UnicodeError):  # an answer with values that JSON does not have
             self.counters.failed += 1
             return
         self.counters.failed += result.status is Status.FAILED
         self.counters.learned += bool(result.segments)
 
     def _read(self, packed: PackedResult) -> TokenizeResult | None:
-        """None for what is no result: who sends that is not asked any more."""
+        """Unpack a result. None if it is invalid: then the process that sent it is ended."""
         try:
             return packed.read()
         except BadResults as error:
@@ -291,7 +291,7 @@ class TokenizerWorker:
     # --- asking -----------------------------------------------------------------------------------------------------
 
     async def _ask(self, batch: Sequence[QueuedPrompt], *, first: bool) -> tuple[list[Found], float]:
-        """What came of each, and the processor time that it took. Raises TokenizerLost."""
+        """Return each prompt's result, and the processor time of the batch. Raises TokenizerLost."""
         found, busy_s = await self._ask_once(batch, first=first, with_body=not self._tokenizer.facts.incremental)
         again = [number for number, each in enumerate(found) if each.result.status is Status.NEEDS_BODY]
         if again:
@@ -315,7 +315,7 @@ class TokenizerWorker:
 
 
 def end_of(result: PackedResult, prompt: Prompt, ancestor: Boundary) -> Boundary:
-    """The boundary before the first segment of a result; the prompt's end where there are none."""
+    """Return the boundary before the first segment of a result; the prompt's end if it has none."""
     if result.status is not Status.DONE:
         return prompt.end
     return prompt.end.root() if result.is_whole else ancestor

@@ -1,15 +1,14 @@
-"""Worker processes: one node each, on one public port.
+"""Runs worker processes: one node each, on one public port.
 
-The parent serves nothing. It forks the workers before any thread or event loop exists, passes SIGTERM, SIGINT and,
-where somebody handles it, SIGHUP on,
-and restarts a worker that dies on its own. The kernel spreads new connections over the workers that listen
-(SO_REUSEPORT), so a dead one takes only its own connections with it.
+The parent serves nothing. It forks the workers before any thread or event loop exists and restarts those that die on
+their own. It passes SIGTERM and SIGINT on, and SIGHUP if that has a handler; without one SIGHUP ends all workers. The
+kernel spreads new connections over the workers that listen (SO_REUSEPORT), so a worker that dies loses only its own.
 
-Rules: the wait before a restart doubles from 1 s to 30 s, and starts over once a worker has lived for a minute. A
-worker that ends with one of the `fatal` codes can't be helped by a restart: the others are stopped and that code is
-returned. After a signal nothing is restarted; who has not ended `stop_timeout_s` later is killed.
-Workers have a process group of their own, so that Ctrl-C reaches them once, through the parent, and on Linux they are
-stopped should the parent vanish.
+Rules: the wait before a restart doubles from 1 s to 30 s, and is reset once a worker has lived for a minute. If a
+worker ends with one of the `fatal` codes, a restart can't help: the others are stopped and that code is returned. After
+a signal to stop nothing is restarted; a worker that has not ended `stop_timeout_s` later is killed.
+Each worker has its own process group, so that Ctrl-C reaches it once, through the parent. On Linux the workers stop if
+the parent vanishes.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ log = logging.getLogger(__name__)
 RESTART_DELAY_S = 1.0
 RESTART_DELAY_S_MAX = 30.0
 STABLE_S = 60.0
-"""A worker that lived this long was fine; its next death is a new story."""
+"""After a worker has lived this long, its death counts as the first in a row."""
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-WATCHED = (*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP)  # blocked, and waited for
-IDLE_S = 3600.0  # with nothing to do but to wait for them
+WATCHED = (*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP)  # blocked, and taken by sigtimedwait
+IDLE_S = 3600.0  # longest wait for a signal when nothing else is due
 
 
 @dataclass(slots=True)
 class Worker:
-    """One slot. `pid` is 0 while it waits for its restart at `restart_at`, in seconds of the monotonic clock."""
+    """One slot. `pid` is 0 until its restart at `restart_at`, in seconds of the monotonic clock."""
 
     index: int
     pid: int = 0
@@ -59,13 +58,13 @@ class Supervisor:
     fatal: Collection[int] = ()
     restart_delay_s: float = RESTART_DELAY_S
     restarts: int = 0
-    hang_ups: int = 0  # that were passed on
+    hang_ups: int = 0  # SIGHUPs passed on
     workers: list[Worker] = field(default_factory=list)
     stopping_until: float | None = None
     exit_code: int = 0
 
     def run(self) -> int:
-        """Returns the exit code: 0 when all workers ended well after a signal. For the main thread, the only one."""
+        """Returns the exit code, 0 if all workers ended well after a signal. Call it in the main and only thread."""
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         self.workers = [Worker(index) for index in range(self.count)]
         while self.stopping_until is None or any(worker.pid for worker in self.workers):
@@ -91,7 +90,7 @@ class Supervisor:
                 log.info("worker.started %d, process %d", worker.index, worker.pid)
 
     def _pause_s(self) -> float:
-        """Until the next thing to do without a signal."""
+        """Return the seconds until something is due without a signal."""
         due = [worker.restart_at for worker in self.workers if worker.pid == 0]
         if self.stopping_until is not None:
             due = [self.stopping_until]
@@ -103,7 +102,7 @@ class Supervisor:
         self._signal_all(number)
 
     def _hang_up(self) -> None:
-        """Workers read their configuration again; where a hang-up is to end the process, it does."""
+        """Have the workers reload their configuration; if nothing handles SIGHUP, stop them."""
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
             self._stop(signal.SIGTERM)
         else:
@@ -125,7 +124,7 @@ class Supervisor:
     def _ended(self, worker: Worker, code: int) -> None:
         pid, worker.pid = worker.pid, 0
         if self.stopping_until is not None:
-            expected = code in (0, *(-number for number in STOP_SIGNALS))  # negative: before it could handle the signal
+            expected = code in (0, *(-number for number in STOP_SIGNALS))  # negative: killed before it had a handler
             self.exit_code = self.exit_code or (0 if expected else abs(code))
             return
         if code in self.fatal:
@@ -142,7 +141,7 @@ class Supervisor:
 
 
 def fork(body: Callable[[], int]) -> int:
-    """Run `body` in a child that takes signals. Returns the child's pid; never returns in the child."""
+    """Run `body` in a child that receives signals. Returns the child's pid; never returns in the child."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -151,7 +150,7 @@ def fork(body: Callable[[], int]) -> int:
     try:
         os.setpgid(0, 0)
         end_with_parent(parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # one that came before the child was ready is not lost
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # delivers one that came before the child was ready
         code = body()
     except KeyboardInterrupt:
         code = 0
@@ -159,7 +158,7 @@ def fork(body: Callable[[], int]) -> int:
         log.critical("worker.crashed", exc_info=True)
     finally:
         sys.stdout.flush()
-        logging.shutdown()  # what waits to be written
+        logging.shutdown()  # writes the lines that wait
         os._exit(code)
 
 
@@ -168,5 +167,5 @@ def end_with_parent(parent: int) -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the parent died before prctl
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,13 +1,13 @@
 """Continuum's event streams: server-sent events over HTTP, or the same JSON in WebSocket frames.
 
-One task for each source. It connects, hands on what it reads, and connects again when the stream ends, fails, is too
-long in one event or is silent for `idle_s`: after `reconnect_s`, doubled up to 60 s, each time a random part of it,
-from the start again once an event came. A stream has no numbers and no replay: what is published while nobody reads is
-lost. So whoever keeps the index is called when a stream begins (`started`), and forgets what it knew (CX18).
-
-Rules: nothing that comes ends the task or is kept: an event is bounded (`server_events`), and so is one read.
-Who sends without end has a third of the loop: after each slice it rests twice as long as that took.
-The addresses are the operator's; redirects are not followed, nothing is read from the environment.
+Each source has one task. It connects, passes on the events that it reads, and connects again when the stream ends or
+fails, has an event that is too long, or is silent for `idle_s`. The wait is a random part of a limit, which begins at
+`reconnect_s`, doubles up to 60 s, and is reset by an event. A stream has no numbers and no replay: what is published
+while nobody reads is lost. So `started` is called when a stream begins, and the index forgets what it knew of the
+source (CX18).
+Rules: nothing that arrives ends the task or piles up: the size of an event (`server_events`) and of a read is bounded.
+An endless sender gets a third of the event loop: after each slice the task rests twice as long as the slice took.
+Addresses come from the operator; redirects are not followed, and nothing is read from the environment.
 Source: Continuum Router, «KV cache optimization», tier 4 (CR15, CX17, CX29).
 """
 
@@ -39,23 +39,23 @@ log = logging.getLogger(__name__)
 RECONNECT_MAX_S = 60.0
 READ_BYTES_MAX = 65_536
 SLICE_BYTES, SLICE_MESSAGES = 8192, 64  # some 60 events
-REST = 2.0  # after each slice, in times of what it took
+REST = 2.0  # rest after each slice, as a multiple of the time that it took
 REST_S_MAX = 0.1
 MEDIA_TYPE = "text/event-stream"
 LOG_LINES_MAX, LOG_LINE_S = 20, 30.0
-"""Lines of the log about one stream that comes and goes: at once, and one each so often."""
+"""Log lines about one stream that comes and goes: so many at once, then one in so many seconds."""
 
 CONNECT_S = 5.0
 CLOSE_S = 1.0
 
 
 class StreamFailed(Exception):
-    """The stream ended or never began. Says why."""
+    """The stream ended or never began; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions(Options):
-    """`idle_s`: all that a stream published has expired once it was silent for so long."""
+    """`idle_s`: after so many seconds of silence everything that the stream published has expired."""
 
     SECTION = "Index"
     PREFIX = "kv_index_"
@@ -68,23 +68,23 @@ class SourceOptions(Options):
 
 @dataclass(slots=True)
 class StreamState:
-    """What one source has done, for people. `last_event_at` is seconds of the monotonic clock, None where none came."""
+    """What one source has done, to be shown. `last_event_at` is on the monotonic clock, None before any event."""
 
     connected: bool = False
     received: int = 0  # events
-    dropped: int = 0  # of them, that could not be read
+    dropped: int = 0  # received events that could not be read
     reconnects: int = 0
     last_event_at: float | None = None
     last_error: str = ""
 
 
 class EventSource:
-    """One stream.
+    """Reads one stream.
 
     Args:
         url: http, https, ws or wss.
-        received: takes what came, in order. Must not wait.
-        started: called when a stream begins anew, before its first event.
+        received: takes the events in order. Must not wait.
+        started: called whenever a stream begins, before its first event.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class EventSource:
         self.rekey(api_key)
 
     def rekey(self, api_key: str) -> None:
-        """Ask with this key from the next connection on."""
+        """Use this key from the next connection on."""
         key = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._headers = {"user-agent": "ranvier-kv-events", **key}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         try:
             await self._listen()
         finally:
@@ -134,7 +134,7 @@ class EventSource:
             state.reconnects += 1
 
     async def _listen_once(self) -> str:
-        """One connection from beginning to end. Returns why it ended."""
+        """Serve one connection from beginning to end. Returns why it ended."""
         try:
             await (self._websocket() if self.url.startswith("ws") else self._server_sent())
         except (StreamFailed, TooLong) as error:
@@ -178,7 +178,7 @@ class EventSource:
             self._start()
             reader, too_long = EventReader(), None
             try:
-                async for piece in response.aiter_raw():  # with a size it would wait for so much
+                async for piece in response.aiter_raw():  # given a size, it would wait for that many bytes
                     try:
                         await self._feed(reader, piece)
                     except TooLong as error:
@@ -191,7 +191,7 @@ class EventSource:
         for start in range(0, len(piece), SLICE_BYTES):
             began = time.monotonic()
             self._take(list(reader.feed(piece[start : start + SLICE_BYTES])))
-            with trio.CancelScope(shield=True):  # to be cancelled in the next read: httpx's generators want that
+            with trio.CancelScope(shield=True):  # httpx's generators need a cancellation to come during a read
                 await trio.sleep(min(REST_S_MAX, REST * (time.monotonic() - began)))
 
     async def _websocket(self) -> None:
@@ -221,7 +221,7 @@ class EventSource:
                 await stream.aclose()
 
     async def _tls(self) -> ssl.SSLContext:
-        """With the machine's certificates. To read them takes longer than requests may wait: once, and in a thread."""
+        """Return a context with the machine's certificates. They are read once and in a thread, since that is slow."""
         if self._context is None:
             self._context = await trio.to_thread.run_sync(ssl.create_default_context)
         return self._context
@@ -243,7 +243,7 @@ class EventSource:
 
 
 class Frames:
-    """The client's side of one WebSocket: bytes in, whole messages and bytes to answer with out."""
+    """The client's side of one WebSocket: takes bytes, returns complete messages and bytes to send as reply."""
 
     def __init__(self) -> None:
         self.accepted = False

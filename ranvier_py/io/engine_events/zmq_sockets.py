@@ -1,12 +1,12 @@
 """ZeroMQ on trio: one socket is one connection, read through its descriptor, without threads of ours.
 
-libzmq would connect again by itself, without a word. Here it may not: a `Wire` lives as long as its connection, so
-messages of two lives never mix, a name is looked up anew each time, and whoever made it decides when to try again.
+libzmq would reconnect by itself and unnoticed, which is turned off here. A `Wire` lives as long as its connection, so
+messages of two connections never mix, a name is resolved anew each time, and the caller decides when to try again.
 
-Rules: the descriptor becomes readable once, so a socket is read until nothing is left, then asked, and only then waited
-for. All sockets of a node take turns: in one round of the event loop one of them reads, for TURN_S at most.
-Bounds: `Room` says what may wait in libzmq, in messages and, where the kernel counts them, in bytes; more of these end
-the connection, as does a part above FRAME_BYTES_MAX. Parts beyond FRAMES_MAX are dropped, however many follow.
+Rules: the descriptor becomes readable only once, so a socket is read until nothing is left, then its state is checked,
+and only then is it waited for. All sockets of a node take turns: one at a time reads, for TURN_S at most.
+Bounds: `Room` limits what may wait in libzmq, in messages and, if the kernel counts them, in bytes; more bytes end the
+connection, as does a part above FRAME_BYTES_MAX. Further parts than FRAMES_MAX are dropped, however many.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ try:
 except ImportError:  # the extra is not installed
     zmq = None  # type: ignore[assignment]
 
-TURN_S = 0.002  # then the requests have their turn
-FRAMES_MAX = 8  # of one message that are kept: engines send two to four
+TURN_S = 0.002  # then requests have their turn
+FRAMES_MAX = 8  # parts of one message that are kept; engines send two to four
 FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX
-SOCKETS_MAX = 4096  # of libzmq: three for each connection, two or three connections for each rank
+SOCKETS_MAX = 4096  # libzmq's limit: three for each connection, two or three connections for each rank
 
-CONNECT_S = 5.0  # for looking up a name, and then until the greeting is exchanged
-SUBSCRIBED_AFTER_S = 0.1  # a publisher needs a moment to learn what we want to receive
+CONNECT_S = 5.0  # to resolve a name, and then again until the handshake is complete
+SUBSCRIBED_AFTER_S = 0.1  # a publisher needs a moment to receive the subscription
 
-KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3  # an engine's machine that is gone: 25 s
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3  # a vanished machine is noticed after 25 s
 
-GUARD_INTERVAL_S = 0.2  # between two looks at what waits in libzmq
+GUARD_INTERVAL_S = 0.2  # between two checks of the bytes that wait in libzmq
 
 RECEIVED = struct.Struct("=Q")
 RECEIVED_AT = 128  # of tcpi_bytes_received in Linux's struct tcp_info, since 4.1
 
-SHORT_MAX = 255  # bytes of a part whose length is one byte
-SHORT_HEAD, LONG_HEAD = 2, 9  # bytes before a part, in ZMTP 3
+SHORT_MAX = 255  # bytes of the longest part whose length takes one byte
+SHORT_HEAD, LONG_HEAD = 2, 9  # bytes before a short and a long part, in ZMTP 3
 
 MONITOR_EVENT = struct.Struct("=HI")
 
@@ -56,12 +56,12 @@ Took = Callable[[list[bytes]], object]
 
 
 class Backlog:
-    """How much of one connection lies in libzmq: what the kernel received of it, less what was handed over here.
+    """How much of one connection waits in libzmq: the bytes that the kernel received, less those handed over here.
 
     libzmq bounds how many messages wait and how long a part may be, but not how many parts a message has: it would hold
-    one without an end for ever. The kernel counts what came (TCP_INFO, on Linux), so its owner can end such a
-    connection. Without these figures nothing is bounded here and nothing fails. A publisher that sends what we did not
-    subscribe to seems to lag, and loses its connection after `bytes_max` of that. Close it with its socket.
+    one without an end for ever. The kernel counts the bytes received (TCP_INFO, on Linux), so the owner can end such a
+    connection. If there is no count, nothing is bounded here, and nothing fails. A publisher that sends topics that we
+    did not subscribe to seems to lag, and loses its connection after `bytes_max` of those. Close this with its socket.
     """
 
     def __init__(self, connection: sockets.socket) -> None:
@@ -70,7 +70,7 @@ class Backlog:
 
     @classmethod
     def of(cls, descriptor: int, port: int) -> Self | None:
-        """Of the connection that libzmq has under this descriptor, to this port; None where that can't be had."""
+        """Return the backlog of libzmq's connection with this descriptor and peer's port; None if it can't be had."""
         if not hasattr(sockets, "TCP_INFO"):
             return None
         try:
@@ -82,17 +82,17 @@ class Backlog:
             if connection.getpeername()[1] == port and found._received() is not None:
                 return found
         except OSError:
-            pass  # it is gone already, and the descriptor is another's
+            pass  # the connection is gone already, and the descriptor is another's
         found.close()
         return None
 
     def take(self, part_bytes: int) -> None:
-        """A part was handed over."""
+        """Count a part that was handed over."""
         self._taken += part_bytes + (SHORT_HEAD if part_bytes <= SHORT_MAX else LONG_HEAD)
 
     @property
     def size_bytes(self) -> int:
-        """As of now; 0 when it can't be found out any more."""
+        """Bytes that wait now; 0 if that is not known any more."""
         received = self._received()
         return 0 if received is None else max(0, received - self._taken)
 
@@ -108,7 +108,7 @@ class Backlog:
 
 
 class KvSockets:
-    """The ZeroMQ context of a node, and the turn that its sockets take. Make it in the process that uses it."""
+    """A node's ZeroMQ context, and the turn that its sockets take. Make it in the process that uses it."""
 
     def __init__(self) -> None:
         """Raises NoZmq."""
@@ -125,7 +125,7 @@ class KvSockets:
         self.close()
 
     def close(self) -> None:
-        """All wires must be closed by now."""
+        """Destroy the context. All wires must be closed by now."""
         self._context.destroy(linger=0)
 
     async def connect(
@@ -139,11 +139,11 @@ class KvSockets:
         up: Callable[[], object] = lambda: None,
         turn: int = 0,
     ) -> str:
-        """One connection from beginning to end: to a publisher, for `topics` (by how they begin), or, without any, one
-        that asks this question and gets many answers.
+        """Serve one connection from beginning to end: to a publisher, subscribed to `topics` (prefixes), or without any
+        to a socket that answers this `question` many times.
 
-        Each message is handed to `took`; `up` is called once the connection stands; `turn` chooses among the addresses
-        of a name. Returns why it is over, and never raises for the sake of the network.
+        Gives each message to `took`; calls `up` once the connection is established; `turn` chooses among the addresses
+        of a name. Returns why the connection ended; the network raises nothing here.
         """
         try:
             with self._context.socket(zmq.SUB if topics else zmq.DEALER) as socket:
@@ -166,7 +166,7 @@ class KvSockets:
 
 
 class Wire:
-    """A socket that has one connection, and what its monitor shows of it."""
+    """One socket with its one connection, and the monitor that reports on it."""
 
     def __init__(self, socket: Any, port: int, room: Room, turn: trio.CapacityLimiter) -> None:
         self.socket = socket
@@ -188,7 +188,7 @@ class Wire:
         self._monitor.close(0)
 
     async def run(self, took: Took, up: Callable[[], object]) -> str:
-        """Hand over each message, and return why it is over."""
+        """Hand over each message until the connection ends. Returns why it ended."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read, took)
             nursery.start_soon(self._guard, nursery.cancel_scope)
@@ -208,20 +208,20 @@ class Wire:
                 await trio.lowlevel.wait_readable(self.socket.getsockopt(zmq.FD))
 
     async def _read_left(self, took: Took) -> None:
-        """What had come before the connection was lost."""
+        """Hand over what came before the connection was lost."""
         more = True
         while more:
             async with self._turn:
                 more = self._take(took)
 
     def _take(self, took: Took) -> bool:
-        """Hand over messages for one turn. Whether there may be more."""
+        """Hand over messages for one turn. Returns whether there may be more."""
         over = time.perf_counter() + TURN_S
         while time.perf_counter() < over:
             try:
                 part = self.socket.recv(zmq.NOBLOCK)
                 more = self.socket.getsockopt(zmq.RCVMORE)
-            except zmq.ZMQError:  # Again, or something that the monitor reports
+            except zmq.ZMQError:  # Again, or an error that the monitor reports
                 return False
             if self._backlog is not None:
                 self._backlog.take(len(part))
@@ -235,7 +235,7 @@ class Wire:
     # --- watching ---------------------------------------------------------------------------------------------------
 
     async def _watch(self, nursery: trio.Nursery, up: Callable[[], object]) -> str:
-        """Until the connection is over; returns why."""
+        """Wait until the connection ends. Returns why."""
         trouble = "no answer in time"
         with trio.move_on_after(CONNECT_S):
             trouble = await self._greet()
@@ -247,7 +247,7 @@ class Wire:
         return CLOSED
 
     async def _greet(self) -> str:
-        """Until the connection stands. Returns what is wrong, if something is."""
+        """Wait until the connection is established. Returns what went wrong, "" if nothing."""
         while True:
             event, value = await self._event()
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -264,7 +264,7 @@ class Wire:
         up()
 
     async def _guard(self, scope: trio.CancelScope) -> None:
-        """End the connection when too much of it waits: it sends faster than we read, or a message without an end."""
+        """End the connection if too much waits: the peer sends faster than we read, or a message without an end."""
         while True:
             await trio.sleep(GUARD_INTERVAL_S)
             if self._backlog is not None and self._backlog.size_bytes > self._room.bytes_max:
@@ -272,7 +272,7 @@ class Wire:
                 scope.cancel()
 
     async def _event(self) -> tuple[Any, int]:
-        """The next event of the connection, and its number."""
+        """Return the monitor's next event, and its value."""
         while True:
             try:
                 head, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
@@ -293,8 +293,8 @@ if zmq is not None:
 
 
 def options_of(messages_max: int) -> tuple[tuple[int, int], ...]:
-    """Of every socket. No heartbeats: not every publisher is libzmq, and one that does not answer them would seem
-    dead."""
+    """Return the options of every socket. Heartbeats are off: not every publisher is libzmq, and one without answers to
+    them would seem dead."""
     return (
         (zmq.LINGER, 0),
         (zmq.RECONNECT_IVL, -1),
@@ -311,7 +311,7 @@ def options_of(messages_max: int) -> tuple[tuple[int, int], ...]:
 
 
 async def found(where: Endpoint, turn: int) -> str:
-    """The endpoint with an address in place of a name: libzmq would look it up while all its sockets wait."""
+    """Return the endpoint with an address for its name: libzmq would resolve it while all its sockets wait."""
     infos = await trio.socket.getaddrinfo(where.host, where.port, type=sockets.SOCK_STREAM)
     address = infos[turn % len(infos)][4]
     return Endpoint(str(address[0]), where.port).endpoint

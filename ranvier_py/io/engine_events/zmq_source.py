@@ -1,18 +1,18 @@
-"""One event stream of an engine (vLLM, SGLang, or alike), received over ZeroMQ for a Stream that decides.
+"""Receives one event stream of an engine (vLLM, SGLang, or alike) over ZeroMQ, for a Stream that decides what to do.
 
 A publisher sends [topic, number, payload] to all subscribers; its replay socket answers [empty, first number] with
 [empty, number, payload] or [empty, topic, number, payload] for each message that it still has, and ends with number -1.
-This shell keeps a connection, hands in what comes, calls `tick`, and carries out AskReplay; every other effect goes to
-`carried`. So does LoadReceived: SGLang's LoadStat, which comes on the same socket or on one of its own.
+A subscriber keeps a connection, gives messages to the stream, calls `tick`, and carries out AskReplay; `carried` gets
+every other effect. It also gets LoadReceived: SGLang's LoadStat, which comes on the same socket or on one of its own.
 
     with KvSockets() as sockets:                    # one for the node; raises NoZmq, which says what to install
         subscriber = KvSubscriber(sockets, publisher, stream, rng, carried)
-        nursery.start_soon(subscriber.run)          # in a cancel scope: that ends it, and the engine sees one less
+        nursery.start_soon(subscriber.run)          # in a cancel scope: cancelling it ends the subscription
         subscriber.carry(stream.contradicted(now))  # effects of calls that others make
 
-Rules: nothing that an engine sends raises; what is no such message is counted. `connected` and `disconnected` are
-called in turn; after `run` it is disconnected. A question for replay has a connection of its own, so that no answer
-belongs to another one.
+Rules: nothing that an engine sends raises; malformed messages are counted. Calls of `connected` and `disconnected`
+alternate, and after `run` the stream is disconnected. Each question for replay has its own connection, so that no
+answer can belong to another question.
 Bounds: those of `SocketOptions`; a replay that exceeds them has failed.
 """
 
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 SEQ_BYTES = 8
 SEQ_MAX = (1 << 63) - 1
 END = b"\xff" * SEQ_BYTES  # -1
-LOAD_MARK = b"\xa8LoadStat"  # as msgpack has it, behind one byte for the array
-LOOK_S = 1.0  # `wake_at` is looked at that often at least
-PAUSE_S = 0.001  # between two ticks that are due at once
+LOAD_MARK = b"\xa8LoadStat"  # in msgpack, after one byte for the array
+LOOK_S = 1.0  # `wake_at` is read at least this often
+PAUSE_S = 0.001  # between two ticks that are due immediately
 
 
 @dataclass(slots=True)
@@ -58,12 +58,12 @@ class SubscriberCounters:
     malformed: dict[str, int] = counter("Messages that were none.", label="reason")  # as a field
 
     def note_malformed(self, reason: str) -> None:
-        """One more, for a reason in our words."""
+        """Count a malformed message by a reason in our own words."""
         self.malformed[reason] = self.malformed.get(reason, 0) + 1
 
 
 class SequencedStream(Protocol):
-    """What decides (core/engine_cache/event_stream.py). Every call returns effects, in order; nothing in it waits."""
+    """What decides (core/engine_cache/event_stream.py). Every call returns effects, in order; none waits."""
 
     def connected(self, now: float) -> Sequence[object]: ...
     def disconnected(self, now: float) -> Sequence[object]: ...
@@ -76,7 +76,7 @@ class SequencedStream(Protocol):
 
 
 class Sockets(Protocol):
-    """What connects (zmq_sockets, which needs pyzmq), and the turn that all who have work on the event loop take."""
+    """What connects (zmq_sockets, which needs pyzmq), and the turn for all who do long work on the event loop."""
 
     turn: trio.CapacityLimiter
 
@@ -94,7 +94,7 @@ class Sockets(Protocol):
 
 
 class LoadReceived(NamedTuple):
-    """SGLang's LoadStat as it came: EventDecoder reads it."""
+    """SGLang's LoadStat as received; EventDecoder reads it."""
 
     payload: bytes
 
@@ -114,7 +114,7 @@ class KvSubscriber:
         faults: Faults | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`publisher` must say its hosts (`publishers.at_home`). `clock` is the one that the stream's others use."""
+        """`publisher` must have hosts (`publishers.at_home`). `clock` must be that of the stream's other callers."""
         self._faults = faults or Faults()
         self.publisher = publisher
         self.stream = stream
@@ -133,7 +133,7 @@ class KvSubscriber:
         self._asleep_until = inf
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled. Never raises for the sake of an engine or of the network."""
+        """Run until cancelled. Engines and the network raise nothing here."""
         publisher, load = self.publisher, self.publisher.load
         try:
             async with trio.open_nursery() as nursery:
@@ -148,7 +148,7 @@ class KvSubscriber:
             self._down("stopped")
 
     def carry(self, effects: Iterable[object]) -> None:
-        """Carry out what a call of the stream returned: for whoever calls it from elsewhere, too."""
+        """Carry out the effects that a call of the stream returned, whoever made the call."""
         waiting = deque(effects)
         while waiting:
             effect = waiting.popleft()
@@ -164,7 +164,7 @@ class KvSubscriber:
     # --- the connection ---------------------------------------------------------------------------------------------
 
     def _topics(self) -> tuple[str, ...]:
-        """All of them where the engine names none; else its own, and the one of LoadStat if that comes here."""
+        """Return the engine's topic, "" (all) if it names none; and LoadStat's, if that comes on the same socket."""
         topic, load_topic = self.publisher.topic, self.publisher.load_topic
         return (topic, load_topic) if topic and load_topic and self.publisher.load is None else (topic,)
 
@@ -188,10 +188,10 @@ class KvSubscriber:
         up: Callable[[], object] = lambda: None,
         down: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """A connection to a socket that publishes, made again whenever it ends, until cancelled.
+        """Keep a connection to a socket that publishes, and make it again whenever it ends, until cancelled.
 
-        Pauses double up to `retry_s_max`, with jitter, and begin anew after a connection that stood for `steady_s`.
-        The addresses of a name take turns. `down` is called once for each connection, whether it ever stood or not.
+        Pauses double up to `retry_s_max`, with jitter, and are reset after a connection that lasted for `steady_s`. The
+        addresses of a name take turns. `down` is called once for each connection, even if it was never established.
         """
         options, counters, stood_at = self.options, self.counters, inf
 
@@ -232,7 +232,7 @@ class KvSubscriber:
         if seq is None:
             self.counters.note_malformed("number")
             return
-        self._up()  # who receives is connected
+        self._up()  # who receives is connected, even if `up` was not called yet
         self.counters.messages += 1
         self.counters.message_bytes += len(payload)
         self.received_at = self._clock()
@@ -247,7 +247,7 @@ class KvSubscriber:
             self._carried(LoadReceived(frames[2]))
 
     def hand(self, call: Callable[..., Sequence[object]], *arguments: object) -> bool:
-        """Call the stream, and carry out what it returns. False: it raised, a bug that costs the message it met."""
+        """Call the stream and carry out its effects. Returns False if it raised: a bug, which loses that message."""
         try:
             self.carry(call(*arguments, self._clock()))
         except Exception as error:
@@ -258,7 +258,7 @@ class KvSubscriber:
     # --- replay -----------------------------------------------------------------------------------------------------
 
     def _ask(self, effect: AskReplay) -> Sequence[object]:
-        """Begin to ask; a question before it is given up. Returns what follows at once."""
+        """Begin a replay, and give up one that is running. Returns the effects that follow at once."""
         self.counters.replays += 1
         self._give_up_asking()
         if self.publisher.replay is None or self._nursery is None:
@@ -274,13 +274,13 @@ class KvSubscriber:
             self._asking = None
 
     async def _replay(self, effect: AskReplay, where: Endpoint, scope: trio.CancelScope) -> None:
-        """Hand in what the replay socket answers to one question; in the end the stream is called as that ended."""
+        """Give the stream each message of one replay, and at the end call it with the replay's success or failure."""
         options, counters, stream = self.options, self.counters, self.stream
         over_at = trio.current_time() + options.replay_s_max
         size_bytes, is_whole = 0, False
 
         def wait() -> None:
-            """From now on for as long as an engine may be silent."""
+            """Let the engine be silent for `replay_silence_s` from now on, within the replay's limit."""
             scope.deadline = min(trio.current_time() + options.replay_silence_s, over_at)
 
         def take(frames: list[bytes]) -> None:
@@ -310,14 +310,14 @@ class KvSubscriber:
             wait()
             question = (b"", effect.first.to_bytes(SEQ_BYTES, "big"))
             await self._sockets.connect(where, options.replay_room, take, question=question)
-        if self._asking is scope:  # and no other question followed
+        if self._asking is scope:  # and no other question replaced it
             counters.replays_failed += not is_whole
             self.hand(stream.replay_ended if is_whole else stream.replay_failed, effect.ask)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
     async def _keep_time(self) -> None:
-        """Tick when the stream wants it."""
+        """Tick whenever the stream wants it."""
         while True:
             wake_at, now = self.stream.wake_at(), self._clock()
             if wake_at is not None and wake_at <= now:
@@ -332,6 +332,6 @@ class KvSubscriber:
 
 
 def seq_of(number: bytes) -> int | None:
-    """None: it is none that counts messages."""
+    """Read a message's number; None if these bytes are none."""
     seq = int.from_bytes(number, "big") if len(number) == SEQ_BYTES else SEQ_MAX + 1
     return seq if seq <= SEQ_MAX else None

@@ -1,14 +1,14 @@
-"""The world as gossip has it: time, datagrams and effects around one object that knows none of them.
+"""Runs the gossip core, which does no I/O: gives it time and datagrams, and carries out its effects.
 
-`RouterPeer` gets bytes and the time and says what to send; this shell carries it, after every call. One UDP socket and
-one TCP listener share a port; streams are `gossip_streams`, which the node passes in.
+`RouterPeer` takes bytes and the time and returns what to send; this module sends it after every call. One UDP socket
+and one TCP listener share a port; the streams are `gossip_streams`, which the node passes in.
 
-Rules: whoever calls the core by himself calls `poke` after it, which wakes the timer if the core wants to be woken
-earlier. An exception in the core is a bug: it is counted and logged, and costs the packet that it came with. A wake-up
-takes at most `drain_max` datagrams or `hold_s`, then timers and requests have their turn. Sending never waits: what the
-kernel does not take is dropped and counted. No error ends the loop (chitchat#145: all gossip stopped); one of sending
-says either something about this machine, or that the peer can't be reached, which the core is told (memberlist#242).
-Invariant: the timer never sleeps past `wake_at`, and never spins: after many ticks without a pause it takes one.
+Rules: whoever else calls the core calls `poke` afterwards, which wakes the timer if the core wants to be woken earlier.
+An exception in the core is a bug: it is counted and logged, and loses the packet that it came with. One wake-up takes
+at most `drain_max` datagrams or `hold_s`; then timers and requests have their turn. Sending never waits: what the
+kernel does not take is dropped and counted. No error ends the loop (chitchat#145: all gossip ended). An error of
+sending is either this machine's, or the peer can't be reached, which is reported to the core (memberlist#242).
+Invariant: the timer never sleeps past `wake_at`, and never spins: after HURRIED_MAX ticks without a pause it pauses.
 """
 
 from __future__ import annotations
@@ -47,33 +47,33 @@ from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # the timer looks at `wake_at` at least this often, in case somebody forgot to poke
-HURRIED_MAX = 256  # ticks without a pause: then each is followed by one
+LOOK_S = 1.0  # the timer reads `wake_at` at least this often, in case a caller forgot to poke
+HURRIED_MAX = 256  # ticks without a pause; after these, each is followed by one
 PAUSE_S = 0.001
-FAULT_PAUSE_S = 0.1  # after an exception in the core: it may still be due
-ROUNDS_MAX = 8  # of effects that follow from effects; what is left comes with the next call
+FAULT_PAUSE_S = 0.1  # after an exception in the core, which may still be due
+ROUNDS_MAX = 8  # of effects that follow from effects; the rest is carried out with the next call
 
 LATENESS_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0)
 
-OURS = MAGIC + bytes((PROTOCOL_VERSION,))  # how each packet begins that can be opened here
+OURS = MAGIC + bytes((PROTOCOL_VERSION,))  # the first bytes of each packet that can be opened here
 
-BIND_TRIES = 16  # for a port that is free for both UDP and TCP, where any will do
-LISTEN_BACKLOG = 256  # connections the kernel holds while we are busy: a cluster that restarts at once
+BIND_TRIES = 16  # to find a port that is free for both UDP and TCP, if any will do
+LISTEN_BACKLOG = 256  # connections that the kernel holds while we are busy, as when a whole cluster restarts
 
-SO_RXQ_OVFL = 40  # asm-generic/socket.h: with a datagram, how many the kernel has dropped on this socket
+SO_RXQ_OVFL = 40  # asm-generic/socket.h: each datagram comes with the number that the kernel has dropped so far
 OVERFLOW_SPACE = socket.CMSG_SPACE(4) if sys.platform == "linux" else 0
-RECEIVE_PAUSE_S = (0.01, 1.0)  # after an error of receiving; doubles up to the second
-ADDRESSES_MAX = 4096  # whose spelling for the socket is remembered
+RECEIVE_PAUSE_S = (0.01, 1.0)  # after an error of receiving: the first pause, and the longest; it doubles
+ADDRESSES_MAX = 4096  # addresses whose form for the socket is remembered
 
 
 class GossipSockets(NamedTuple):
-    """Bound sockets, before anything is read: the core is made once the port is known."""
+    """Bound sockets from which nothing is read yet: the core is made once the port is known."""
 
     listener: socket.socket
     datagrams: socket.socket | None
     host: str
     port: int
-    family: int  # of peers: AF_INET, AF_INET6, or AF_UNSPEC where one socket speaks both
+    family: int  # of peers: AF_INET, AF_INET6, or AF_UNSPEC if one socket serves both
 
     def close(self) -> None:
         self.listener.close()
@@ -82,7 +82,7 @@ class GossipSockets(NamedTuple):
 
 
 async def open_sockets(host: str, port: int, *, udp: bool = True) -> GossipSockets:
-    """Bind UDP and TCP on one port; 0 takes one that is free for both. Raises ListenError."""
+    """Bind UDP and TCP to the same port; 0 chooses one that is free for both. Raises ListenError."""
     with listening_on(f"gossip on {spelled((host, port))}"):
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
@@ -96,7 +96,7 @@ async def open_sockets(host: str, port: int, *, udp: bool = True) -> GossipSocke
 
 
 def bound(family: int, address: Any, *, udp: bool) -> GossipSockets:
-    """Raises OSError."""
+    """Bind the sockets and listen. Raises OSError."""
     with contextlib.ExitStack() as opened:
 
         def bind(kind: int, *to: Any) -> socket.socket:
@@ -106,7 +106,7 @@ def bound(family: int, address: Any, *, udp: bool) -> GossipSockets:
             if kind == socket.SOCK_STREAM:  # two processes must not share the port for UDP
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # :: speaks IPv4, too
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # :: serves IPv4, too
             sock.bind(to)
             return sock
 
@@ -119,9 +119,9 @@ def bound(family: int, address: Any, *, udp: bool) -> GossipSockets:
 
 
 class GossipPort:
-    """Carries a peer. Takes the sockets over. `changed` gets what the operator wants to see in the log.
+    """Runs one peer and owns its sockets. `changed` gets the changes of members, for the log.
 
-    `send_stream` is who carries what is no datagram: it returns False when that address can't be reached.
+    `send_stream` sends what is no datagram, and returns False if that address can't be reached.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class GossipPort:
         self.counters.receive_buffer_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
     async def run(self, *, task_status: trio.TaskStatus[HostPort] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled; reports where it listens. Never raises for the sake of a peer or of the network."""
+        """Run until cancelled; reports the address it listens on. Peers and the network raise nothing here."""
         try:
             async with trio.open_nursery() as nursery:
                 if self.sockets.datagrams is not None:
@@ -181,26 +181,26 @@ class GossipPort:
         self._call("receive", self.peer.receive, data, source, plane)
 
     def contact(self, addresses: Sequence[Address]) -> None:
-        """Addresses where peers may be: what discovery finds."""
+        """Give the core addresses where peers may be, as discovery finds them."""
         self._call("contact", self.peer.contact, addresses)
 
     def leave(self) -> None:
-        """Say goodbye. Keep running for a moment after it: peers may ask again."""
+        """Announce that this node leaves. Keep running for a moment: peers may ask again."""
         self._call("leave", self.peer.leave)
 
     def broke(self, address: Address, plane: Plane, error: OSError) -> None:
-        """A stream to a peer ended against our will."""
+        """Report that a stream to a peer failed: to the core, unless this machine is to blame."""
         self.failed("stream", error, address)
         if error.errno not in OUR_FAULTS:
             self._call("unreachable", self.peer.unreachable, address, plane)
 
     def tick(self) -> bool:
-        """Whether that went well."""
+        """Call the core because time has passed. Returns whether nothing raised."""
         self.counters.ticks += 1
         return self._call("tick", self.peer.tick)
 
     def _call(self, what: str, call: Callable[..., None], *arguments: object) -> bool:
-        """Call the core with the time, and carry out what follows. Whether that went well."""
+        """Call the core with the time, and carry out its effects. Returns whether nothing raised."""
         now, went_well = self.clock(), True
         try:
             call(*arguments, now)
@@ -212,7 +212,7 @@ class GossipPort:
     # --- out of the core --------------------------------------------------------------------------------------------
 
     def carry(self, now: float) -> bool:
-        """Carry out the core's effects, and those that follow from what can't be sent. Whether that went well."""
+        """Carry out the core's effects, and report addresses that can't be reached. Returns whether nothing raised."""
         went_well = True
         try:
             for _ in range(ROUNDS_MAX):
@@ -234,7 +234,7 @@ class GossipPort:
         return went_well
 
     def _send_datagram(self, to: Address, plane: Plane, data: bytes) -> bool:
-        """False when that address can't be reached."""
+        """Send, or drop and count, a datagram. Returns False if its address can't be reached."""
         counters, sock = self.counters, self.sockets.datagrams
         if sock is None or len(data) > DATAGRAM_BYTES_MAX:
             counters.drop(Drop.NO_UDP if sock is None else Drop.TOO_LONG)
@@ -266,7 +266,7 @@ class GossipPort:
     # --- datagrams --------------------------------------------------------------------------------------------------
 
     async def receive_datagrams(self, sock: socket.socket) -> None:
-        """Until cancelled."""
+        """Receive until cancelled."""
         pause_s, longest_s = RECEIVE_PAUSE_S
         while True:
             await wait_readable(sock)
@@ -279,7 +279,7 @@ class GossipPort:
                 pause_s = min(2 * pause_s, longest_s)
 
     def _drain(self, sock: socket.socket) -> None:
-        """Take what is there. Raises OSError."""
+        """Take the datagrams that wait, within the bounds of one wake-up. Raises OSError."""
         until = self.clock() + self.options.hold_s
         for _ in range(self.options.drain_max):
             try:
@@ -305,13 +305,13 @@ class GossipPort:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def poke(self) -> None:
-        """The core was called: wake the timer, if that is due earlier now. Cheap, and as often as one likes."""
+        """Wake the timer if the core wants that earlier than before. Cheap; call it as often as you like."""
         if self._asleep_until > -inf and self.peer.wake_at < self._asleep_until:
             self._asleep_until = -inf
             self._bed.unpark_all()
 
     async def keep_time(self) -> None:
-        """Tick when the core wants it, until cancelled. Measures how late the event loop wakes us."""
+        """Tick whenever the core wants it, until cancelled. Measures how late the event loop wakes the timer."""
         hurried = 0
         while True:
             wake_at = self.peer.wake_at
@@ -326,7 +326,7 @@ class GossipPort:
             await trio.sleep(PAUSE_S if hurried > HURRIED_MAX else 0)
 
     async def _sleep(self, wake_at: float, sleep_s: float) -> None:
-        """At most until then; `poke` wakes."""
+        """Sleep until then, for at most LOOK_S, or until `poke`."""
         self._asleep_until = wake_at
         with trio.move_on_after(min(sleep_s, LOOK_S)) as sleep:
             await self._bed.park()
@@ -337,20 +337,20 @@ class GossipPort:
     # --- the log ----------------------------------------------------------------------------------------------------
 
     def failed(self, doing: str, error: OSError, address: Address | None = None) -> None:
-        """Count an error of the kernel, and log it now and then: as a warning when this machine is to blame."""
+        """Count an error of the kernel, and log it now and then, as a warning if this machine is to blame."""
         where = f" {spelled(address)}" if address else ""
         level = logging.WARNING if error.errno in OUR_FAULTS else logging.INFO
         kind = f"{doing} {self.counters.error(error)}"
         self.complain(kind, f"gossip.{doing}_failed{where} {error.strerror or error}", level)
 
     def complain(self, kind: str, text: str, level: int = logging.WARNING) -> None:
-        """Log it, unless one of the kind was logged a moment ago."""
+        """Log this, unless a line of the same kind was logged a moment ago."""
         suffix = self._log_limit.suffix(kind, self.clock())
         if suffix is not None:
             log.log(level, "%s%s", text, suffix)
 
     def _log_other_version(self, data: bytes, source: Address) -> None:
-        """Such a packet is refused and counted where it is opened. Anybody may have sent it, so it is logged seldom."""
+        """Log a packet of another version, rarely, since anybody may have sent it. Opening it refuses and counts it."""
         if data.startswith(MAGIC) and len(data) > len(MAGIC):
             version, where = data[len(MAGIC)], spelled(source)
             text = f"gossip.version packets of protocol {version} from {where} refused: here is {PROTOCOL_VERSION}"

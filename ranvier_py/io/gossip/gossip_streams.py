@@ -1,21 +1,21 @@
-"""The TCP half of the gossip port: one stream for each address and plane outwards, and those that peers opened.
+"""The TCP half of the gossip port: outward streams, one for each address and plane, and those that peers opened.
 
     frame   4 length of the packet, little-endian | packet
 
-Outwards: `send` never waits; what has no room in the stream's queue is dropped and counted. A stream that can't be
-opened, breaks, is closed by its peer or takes nothing for `stall_s` loses its queue, and the port is told; it is opened
-again when there is something to send, after a pause that doubles. One stream is one task that owns its socket: whoever
-cancels it in the middle of a frame resets the connection, so no receiver takes half a frame for the beginning of
-another. After a minute of silence a stream is closed, of which nobody is told.
+Outward: `send` never waits; a packet without room in its stream's queue is dropped and counted. A stream that can't be
+opened, breaks, is closed by its peer or takes nothing for `stall_s` loses its queue and is reported to the port. It is
+opened again when there is something to send, after a pause that doubles. One task owns a stream's socket: if cancelled
+within a frame it resets the connection, so that no receiver takes half a frame for the beginning of another. A stream
+that is idle for `idle_out_s` is closed without a report.
 
-Inwards: streams are read, and never written to. A frame's length is checked before the frame is read, and memory grows
-with what came, not with what was announced. A stream ends when it is silent for `idle_in_s`, when its first frame takes
-longer than `first_frame_s` or any longer than `frame_s`, or at the first length that can't be; a packet that is none of
-ours costs only itself. At the bound the stream that has been silent longest goes: strangers can't lock peers out, who
-would come back. All streams together take `hold_s` at a time. Running out of descriptors pauses accepting, and ends
-nothing. The source of a packet is the peer's host and the port that its stream happens to have.
+Inward: streams are read, and never written to. A frame's length is checked before the frame is read, and memory grows
+with the bytes that came, not with the announced length. A stream ends if it is silent for `idle_in_s`, if its first
+frame takes longer than `first_frame_s` or another one longer than `frame_s`, and at the first impossible length; a
+foreign packet is only dropped. At `streams_in` streams a new one displaces the one that has been silent longest: so
+strangers can't lock peers out, which would come back. All streams take turns of `hold_s`. A lack of descriptors pauses
+accepting, and ends nothing. The source of a packet is the peer's host with the port of the peer's end of the stream.
 
-Invariant: `queued_bytes` is the sum of what waits in all queues, each of which is within the bound of its plane.
+Invariant: `queued_bytes` is the sum of the bytes in all queues, each of which is within the bound of its plane.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, STR
 from ranvier_py.core.pauses import doubled
 from ranvier_py.supervision import Faults
 
-BATCH_BYTES = 64 * 1024  # leave together: one system call, and one copy that is cheap
+BATCH_BYTES = 64 * 1024  # frames that leave together: one system call, and one copy that is cheap
 RECEIVE_BYTES = 64 * 1024
-ACCEPT_BATCH = 16  # taken before other tasks run again
-ACCEPT_PAUSE_S = 0.1  # after accept failed, mostly for want of descriptors; trio.serve_listeners waits as long
+ACCEPT_BATCH = 16  # connections accepted before other tasks run again
+ACCEPT_PAUSE_S = 0.1  # after accept failed, mostly for lack of descriptors; trio.serve_listeners waits as long
 
-IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: the port is chosen at connect, where many streams may share it
+IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: connect chooses the port, so that many streams may share it
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
 
 STREAM_PLANES = {int(plane): plane for plane in Plane if plane is not Plane.DATAGRAM}
 
 
 class Port(Protocol):
-    """Whom streams report to; the node passes the gossip port in. Nothing here raises."""
+    """What streams report to: the gossip port, which the node passes in. Its methods raise nothing."""
 
     counters: PortCounters
     options: PortOptions
@@ -66,7 +66,7 @@ class Port(Protocol):
 
 
 class PeerStream:
-    """One direction to one peer on one plane."""
+    """One outward stream: its queue, and the state of its connection."""
 
     __slots__ = ("address", "attempts", "bytes_max", "idle", "plane", "queue", "queued_bytes", "sending")
 
@@ -76,12 +76,12 @@ class PeerStream:
         self.bytes_max = bytes_max
         self.queue: deque[bytes] = deque()
         self.queued_bytes = 0
-        self.sending = 0  # packets taken from the queue that have not left yet
-        self.attempts = 0  # in a row that came to nothing
+        self.sending = 0  # packets taken from the queue that the kernel has not taken completely
+        self.attempts = 0  # failed ones in a row
         self.idle = ParkingLot()
 
     def take(self) -> bytes:
-        """The next frames together. They count as queued until they have left."""
+        """Take the next frames together. They count as queued until they are sent."""
         frames = [self.queue.popleft()]
         size = len(frames[0])
         while self.queue and size + len(self.queue[0]) <= BATCH_BYTES:
@@ -92,10 +92,10 @@ class PeerStream:
 
 
 class OutboundStreams:
-    """All streams to peers."""
+    """All outward streams."""
 
     def __init__(self, family: int, host: str, port: Port, rng: Random) -> None:
-        """`host` is the address that streams come from; empty for whichever faces the peer."""
+        """`host` is the local address of streams; "" for whichever faces the peer."""
         self.family = family
         self.host = host
         self.port = port
@@ -106,7 +106,7 @@ class OutboundStreams:
         self.nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled."""
+        """Run the streams' tasks until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
@@ -116,7 +116,7 @@ class OutboundStreams:
             self.nursery = None
 
     def send(self, to: Address, plane: Plane, data: bytes) -> bool:
-        """False when that address can't be reached."""
+        """Queue a packet, or drop and count it. Returns False if that address can't be reached."""
         drop = self._obstacle(to, plane, data)
         if drop is not None:
             self.counters.drop(drop)
@@ -165,14 +165,14 @@ class OutboundStreams:
             self.counters.streams_out = len(self.streams)
 
     async def _serve(self, stream: PeerStream) -> None:
-        """Connect, send, try again, until there is nothing to send any more."""
+        """Connect, send and try again, until nothing is left to send."""
         options = self.options
         try:
             while stream.queue:
                 began = trio.current_time()
                 try:
                     await self._converse(stream)
-                    continue  # idle, unless something came to be sent just now
+                    continue  # idle, unless a packet was queued just now
                 except OSError as error:
                     self.counters.broken += 1
                     self._discard(stream)
@@ -192,7 +192,7 @@ class OutboundStreams:
         self._queued(stream, -stream.queued_bytes)
 
     async def _converse(self, stream: PeerStream) -> None:
-        """One connection, until it is idle. Raises OSError when it ends against our will."""
+        """Serve one connection until it is idle. Raises OSError if it ends in any other manner."""
         sock = await self.connect(stream.address)
         self.counters.connects += 1
         ended: list[OSError] = []
@@ -214,7 +214,7 @@ class OutboundStreams:
                 sock.close()
 
     async def _write(self, stream: PeerStream, sock: socket.socket) -> None:
-        """Returns after a time of silence. Raises OSError, TimeoutError when the peer takes nothing."""
+        """Send until the queue stays empty for `idle_out_s`. Raises OSError; TimeoutError if the peer takes nothing."""
         while True:
             if not stream.queue:
                 with trio.move_on_after(self.options.idle_out_s):
@@ -234,14 +234,14 @@ class OutboundStreams:
             stream.sending = 0
 
     async def connect(self, address: Address) -> socket.socket:
-        """Raises OSError, TimeoutError included."""
+        """Connect. Raises OSError, which includes TimeoutError."""
         to = socket_address(address, ipv6=self.family == socket.AF_INET6)
         assert to is not None, "checked before the stream was opened"
         sock = socket.socket(self.family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with contextlib.suppress(OSError, AttributeError):  # else a half-open peer wedges the stream
+            with contextlib.suppress(OSError, AttributeError):  # else a half-open connection blocks the stream
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self.options.stall_s))
             if self.host:
                 with contextlib.suppress(OSError):
@@ -264,7 +264,7 @@ class OutboundStreams:
 
 
 def send_now(sock: socket.socket, data: bytes | memoryview) -> int:
-    """How many bytes the kernel took. Raises OSError."""
+    """Send what the kernel takes now. Returns how many bytes it took. Raises OSError."""
     try:
         return sock.send(data)
     except BlockingIOError:
@@ -272,7 +272,7 @@ def send_now(sock: socket.socket, data: bytes | memoryview) -> int:
 
 
 async def watch(sock: socket.socket, scope: trio.CancelScope, ended: list[OSError]) -> None:
-    """Nobody answers on a stream to a peer: whatever can be read is its end."""
+    """Wait until the peer ends the stream: peers send nothing on it, so anything that can be read is the end."""
     try:
         await read(sock, 1)
         ended.append(ConnectionResetError("was closed by the peer"))
@@ -282,7 +282,7 @@ async def watch(sock: socket.socket, scope: trio.CancelScope, ended: list[OSErro
 
 
 async def read(sock: socket.socket, bytes_max: int = RECEIVE_BYTES) -> bytes:
-    """The next bytes; b"" at the end. Raises OSError."""
+    """Return the next bytes; b"" at the end. Raises OSError."""
     while True:
         await wait_readable(sock)
         with contextlib.suppress(BlockingIOError):  # the kernel dropped a bad segment after waking us
@@ -304,10 +304,10 @@ class Inbound:
         self.scope = trio.CancelScope()
         self.buffer = bytearray()
         self.frames = 0
-        self.why = ""  # it ended
+        self.why = ""  # the reason why it ended
 
     def whole(self, start: int = 0) -> int:
-        """Where the frame that begins at `start` ends, if it is whole; else 0. A bad length ends the stream."""
+        """Return where the frame at `start` ends, or 0 if it is not complete. An impossible length ends the stream."""
         buffer = self.buffer
         if len(buffer) - start < STREAM_HEAD.size:
             return 0
@@ -320,18 +320,18 @@ class Inbound:
 
 
 class InboundStreams:
-    """Takes the listening socket over."""
+    """Accepts and reads the streams of peers. Owns the listening socket."""
 
     def __init__(self, listener: socket.socket, port: Port) -> None:
         self.listener = listener
         self.port = port
         self.counters = port.counters
         self.options = port.options
-        self.inbound: dict[int, Inbound] = {}  # the one that was silent longest first
+        self.inbound: dict[int, Inbound] = {}  # the one that has been silent longest first
         self.one_at_a_time = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with trio.open_nursery() as nursery:
             await self.port.faults.keep("gossip_accept", self._accept, nursery)
 
@@ -346,7 +346,7 @@ class InboundStreams:
                 pass
             except OSError as error:
                 self.port.failed("accept", error)
-                if error.errno != errno.ECONNABORTED:  # that one is gone already
+                if error.errno != errno.ECONNABORTED:  # that connection is gone already
                     await trio.sleep(ACCEPT_PAUSE_S)
 
     def _admit(self, inbound: Inbound, nursery: trio.Nursery) -> None:
@@ -383,7 +383,7 @@ class InboundStreams:
             inbound.sock.close()
 
     async def _take_in(self, inbound: Inbound, data: bytes) -> None:
-        """Hand over the frames that are whole now, one stream at a time and `hold_s` at a stretch."""
+        """Hand over the complete frames, one stream at a time and for `hold_s` at a stretch; set the next deadline."""
         frames = inbound.frames
         fresh = not inbound.buffer
         inbound.buffer += data
@@ -393,7 +393,7 @@ class InboundStreams:
         if inbound.frames > frames and id(inbound) in self.inbound:
             self.inbound[id(inbound)] = self.inbound.pop(id(inbound))
         if not inbound.frames:
-            return  # the first one has its deadline
+            return  # the deadline of the first frame stays
         if not inbound.buffer:
             inbound.scope.deadline = trio.current_time() + self.options.idle_in_s
         elif fresh or inbound.frames > frames:
@@ -412,7 +412,7 @@ class InboundStreams:
         del inbound.buffer[:start]
 
     def _sort(self, packet: bytes, source: Address) -> None:
-        """The header says which plane a stream serves; the seal holds it to that."""
+        """Read from the header which plane the packet is for; opening it verifies that."""
         magic, _, _, _, number, _ = HEADER.unpack_from(packet)
         plane = STREAM_PLANES.get(number)
         if magic != MAGIC or plane is None:

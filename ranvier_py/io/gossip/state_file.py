@@ -1,10 +1,10 @@
-"""The small file that remembers peers and epoch across a restart: a convenience, never a need.
+"""The small file that remembers peers and epoch across a restart. It is a convenience: a node can do without it.
 
-It is written every half minute when its content changed, and once more at the end, in a thread: to a new file, to the
-disk, then into place, so that a reader finds the old one or the new one and no half.
+It is written in a thread, every half minute if its content changed and once more at the end: to a new file, synced to
+the disk, then renamed, so that a reader finds the old or the new content and never half of it.
 
-Rules: whatever is wrong with the file is logged once, until it is well again, and the node goes on without it. At most
-STATE_BYTES_MAX. Only its owner may read it: it tells who our peers are, though no key.
+Rules: an error of the file is logged once until the file works again, and the node goes on without it. It has at most
+STATE_BYTES_MAX. Only its owner may read it: it names our peers, though it has no key.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ranvier_py.core.metrics import counter
 
 log = logging.getLogger(__name__)
 
-STATE_BYTES_MAX = 96 * 1024  # 256 peers and the clocks of 1024 commands; whatever is larger is no such file
+STATE_BYTES_MAX = 96 * 1024  # 256 peers and the clocks of 1024 commands fit; a larger file is another one
 MARK = b"ranvier peers 1\n"
-DIGEST_BYTES = 16  # tells a cut or damaged file; not meant against forgers, who need the cluster's key anyway
+DIGEST_BYTES = 16  # finds cut or damaged files; not against forgers, who would need the cluster's key anyway
 
 NO_FILE = "is no regular file"
 
-WRITE_INTERVAL_S = 30.0  # as much news may be lost by a crash; peers tell it again
-LAST_WRITE_S = 1.0  # a hanging disk must not hold up the end of the process
+WRITE_INTERVAL_S = 30.0  # a crash loses as much; peers send it again
+LAST_WRITE_S = 1.0  # a hanging disk must not delay the end of the process
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class StateFileCounters:
 
 
 class StateFile:
-    """Reads the state of an earlier run, and keeps that of this one."""
+    """Reads the state of an earlier run, and writes that of this one."""
 
     def __init__(self, path: Path, *, interval_s: float = WRITE_INTERVAL_S) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class StateFile:
         self.counters = StateFileCounters()
 
     def read(self) -> bytes:
-        """What an earlier run left; b"" when there is none that can be used. Blocks for one small read."""
+        """Return what an earlier run left; b"" if there is no usable file. Blocks for one small read."""
         try:
             if is_something_else(self.path):
                 return self._refuse(NO_FILE)
@@ -78,7 +78,7 @@ class StateFile:
     async def run(
         self, state: Callable[[], bytes], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Write what `state` returns, when it changed, until cancelled. Never raises for the file's sake."""
+        """Write what `state` returns whenever it changed, until cancelled. File errors are logged, not raised."""
         task_status.started()
         try:
             while True:
@@ -113,12 +113,12 @@ def digest(state: bytes) -> bytes:
 
 
 def is_something_else(path: Path) -> bool:
-    """A pipe would hold up the start for ever, and a device or a folder is not ours to replace. Raises OSError."""
+    """Whether something other than a file is there: a pipe would block, a device must stay. Raises OSError."""
     return path.exists() and not path.is_file()
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace the file at once or not at all. Raises OSError."""
+    """Replace the file as a whole or not at all. Raises OSError."""
     if is_something_else(path):
         raise OSError(None, NO_FILE)
     new = path.with_name(f".{path.name}.new")
@@ -134,6 +134,6 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name itself
+        os.fsync(folder)  # so that the rename is on the disk, too
     finally:
         os.close(folder)
