@@ -1,11 +1,11 @@
-"""One client connection, as the pipeline sees it, and who watches its deadlines.
+"""One client connection as the pipeline uses it, and the watchdog of all connections' deadlines.
 
-Rules: a deadline is armed by attribute writes; the watchdog finds out when it was missed, and the steps of the
-connection get an error where they wait. Sending never waits: what the client has no room for is kept, and `flush` is to
-be waited for before more is made. It holds no more than was passed in. The time that flushes wait adds up to a window,
-which only ends well: when enough bytes were taken. So a byte now and then buys no time, and an engine's silence costs
-none.
-Invariant: `started` is set before the first byte of an answer leaves, so nobody answers twice. A connection is watched
+Rules: arming a deadline only sets attributes; the watchdog notices a missed one and raises an error where the steps of
+the connection wait. Sending never waits: bytes that the client has no room for are kept, and the sender must await
+`flush` before it makes more, so a connection keeps no more than was passed in. The time that flushes wait counts within
+a window, and only `send_bytes_min` bytes taken begin a new window. So a client gains no time by a byte now and then,
+and loses none while an engine is silent.
+Invariants: `started` is set before the first byte of an answer leaves, so nobody answers twice. A connection is watched
 exactly while its socket is open.
 """
 
@@ -28,15 +28,15 @@ from ranvier_py.proxy.request_reader import RequestHead, ServerLimits
 from ranvier_py.proxy.transport import PlainTransport
 
 LINGER_S = 2.0
-"""How long we read on after an error answer: closing with unread bytes makes the kernel send RST, which may overtake
-the answer (RFC 9112 9.6). nginx waits 5 s (lingering_timeout); who is still sending after 2 s has not looked."""
+"""How long we still read after an error answer: closing with unread bytes makes the kernel send RST, which may overtake
+the answer (RFC 9112 9.6). nginx waits 5 s (lingering_timeout); a client still sending after 2 s ignores the answer."""
 
 DEADLINE = attrgetter("deadline")
 
 
 @dataclass(slots=True)
 class ServerCounters:
-    """What the public port counts."""
+    """Counters of the public port."""
 
     connections: int = gauge("Open connections of clients.")
     in_flight: int = gauge("Requests in flight, from their complete head to the end of their answer.")
@@ -54,7 +54,7 @@ class ServerCounters:
 
 
 class ConnectionOver(Exception):
-    """The connection ends without a word."""
+    """The connection ends without an answer."""
 
 
 MISSED: dict[WaitPhase, tuple[type[Exception], str]] = {
@@ -65,12 +65,12 @@ MISSED: dict[WaitPhase, tuple[type[Exception], str]] = {
     WaitPhase.STALL: (UpstreamTimeout, "the backend stopped in the middle of its answer"),
     WaitPhase.SEND: (ClientTooSlow, "the client takes its answer too slowly"),
 }
-"""What a missed deadline means."""
+"""The error that a missed deadline raises, by what was waited for."""
 
 
-@dataclass(slots=True, eq=False, repr=False)  # it knows keys
+@dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
 class Client:
-    """A connection and the answer under way on it."""
+    """A connection, and the answer that is being sent on it."""
 
     transport: PlainTransport
     peer: str  # remote address, for the log
@@ -78,41 +78,41 @@ class Client:
     watchdog: Watchdog
     counters: ServerCounters
     fd: int = field(init=False)
-    driver: Driver[bool] | None = None  # runs its steps, once the server has begun with them
+    driver: Driver[bool] | None = None  # runs its steps, once the server has begun them
     phase: WaitPhase = WaitPhase.IDLE  # what is waited for
-    deadline: float = math.inf  # and until when
-    api: str = "openai"  # whose error shape it expects, or "anthropic"
-    request_id: bytes = b""  # of the current request, once a handler has named it; our own answers carry it
+    deadline: float = math.inf  # of that wait, in the watchdog's time
+    api: str = "openai"  # whose error shape the client expects, or "anthropic"
+    request_id: bytes = b""  # of the current request, once a handler has set it; answers of our own carry it
     started: bool = False  # a byte of the current answer was sent
     must_close: bool = False  # the connection ends after this answer; a handler may set it
     head_only: bool = False
-    ahead: bytes = b""  # what came behind the current request already
+    ahead: bytes = b""  # bytes after the current request that are already here
     last_head: RequestHead | None = None  # of the request before this one; the next is mostly the same
-    handling: bool = False  # a handler is at work for it, which ends when the client hangs up
+    handling: bool = False  # a handler works on its request, and is interrupted if the client hangs up
     gone: bool = False  # the client hung up
     outlasts: Callable[[], bool] | None = None  # asked when it hangs up: whether its request goes on, for others
-    unsent: memoryview | None = None  # of the answer, what the client had no room for
-    window_s: float = 0.0  # that flushes may still wait in this window …
-    window_bytes: int = 0  # … until so many bytes more were taken
-    body_bytes: int = 0  # of the current request's body, as far as it is here
-    body_window_bytes: int = 0  # of it, still to come in this window
-    body_until: float = math.inf  # when all of it must be here, in the watchdog's time
+    unsent: memoryview | None = None  # the part of the answer that the client had no room for
+    window_s: float = 0.0  # how long flushes may still wait in this window …
+    window_bytes: int = 0  # … which ends well once so many more bytes are taken
+    body_bytes: int = 0  # of the current request's body, as far as it has arrived
+    body_window_bytes: int = 0  # of that body, still to arrive in this window
+    body_until: float = math.inf  # when all of it must have arrived, in the watchdog's time
 
     def __post_init__(self) -> None:
         self.fd = self.transport.fd
 
     def arm(self, phase: WaitPhase, seconds: float) -> None:
-        """From now on wait for `phase`, at most so long."""
+        """Wait for `phase` from now on, for at most so many seconds."""
         self.arm_until(phase, self.watchdog.clock() + seconds)
 
     def arm_until(self, phase: WaitPhase, deadline: float) -> None:
-        """The same with a point in the watchdog's time."""
+        """Wait for `phase` until this moment of the watchdog's time."""
         self.phase = phase
         self.deadline = deadline
         self.watchdog.armed = True
 
     def work(self) -> None:
-        """From now on it is our turn: no deadline."""
+        """Set no deadline, since from now on we work and wait for nobody."""
         self.phase = WaitPhase.WORK
         self.deadline = math.inf
 
@@ -124,7 +124,7 @@ class Client:
         self.write(parts)
 
     def relay_head(self, head: HttpResponseHead, extra: Fields = (), body: bytes = b"") -> None:
-        """Begin a backend's answer: its head with our fields, and what of its body is here. Raises ClientGone."""
+        """Begin a backend's answer: its head with our fields, and the first bytes of its body. Raises ClientGone."""
         if head.framing == "close":
             self.must_close = True
         self.send(response_head(head, extra, close=self.must_close), body)
@@ -138,7 +138,7 @@ class Client:
         *,
         chunked: bool = False,
     ) -> None:
-        """Send a whole answer of our own, or a body that is in chunks. HEAD gets its head only. Raises ClientGone."""
+        """Send an answer of our own; a `chunked` body has its chunks already. HEAD gets the head. Raises ClientGone."""
         if self.request_id:
             headers = (*headers, (b"x-request-id", self.request_id))
         head = own_head(status, headers, content_type, None if chunked else len(body), close=self.must_close)
@@ -149,7 +149,7 @@ class Client:
         self.respond(status, body, headers)
 
     def write(self, parts: Sequence[bytes]) -> None:
-        """Send bytes that are not the answer yet (an interim response). Raises ClientGone."""
+        """Send bytes that are not part of the answer, such as an interim response. Raises ClientGone."""
         if self.unsent is not None:
             self.unsent = memoryview(b"".join((self.unsent, *parts)))
             return
@@ -163,7 +163,7 @@ class Client:
             self.unsent = memoryview(b"".join(parts))[sent:]
 
     async def flush(self) -> None:
-        """Send what the client had no room for. Raises ClientGone."""
+        """Wait until the client has taken the unsent bytes. Raises ClientGone."""
         if self.unsent is None:
             return
         phase, armed = self.phase, self.deadline
@@ -186,14 +186,14 @@ class Client:
             self.arm(WaitPhase.SEND, self.window_s)
 
     def _renew_window(self) -> bool:
-        """Begin the next window if enough was taken in this one."""
+        """Begin the next window if enough was taken in this one. Returns whether it did."""
         if self.window_bytes > 0:
             return False
         self.window_s, self.window_bytes = self.limits.send_window_s, self.limits.send_bytes_min
         return True
 
     async def linger(self) -> None:
-        """Close so that the peer can still read our last words."""
+        """End our side, and read on for LINGER_S, so that the peer can still read the answer."""
         await self.flush()
         self.work()
         self.transport.end()
@@ -204,33 +204,33 @@ class Client:
     # --- how it ends ------------------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """The armed deadline was missed."""
+        """Interrupt the steps, because the armed deadline was missed."""
         error, words = MISSED[self.phase]
         increment(self.counters.timeouts, self.phase.value)
         self.interrupt(error(words))
 
     def hang_up(self) -> None:
-        """The peer closed; whoever works for it may stop."""
+        """Note that the peer has closed, and interrupt its handler unless the request goes on for others."""
         self.gone = True
         if self.handling and not (self.outlasts is not None and self.outlasts()):
             self.interrupt(ClientGone("the client closed the connection"))
 
     def interrupt(self, error: Exception) -> None:
-        """Raise this where the steps of the connection wait."""
+        """Raise this error where the steps of the connection wait."""
         self.deadline = math.inf
         if self.driver is not None:
             self.driver.interrupt(error)
 
 
 class Watchdog:
-    """Watches the deadlines of a server's connections, so that a request costs no timer and no task of its own.
+    """Watches the deadlines of a server's connections, so that a request needs no timer and no task of its own.
 
-    `clock` gives steady seconds, in which all deadlines are. One task looks at every connection a few times a second,
-    and only if a deadline was armed since or is due.
+    `clock` returns steady seconds, in which all deadlines are given. One task wakes every `tick_s`, and examines the
+    connections only if a deadline was armed since it last did, or one is due.
 
     Attributes:
-        armed: set by whoever arms a deadline.
-        ticks: how often it has looked, for tests.
+        armed: set whenever a deadline is armed.
+        ticks: how often it has woken, for tests.
     """
 
     def __init__(self, tick_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -246,12 +246,12 @@ class Watchdog:
         self._occupied.set()
 
     def forget(self, client: Client) -> None:
-        """Before its socket is closed."""
+        """Stop watching. Call this before the socket is closed."""
         self._watched.pop(client.fd, None)
 
     async def tick(self) -> None:
-        """Expire what is late, for ever."""
-        earliest, self.armed = math.inf, True  # who waited when a fault ended it is looked at again
+        """Expire the connections whose deadline has passed, for ever."""
+        earliest, self.armed = math.inf, True  # after a fault, deadlines armed before it still count
         while True:
             if not self._watched:
                 self._occupied = trio.Event()

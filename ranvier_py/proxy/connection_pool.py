@@ -1,7 +1,7 @@
-"""The unused connections to each backend, and what every request to it begins with.
+"""Unused connections to each backend, and the bytes that every request to it begins with.
 
-Rules: last used, first taken; what shows bytes or an end before its next use is closed; too many or too old ones are
-closed, oldest first.
+Rules: the connection used last is taken first. One that shows bytes or an end before its next use is closed. If there
+are too many, or some are too old, the oldest are closed.
 Invariant: a connection is in the pool or in one exchange, never both.
 """
 
@@ -30,7 +30,7 @@ class BackendAddress(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> BackendAddress:
-        """`http://host:port/prefix` as an address. Raises ValueError with a sentence for the operator."""
+        """Parse `http://host:port/prefix`. Raises ValueError with a sentence for the operator."""
         parts = checked_url(url, ("http", "https"))
         if parts.query or parts.fragment or parts.username:
             raise ValueError("a backend's URL has no query, fragment or user")
@@ -55,14 +55,14 @@ class UpstreamLimits(Options):
 
     connect_s: float = seconds(5.0, "Longest wait for a connection to a backend.", key="connect_timeout_s")
     idle_s: float = seconds(60.0)  # longer unused: closed. Engines close earlier (uvicorn after 5 s), seen at once
-    pooled_max: int = option(512, least=1)  # unused connections kept per backend; the oldest go first
-    open_max: int = option(1 << 20, least=1)  # of all backends, used or not: beyond it none is kept unused
+    pooled_max: int = option(512, least=1)  # unused connections kept per backend; the oldest are closed first
+    open_max: int = option(1 << 20, least=1)  # connections to all backends; above, none is kept unused
     header_bytes_max: int = option(65_536, least=1)  # of an answer
 
 
 @dataclass(slots=True)
 class UpstreamCounters:
-    """What the connections to backends count."""
+    """Counters of the connections to backends."""
 
     open: int = gauge("Connections to backends, pooled and in use.")
     pooled: int = gauge("Connections to backends that wait for their next use.")
@@ -84,18 +84,18 @@ class Connection:
     def __init__(self, transport: PlainTransport, pool: ConnectionPool) -> None:
         self.transport = transport
         self.pool = pool
-        self.answered = False  # a byte of the current answer came
+        self.answered = False  # a byte of the current answer has arrived
         self.idle_since = 0.0
         self.known_head: KnownHead | None = None
         self._poll = select.poll()
         self._poll.register(transport.fd, select.POLLIN)
 
     def quiet(self) -> bool:
-        """Whether neither bytes nor an end have come: an unused connection that shows either is of no use."""
+        """Whether neither bytes nor an end have arrived: an unused connection with either is of no use."""
         return not self.transport.holds_more and not self._poll.poll(0)
 
     def send(self, parts: tuple[bytes, bytes]) -> memoryview | None:
-        """Send head and body as far as they are taken at once. What is left: None if nothing, empty if it is broken."""
+        """Send head and body as far as the kernel takes them. Returns the rest: None if all left, empty if broken."""
         head, body = parts
         try:
             count = self.transport.send_now(parts)
@@ -107,7 +107,7 @@ class Connection:
         return memoryview(body)[within:] if within >= 0 else memoryview(head[count:] + body)
 
     def read_head(self, data: bytes, method: bytes) -> HeadReading:
-        """What the head of an answer says. Raises UpstreamGarbled."""
+        """Read the head of an answer. Raises UpstreamGarbled."""
         known = self.known_head
         reading = known.again(data) if known is not None and method != b"HEAD" else None
         if reading is None:
@@ -123,13 +123,13 @@ class Connection:
 
 @dataclass(slots=True, eq=False)
 class ConnectionPool:
-    """The unused connections of one address, most recently used last, and what every request to it begins with."""
+    """One backend address's unused connections, most recently used last, and what each request to it begins with."""
 
     address: BackendAddress
     limits: UpstreamLimits
     counters: UpstreamCounters
     clock: Callable[[], float]
-    forgotten: bool = False  # the backend was removed: nothing is put here any more
+    forgotten: bool = False  # the backend was removed: returned connections are closed
     idle: deque[Connection] = field(default_factory=deque)
     prefix: bytes = field(init=False)
     host_line: bytes = field(init=False)
@@ -139,7 +139,7 @@ class ConnectionPool:
         self.host_line = b" HTTP/1.1\r\nhost: " + self.address.authority.encode("ascii") + b"\r\n"
 
     def take(self) -> Connection | None:
-        """A connection that seems alive, warmest first."""
+        """Return the connection used last that still seems alive, or None."""
         while self.idle:
             connection = self.idle.pop()
             self.counters.pooled -= 1
@@ -152,7 +152,7 @@ class ConnectionPool:
         return None
 
     def put(self, connection: Connection) -> None:
-        """Keep a connection whose answer was complete, unless there are too many."""
+        """Keep a connection whose answer was complete, unless there are too many or the backend was removed."""
         if self.forgotten:
             connection.close()
             return
@@ -169,7 +169,7 @@ class ConnectionPool:
             self._close_oldest()
 
     def prune(self, before: float) -> None:
-        """Close what was not used since."""
+        """Close the connections that were last used before then."""
         while self.idle and self.idle[0].idle_since < before:
             self._close_oldest()
 

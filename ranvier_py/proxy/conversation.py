@@ -1,14 +1,14 @@
-"""One connection of the public port as steps: read a request, hand it to the handler, read the next.
+"""The steps of one connection of the public port: read a request, pass it to the handler, read the next one.
 
-Bodies are read whole and lose their transfer coding; what the handler sends leaves at once. Where framing is lost the
-client gets a 4xx and the connection ends; an answer that cannot be finished ends in RST, never in something that looks
-whole. What is refused here, before any handler, is reported here.
+Bodies are read completely and lose their transfer coding; what the handler sends leaves at once. If the framing of a
+request is lost, the client gets a 4xx and the connection ends. An answer that can't be finished ends in RST, never in
+something that looks complete. Requests that are refused before any handler are reported here.
 
-A handler either returns, having answered; or raises a RanvierError, which becomes the answer while nothing was sent and
-cuts the connection afterwards. A missed deadline, a client that left and the end of a drain are raised where it waits.
-Invariants: `in_flight` counts requests from their complete head to the end of their answer, and `in_flight_bytes` what
-is here of their bodies; neither exceeds its limit. A connection that waits for its next request keeps no body and no
-large head. Nothing of the next request is taken for this one.
+A handler either answers and returns, or raises a RanvierError, which becomes the answer if nothing was sent yet and
+cuts the connection otherwise. A missed deadline, a client that left and the end of a drain are raised where it waits.
+Invariants: `in_flight` counts requests from their complete head to the end of their answer, and `in_flight_bytes` the
+bytes of their bodies that have arrived; neither exceeds its limit. A connection that waits for its next request keeps
+no body and no large head. No byte of the next request is taken for this one.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from ranvier_py.proxy.transport import RECEIVE_BYTES, TlsTransport, received
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[HttpRequest, Client], Steps[None]]
-"""Answers one request; see the module's contract."""
+"""Answers one request, under the contract of the module."""
 
 READ_BYTES_MAX = 262_144
-"""One read of a body that goes on: a quarter of a megabyte keeps a 200 kB chat at two or three reads."""
+"""One read of a long body: with a quarter of a megabyte a 200 kB chat takes two or three reads."""
 
 TURN_BYTES_MAX = 1024 * 1024
-"""Read of a body that comes faster than it is taken, before others have their turn."""
+"""Bytes to read of a body that keeps arriving before other tasks have their turn."""
 
 JOINED_BYTES_MAX = 4 * 1024 * 1024
-# A longer body grows in one buffer while it comes: to join 64 MiB at its end takes 70 ms, nearly all of it for pages
-# that a kernel must clear.
+# A longer body grows in one buffer while it arrives: joining 64 MiB at its end takes 70 ms, nearly all of it for pages
+# that the kernel must clear.
 
 BODY_SHARE = 32
-"""A window must bring this part of what is here: who holds much of the room for bodies has to send much, all the time.
-A line that is steady brings its body within so many windows, however slow it is."""
+"""A window must bring this part of the bytes that are here: a client that occupies much of the room for bodies has to
+send much all the time. A steady line brings its body within so many windows, however slow it is."""
 
-PIECES_MAX = 64  # that wait to be joined: a client may send two bytes at a time, which are 43 of ours
+PIECES_MAX = 64  # pieces that wait to be joined: a client may send two bytes at a time, and each such piece takes 43
 
 INTERNAL_ERROR = b'{"error":{"message":"internal error","type":"api_error","param":null,"code":"internal_error"}}'
 
 
 def awaiting(handle: Callable[[HttpRequest, Client], Awaitable[None]]) -> Handler:
-    """A handler whose whole answer is one wait, for servers that need not be quick. It flushes what it sends."""
+    """Make a handler of a coroutine, for servers that need not be quick. The coroutine must flush what it sends."""
 
     def steps(request: HttpRequest, client: Client) -> Steps[None]:
         yield partial(handle, request, client)
@@ -72,11 +72,11 @@ def awaiting(handle: Callable[[HttpRequest, Client], Awaitable[None]]) -> Handle
 
 
 class Conversations:
-    """What the connections of one server have in common: handler, limits, and how much is in flight.
+    """Handler, limits and admission of all connections of one server.
 
     Attributes:
-        limits, report: may be set to others at any time.
-        draining: no request is taken after the one that runs.
+        limits, report: may be replaced at any time.
+        draining: no connection takes a further request.
         idle: connections that wait for a request, by descriptor, the one that has waited longest first.
     """
 
@@ -95,7 +95,7 @@ class Conversations:
         self.idle: dict[int, Client] = {}
 
     def steps(self, client: Client) -> Steps[bool]:
-        """Request after request. True if the connection may be closed in peace."""
+        """Serve request after request. Returns True if the connection may be closed normally."""
         data = b""
         try:
             if isinstance(client.transport, TlsTransport):
@@ -133,7 +133,7 @@ class Conversations:
     def _serve_one(self, client: Client, data: bytes) -> Steps[bytes]:
         """Read one request that begins in `data`, and answer it. Returns the bytes after it.
 
-        A RanvierError means that framing is lost; the caller answers and closes.
+        Raises RanvierError if framing is lost or time is up; the caller answers and closes.
         """
         limits, counters = self.limits, self._counters
         head = client.last_head
@@ -162,7 +162,7 @@ class Conversations:
         counters.in_flight += 1
         try:
             if whole:
-                counters.in_flight_bytes += head.length  # `_check` has found room for it
+                counters.in_flight_bytes += head.length  # `_check` found room for it
                 client.body_bytes = head.length
                 request.body = data[end:rest]
                 client.ahead = data = data[rest:]
@@ -171,14 +171,14 @@ class Conversations:
                 client.ahead = data
             yield from self._handle(client, request)
         finally:
-            request.body = client.ahead = b""  # `client.last_head` keeps the request
+            request.body = client.ahead = b""  # since `client.last_head` keeps the request
             counters.in_flight_bytes -= client.body_bytes
             client.body_bytes = 0
             counters.in_flight -= 1
         return data
 
     def _handle(self, client: Client, request: HttpRequest) -> Steps[None]:
-        """Have the handler answer, and answer where it fails before it did. Raises what must end the connection."""
+        """Run the handler, and answer errors that it raises before it answered. Raises what must end the connection."""
         counters = self._counters
         counters.requests += 1
         counters.request_bytes += len(request.body)
@@ -212,9 +212,9 @@ class Conversations:
         client.respond_error(error)
 
     def _refuse(self, client: Client, error: RanvierError) -> None:
-        """Answer what no handler got, and report it."""
+        """Answer a request that no handler got, and report it."""
         request = client.last_head.request if client.last_head is not None else HttpRequest(b"", b"", [])
-        client.api = api_of(request.target)  # its head may have been refused before anybody looked
+        client.api = api_of(request.target)  # not set yet if the head itself was refused
         self._answer_error(client, error)
         if self.report is not None:
             method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
@@ -223,9 +223,9 @@ class Conversations:
     # --- admission --------------------------------------------------------------------------------------------------
 
     def _check(self, length: int) -> None:
-        """Raises NodeBusy when there are too many requests, or no room for a body that is known to be so long.
+        """Raise NodeBusy if there are too many requests, or no room for a body whose length is known.
 
-        Room is not reserved: else a few clients could hold all of it by announcing what they never send.
+        Room is not reserved: a few clients could otherwise occupy all of it by announcing bodies that never come.
         """
         if self._counters.in_flight >= self.limits.in_flight_max:
             increment(self._counters.refused, "in_flight")
@@ -234,7 +234,7 @@ class Conversations:
             self._check_room(length)
 
     def _keep(self, client: Client, count: int) -> None:
-        """So many more bytes of this client's body are in memory. Raises NodeBusy."""
+        """Count so many more bytes of this client's body as in memory. Raises NodeBusy."""
         self._check_room(count)
         self._counters.in_flight_bytes += count
         client.body_bytes += count
@@ -247,10 +247,9 @@ class Conversations:
     # --- requests that come in pieces -------------------------------------------------------------------------------
 
     def _read_head(self, client: Client, head: RequestHead, data: bytes) -> Steps[tuple[bytes, int]]:
-        """A head in several pieces, or after empty lines (RFC 9112 2.2). Feeds it all; the bytes, and where it ends.
+        """Read on a head in several pieces, or after empty lines (RFC 9112 2.2). Returns all bytes, and where it ends.
 
-        None of them renews its deadline.
-
+        All pieces share one deadline.
         Raises RequestError, ClientGone.
         """
         limits = self.limits
@@ -273,9 +272,9 @@ class Conversations:
             data += more
 
     def _read_body(self, client: Client, head: RequestHead, data: bytes) -> Steps[tuple[bytes, bytes]]:
-        """A body of which only `data` is here yet. Returns all of it and the bytes after it.
+        """Read on a body of which only `data` is here. Returns all of it, and the bytes after it.
 
-        Each window must bring so many bytes of it, or its end, and all of them its end. Raises RequestError, NodeBusy.
+        Each window must bring its share or the body's end, and `body_s` the end. Raises RequestError, NodeBusy.
         """
         client.body_until = client.watchdog.clock() + self.limits.body_s
         self._begin_window(client)
@@ -297,7 +296,7 @@ class Conversations:
         return body.whole(), b""
 
     def _read_chunks(self, client: Client, data: bytes) -> Steps[tuple[bytes, bytes]]:
-        """One turn for each piece: 64 KiB may be 11,000 chunks."""
+        """Read a body in chunks, with other tasks between two pieces: 64 KiB may be 11,000 chunks."""
         reader, body = ChunkedReader(keep=True), GrowingBody()
         while True:
             try:
@@ -315,7 +314,7 @@ class Conversations:
             data = yield from self._read_piece(client, RECEIVE_BYTES)
 
     def _read_piece(self, client: Client, bytes_max: int) -> Steps[bytes]:
-        """The next piece of a body: often it is here already. Raises BadRequest at the end of the stream."""
+        """Return the next piece of a body, without a wait if it is here. Raises BadRequest at the end of the stream."""
         data = client.transport.receive_now(bytes_max)
         if data is None:
             data = yield from received(client.transport, bytes_max)
@@ -333,13 +332,13 @@ class Conversations:
 
 
 class GrowingBody:
-    """A body that comes in pieces, however small and however many: no step copies all of a large one."""
+    """A body that grows piece by piece. No step copies all of a large one, however many and small its pieces are."""
 
     __slots__ = ("_pieces", "_start", "size")
 
     def __init__(self, start: bytes = b"") -> None:
         self.size = len(start)
-        self._start = bytearray()  # of a body of many pieces, or of many bytes
+        self._start = bytearray()  # the beginning of a body of many pieces or many bytes
         self._pieces = [start]
 
     def add(self, piece: bytes) -> None:
@@ -351,7 +350,7 @@ class GrowingBody:
             self._pieces.clear()
 
     def whole(self) -> bytes:
-        """All of it, once; a bytearray where it is large."""
+        """Return all of the body, as a bytearray if it is large. Call this once."""
         if self.size > JOINED_BYTES_MAX:
             return self._start  # type: ignore[return-value]  # as good as bytes for who reads them
         return b"".join((self._start, *self._pieces))

@@ -1,15 +1,15 @@
-"""Steps of a connection, and the one driver that runs them.
+"""The driver that runs a connection's steps.
 
-Steps are a generator. They decide synchronously, and yield a `Wait` where there is nothing to do but to wait:
+Steps are a generator. They decide synchronously, and yield a `Wait` whenever they have to wait:
 
-- a `Watch`: until its socket has something to read. No task is woken for that: the steps go on in the call that
-  `readiness` makes.
-- an async function without arguments: the connection's task awaits it, and the yield gives what it returned, or raises
+- a `Watch` waits until its socket has something to read. No task is woken for that: the steps continue within the call
+  that `readiness` makes.
+- an async function without arguments is awaited by the connection's task; the yield returns what it returned, or raises
   what it raised.
 
-Rules: the connection's task owns it all the time. `interrupt` raises an error where the steps wait: a missed deadline,
-a client that left, a drain; of several that come before the steps went on, the first counts. A task that is cancelled
-closes its steps, so their `finally` clauses run; they must not yield there.
+Rules: the connection's task owns the connection all the time. `interrupt` raises an error where the steps wait: a
+missed deadline, a client that left, a drain; of several errors before the steps continue, the first one counts. A task
+that is cancelled closes its steps, so their `finally` clauses run, which must not yield.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ class Driver(Generic[Result]):
         self._steps = steps
         self._wait: Wait | None = None
         self._error: Exception | None = None  # to be raised where the steps wait
-        self._scope: trio.CancelScope | None = None  # of what the task awaits
-        self._task: Task | None = None  # while it has nothing to do
+        self._scope: trio.CancelScope | None = None  # around what the task awaits
+        self._task: Task | None = None  # set while the task sleeps, since the steps wait for a socket
         self._result: Result
         self._failure: BaseException | None = None
 
     async def run(self) -> Result:
-        """Until the steps end; returns and raises what they do. Once, by the connection's task."""
+        """Run the steps to their end; return or raise what they do. The connection's task calls this once."""
         try:
             self._advance(self._steps.send, None)
             while self._wait is not None:
                 error, self._error = self._error, None
                 if error is not None:
                     self._advance(self._steps.throw, error)
-                    error = None  # its traceback holds this frame
+                    error = None  # since its traceback holds this frame
                 elif type(self._wait) is not Watch:
                     await self._perform(self._wait)  # type: ignore[arg-type]
-                elif self._wait.ready:  # something may be left to read: let others have their turn
+                elif self._wait.ready:  # something may be left to read: other tasks run first
                     await self._perform(checkpoint)
                 else:
                     self._task = current_task()
@@ -63,10 +63,10 @@ class Driver(Generic[Result]):
         finally:
             self._unwatch()
             self._steps.close()
-            self._failure = None  # its traceback holds this frame
+            self._failure = None  # since its traceback holds this frame
 
     def interrupt(self, error: Exception) -> None:
-        """Raise this where the steps wait, now or next."""
+        """Raise this error where the steps wait now, or at their next wait."""
         if self._error is None:
             self._error = error
         self._unwatch()
@@ -84,18 +84,18 @@ class Driver(Generic[Result]):
             self._advance(self._steps.throw, error)
         else:
             cancelled, self._scope = self._scope.cancelled_caught, None
-            if not cancelled:  # else `run` raises the error that is why
+            if not cancelled:  # if cancelled, `run` raises the error that was the reason
                 self._advance(self._steps.send, value)
 
     def _advance(self, go_on: Callable[[Any], Wait], value: Any) -> bool:
-        """Take the steps up to their next wait. True if no task is needed for that."""
+        """Run the steps up to their next wait. Returns True if that wait needs no task."""
         try:
             wait = self._wait = go_on(value)
         except StopIteration as end:
             self._wait, self._result = None, end.value
         except BaseException as failure:
             self._wait, self._failure = None, failure
-            value = None  # an error that was thrown, whose traceback holds this frame
+            value = None  # may be an error that was thrown, whose traceback holds this frame
         else:
             if type(wait) is Watch and not wait.ready:
                 wait.call = self._happened

@@ -1,7 +1,7 @@
-"""Answers of our own: the one map from errors to statuses and bodies, and how an answer is written down.
+"""Heads and bodies of answers to clients, and the one mapping from errors to statuses.
 
-Errors have the shape that the client's library knows: OpenAI's, or Anthropic's under /v1/messages. No detail of the
-node leaves it but the error's own words.
+Errors have the shape that the client's library expects: OpenAI's, or Anthropic's under /v1/messages. An answer reveals
+nothing of the node but the error's own text.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Anthropic's words by status, docs.anthropic.com/en/api/errors; theirs for 529 stands for our 503."""
+"""Anthropic's error types by status, docs.anthropic.com/en/api/errors; the one for their 529 serves for our 503."""
 
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 def error_response(error: RanvierError, api: str = "openai") -> tuple[int, Headers, bytes]:
-    """Status, extra fields and JSON body of an error, as `api` ("openai" or "anthropic") shapes it."""
+    """Return status, extra fields and JSON body of an error, in the shape of `api` ("openai" or "anthropic")."""
     message = str(error) or error.code.replace("_", " ")
     if api == "anthropic":
         kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
@@ -41,17 +41,17 @@ def error_response(error: RanvierError, api: str = "openai") -> tuple[int, Heade
     if isinstance(error, Unavailable):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if isinstance(error, MethodNotAllowed):
-        headers.append((b"allow", b"POST"))  # RFC 9110 15.5.6; the paths that are particular take nothing else
+        headers.append((b"allow", b"POST"))  # RFC 9110 15.5.6; all paths that restrict methods take only POST
     return error.status, headers, orjson.dumps(body)
 
 
 def api_of(path: bytes) -> str:
-    """Whose error shape the client of this path expects."""
+    """Return whose error shape the client of this path expects."""
     return "anthropic" if path.startswith(b"/v1/messages") else "openai"
 
 
 def own_head(status: int, headers: Fields, content_type: bytes, body_bytes: int | None, *, close: bool) -> bytes:
-    """Head of an answer of ours, blank line included. `body_bytes` is None for a body in chunks."""
+    """Return the head of an answer of our own, with its blank line. `body_bytes` is None for a body in chunks."""
     lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b""))]
     lines += [b"%b: %b\r\n" % field for field in headers]
     if status not in (204, 304):
@@ -62,10 +62,10 @@ def own_head(status: int, headers: Fields, content_type: bytes, body_bytes: int 
 
 
 def response_head(head: HttpResponseHead, extra: Fields, *, close: bool) -> bytes:
-    """A backend's head as the client gets it: status and fields unaltered but for hop-by-hop ones, then ours.
+    """Return a backend's head for the client: status and fields unaltered without hop-by-hop ones, then `extra`.
 
-    `transfer-encoding` stays when the body goes on in chunks; a body that ends with the connection says so.
-    """
+    `transfer-encoding` stays if the body is passed on in its chunks. A body that ends with the connection gets
+    `connection: close`."""
     lines = [head.fields.lines]
     for name, value in extra:
         lines += (name, b": ", value, b"\r\n")

@@ -1,9 +1,9 @@
-"""HTTP as values: what the two data-plane edges and the pipeline pass to each other.
+"""HTTP messages as values, which the client's side, the backend's side and the pipeline exchange.
 
-Fields are read once for a head: what goes on of them, and what the pipeline asks of them, is kept beside them
-(`RequestFields`, `ResponseFields`) and stays with every later head of its connection that is alike. Two heads are alike
-when they differ in nothing but the digits of their content-length (`HeadShape`): clients and engines say the same again
-and again.
+The fields of a head are evaluated once: the lines to pass on, and what the pipeline needs to know, are kept with the
+head (`RequestFields`, `ResponseFields`), and are reused for every later head of the connection that is alike. Two heads
+are alike if they differ only in the digits of their content-length (`HeadShape`); clients and engines send the same
+head again and again.
 """
 
 from __future__ import annotations
@@ -36,59 +36,59 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-"""RFC 9110 7.6.1: fields of one connection, never passed on. Fields that `Connection` names join them."""
+"""RFC 9110 7.6.1: fields of one connection, never passed on. Nor are fields that `Connection` names."""
 
 OF_THE_MESSAGE = frozenset(
     (b"content-length", b"transfer-encoding", b"host", b"content-encoding", b"content-type", b"content-range")
 )
-"""Fields that say where a message ends, to whom it goes and how its content is to be read: no `Connection` may name
-them, for without them it is another message."""
+"""Fields that define where a message ends, who receives it and how to read its content. `Connection` may not name them:
+without them it would be another message."""
 
 CONTROL_KEY = b"x-ranvier-control-key"
-"""The field of an operator who wants to see how his request was routed."""
+"""Field by which an operator asks to see how his request was routed."""
 
 WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect", CONTROL_KEY))
-"""Fields of a request that the backend gets from us, besides the hop-by-hop ones, or not at all: an expectation was
-ours to meet, a control key is for us."""
+"""Request fields besides the hop-by-hop ones that are not passed on: we write our own, meet the expectation ourselves,
+and keep the control key to ourselves."""
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
 
 
 SUSPECT = re.compile(rb"[%\\#]|/\.")
 FORBIDDEN = re.compile(rb"[\x00-\x1f\x7f\\\xc0\xc1]")
-"""No path has them, however it is encoded: control characters, the slash of other systems, and the bytes that begin
-overlong forms of ASCII in what takes itself for UTF-8."""
+"""Bytes that no path may have, in any encoding: control characters, the backslash, and the bytes that begin overlong
+forms of ASCII in what claims to be UTF-8."""
 
 DECODINGS_MAX = 4
-"""A path that is still encoded after so many decodings is meant to mislead somebody."""
+"""A path that is still encoded after so many decodings is meant to deceive."""
 
 
 class WaitPhase(Enum):
-    """What a client connection waits for; decides what a missed deadline means."""
+    """What a client connection waits for. It determines what a missed deadline means."""
 
-    IDLE = "idle"  # no byte of the next request yet: close silently
+    IDLE = "idle"  # no byte of the next request yet: closed without an answer
     HEADER = "header"  # 408
     BODY = "body"  # 408
     FIRST_BYTE = "first_byte"  # the backend has not begun to answer: 504
-    STALL = "stall"  # the backend stopped in mid-answer: cut
+    STALL = "stall"  # the backend stopped in the middle of its answer: cut
     SEND = "send"  # the client does not read: cut
-    WORK = "work"  # ours; no deadline
+    WORK = "work"  # nothing, since we are working: no deadline
 
 
 class HeadShape(NamedTuple):
-    """A head without the digits of its content-length: what is before and behind them, or all of it and nothing."""
+    """A head without the digits of its content-length: the bytes before and after them, or all bytes and none."""
 
     before: bytes
     after: bytes
 
     @classmethod
     def of(cls, head: bytes) -> HeadShape:
-        """The shape of a head that a strict parser took: it has one content-length at most, on a line of its own."""
+        """Return the shape of a head that a strict parser accepted, which has at most one content-length line."""
         found = CONTENT_LENGTH.search(head)
         return cls(head, b"") if found is None else cls(head[: found.start(1)], head[found.end(1) :])
 
     def digits_of(self, head: bytes) -> bytes | None:
-        """The digits of a head of this shape, b"" where the shape has none; None for another head."""
+        """Return the digits of a head of this shape, b"" if the shape has none; None if the head is another one."""
         before, after = self
         if not after:
             return b"" if head == before else None
@@ -99,12 +99,12 @@ class HeadShape(NamedTuple):
 
 
 class RequestFields(NamedTuple):
-    """What matters of a request's fields: the lines that go on to a backend, and what the pipeline asks for.
+    """What matters of a request's fields: the lines to pass on to a backend, and what the pipeline needs to know.
 
-    `readable`: the body is plain text to us; a compressed one is for an engine to read. `multipart`: it is a form.
-    `cache_control`: all its directives. `session`: what the client calls its session, or the one that began it.
-    `client`: which one it is, as `known_clients` has it. `upgrades`: it wants to go on as a WebSocket. `sub_agent`: it
-    is of one that the session began.
+    `readable`: the body is not compressed; only an engine can read one that is. `multipart`: the body is a form.
+    `cache_control`: all its directives. `session`: the client's name for its session, or for the one that began it.
+    `client`: the client's name in `known_clients`. `upgrades`: it asks to become a WebSocket. `sub_agent`: it comes
+    from a sub-agent that the session began.
     """
 
     lines: bytes
@@ -125,7 +125,7 @@ class RequestFields(NamedTuple):
         request_id = control_key = None
         authorized, readable, cache_control = False, True, b""
         kinds, lines, naming = set(), list[bytes](), dict[bytes, bytes]()
-        wanted = set[bytes]()  # of another protocol
+        wanted = set[bytes]()  # what the request names to change the protocol
         for name, value in headers:
             key = name.lower()
             if key not in dropped:
@@ -153,10 +153,10 @@ class RequestFields(NamedTuple):
 
 
 class ResponseFields(NamedTuple):
-    """What matters of an answer's head: the lines that go on to the client, and what the pipeline asks for.
+    """What matters of an answer's head: the lines to pass on to the client, and what the pipeline needs to know.
 
-    `lines` are the status line and the fields that are not of one connection. `readable`: the body is plain text to us;
-    a compressed one is relayed and not learned.
+    `lines` are the status line and the fields that do not belong to one connection. `readable`: the body is not
+    compressed; a compressed one is relayed but not learned.
     """
 
     lines: bytes
@@ -166,11 +166,11 @@ class ResponseFields(NamedTuple):
     @classmethod
     def of(cls, head: HttpResponseHead) -> ResponseFields:
         dropped = dropped_fields(head.headers)
-        if head.framing == "chunked":  # the body goes on in its chunks
+        if head.framing == "chunked":  # the body is passed on in its chunks
             dropped -= {b"transfer-encoding"}
-        elif head.status == 426:  # names what it wants (RFC 9110 15.5.22)
+        elif head.status == 426:  # must name the protocol that it wants (RFC 9110 15.5.22)
             dropped -= {b"upgrade"}
-        elif head.status == 204:  # has none by its status; who believes a length instead would wait for it
+        elif head.status == 204:  # has no body; a client that believes a length would wait for one
             dropped |= {b"content-length"}
         names_request, readable = False, True
         lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
@@ -186,17 +186,17 @@ class ResponseFields(NamedTuple):
 
 
 def names_the_message(connection: bytes) -> bool:
-    """Whether a Connection field would have fields dropped that the message needs."""
+    """Whether a Connection field names fields that the message needs."""
     return not OF_THE_MESSAGE.isdisjoint(options_of(connection))
 
 
 def options_of(connection: bytes) -> Sequence[bytes]:
-    """What a Connection field lists, in small letters."""
+    """Return the options of a Connection field, in lower case."""
     return [option.strip() for option in connection.lower().split(b",")]
 
 
 def dropped_fields(headers: Headers) -> frozenset[bytes]:
-    """Lower-case names of the fields that belong to one connection (RFC 9110 7.6.1)."""
+    """Return the lower-case names of the fields that belong to one connection (RFC 9110 7.6.1)."""
     dropped = HOP_BY_HOP
     for name, value in headers:
         if len(name) == 10 and name.lower() == b"connection":
@@ -208,7 +208,7 @@ def dropped_fields(headers: Headers) -> frozenset[bytes]:
 
 @dataclass(slots=True)
 class HttpRequest:
-    """One complete request, as parsed. `target` is origin-form, `body` has no transfer coding left."""
+    """One complete request, as parsed. `target` is in origin-form; `body` has no transfer coding any more."""
 
     method: bytes
     target: bytes
@@ -221,20 +221,20 @@ class HttpRequest:
 
     @property
     def fields(self) -> RequestFields:
-        """What matters of `headers`, which do not change any more."""
+        """What matters of `headers`, which must not change any more."""
         if self.fields_read is None:
             self.fields_read = RequestFields.of(self.headers)
         return self.fields_read
 
     @property
     def path(self) -> bytes:
-        """The target without its query; neither changes once this was asked for."""
+        """The target without its query. The target must not change once this was read."""
         if self.path_read is None:
             self.path_read = self.target.partition(b"?")[0]
         return self.path_read
 
     def with_body(self, body: bytes) -> HttpRequest:
-        """The same request but for its body."""
+        """Return the same request with another body."""
         return HttpRequest(self.method, self.target, self.headers, body, self.http_minor, self.keep_alive, self.fields)
 
 
@@ -242,8 +242,8 @@ class HttpRequest:
 class HttpResponseHead:
     """Status line and fields of a backend's answer; its body follows as raw bytes in the backend's own framing.
 
-    Several answers may share one, so it is never changed. `framing` is how the body ends: "length", "chunked", "close"
-    (until the connection ends) or "none"; "upgraded" where what follows is no HTTP.
+    Several answers may share one head, so it never changes. `framing` is how the body ends: "length", "chunked",
+    "close" (with the connection) or "none"; "upgraded" if what follows is not HTTP.
     """
 
     status: int
@@ -254,17 +254,17 @@ class HttpResponseHead:
 
     @property
     def fields(self) -> ResponseFields:
-        """What matters of it, `framing` included."""
+        """What matters of this head, given its framing."""
         if self.fields_read is None:
             self.fields_read = ResponseFields.of(self)
         return self.fields_read
 
 
 def misleads(path: bytes) -> bool:
-    """Whether somebody behind us who decodes a path, resolves its dots or cuts its parameters may read another one.
+    """Whether an engine that decodes a path, resolves its dots or cuts its parameters may read another path.
 
-    An engine would then serve its own administration under a path that begins well. What an id may need is none of
-    that: other escapes, dots within a segment, semicolons.
+    It could then serve its own administration under a path that looks harmless. What ids may need does not mislead:
+    other escapes, dots within a segment, semicolons.
     """
     if SUSPECT.search(path) is None:
         return False

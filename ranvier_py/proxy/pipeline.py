@@ -3,10 +3,10 @@
     read -> text chain -> match (-> tokens first, if that found too little) -> place -> ask -> relay -> learn
          -> the answer, learned off the path
 
-Each step is one synchronous call, which gets the value that the one before returned, and none reaches back; between
-them the request waits (`driver`). A request whose backend fails before a byte was relayed goes back to *place* without
-that backend, a bounded number of times, if it may be sent again; after the first byte it only ends. A client that goes
-away ends the whole: the backend's connection is closed at once; only what was proved is learned.
+Each step is one synchronous call that gets the value of the step before; between steps the request waits (`driver`). If
+a backend fails before a byte was relayed, the request returns to *place* without that backend, a bounded number of
+times, if it may be sent again; after the first byte it only ends. If the client leaves, everything ends: the connection
+to the backend is closed at once, and only what was proved is learned.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ from ranvier_py.proxy.served_request import ServedRequest, mended_by
 from ranvier_py.proxy.upstream import UPGRADE, Exchange, Upstream
 
 CAPTURE_BYTES_MAX = 1 << 20
-"""Longer answers are relayed like any other, and not learned: 1 MiB of a stream is some 5,000 tokens."""
+"""Longer answers are relayed but not learned: 1 MiB of a stream is some 5,000 tokens."""
 
 STORED_PATHS = b"/v1/responses/"
 STORED_PATH = re.compile(rb"/v1/responses/([^/]{1,200})(?:/(?:cancel|input_items))?")
-"""What is kept of one response: GET, DELETE, and what else an engine does with it."""
+"""Paths of one stored response: GET, DELETE, and what else an engine can do with it."""
 
 OWNER_WAIT_S, OWNER_PAUSE_S = 0.5, 0.01
-"""A response that nobody here knows is waited for so long, and looked for so often: it may be on its way from a peer.
-Without peers nobody waits."""
+"""If no node here knows the owner of a response, the request waits so long and looks so often: a peer's report of it
+may be on its way. Without peers it does not wait."""
 
 FIRST_BYTE_TOTAL_S = 600.0
-"""All tries of one request together wait so long for a first byte, for openai's SDK waits no longer (its
-DEFAULT_TIMEOUT). So whoever sets a deadline of seconds has stuck engines passed over, and the default of 600 s ends in
-a 504: another try would prefill the prompt once more for a client that is gone when it answers."""
+"""Limit of the waits for a first byte of all tries of one request: openai's SDK waits no longer (its DEFAULT_TIMEOUT).
+So with a limit of seconds for each try a stuck engine is passed over, while the default of 600 s ends in a 504: another
+try would prefill the prompt once more for a client that is gone when the answer comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,37 +95,37 @@ class PipelineLimits(Options):
 
 
 class PromptTokenizer(Protocol):
-    """Tokenizes before placement, or off the path: io/tokenizer_worker.py, or who asks somebody else meanwhile."""
+    """Tokenizes before placement, or off the path: io/tokenizer_worker.py, or `Preparing`, which also asks Redis."""
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool: ...
     def submit(self, attempt: Attempt) -> None: ...
     def finish(self, attempt: Attempt, raw: bytes, *, chunked: bool) -> None: ...
 
 
-@dataclass(slots=True, eq=False, repr=False)  # it knows keys
+@dataclass(slots=True, eq=False, repr=False)  # no repr, since it would show keys
 class Pipeline:
-    """Takes every request of the public port from its first step to its last."""
+    """Handles every request of the public port, from its first step to its last."""
 
     router: Router
     upstream: Upstream
     tokenizer: PromptTokenizer
     limits: PipelineLimits
-    address_of: Callable[[str], BackendAddress]  # a backend's, by its URL
-    asking: UsageAsking  # who asks streams for their counts
+    address_of: Callable[[str], BackendAddress]  # from a backend's URL
+    asking: UsageAsking  # has streams asked for their counts
     report: Callable[[RequestSummary], object] | None  # called with every finished request
-    trouble: Callable[[BackendId], object]  # called with a backend that could not be asked, to be probed at once
-    changed: Callable[[Sequence[Transition]], object]  # called with changes of health that requests brought about
-    authorization: bytes  # sent where the client sends none; may be empty
-    ids: Iterator[bytes]  # for requests that have none: unique among nodes and restarts
-    tenants: Tenants | None  # who tells tenants apart, where they are
-    may_see: Callable[[bytes | None], bool]  # by the control key of a request, how it was routed
+    trouble: Callable[[BackendId], object]  # called with a backend that failed, to have it probed at once
+    changed: Callable[[Sequence[Transition]], object]  # called with changes of health that requests caused
+    authorization: bytes  # sent if the client sends none; may be empty
+    ids: Iterator[bytes]  # for requests without an id: unique among nodes and restarts
+    tenants: Tenants | None  # identifies tenants, if they are kept apart
+    may_see: Callable[[bytes | None], bool]  # whether a request with this control key may see how it was routed
     cache_control: bool  # bodies of Anthropic's API get a marker on their system prompt
-    responses: ResponseCache | None  # what answers without a backend, where that is wanted
-    mender: BodyMender | None  # the rules that change bodies, where the operator turned one on
+    responses: ResponseCache | None  # answers without a backend, if the operator wants that
+    mender: BodyMender | None  # changes bodies, if the operator turned a rule on
     realtime: Realtime = field(default_factory=Realtime)
 
     def handle(self, request: HttpRequest, client: Client) -> Steps[None]:
-        """Answer one request. Raises RanvierError while nothing was sent, for the server to answer."""
+        """Answer one request. Raises RanvierError, which the server answers if nothing was sent yet."""
         client.request_id = request.fields.request_id or next(self.ids)
         served = ServedRequest(request, client, client.request_id, time.monotonic())
         try:
@@ -143,7 +143,7 @@ class Pipeline:
             if not client.started and not isinstance(error, ClientGone):
                 served.status = error.status
             raise
-        except Exception:  # a fault of ours, which the server answers and logs
+        except Exception:  # a bug of ours, which the server answers and logs
             served.outcome, served.status = RanvierError.code, served.status or RanvierError.status
             raise
         finally:
@@ -151,7 +151,7 @@ class Pipeline:
                 self.report(served.summary(time.monotonic()))
 
     def _own_answer(self, request: HttpRequest) -> tuple[int, bytes] | None:
-        """Status and body of what the node answers itself; None for what goes to a backend."""
+        """Return status and body of what the node answers itself; None for what goes to a backend."""
         path, reading = request.path, request.method in (b"GET", b"HEAD")
         if path in PATHS and (path in (CHAT_PATH, COMPLETION_PATH) or not path.startswith(b"/v1/")):
             if request.method not in (b"POST", b"OPTIONS"):  # OPTIONS: for CORS
@@ -168,9 +168,9 @@ class Pipeline:
         return None
 
     def _models(self, *, claude: bool) -> tuple[int, bytes] | None:
-        """The union of the backends' model lists; None while no backend has sent its own.
+        """Return the union of the backends' model lists; None if no backend has sent its list yet.
 
-        `claude`: as Anthropic's clients know it.
+        `claude`: in the shape that Anthropic's clients expect.
         """
         cards: dict[str, Mapping[str, Any]] = {}
         for backend in self.router.registry:
@@ -183,7 +183,7 @@ class Pipeline:
     # --- to one backend after the other -----------------------------------------------------------------------------
 
     def _forward(self, served: ServedRequest) -> Steps[None]:
-        """Ask one backend after the other, until one has answered."""
+        """Ask one backend after another, until one has answered."""
         router, request = self.router, served.request
         prompt = self._read(served)
         if prompt.kept and router.owners.collecting and router.owners.find(prompt.kept, time.monotonic()) is None:
@@ -203,7 +203,7 @@ class Pipeline:
             elsewhere = yield from self._attempt(served, attempt, budget)
 
     def _read(self, served: ServedRequest) -> Prompt:
-        """The prompt of the request, and whether its answer may be kept by an engine."""
+        """Read the prompt of the request, and note whether an engine may keep its answer."""
         router, request, fields = self.router, served.request, served.request.fields
         path = request.path if request.method == b"POST" and fields.readable else b""
         tenant = self._tenant(request)
@@ -227,7 +227,7 @@ class Pipeline:
         return prompt
 
     def body_as_read(self, path: bytes, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-        """What fingerprints would be made of: the body as rules have it."""
+        """Return the body of which fingerprints would be made: the one that the rules make of this."""
         if self.mender is None:
             return body
         request = HttpRequest(b"POST", path, list(headers), body)
@@ -235,13 +235,13 @@ class Pipeline:
         return body if mended is None else mended.body
 
     async def _await_owner(self, digest: int) -> None:
-        """A peer may have learned of a response just now: what is on its way is here in a moment."""
+        """Wait for a peer's report of who owns this response: it may be on its way."""
         with trio.move_on_after(OWNER_WAIT_S):
             while self.router.owners.find(digest, time.monotonic()) is None:  # noqa: ASYNC110  # the core has no events
                 await trio.sleep(OWNER_PAUSE_S)
 
     def _tenant(self, request: HttpRequest) -> bytes:
-        """Whose prompt it is; empty for what is none, or where nobody is told apart."""
+        """Return the tenant of the prompt; empty for a request without one, or if tenants are not kept apart."""
         fields = request.fields
         if self.tenants is None or request.method != b"POST" or fields.multipart or not request.body:
             return b""
@@ -250,7 +250,7 @@ class Pipeline:
         return self.tenants.of(request.headers)
 
     def _attempt(self, served: ServedRequest, attempt: Attempt, budget: RetryBudget) -> Steps[PoolMatch | None]:
-        """Ask, relay, finish. Returns whom to ask instead, or None when the request has ended."""
+        """Ask one backend, relay its answer and finish the attempt. Returns whom to ask instead; None at the end."""
         client = served.client
         outcome, exchange = Outcome.CANCELLED, None
         try:
@@ -298,7 +298,7 @@ class Pipeline:
     def _elsewhere(
         self, served: ServedRequest, attempt: Attempt, outcome: Outcome, budget: RetryBudget
     ) -> PoolMatch | None:
-        """Whom to ask after a failed attempt; None when it is over."""
+        """Return whom to ask after a failed attempt; None if the request ends here."""
         request = served.request
         if outcome is not Outcome.CONNECT_ERROR and not may_repeat(request.method, request.path, request.body):
             return None
@@ -311,18 +311,18 @@ class Pipeline:
     def _found_without(self, prompt: Prompt, tried: Sequence[BackendId]) -> PoolMatch | None:
         try:
             return self.router.find(prompt, time.monotonic(), tried)
-        except RanvierError:  # nobody else: the failure that brought us here is the better answer
+        except RanvierError:  # no other backend: the failure before this is the better answer
             return None
 
     # --- ask --------------------------------------------------------------------------------------------------------
 
     def _ask(self, served: ServedRequest, attempt: Attempt) -> Steps[tuple[Exchange, bool]]:
-        """Send the request, where it may be with a question for counts. The answer, and whether it is to that.
+        """Send the request, if possible with a question for counts. Returns the answer, and whether that was asked.
 
-        Where the question may be what is refused, the request is sent once more, as it came.
+        If the backend refuses, perhaps because of the question, the request is sent once more without it.
         """
         asking, request = self.asking, served.request
-        if served.unmended is not None and attempt.target.hosted:  # it was added since the body was read
+        if served.unmended is not None and attempt.target.hosted:  # a hosted backend added since the body was read
             request = served.unmended
         body = asking.body(attempt.prompt, attempt.backend, attempt.generation, request.body)
         if body is None:
@@ -334,7 +334,7 @@ class Pipeline:
                 asking.taken(attempt.backend, attempt.generation)
             return exchange, True
         try:
-            exchange.take()  # all of it is here, as a rule
+            exchange.take()  # to release a connection that can be used again: a refusal is mostly complete here
         finally:
             exchange.release()
         exchange = yield from self._send(served, attempt, request)
@@ -347,7 +347,7 @@ class Pipeline:
             request = self._salted(attempt, request)
         if self.cache_control and request.path == MESSAGES_PATH and (marked := marked_body(request.body)) is not None:
             request = request.with_body(marked)
-        extra = []  # what a backend gets beyond the client's own fields
+        extra = []  # fields that a backend gets in addition to the client's own
         fields = request.fields
         if fields.request_id is None:
             extra.append((b"x-request-id", served.request_id))
@@ -359,20 +359,20 @@ class Pipeline:
         return self.upstream.open(self.address_of(attempt.url), request, extra, partial(self._sent, attempt))
 
     def _salted(self, attempt: Attempt, request: HttpRequest) -> HttpRequest:
-        """The request of a tenant, for an engine that can keep it apart."""
+        """Add the tenant's salt, if the engine keeps prompts apart by it; count a request without."""
         if attempt.target.takes_salt:
             return request.with_body(salted_body(request.body, attempt.prompt.salt))
         self.router.counters.unsalted += 1
         return request
 
     def _sent(self, attempt: Attempt) -> None:
-        """What no request needs to wait for: observers, and the tokens of the prompt."""
+        """Do what no request needs to wait for: notify observers, and have the prompt tokenized."""
         if not attempt.announced:
             self.router.announce(attempt)
             self.tokenizer.submit(attempt)
 
     def _remover(self, attempt: Attempt, exchange: Exchange) -> UsageRemover | None:
-        """What takes the counts that only we asked for out of a stream again."""
+        """Return what removes the counts from a stream again, since only we asked for them; None if it is no stream."""
         fields = exchange.head.fields
         if b"text/event-stream" not in fields.lines:
             return None
@@ -386,7 +386,7 @@ class Pipeline:
     def _relay(
         self, served: ServedRequest, attempt: Attempt, exchange: Exchange, remover: UsageRemover | None
     ) -> Steps[None]:
-        """Pass the answer on as it comes, but for what only we asked for. What is proved by it is learned beside."""
+        """Relay the answer as it comes, without the counts that only we asked for, and learn what it proves."""
         client, head = served.shared or served.client, exchange.head
         served.status = head.status
         is_learned = 200 <= head.status < 300 and attempt.prompt.kind != "opaque" and head.fields.readable
@@ -420,9 +420,9 @@ class Pipeline:
             self._learn(attempt, captured, chunked=head.framing == "chunked")
 
     def _splice(self, served: ServedRequest, attempt: Attempt, exchange: Exchange) -> Steps[None]:
-        """Client and backend have agreed to a WebSocket: pass on what they say until they have ended."""
+        """Relay a WebSocket that client and backend have agreed to, in both directions, until both sides have ended."""
         client, limits = served.client, self.limits.realtime
-        self.realtime.check(limits)  # others may have been opened meanwhile
+        self.realtime.check(limits)  # others may have been opened since the first check
         head, early = exchange.head, exchange.take()
         served.status = head.status
         client.send(response_head(head, (*UPGRADE, *self._own_fields(served, attempt, head)), close=False), early)
@@ -430,16 +430,16 @@ class Pipeline:
         if client.unsent is not None:
             yield client.flush
         client.work()
-        client.handling = False  # from here on a client that ends its side may still be spoken to
+        client.handling = False  # from now on a client that ends its side may still receive
         splice = Splice(client.transport, exchange.transport, client.ahead, limits.idle_s)
         try:
-            with suppress(NodeBusy):  # a drain is over: both sides are closed as if they had ended
+            with suppress(NodeBusy):  # the end of a drain: both sides are closed as if they had ended
                 yield partial(self.realtime.splice, splice)
         finally:
             served.sent_bytes = attempt.sent_bytes = len(early) + splice.backend_bytes
 
     def _own_fields(self, served: ServedRequest, attempt: Attempt, head: HttpResponseHead) -> Fields:
-        """What goes on with the head of an answer."""
+        """Return the fields that are added to the head of an answer."""
         fields = []
         if self.may_see(served.request.fields.control_key):
             decision = attempt.decision
@@ -450,12 +450,12 @@ class Pipeline:
             ]
         if served.cached:
             fields.append((b"x-cache", served.cached))
-        if not head.fields.names_request:  # the backend's own stands
+        if not head.fields.names_request:  # else the backend's own id stays
             fields.append((b"x-request-id", served.request_id))
         return fields
 
     def _passed(self, served: ServedRequest, attempt: Attempt, captured: bytearray | None, data: bytes) -> None:
-        """A piece of the answer is with the client. `captured` gets it where the answer is to be learned."""
+        """Account for a piece of the answer that was relayed. `captured` collects an answer that is to be learned."""
         now = time.monotonic()
         if not served.first_byte_at:
             served.first_byte_at = now
@@ -469,7 +469,7 @@ class Pipeline:
         served.sent_bytes = attempt.sent_bytes = served.sent_bytes + len(data)
 
     def _learn(self, attempt: Attempt, captured: bytearray, *, chunked: bool) -> None:
-        """The answer is complete. One without output proves a prefill only if the engine says how it finished."""
+        """Have a whole answer learned. One without output proves a prefill only if the engine says how it finished."""
         raw = bytes(captured)
         if attempt.first_at is None and has_finished(raw, attempt.prompt.api):
             self.router.first_token(attempt, time.monotonic())
@@ -478,7 +478,7 @@ class Pipeline:
 
 
 def claude_models(cards: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Model cards as Anthropic's API lists them (docs.anthropic.com/en/api/models-list)."""
+    """Return model cards in the shape of Anthropic's API (docs.anthropic.com/en/api/models-list)."""
     found = []
     for name, card in cards.items():
         created = card.get("created")

@@ -1,15 +1,15 @@
-"""Who waits for the connections' sockets: one epoll set, so that a wait costs no system call and no task.
+"""Notifies whoever waits for the connections' sockets, from one epoll set, without a system call or task for each wait.
 
 trio asks the kernel anew for each wait. Here every socket is registered once, edge-triggered, in one epoll set, which
-is the only thing that trio waits for; one task takes the events from the kernel and calls whoever waits (`Watch.call`),
-who goes on in that very call (`driver`).
+is all that trio waits for. One task takes the events from the kernel and calls the waiting steps (`Watch.call`), which
+continue within that very call (`driver`).
 
-Rules: what is called must not wait and must not raise; who wants the next event asks again. Who reads says in `ready`
-whether something may be left. An end stays: nothing is waited for behind it.
-The same events tell who hung up, also while nobody reads: a client that closes is noticed at once, and pipelined bytes
+Rules: a callback must neither wait nor raise; it is called for one event, and must be set again for the next. The
+reader notes in `ready` whether something may be left to read; after an end it stays set: there is nothing to wait for.
+The same events show who hung up, even while nobody reads: a client that closes is noticed at once, and pipelined bytes
 are not mistaken for an end. A client that closes only its sending side counts as gone, as it does for nginx
 (ngx_http_upstream_check_broken_connection) and Go's net/http.
-Invariant: a socket is in the set exactly from `watch` to the `close` of what that gave, which comes before its own.
+Invariant: a socket is in the set exactly from `watch` to the `close` of its Watch, which comes before its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READABLE = select.EPOLLIN
 HUNG_UP = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 EVENTS_MAX = 256
-"""Taken from the kernel in one call; the rest come with the next."""
+"""Events taken from the kernel in one call; the rest come with the next."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,9 +36,9 @@ class Watch:
 
     readiness: Readiness
     fd: int
-    ready: bool = True  # there may be something to read, also what came before the set knew the socket
+    ready: bool = True  # there may be something to read, including what came before the socket was registered
     ended: bool = False  # the peer closed at least its sending side
-    call: Callable[[], object] | None = None  # called once, with the next event
+    call: Callable[[], object] | None = None  # called once, at the next event
     hung_up: Callable[[], object] | None = None  # called when the peer closed
 
     def happened(self, events: int) -> None:
@@ -52,13 +52,13 @@ class Watch:
             call()
 
     def close(self) -> None:
-        """Before the socket is closed. May be called twice. Nobody is called any more."""
-        self.call = self.hung_up = None  # who waits knows this object
+        """Remove the socket before it is closed; nobody is called any more. May be called twice."""
+        self.call = self.hung_up = None  # they refer back to this object
         self.readiness.forget(self.fd, self)
 
 
 class Readiness:
-    """The set. Nobody is called unless `run` runs."""
+    """The epoll set. Nobody is called unless `run` runs."""
 
     def __init__(self, faults: Faults | None = None) -> None:
         self._faults = faults or Faults()
@@ -66,7 +66,7 @@ class Readiness:
         self._watches: dict[int, Watch] = {}
 
     def watch(self, fd: int, *, readable: bool = True) -> Watch:
-        """Take a socket in. Not `readable`: somebody else reads it, and only its end is noticed."""
+        """Register a socket. If not `readable`, somebody else waits to read it, and only its end is noticed."""
         watch = self._watches[fd] = Watch(self, fd)
         wanted = READABLE | select.EPOLLRDHUP if readable else select.EPOLLRDHUP
         self._epoll.register(fd, wanted | select.EPOLLET)
@@ -78,7 +78,7 @@ class Readiness:
             self._epoll.unregister(fd)
 
     async def run(self) -> None:
-        """Call who waits, for ever."""
+        """Call the waiting steps, for ever."""
         epoll, watches = self._epoll, self._watches
         while True:
             await wait_readable(epoll.fileno())
@@ -87,11 +87,11 @@ class Readiness:
                 if watch is not None:
                     try:
                         watch.happened(events)
-                    except Exception as error:  # else the events after it are lost, and never come again
+                    except Exception as error:  # else the events after this one would be lost for ever
                         self._faults.note("readiness", error)
 
     def close(self) -> None:
-        """Nobody is called any more."""
+        """Close the set; nobody is called any more."""
         self._watches.clear()
         trio.lowlevel.notify_closing(self._epoll.fileno())
         self._epoll.close()

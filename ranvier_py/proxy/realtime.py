@@ -1,11 +1,11 @@
-"""WebSockets of /v1/realtime: once an engine has taken one, bytes pass both ways until both sides have ended.
+"""WebSockets of /v1/realtime: once an engine has accepted one, bytes pass both ways until both sides have ended.
 
-Nothing is read of what passes, so whatever the two say to each other is theirs. One side that ends has the other know
-(FIN), which may still say what it has to say; one that breaks off ends the whole, and the client sees a break.
+Passing bytes are never interpreted. If one side ends, the other one is notified (FIN) and may still send; if one breaks
+off, the whole WebSocket ends, and the client sees a break.
 
-Bounds: `connections_max` at once, beyond which there is a 503; `idle_s` without a byte in either direction, or CLOSE_S
-once a side has ended; RECEIVE_BYTES in memory for each direction, for nothing is read before the other side took what
-is here.
+Bounds: `connections_max` at once, above which a client gets a 503. A WebSocket is closed after `idle_s` without a byte
+in either direction, or after CLOSE_S once a side has ended. Each direction has at most RECEIVE_BYTES in memory, since
+nothing is read before the other side took what is here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport
 
 CLOSE_S = 10.0
-"""Silence after which a connection is closed of which one side has ended: as long as browsers wait for a close."""
+"""Silence after which a WebSocket is closed if one side has ended: as long as browsers wait for a close."""
 
 QUERY_MODEL = re.compile(rb"[?&]model=([^&#]{1,%d})" % (3 * NAME_CHARACTERS_MAX))
 
@@ -37,10 +37,10 @@ class RealtimeLimits(Options):
     SECTION = "Limits"
     PREFIX = "realtime_"
 
-    connections_max: int = option(  # two descriptors each, and a request in flight for as long as it is open
+    connections_max: int = option(  # each has two descriptors, and counts as a request in flight while it is open
         1000, "WebSockets of /v1/realtime at once; 503 above."
     )
-    idle_s: float = seconds(  # who speaks with a model pauses; vLLM's own server asks for signs of life every 20 s
+    idle_s: float = seconds(  # people who talk with a model pause; vLLM's own server sends pings every 20 s
         600.0,
         "A WebSocket on which nothing came from either side for so long is closed.",
         key="realtime_idle_timeout_s",
@@ -49,7 +49,7 @@ class RealtimeLimits(Options):
 
 @dataclass(slots=True)
 class RealtimeCounters:
-    """What WebSockets count."""
+    """Counters of WebSockets."""
 
     open: int = gauge("WebSockets open between clients and backends.")
     opened: int = counter("WebSockets that a backend took.")
@@ -61,13 +61,13 @@ class RealtimeCounters:
 
 
 def upgrades(request: HttpRequest) -> bool:
-    """Whether a request wants a WebSocket that engines have."""
+    """Whether a request asks for a WebSocket that engines offer."""
     named = request.path == REALTIME_PATH and request.method == b"GET"
     return named and request.fields.upgrades and request.http_minor == 1 and not request.body
 
 
 def model_of(target: bytes) -> str:
-    """The model that a query names; empty where it names none."""
+    """Return the model that the query names; empty if it names none."""
     found = QUERY_MODEL.search(target)
     return unquote_to_bytes(found[1].replace(b"+", b" ")).decode("utf-8", "replace") if found is not None else ""
 
@@ -79,13 +79,13 @@ class Realtime:
         self.counters = RealtimeCounters()
 
     def check(self, limits: RealtimeLimits) -> None:
-        """Raises NodeBusy where no more may be open."""
+        """Raise NodeBusy if no more may be open."""
         if self.counters.open >= limits.connections_max:
             self.counters.refused += 1
             raise NodeBusy("too many WebSockets are open")
 
     async def splice(self, splice: Splice) -> None:
-        """Until it is over. Raises ClientGone and UpstreamClosed for a side that broke off."""
+        """Relay until the end. Raises ClientGone or UpstreamClosed if that side broke off."""
         counters = self.counters
         counters.opened += 1
         counters.open += 1
@@ -102,10 +102,10 @@ class Realtime:
 
 
 class Splice:
-    """One client and one backend that speak with each other.
+    """Relays between one client and one backend.
 
-    `ahead` is what the client sent before it had its answer. `client_bytes` came from the client, `backend_bytes` from
-    the backend.
+    `ahead` has the bytes that the client sent before it had its answer. `client_bytes` came from the client,
+    `backend_bytes` from the backend.
     """
 
     def __init__(self, client: PlainTransport, backend: PlainTransport, ahead: bytes, idle_s: float) -> None:
@@ -117,7 +117,7 @@ class Splice:
         self.failure: RanvierError | None = None
 
     async def run(self) -> None:
-        """Until both sides have ended, one has broken off, or nothing came for too long."""
+        """Relay until both sides have ended, one has broken off, or nothing came for too long."""
         with self._scope:
             self._renew()
             async with trio.open_nursery() as nursery:
@@ -142,7 +142,7 @@ class Splice:
         self._end(self._client)
 
     async def _received(self, source: PlainTransport, failure: RanvierError) -> bytes:
-        """The next bytes; none at the end of a side. One that broke off ends all."""
+        """Return the next bytes; b"" if this side has ended. If it broke off, end everything."""
         try:
             data = await source.receive()
         except OSError as error:
@@ -154,7 +154,7 @@ class Splice:
         return data
 
     async def _sent(self, sink: PlainTransport, data: bytes) -> bool:
-        """Whether a side has taken it. One that has not has ended: what it said before is still to be read."""
+        """Send, and return whether this side took it. If not, it has ended; what it sent before is still read."""
         try:
             sent = sink.send_now((data,))
             if sent < len(data):
@@ -164,7 +164,7 @@ class Splice:
         return True
 
     def _end(self, sink: PlainTransport) -> None:
-        """The other side has ended: have this one know. In TLS that is to close."""
+        """Notify this side that the other one has ended. With TLS this closes both."""
         if self.failure is not None:
             return
         self._idle_s = min(self._idle_s, CLOSE_S)

@@ -1,4 +1,4 @@
-"""How the head of a request is read: by llhttp, or not at all where it is like the last one of its connection."""
+"""Reads the head of a request: with llhttp, or without parsing if it is like the last one of its connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.proxy.http_values import Headers, HeadShape, HttpRequest, names_the_message
 
 KEPT_HEAD_BYTES_MAX = 8192
-"""Of a request head that is kept for the next one, some three times over: bearer tokens and traces need less."""
+"""Longest request head that is kept for the next one, in about three copies: bearer tokens and traces need less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ class ServerLimits(Options):
         least=1024,
     )
     headers_max: int = option(100, least=1)  # Envoy's and Apache's (LimitRequestFields) default
-    tick_s: float = seconds(0.25)  # how late a missed deadline may be noticed
+    tick_s: float = seconds(0.25)  # a missed deadline may be noticed so much later
 
 
 class RequestHead:
     """Parses one request head; the callbacks are httptools'.
 
     Attributes:
-        request: without its body; an empty one until `finish` knows it.
-        length: bytes of body to come; -1 for chunks.
+        request: without its body; an empty one until the head is complete.
+        length: bytes of the body; -1 for chunks.
         waits: the client expects a 100 before it sends the body.
-        is_large: it is not to be kept once its request is over.
+        is_large: the head must not be kept after its request.
     """
 
     __slots__ = (
@@ -86,14 +86,14 @@ class RequestHead:
         self.length = 0
         self.waits = self.is_large = False
         self.request = HttpRequest(b"", b"", self.headers)
-        self._shape: HeadShape | None = None  # once finished
+        self._shape: HeadShape | None = None  # set by `finish`
         self._target = b""
-        self._length_at = 0  # in `headers`, where it has one
+        self._length_at = 0  # index of the content-length in `headers`, if there is one
         self._complete = False
-        self._parser: Any = httptools.HttpRequestParser(self)  # until closed
+        self._parser: Any = httptools.HttpRequestParser(self)  # None once closed
 
     def close(self) -> None:
-        """Nothing more is fed. The two know each other: a cycle that only a garbage collection would free."""
+        """Drop the parser. It and this object refer to each other, which only a garbage collection would resolve."""
         self._parser = None
 
     def on_url(self, part: bytes) -> None:
@@ -106,16 +106,16 @@ class RequestHead:
         self._complete = True
 
     def feed(self, data: bytes) -> None:
-        """Read on. Raises BadRequest."""
+        """Parse more bytes. Raises BadRequest."""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # CONNECT, or an upgrade we need not follow (RFC 9110 7.8)
+        except httptools.HttpParserUpgrade:  # CONNECT, or an upgrade that we may ignore (RFC 9110 7.8)
             pass
         except httptools.HttpParserError as error:
             raise BadRequest(f"malformed request: {error}") from error
 
     def finish(self, head: bytes, limits: ServerLimits) -> HttpRequest:
-        """Everything was fed; `head` is all of it. Raises RequestError."""
+        """Complete the request once all of `head` was fed. Raises RequestError."""
         self.is_large = len(head) > KEPT_HEAD_BYTES_MAX
         if not self._complete or b"\r\n " in head or b"\r\n\t" in head:
             raise BadRequest("malformed request head")
@@ -136,9 +136,9 @@ class RequestHead:
         return self.request
 
     def again(self, head: bytes, limits: ServerLimits) -> bool:
-        """Whether `head` is the one finished before but for its length; `request` and `length` are its own then.
+        """Whether `head` is the finished one except for its length; if so, set `request` and `length` for it.
 
-        A client sends the same head with each of its requests, so most are not parsed.
+        A client sends the same head with each of its requests, so most heads are not parsed.
         """
         digits = self._shape.digits_of(head) if self._shape is not None else None
         if digits is None:
@@ -148,9 +148,9 @@ class RequestHead:
             if int(digits) > limits.body_bytes_max:
                 return False
             self.length = int(digits)
-            self.headers = headers = headers.copy()  # the request before keeps its own
+            self.headers = headers = headers.copy()  # since the last request keeps its own
             headers[self._length_at] = (headers[self._length_at][0], digits)
-        elif self.length > limits.body_bytes_max:  # another limit than before
+        elif self.length > limits.body_bytes_max:  # the limit has changed
             return False
         known = request.http_minor, request.keep_alive, request.fields, request.path
         self.request = HttpRequest(request.method, request.target, headers, b"", *known)
@@ -206,7 +206,7 @@ class RequestHead:
 
 
 def origin_form(target: bytes, method: bytes) -> bytes:
-    """What a request for an absolute address asks of this host; whose name it is plays no part here."""
+    """Return the origin-form of an absolute target; its host is ignored. Raises BadRequest if it names none."""
     authority, slash, rest = target[7:].partition(b"/")
     if not authority:
         raise BadRequest("the request target names no host")

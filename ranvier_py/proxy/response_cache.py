@@ -1,9 +1,9 @@
-"""Answers requests without a backend: from what equal ones got before, or are getting now.
+"""Answers requests without a backend, with the answer that an equal request got before or is getting now.
 
-Continuum's tier 2, in front of routing: a hit is matched, placed and counted nowhere else. Of equal requests at once
-one is sent, and all get its answer as it comes; if that fails before it began, one of the others is sent instead. Where
-answers are kept beyond this process, too, who would be sent looks there first, while the others wait. What was asked
-for before an operator invalidated it is kept nowhere, and given to nobody who asks later.
+This is Continuum's tier 2, in front of routing: a hit is matched, placed and counted nowhere else. Of equal requests at
+the same time one is sent, and all get its answer as it comes; if it fails before the answer began, another one is
+sent. If answers are also kept outside this process, the request that would be sent first looks there, while the others
+wait. An answer that was asked for before an operator invalidated it is not kept, nor given to later requests.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ from ranvier_py.proxy.served_request import BYPASS, HIT, MISS, ServedRequest
 from ranvier_py.proxy.shared_answer import SharedAnswer
 
 RESULTS = {HIT: "hit", MISS: "miss", BYPASS: "skip"}
-"""The document's words: those of the field X-Cache, and those of metrics."""
+"""Continuum's names of results: in the field X-Cache, and in metrics."""
 
 
-CHUNKING_BYTES = 65_536  # that a whole answer may have beyond its own, for it may come in chunks
+CHUNKING_BYTES = 65_536  # room for the framing of an answer that comes in chunks
 
 
 class AnswersElsewhere(Protocol):
-    """Answers beyond this process.
+    """Answers that are kept outside this process.
 
     Attributes:
-        backend: what the configuration calls it.
-        uses_memory: what is found and kept there is kept in this process's memory as well.
+        backend: its name in the configuration.
+        uses_memory: answers found or kept there are also kept in this process's memory.
     """
 
     backend: str
     uses_memory: bool
 
     def set_options(self, responses: ResponseCacheOptions) -> None:
-        """From now on."""
+        """Use these options from now on."""
 
     async def run(self) -> None:
-        """For ever."""
+        """Run for ever."""
 
     async def find(self, key: bytes, max_age_s: float) -> StoredAnswer | None:
-        """The answer, if it is not older than that. Raises nothing, and takes no longer than a deadline of its own."""
+        """Return the answer, if it is no older than that. Raises nothing, and has a deadline of its own."""
 
     def keep(self, key: bytes, answer: StoredAnswer) -> None:
-        """Have it kept. Raises nothing and waits for nothing."""
+        """Have an answer kept. Raises nothing and does not wait."""
 
     async def invalidate(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> int | None:
-        """Have all answers of this model and tenant that are older dropped. How many those were; None: nobody knows."""
+        """Drop all answers of this model and tenant that are older. Returns how many; None if that is unknown."""
 
     def view(self) -> Mapping[str, Any]:
-        """What the control port shows beside, or instead of, what it shows of memory."""
+        """Return what the control port shows in addition to, or instead of, the memory's figures."""
 
     def samples(self) -> Iterator[Sample]:
-        """Its metrics."""
+        """Yield its metrics."""
 
 
 class ResponseCache:
-    """The response cache of a node. `tenants` tells apart whose answers are whose.
+    """The response cache of a node. `tenants` determines which clients share answers.
 
     `voids` is called with what an operator invalidates: scope, moment and time.
     """
@@ -79,7 +79,7 @@ class ResponseCache:
         self.elsewhere = elsewhere
         self._uses_memory = elsewhere is None or elsewhere.uses_memory
         self.voids: Callable[[VoidScope, float, float], object] = partial(store.invalidations.give, number=1)
-        self._shared: dict[bytes, SharedAnswer] = {}  # by key: answers under way
+        self._shared: dict[bytes, SharedAnswer] = {}  # answers in progress, by key
 
     def answer(self, served: ServedRequest, forward: Callable[[ServedRequest], Steps[None]]) -> Steps[None]:
         """Answer a request; `forward` sends it to a backend."""
@@ -92,7 +92,7 @@ class ResponseCache:
                 break
             shared = self._shared.get(question.key) if question.max_age_s > 0 else None
             if shared is not None and (shared.is_left or self._is_void(question, tenant, shared.asked_at)):
-                del self._shared[question.key]  # who waits for it gets it; nobody else
+                del self._shared[question.key]  # requests that wait for it get it, later ones do not
                 shared = None
             if shared is None:
                 result = yield from self._lead(served, question, tenant, forward)
@@ -111,8 +111,8 @@ class ResponseCache:
             yield from forward(served)
 
     def _question(self, request: HttpRequest) -> tuple[Question | None, bytes]:
-        """What is asked, and by whom; None where the cache has no part in it, and for a stream in HTTP/1.0, which has
-        no chunks."""
+        """Return what is asked, and by which tenant. No question: the cache has no part in this request, or it asks for
+        a stream in HTTP/1.0, which has no chunks."""
         fields = request.fields
         if request.method != b"POST" or not fields.readable or request.path not in APIS:
             return None, b""
@@ -127,7 +127,7 @@ class ResponseCache:
         increment(self.store.counters.requests, RESULTS[result])
 
     def _replay(self, served: ServedRequest, question: Question, stored: StoredAnswer) -> bytes:
-        """Answer with what is stored; BYPASS where it is of the other kind and can't be made into this one."""
+        """Answer with a stored answer. Returns BYPASS if it can't be converted to the kind that is asked for."""
         body = stored.reply(question)
         if body is None:
             return BYPASS
@@ -151,7 +151,7 @@ class ResponseCache:
         tenant: bytes,
         forward: Callable[[ServedRequest], Steps[None]],
     ) -> Steps[bytes]:
-        """Look elsewhere, or have a backend answer, for this client and for those who ask the same meanwhile."""
+        """Look outside, or let a backend answer, for this client and for those that ask the same meanwhile."""
         options = self.store.options
         bytes_max = options.stream_bytes_max if question.stream else options.answer_bytes_max + CHUNKING_BYTES
         with self._leading(SharedAnswer(question, served.request, served.client, bytes_max)) as shared:
@@ -175,14 +175,14 @@ class ResponseCache:
         return found
 
     def set_options(self, options: ResponseCacheOptions) -> None:
-        """From now on; what is kept stays as long as it may by them."""
+        """Use these options from now on, and drop what they don't allow."""
         self.store.options = options
         self.store.trim()
         if self.elsewhere is not None:
             self.elsewhere.set_options(options)
 
     def samples(self) -> Iterator[Sample]:
-        """Metrics of the cache, wherever its answers are."""
+        """Yield the metrics of the cache, wherever its answers are."""
         yield from samples("response_cache", self.store.counters)
         words = "Share of hits among hits and misses since the start."
         yield Sample("response_cache_hit_rate", "gauge", words, self.store.counters.hit_rate)
@@ -194,7 +194,7 @@ class ResponseCache:
     async def invalidate(
         self, model: str | None = None, tenant: bytes | None = None, older_than_s: float | None = None
     ) -> int | None:
-        """Drop the answers of this model and tenant that are older, wherever they are. How many; None: unknown."""
+        """Drop the answers of this model and tenant that are older, here and elsewhere. How many; None: unknown."""
         now = time.monotonic()
         scope, before = VoidScope(model or "", tenant or b""), now - (older_than_s or 0.0)
         cleared: int | None = self.store.void(scope, before)
@@ -217,7 +217,7 @@ class ResponseCache:
             shared.end()
 
     def _keep(self, question: Question, tenant: bytes, shared: SharedAnswer) -> None:
-        """Keep a complete answer, where it may be kept."""
+        """Keep the answer, if it is complete and may be kept."""
         head, body = shared.head, shared.body
         found = None
         if shared.is_complete and head is not None and body is not None and head.fields.readable:
@@ -235,11 +235,11 @@ class ResponseCache:
                 self.elsewhere.keep(question.key, found)
 
     def _is_void(self, question: Question, tenant: bytes, asked_at: float) -> bool:
-        """Whether an operator has invalidated what was asked for then."""
+        """Whether an operator has invalidated what was asked for at that time."""
         return self.store.invalidations.void(question.model, tenant, asked_at)
 
     def _follow(self, served: ServedRequest, question: Question, shared: SharedAnswer) -> Steps[bool]:
-        """Give the client what the leader gets, as it comes; False where that is nothing for this client."""
+        """Give the client the leader's answer as it comes. Returns False if this client can't use it."""
         client = served.client
         with shared.followed() as follower:
             while not (serves := shared.serves(question, served.request)) and not shared.over:

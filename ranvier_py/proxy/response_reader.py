@@ -1,10 +1,10 @@
-"""How the head of an answer is read, and how its chunks are followed.
+"""Reads the head of an answer, and follows its chunks.
 
-llhttp parses strictly. An engine says the same again and again, so each connection remembers its last head: the next
-one that differs in nothing but the digits of its content-length (proxy/http_values.py, `HeadShape`) is not parsed
-again. Rules: only heads are remembered whose meaning does not depend on anything else: final ones with a body, not
-answers to HEAD. A remembered head is shared by the answers that have it, and never changed.
-Invariant: a remembered head reads as a parser would read it; tests/proxy/test_response_reader.py holds it.
+llhttp parses strictly. Engines send the same head again and again, so each connection remembers its last one: the next
+head that differs only in the digits of its content-length (proxy/http_values.py, `HeadShape`) is not parsed. Rules: a
+head is remembered only if its meaning depends on nothing else: a final one with a body, not an answer to HEAD. All
+answers with a remembered head share it, so it never changes.
+Invariant: a remembered head reads as a parser would read it; tests/proxy/test_response_reader.py checks it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ranvier_py.proxy.http_values import Headers, HeadShape, HttpResponseHead, R
 EMPTY_LINE = b"\r\n\r\n"
 
 FIRST_LINE = re.compile(rb"HTTP/1\.[01] [1-5][0-9][0-9](?: [\t -~\x80-\xff]*)?\r\n")
-"""RFC 9112 4; llhttp takes other protocols, statuses that mean nothing and control characters for it, too."""
+"""RFC 9112 4. llhttp also accepts other protocols, statuses without a meaning, and control characters."""
 
 CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-"""Brings a new parser to where the chunks of any answer begin."""
+"""Brings a new parser to the state in which the chunks of any answer begin."""
 
 
 class HeadReading(NamedTuple):
-    """A head as it was read: what it says, how long its body is where it has a length, whether the connection may serve
-    again after it, and who follows its chunks."""
+    """A head, the length of its body if that has one, whether the connection can serve again afterwards, and the parser
+    that follows its chunks."""
 
     head: HttpResponseHead
     length: int
@@ -37,7 +37,7 @@ class HeadReading(NamedTuple):
 
 
 class KnownHead:
-    """The last head of a connection."""
+    """The last head of a connection, with its reading."""
 
     __slots__ = ("_lines", "_reading", "_shape")
 
@@ -48,7 +48,7 @@ class KnownHead:
 
     @classmethod
     def of(cls, data: bytes, reading: HeadReading) -> KnownHead | None:
-        """None for a head that is to be parsed each time."""
+        """Remember a head; None if it must be parsed each time."""
         shape, lines = HeadShape.of(data), HeadShape.of(reading.head.fields.lines)
         has_length = reading.head.framing == "length"
         if reading.head.framing not in ("length", "chunked") or not (
@@ -58,7 +58,7 @@ class KnownHead:
         return cls(reading, shape, lines)
 
     def again(self, data: bytes) -> HeadReading | None:
-        """What `data` says if it is this head but for the digits of its length; None otherwise."""
+        """Return the reading of `data` if it is this head except for the digits of its length; else None."""
         digits = self._shape.digits_of(data)
         if digits is None:
             return None
@@ -67,7 +67,7 @@ class KnownHead:
             return HeadReading(head, 0, reusable, chunk_parser())
         if int(digits) == length:
             return self._reading
-        return self._with_length(digits) if int(digits) else None  # an empty body is another framing
+        return self._with_length(digits) if int(digits) else None  # an empty body has another framing
 
     def _with_length(self, digits: bytes) -> HeadReading:
         head = self._reading.head
@@ -79,7 +79,7 @@ class KnownHead:
 
 
 def chunk_parser() -> MarkingParser:
-    """A parser that stands at the first chunk of a body."""
+    """Return a parser that is ready for the first chunk of a body."""
     parser = MarkingParser()
     parser.parse(CHUNKED_HEAD, b"POST")
     return parser
@@ -88,8 +88,8 @@ def chunk_parser() -> MarkingParser:
 class ResponseParser:
     """Parses one response head and follows its chunks; the callbacks are httptools'.
 
-    llhttp does not tell where in its input a message ended. A chunked one ends right after an empty line, so it is fed
-    up to each empty line in turn: one call for a piece that has none, as the pieces of an event stream do.
+    llhttp does not report where in its input a message ended. A chunked message ends right after an empty line, so the
+    parser is fed up to each empty line: in one call for a piece without any, like most pieces of an event stream.
 
     Attributes:
         done: the chunked message has ended.
@@ -99,15 +99,15 @@ class ResponseParser:
 
     def __init__(self) -> None:
         self.done = False
-        self._split = False  # the piece before ended within what may be an empty line
+        self._split = False  # the last piece ended within what may be an empty line
         self._headers: Headers = []
         self._reason = b""
         self._complete = False
         self._reusable = False
-        self._parser: Any = httptools.HttpResponseParser(self)  # until closed
+        self._parser: Any = httptools.HttpResponseParser(self)  # None once closed
 
     def close(self) -> None:
-        """Nothing more is fed. The two know each other: a cycle that only a garbage collection would free."""
+        """Drop the parser. It and this object refer to each other, which only a garbage collection would resolve."""
         self._parser = None
 
     def on_status(self, part: bytes) -> None:
@@ -124,7 +124,7 @@ class ResponseParser:
         self.done = True
 
     def feed(self, data: bytes) -> int:
-        """Follow the chunks. Returns how many bytes belong to this message: all until `done`.
+        """Follow the chunks. Returns how many bytes belong to this message: all of them until `done`.
 
         Raises UpstreamGarbled.
         """
@@ -141,7 +141,7 @@ class ResponseParser:
         return at
 
     def _feed_split(self, data: bytes) -> int:
-        """An empty line may have begun in the piece before: its end is looked for byte by byte."""
+        """Feed single bytes, since an empty line may have begun in the last piece. Returns how many were used."""
         for at in range(min(3, len(data))):
             self._parser.feed_data(data[at : at + 1])
             if self.done:
@@ -149,7 +149,7 @@ class ResponseParser:
         return min(3, len(data))
 
     def read_head(self, data: bytes, method: bytes) -> HeadReading:
-        """The head that `data` is; this goes on to its chunks if it has any. Raises UpstreamGarbled."""
+        """Read the head `data`; this parser then follows its chunks, if it has any. Raises UpstreamGarbled."""
         try:
             reading = self.parse(data, method)
         except UpstreamGarbled:
@@ -160,16 +160,16 @@ class ResponseParser:
         return reading
 
     def parse(self, data: bytes, method: bytes) -> HeadReading:
-        """The same, and it may be fed whatever the head is."""
+        """Read the head `data`, and keep the parser open in any case. Raises UpstreamGarbled."""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # for whoever asked for that
+        except httptools.HttpParserUpgrade:  # the caller decides whether it asked for that
             pass
         except httptools.HttpParserError as error:
             raise UpstreamGarbled(f"the backend's answer is not HTTP: {error}") from error
         if not self._complete or b"\r\n " in data or b"\r\n\t" in data or FIRST_LINE.match(data) is None:
             raise UpstreamGarbled("the backend's answer has a malformed head")
-        self.done = False  # that was said of the head alone
+        self.done = False  # it may be set for a head without its body
         status = self._parser.get_status_code()
         framing, length = self._framing(status, method)
         head = HttpResponseHead(status, self._reason, self._headers, framing)
@@ -180,7 +180,7 @@ class ResponseParser:
         for name, value in self._headers:
             key = name.lower()
             if key == b"transfer-encoding":
-                # one line and one coding, as we did not offer to take another; HTTP/1.0 has none (RFC 9112 6.1)
+                # one line and one coding, since we did not offer others; HTTP/1.0 has none (RFC 9112 6.1)
                 if framing != "close" or value.lower() != b"chunked" or self._parser.get_http_version() != "1.1":
                     raise UpstreamGarbled("the backend uses an unknown transfer coding")
                 framing = "chunked"
@@ -196,8 +196,8 @@ class ResponseParser:
 
 
 class MarkingParser(ResponseParser):
-    """The one for bodies. Says besides whether the last piece ended `inside` of a chunk, and how many `chunks` have
-    ended since this was 0.
+    """A parser for bodies. It also knows whether the last piece ended `inside` a chunk, and how many `chunks` ended
+    since that was set to 0.
     """
 
     __slots__ = ("chunks", "inside")

@@ -1,4 +1,4 @@
-"""One request of a client, and what became of it so far."""
+"""One client's request, and what has become of it so far."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from ranvier_py.proxy.http_values import HttpRequest
 from ranvier_py.proxy.shared_answer import SharedAnswer
 
 new = tuple.__new__
-"""Makes a NamedTuple in half the time that its name takes."""
+"""Creates a NamedTuple in half the time of a call of its class."""
 
 HIT, MISS, BYPASS = b"HIT", b"MISS", b"BYPASS"
-"""What the response cache made of a request, as the field X-Cache has it."""
+"""What the response cache did with a request, as the field X-Cache names it."""
 
 
 @dataclass(slots=True)
 class ServedRequest:
-    """One request of a client, and what became of it so far, for its line in the log."""
+    """One client's request, and what has become of it so far, for its line in the log."""
 
     request: HttpRequest
     client: Client
     request_id: bytes
     started_at: float
-    attempt: Attempt | None = None  # the last one
+    attempt: Attempt | None = None  # the latest one
     status: int = 0
     tries: int = 0
     first_byte_at: float = 0.0
     sent_bytes: int = 0
     outcome: str = "cancelled"
     error: str = ""  # of the last attempt that failed
-    cached: bytes = b""  # what the response cache made of it: HIT, MISS or BYPASS; empty without one
-    shared: SharedAnswer | None = None  # others may get its answer, too
-    naming: ResponseName | None = None  # an engine may keep its answer, by the id that is in there
+    cached: bytes = b""  # what the response cache did: HIT, MISS or BYPASS; empty without one
+    shared: SharedAnswer | None = None  # set if others may get its answer, too
+    naming: ResponseName | None = None  # set if an engine may keep its answer; finds the answer's id
     tenant: bytes = b""
-    upgrades: bool = False  # it wants a WebSocket
-    unmended: HttpRequest | None = None  # as it came, where a rule changed its body
+    upgrades: bool = False  # it asks for a WebSocket
+    unmended: HttpRequest | None = None  # the request as it came, if a rule changed its body
 
     def mend(self, mender: BodyMender, path: bytes, registry: Registry) -> Mended | None:
-        """Have the operator's rules change the body; None where it stays as it came."""
+        """Apply the operator's rules to the body; None if it stays as it came."""
         request = self.request
         mended = mended_by(mender, path, request, registry)
         if mended is not None and mended.sent is not request.body:
@@ -55,13 +55,13 @@ class ServedRequest:
         return mended
 
     def failed(self, error: RanvierError) -> None:
-        """An attempt did. Its words, with the cause that no client is to know."""
+        """Note why the latest attempt failed, with the cause, which clients do not see."""
         assert self.attempt is not None
         words, cause = str(error), words_of(error)
         self.error = f"{self.attempt.decision.backend_name}: {words}" + (f": {cause}" if cause not in words else "")
 
     def summary(self, now: float) -> RequestSummary:
-        """Its line in the log."""
+        """Return its line in the log."""
         request, decision = self.request, self.attempt.decision if self.attempt else None
         placed = ("", "", "cache" if self.cached == HIT else "", "", 0, 0)
         if decision is not None:
@@ -77,7 +77,7 @@ class ServedRequest:
 
 
 def mended_by(mender: BodyMender, path: bytes, request: HttpRequest, registry: Registry) -> Mended | None:
-    """What rules make of a request's body; None where it stays as it came."""
+    """Apply the rules to a request's body. Returns None if it stays as it came."""
     rule = PATHS.get(path)
     api = APIS.get(rule.reader) if rule is not None else None
     if api is None:

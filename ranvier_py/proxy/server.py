@@ -1,7 +1,7 @@
-"""The public port: HTTP/1.1 on trio sockets, one request at a time per connection, every limit with a number.
+"""The public port: HTTP/1.1 on trio sockets, one request at a time per connection, with a number for every limit.
 
-One connection is one task and one run of `conversation`'s steps. Connections beyond the limit are answered with a 503.
-Whatever `accept` fails with, it is asked again: at once where only that one connection was lost, else after a pause.
+Each connection is one task, which runs the steps of `conversation`. Connections above the limit get a 503. After any
+failure `accept` is called again: at once if only one connection was lost, else after a pause.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from ranvier_py.supervision import Faults
 logger = logging.getLogger(__name__)
 
 LOST_IN_QUEUE = frozenset((errno.ECONNABORTED, errno.EPROTO, errno.EINTR))
-"""Failures of accept that are one connection's own, which has left the queue. After others it may still be there."""
+"""Errors of accept about one connection, which has left the queue. After others it may still be in the queue."""
 
 ACCEPT_PAUSE_S = 0.1
-"""Pause after accept failed for want of descriptors or memory; trio.serve_listeners waits as long."""
+"""Pause after accept failed for lack of descriptors or memory; trio.serve_listeners waits as long."""
 
 WARNING_GAP_S = 1.0
-"""At most one line a second says that clients cannot be let in; the counters have them all."""
+"""Least time between two log lines about clients that can't be let in; the counters count them all."""
 
 ACCEPT_BATCH = 64
-"""Connections taken before other tasks run again. A full node takes one for each that it closes."""
+"""Connections accepted before other tasks run again. A full node accepts one for each that it closes."""
 
 REFUSALS_MAX = 64
-"""Connections over the limit that are being answered so at once; more are closed without a word."""
+"""Connections above the limit that get a 503 at the same time; more are closed without an answer."""
 
 
 class DataServer:
@@ -58,8 +58,8 @@ class DataServer:
         report: called with each request that was refused before the handler got it.
         clock: steady seconds.
 
-    `readiness` is what waits for sockets, those of others as well, `watchdog` who looks at deadlines; both run while
-    this serves.
+    `readiness` waits for sockets, including those of other parts, and `watchdog` watches deadlines; both run while this
+    serves.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class DataServer:
         faults: Faults | None = None,
     ) -> None:
         self._faults = faults or Faults()
-        self.tls = tls  # connections from now on are served with it
+        self.tls = tls  # may be replaced, for connections accepted from then on
         self.counters = ServerCounters()
         self.conversations = Conversations(handler, limits, self.counters, report)
         self._clients: dict[int, Client] = {}
-        self._closed = trio.lowlevel.ParkingLot()  # who waits for a connection to be
+        self._closed = trio.lowlevel.ParkingLot()  # unparked whenever a connection has closed
         self._refusing = 0
         self._listeners: list[socket.socket] = []
         self._accepting = trio.CancelScope()
@@ -114,7 +114,7 @@ class DataServer:
             self._stopped.set()
 
     async def drain(self, deadline_s: float) -> None:
-        """Stop accepting, finish running requests, cut what is left after `deadline_s`; returns when all is closed."""
+        """Stop accepting, finish running requests, cut those left after `deadline_s`; return when all are closed."""
         self.conversations.draining = True
         self._accepting.cancel()
         self._close_listeners()
@@ -177,8 +177,8 @@ class DataServer:
         return len(self._clients) >= self.conversations.limits.connections_max
 
     async def _displace(self) -> None:
-        """Close the connection that has waited longest for a request, if one does. Its descriptor is free afterwards,
-        unless the close takes longer than the pause.
+        """Close the connection that has waited longest for a request, if there is one. Afterwards its descriptor is
+        free, unless closing takes longer than the pause.
         """
         idle = self.conversations.idle
         if not idle:
@@ -189,7 +189,7 @@ class DataServer:
             await self._closed.park()
 
     def _not_let_in(self, kind: str, why: str) -> None:
-        """Count a client, and warn of those since the last warning."""
+        """Count a client that is not let in, and warn of all since the last warning."""
         increment(self.counters.refused, kind)
         self._unreported += 1
         now = self.watchdog.clock()
@@ -216,7 +216,7 @@ class DataServer:
             whole = await driver.run()
         except (ClientGone, OSError):
             self.counters.client_gone += 1
-        except RanvierError as error:  # after the first byte; the request's own log line has it
+        except RanvierError as error:  # after the answer's first byte; the request's log line has the error
             increment(self.counters.errors, error.code)
         finally:
             self._forget(client, whole)
@@ -224,7 +224,7 @@ class DataServer:
     def _forget(self, client: Client, whole: bool) -> None:
         self.watchdog.forget(client)
         del self._clients[client.fd]
-        client.driver = None  # it knows the client
+        client.driver = None  # since it refers to the client
         if client.last_head is not None:
             client.last_head.close()
         self.counters.connections -= 1

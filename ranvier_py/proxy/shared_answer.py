@@ -1,12 +1,12 @@
-"""The answer of one request, as it comes, for its own client and for all who ask the same meanwhile.
+"""The answer of one request, relayed to its own client and to all clients that ask the same meanwhile.
 
-The first who asks is the leader: its steps relay the answer, to its client and in here. The others follow: each takes
-what is here at its own pace, but nobody gets it faster than the leader's client takes it, for steps have one wait at a
-time. A leader whose client leaves, or takes too little, goes on while anybody follows. The deadlines of the answer are
-its connection's all the while, and the last one who leaves ends it.
+The first request is the leader: its steps relay the answer to its client and into the SharedAnswer. The others follow:
+each takes what is here as fast as it can, but never faster than the leader's client takes it, since steps wait for one
+thing at a time. If the leader's client leaves, or is too slow, the leader's steps go on while anybody follows. The
+answer's deadlines remain those of the leader's connection, and the last client to leave ends the request.
 
-Bound: `bytes_max` of the answer. Beyond it nobody new may follow and it is not kept; what all followers have taken is
-dropped, and who lags by more than that is cut off.
+Bound: `bytes_max` of the answer are kept. Beyond it nobody new may follow, and the answer is not stored; what all
+followers have taken is dropped, and a follower that lags by more than that is cut off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, 
 
 
 class Follower:
-    """How far one of those who follow has come, in bytes of the body."""
+    """How many bytes of the body one follower has taken."""
 
     __slots__ = ("at",)
 
@@ -34,14 +34,14 @@ class Follower:
 
 
 class SharedAnswer:
-    """What the leader's steps relay to. Has of a Client what they need.
+    """Receives the answer from the leader's steps, which use it like a Client.
 
     Attributes:
-        head: of an answer that others may have, once it is here.
+        head: of the answer, once it is here, if others may have it.
         over: nothing more will come.
         is_complete: all of the answer came.
-        counts: the event of counts that was taken out of the answer.
-        stored: the whole answer, once it was found elsewhere, or is kept.
+        counts: the event with counts that was removed from the answer.
+        stored: the whole answer, if it was found elsewhere, or once it is kept.
         asked_at: when it was asked for, by the monotonic clock.
     """
 
@@ -53,12 +53,12 @@ class SharedAnswer:
         self.counts = b""
         self.stored: StoredAnswer | None = None
         self.asked_at = time.monotonic()
-        self._connection = client  # whose steps relay, and whose deadlines are watched, whoever is still there
-        self._client: Client | None = client  # while it is
+        self._connection = client  # its steps relay and its deadlines are watched, even after its client left
+        self._client: Client | None = client  # None once it has left
         client.outlasts = self._outlasts
         self._bytes_max = bytes_max
         self._body = bytearray()
-        self._begin = 0  # of what is here, in the body
+        self._begin = 0  # position in the body where `_body` begins
         self._followers: set[Follower] = set()
         self._changed = trio.Event()
 
@@ -77,25 +77,25 @@ class SharedAnswer:
         self._connection.arm(phase, seconds)
 
     def relay_head(self, head: HttpResponseHead, extra: Fields, body: bytes) -> None:
-        """Begin the answer. Raises ClientGone where nobody else is there."""
+        """Begin the answer. Raises ClientGone if the client has left and nobody follows."""
         if head.status == 200:
             self.head = head
             self._add(body)
         self._to_client(lambda client: client.relay_head(head, extra, body))
 
     def send(self, piece: bytes) -> None:
-        """Go on with it. Raises ClientGone as above."""
+        """Continue the answer. Raises ClientGone like `relay_head`."""
         if self.head is not None:
             self._add(piece)
         self._to_client(lambda client: client.send(piece))
 
     def leave(self) -> bool:
-        """The leader's client has left. Whether there is anybody else."""
+        """Note that the leader's client has left. Returns whether anybody follows."""
         self._client = None
         return bool(self._followers)
 
     def _outlasts(self) -> bool:
-        """The same; False also where its steps must be woken, for they wait for their client."""
+        """Note that the client left. Whether the request goes on; False also to wake steps that wait for the client."""
         return self.leave() and self._connection.phase is not WaitPhase.SEND
 
     @property
@@ -104,7 +104,7 @@ class SharedAnswer:
 
     @property
     def is_left(self) -> bool:
-        """Whether nobody waits for it any more: its steps are about to end, and nobody may follow them."""
+        """Whether nobody waits for it any more: the leader's steps are about to end, so nobody may follow."""
         return self._client is None and not self._followers
 
     def complete(self, counts: bytes) -> None:
@@ -135,11 +135,11 @@ class SharedAnswer:
             self._changed.set()
             self._changed = trio.Event()
 
-    # --- of the others ----------------------------------------------------------------------------------------------
+    # --- the followers' side ----------------------------------------------------------------------------------------
 
     @property
     def body(self) -> bytes | None:
-        """All of it; None where it was too large."""
+        """The whole body; None if it was too large."""
         return None if self._begin else bytes(self._body)
 
     @contextmanager
@@ -154,16 +154,16 @@ class SharedAnswer:
                 self._connection.interrupt(ClientGone("nobody waits for the answer any more"))
 
     def serves(self, question: Question, request: HttpRequest) -> bool:
-        """Whether an answer is here, from its first byte on, that is what who asks this gets, and can read."""
+        """Whether the answer is here from its first byte, and is what this client asks for and can read."""
         own, head = self.question, self.head
         if head is None or self._begin or (own.stream, own.wants_usage) != (question.stream, question.wants_usage):
             return False
-        if head.framing == "chunked" and not request.http_minor:  # it has no chunks: the whole is made for it
+        if head.framing == "chunked" and not request.http_minor:  # HTTP/1.0 has no chunks: it gets the stored answer
             return False
         return head.fields.readable or codings_of(request) == self._codings
 
     def next_piece(self, follower: Follower) -> bytes:
-        """What this follower has not taken yet. Raises ClientTooSlow for who was left behind."""
+        """Return what this follower has not taken yet. Raises ClientTooSlow if some of it was dropped."""
         start = follower.at - self._begin
         if start < 0:
             raise ClientTooSlow("the client takes its answer too slowly")
@@ -172,15 +172,15 @@ class SharedAnswer:
         return piece
 
     def is_at_end(self, follower: Follower) -> bool:
-        """Whether this follower has taken all that came."""
+        """Whether this follower has taken everything so far."""
         return follower.at == self._begin + len(self._body)
 
     @property
     def change(self) -> Callable[[], Awaitable[None]]:
-        """What waits until there is more than now, or nothing more to come, however late the wait begins."""
+        """What waits for more to come, or for the end, as seen from this moment, however late the wait begins."""
         return self._changed.wait
 
 
 def codings_of(request: HttpRequest) -> list[bytes]:
-    """What a client says of compressed answers that it can read."""
+    """Return a client's accept-encoding fields."""
     return [value for name, value in request.headers if name.lower() == b"accept-encoding"]

@@ -1,7 +1,7 @@
-"""The byte transport under both directions of the data plane: a plain non-blocking socket, or a TLS session over one.
+"""The byte transport of both sides of the data plane: a plain non-blocking socket, or a TLS session over one.
 
-Rules: the `_now` calls never wait. Before `receive_now` there is something to wait for, `readable`, so that others have
-their turn and the wait can be interrupted. A transport belongs to one task, or to the steps of one connection.
+Rules: the `_now` calls never wait. Wait for `readable` before `receive_now`, so that others have their turn and the
+wait can be interrupted. A transport belongs to one task, or to the steps of one connection.
 Invariant: `close` and `abort` are synchronous and may be called twice: safe in a `finally` under cancellation.
 """
 
@@ -21,30 +21,30 @@ from ranvier_py.proxy.driver import Steps, Wait
 from ranvier_py.proxy.readiness import Watch
 
 RECEIVE_BYTES = 65536
-"""One read: as large as a typical chat, below glibc's mmap threshold (128 kB), so the buffer is recycled."""
+"""Bytes of one read: as large as a typical chat, below glibc's mmap threshold (128 kB), so the buffer is reused."""
 
 LISTEN_BACKLOG = 1024
-"""Connections the kernel holds while we are busy; Linux cuts it to net.core.somaxconn (4096 by default)."""
+"""Connections that the kernel holds while we are busy; Linux cuts it to net.core.somaxconn (4096 by default)."""
 
 TLS_RECORD_BYTES = 16_384
-"""Encrypted at once, after which its progress is known: the plain text of one record (RFC 8446 5.1)."""
+"""Plain bytes encrypted before we look at how many left: those of one record (RFC 8446 5.1)."""
 
 TLS_TURN_BYTES = 4 * TLS_RECORD_BYTES
-"""Encrypted in one turn: 64 KiB cost tens of microseconds."""
+"""Most plain bytes that are encrypted in one turn of the event loop."""
 
 TLS_HELD_BYTES_MAX = 4 * TLS_RECORD_BYTES
-"""Encrypted and not sent: a record, and what reading calls for (RFC 8446 4.6.3). A peer that calls for more is lost."""
+"""Most unsent encrypted bytes: a record, and replies that reading calls for (RFC 8446 4.6.3). More is an error."""
 
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
 
 Progress = Callable[[int], None]
-"""Gets how many bytes just left, whenever some did."""
+"""Called with the number of bytes whenever some have left."""
 
 
 class PlainTransport:
-    """A non-blocking TCP socket, and what waits for it: `readiness` where it is watched, trio elsewhere.
+    """A non-blocking TCP socket, which this owns. `readable` is what to wait for before `receive_now`.
 
-    Takes both over. `readable` is what to wait for before `receive_now`.
+    With a `watch`, `readiness` waits for the socket; otherwise trio does.
     """
 
     __slots__ = ("_recv", "_sendmsg", "_sock", "fd", "readable", "watch")
@@ -63,22 +63,22 @@ class PlainTransport:
 
     @property
     def holds_more(self) -> bool:
-        """Whether bytes of the peer may be here that its socket does not show."""
+        """Whether bytes from the peer may be here that the socket does not show as readable."""
         return False
 
     async def receive(self) -> bytes:
-        """The next bytes, waiting for them by trio; b"" when the peer has ended its side. Raises OSError."""
+        """Wait with trio for the next bytes; b"" if the peer has ended its side. Raises OSError."""
         while True:
             await self._wait()
             data = self.receive_now()
-            if data is not None:  # None: the kernel dropped a segment with a bad checksum after waking us
+            if data is not None:  # None: the kernel dropped a bad segment after it woke us
                 return data
 
     async def _wait(self) -> None:
         await wait_readable(self.fd)
 
     def receive_now(self, bytes_max: int = RECEIVE_BYTES) -> bytes | None:
-        """The next bytes if some are here, else None. Raises OSError."""
+        """Return the next bytes if some are here, else None. Raises OSError."""
         try:
             data = self._recv(bytes_max)
         except BlockingIOError:
@@ -89,7 +89,7 @@ class PlainTransport:
         return data
 
     def send_now(self, parts: Sequence[bytes]) -> int:
-        """Hand over as many bytes as fit without waiting. Raises OSError."""
+        """Give the kernel as many bytes as it takes now. Returns how many. Raises OSError."""
         try:
             return self._sendmsg(parts)
         except BlockingIOError:
@@ -104,7 +104,7 @@ class PlainTransport:
             progress(sent)
 
     def end(self) -> None:
-        """Have the peer know that nothing more comes, where that needs no wait."""
+        """Signal the end of our side to the peer, as far as that needs no wait."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
@@ -116,19 +116,19 @@ class PlainTransport:
             self._sock.close()
 
     def abort(self) -> None:
-        """Close so that the peer cannot take what it got for the whole."""
+        """Close so that the peer can't take what it received for the whole."""
         if self.fd >= 0:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
-            PlainTransport.close(self)  # without a word, in TLS as well
+            PlainTransport.close(self)  # without a close_notify, even with TLS
 
 
 class TlsTransport(PlainTransport):
-    """A TLS session over a non-blocking TCP socket, once `handshake` is over. Takes the socket over.
+    """A TLS session over a non-blocking TCP socket, which this owns. Call `handshake` first.
 
-    The session is in memory, so only the socket is ever waited for: one task may send while another one reads, and a
-    wait that is cancelled breaks nothing. What `send_now` has encrypted counts once all of it has left, so who got less
-    counted than he offered must offer the rest again before anything else.
+    The session is in memory, so waits concern only the socket: one task may send while another one reads, and a wait
+    that is cancelled breaks nothing. Bytes that `send_now` has encrypted count as sent once all of them have left, so a
+    caller for whom fewer counted than it offered must offer the rest again before anything else.
     """
 
     __slots__ = ("_encrypted", "_encrypted_from", "_holds_more", "_incoming", "_outgoing", "_session")
@@ -145,13 +145,13 @@ class TlsTransport(PlainTransport):
         self._session = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_hostname is None, server_hostname=server_hostname
         )
-        self._encrypted = bytearray()  # and not sent
-        self._encrypted_from = 0  # bytes of what was offered last, and not counted
+        self._encrypted = bytearray()  # encrypted bytes that have not left
+        self._encrypted_from = 0  # plain bytes of the last offer that are encrypted but not counted as sent
         self._holds_more = False
         self.readable = self._wait
 
     async def handshake(self) -> None:
-        """Raises OSError (ssl.SSLError is one)."""
+        """Complete the handshake. Raises OSError (ssl.SSLError is one)."""
         is_over = False
         while not is_over:
             try:
@@ -161,7 +161,7 @@ class TlsTransport(PlainTransport):
                 pass
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
-                    self._flushed()  # an alert says why
+                    self._flushed()  # sends the alert that names the error
                 raise
             while not self._flushed():
                 await wait_writable(self.fd)
@@ -189,7 +189,7 @@ class TlsTransport(PlainTransport):
         return data
 
     def _take_in(self) -> bool:
-        """Whether there was something to read, or an end."""
+        """Move what the socket has into the session. Returns whether that was something, or an end."""
         data = super().receive_now()
         if data:
             self._incoming.write(data)
@@ -203,7 +203,7 @@ class TlsTransport(PlainTransport):
         except ssl.SSLWantReadError:
             self._holds_more = False
             return None
-        except ssl.SSLEOFError:  # many a peer ends without close_notify; our framing says what is complete
+        except ssl.SSLEOFError:  # many peers end without close_notify; HTTP's framing shows whether all came
             data = b""
         self._holds_more = self._session.pending() > 0 or self._incoming.pending > 0
         return data
@@ -222,7 +222,7 @@ class TlsTransport(PlainTransport):
         return sent
 
     def _flushed(self) -> bool:
-        """Send what is encrypted as far as there is room. Whether all of it has left. Raises OSError."""
+        """Send encrypted bytes as far as the kernel takes them. Returns whether all have left. Raises OSError."""
         if self._outgoing.pending:
             self._encrypted += self._outgoing.read()
         if self._encrypted:
@@ -231,8 +231,8 @@ class TlsTransport(PlainTransport):
         return not self._encrypted
 
     def end(self) -> None:
-        """By a close_notify, without which a peer cannot tell an answer's end from a cut."""
-        with contextlib.suppress(OSError):  # the peer need not have ended, too
+        """Send a close_notify, without which the peer can't tell the end of an answer from a cut."""
+        with contextlib.suppress(OSError):  # unwrap raises if the peer has not ended, too
             self._session.unwrap()
         with contextlib.suppress(OSError):
             self._flushed()
@@ -244,7 +244,7 @@ class TlsTransport(PlainTransport):
 
 
 def received(transport: PlainTransport, bytes_max: int = RECEIVE_BYTES) -> Steps[bytes]:
-    """Wait for the next bytes; b"" when the peer has ended its side. Raises OSError."""
+    """Wait for the next bytes; b"" if the peer has ended its side. Raises OSError."""
     while True:
         yield transport.readable
         data = transport.receive_now(bytes_max)
@@ -259,7 +259,7 @@ def set_nodelay(sock: socket.socket) -> None:
 
 
 async def listen(host: str, port: int, *, reuse_port: bool = False) -> list[socket.socket]:
-    """Bound, listening, non-blocking sockets for every address of `host`. Raises OSError.
+    """Return bound, listening, non-blocking sockets for every address of `host`. Raises OSError.
 
     With port 0 the kernel picks one, and every address gets the same.
     """

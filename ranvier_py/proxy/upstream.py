@@ -1,15 +1,15 @@
 """Pooled HTTP/1.1 connections to the backends.
 
-One exchange is one request and one answer on one connection: `open` sends the request and reads the head of the answer,
-`receive` gives the body's bytes as they arrived, in the backend's own framing, `release` puts the connection back if
-the answer was complete and nothing followed it, and closes it otherwise: closing is how a backend learns that its work
-is no longer wanted. Only what was asked for is read, so a client that does not read holds one piece, not a queue.
+One exchange is one request and one answer on one connection. `open` sends the request and reads the head of the answer.
+`receive` returns the body's bytes as they arrive, in the backend's own framing. `release` puts the connection back if
+the answer was complete and nothing followed it, and closes it otherwise: closing shows a backend that its work is not
+wanted any more. Bytes are read only when asked for, so a client that does not read holds one piece, not a queue.
 
-Rules: a pooled connection that shows bytes or an end before it is used again is closed. One that dies at once when it
-is used, without a byte of an answer, had been closed already: it is replaced once, silently, if the request may be sent
-again. Everything else is the caller's to retry. Answers are parsed strictly and end exactly where they say; bytes after
-that belong to nobody and never leave.
-Clients of HTTP/1.0 do not know chunks: for them they are taken off.
+Rules: a pooled connection that shows bytes or an end before it is used again is closed. One that dies as soon as it is
+used, without a byte of an answer, had been closed before: it is replaced once, silently, if the request may be sent
+again. The caller decides about all other retries. Answers are parsed strictly and end exactly where their framing says;
+bytes after the end belong to nobody and are never passed on.
+HTTP/1.0 clients do not know chunks: for them the chunk framing is removed.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ BODILESS = (b"GET", b"HEAD", b"OPTIONS", b"DELETE")
 """Methods whose requests carry no content-length when their body is empty (RFC 9110 8.6)."""
 
 DEAD_WITHIN_S = 1.0
-"""A connection that the backend had closed before answers what is sent to it by a reset, one round trip later: a third
-of a second around the world, the rest is for an event loop that was busy. A backend that took longer may have begun."""
+"""A connection that the backend had closed before answers a request with a reset one round trip later: a third of a
+second around the world, the rest is for a busy event loop. A backend that takes longer may have begun to work."""
 
 UPGRADE: Fields = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
-"""What asks for a WebSocket, and what agrees to one (RFC 6455 4)."""
+"""The fields that ask for a WebSocket, and that agree to one (RFC 6455 4)."""
 
 INTERIM_MAX = 16
-"""Interim (1xx) answers read before the final one; a backend that sends more is not going to answer."""
+"""Most interim (1xx) answers before the final one; a backend that sends more is not going to answer."""
 
 
 class Upstream:
@@ -61,7 +61,7 @@ class Upstream:
     Args:
         tls: for https backends; None verifies against the system's authorities.
 
-    `readiness` may be set to what waits for sockets whenever this is used; without it trio does.
+    `readiness` may be set while the node has one; it then waits for the sockets of new connections instead of trio.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Upstream:
 
     @limits.setter
     def limits(self, limits: UpstreamLimits) -> None:
-        """From now on, for every pool."""
+        """Set the limits of every pool from now on."""
         self._limits = limits
         for pool in self._pools.values():
             pool.limits = limits
@@ -96,7 +96,7 @@ class Upstream:
         extra: Fields = (),
         sent: Callable[[], object] = lambda: None,
     ) -> Steps[Exchange]:
-        """Send the request, return once the head of the answer is here. `extra` fields are added to the request.
+        """Send the request with `extra` fields, and return once the head of the answer is here.
 
         `sent` is called once, when nothing is left to do before the first wait. The time limit is the caller's.
         Raises NodeExhausted, ConnectFailed, UpstreamClosed, UpstreamGarbled.
@@ -121,7 +121,7 @@ class Upstream:
         return (yield from self._ask(connection, request, parts, lambda: None))
 
     def upgrade(self, address: BackendAddress, request: HttpRequest, extra: Fields = ()) -> Steps[Exchange]:
-        """The same with the question for a WebSocket, on a connection of its own. A 101 agrees to one."""
+        """Do the same with a request for a WebSocket, on a new connection. A 101 agrees to it."""
         pool = self._pool(address)
         connection = yield partial(self._connect, pool)
         parts = (request_head(pool, request, (*extra, *UPGRADE)), b"")
@@ -134,14 +134,14 @@ class Upstream:
         return pool
 
     def forget(self, address: BackendAddress) -> None:
-        """The backend was removed: close its unused connections; those in use close when they are released."""
+        """Close a removed backend's unused connections; those in use are closed when they are released."""
         pool = self._pools.pop(address, None)
         if pool is not None:
             pool.forgotten = True
             pool.prune(float("inf"))
 
     def prune(self) -> None:
-        """Close what was not used for `idle_s`. Cheap; call it now and then."""
+        """Close connections that were unused for `idle_s`. Cheap; call it now and then."""
         before = self._clock() - self._limits.idle_s
         for pool in self._pools.values():
             pool.prune(before)
@@ -151,7 +151,7 @@ class Upstream:
             pool.prune(float("inf"))
 
     def close(self) -> None:
-        """Close all unused connections, and each of the others when it is released."""
+        """Close all unused connections; the others are closed when they are released."""
         for address in list(self._pools):
             self.forget(address)
 
@@ -165,12 +165,12 @@ class Upstream:
         upgrades: bool = False,
     ) -> Steps[Exchange]:
         rest = connection.send(parts)
-        whole, early = rest is None, b""  # nothing is known to have been refused
+        whole, early = rest is None, b""  # whether all is sent, and what was answered meanwhile
         try:
             sent()
             if rest:
                 whole, early = yield partial(send_rest, connection, rest)
-            if not (whole or early) and connection.quiet():  # it may have answered before it closed
+            if not (whole or early) and connection.quiet():  # else it may have answered before it closed
                 raise UpstreamClosed("the backend closed the connection")
             reading, data = yield from self._read_head(connection, request.method, early)
             if reading.head.status == 101 and not (upgrades and is_websocket(reading.head)):
@@ -181,7 +181,7 @@ class Upstream:
         return Exchange(connection, reading, data, whole=whole, dechunked=request.http_minor == 0)
 
     def _read_head(self, connection: Connection, method: bytes, data: bytes) -> Steps[tuple[HeadReading, bytes]]:
-        """The final head, and the bytes after it. `data` came already."""
+        """Return the final head, and the bytes after it. `data` has arrived already."""
         for _ in range(INTERIM_MAX):
             while (end := data.find(b"\r\n\r\n") + 4) < 4 and len(data) <= self._limits.header_bytes_max:
                 try:
@@ -214,7 +214,7 @@ class Upstream:
                 self.counters.exhausted += 1
                 self._close_unused()
                 raise NodeExhausted("this node cannot make another connection just now") from error
-            raise ConnectFailed("cannot connect to the backend") from error  # the reason names hosts: for the log alone
+            raise ConnectFailed("cannot connect to the backend") from error  # the reason names hosts: only for the log
         self.counters.open += 1
         return Connection(transport, pool)
 
@@ -232,7 +232,7 @@ class Upstream:
 
 
 class Exchange:
-    """One answer on its way: raw bytes in the backend's own framing, and where they end.
+    """One answer being received: raw bytes in the backend's own framing, and where they end.
 
     Attributes:
         head: the final head.
@@ -264,10 +264,10 @@ class Exchange:
         return self._connection.transport.readable
 
     def mark_chunks(self) -> MarkingParser | None:
-        """From the first byte of the body on, note where chunks begin and end; None where it has none."""
+        """Note where chunks begin and end, from the first byte of the body on; return None if it has none."""
         if self._chunks is None or self.head.framing != "chunked":
             return None
-        if not isinstance(self._chunks, MarkingParser):  # it has parsed the head, too
+        if not isinstance(self._chunks, MarkingParser):  # it is the parser of the head
             if isinstance(self._chunks, ResponseParser):
                 self._chunks.close()
             self._chunks = chunk_parser()
@@ -275,17 +275,17 @@ class Exchange:
 
     @property
     def transport(self) -> PlainTransport:
-        """The connection itself, where it has been upgraded; closed by `release`."""
+        """The connection's transport, for an answer that upgraded it; closed by `release`."""
         assert self._connection is not None, "released"
         return self._connection.transport
 
     def take(self) -> bytes:
-        """What of the body came with the head; once, before the first `receive`. Raises UpstreamGarbled."""
+        """Return the part of the body that came with the head. Call once, before `receive`. Raises UpstreamGarbled."""
         data, self._pending = self._pending, b""
         return self._advance(data) if data else data
 
     def receive(self) -> bytes | None:
-        """The next bytes of the body as they arrived; None if none are here. Raises UpstreamClosed, UpstreamGarbled."""
+        """Return the next bytes of the body; None if none are here. Raises UpstreamClosed, UpstreamGarbled."""
         assert self._connection is not None, "released"
         try:
             data = self._connection.transport.receive_now()
@@ -294,7 +294,7 @@ class Exchange:
         return self._advance(data) if data else data if data is None else self._end_of_stream()
 
     def release(self) -> None:
-        """Give the connection back, or close it when the answer was not read to its end. May be called twice."""
+        """Give the connection back, or close it if the answer was not read to its end. May be called twice."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -306,7 +306,7 @@ class Exchange:
             connection.close()
 
     def _advance(self, data: bytes) -> bytes:
-        """Follow the framing through `data`; returns what may go on to the client."""
+        """Follow the framing through `data`; return what to pass on to the client."""
         chunks = self._chunks
         if chunks is not None:
             try:
@@ -348,7 +348,7 @@ def is_websocket(head: HttpResponseHead) -> bool:
 
 
 def received_by(connection: Connection) -> bytes:
-    """What is here of an answer; nothing where there only seemed to be some. Raises OSError, UpstreamClosed."""
+    """Return what has arrived of an answer; b"" if nothing has. Raises OSError, UpstreamClosed."""
     data = connection.transport.receive_now()
     if data is None:
         return b""
@@ -359,13 +359,13 @@ def received_by(connection: Connection) -> bytes:
 
 
 async def send_rest(connection: Connection, rest: memoryview) -> tuple[bool, bytes]:
-    """Send on while listening: a backend that refuses early need not read the rest. Whether it took all of it, and what
-    it has answered meanwhile.
+    """Send the rest of a request while listening, since a backend that refuses early need not read it. Returns whether
+    it took everything, and what it answered meanwhile.
     """
     whole, early = False, bytearray()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_listen, connection, early, nursery.cancel_scope)
-        with contextlib.suppress(OSError):  # what it said before it closed is still to be read
+        with contextlib.suppress(OSError):  # what it answered before it closed is still to be read
             await connection.transport.send_rest(rest, _ignore)
             whole = True
         nursery.cancel_scope.cancel()
@@ -373,8 +373,8 @@ async def send_rest(connection: Connection, rest: memoryview) -> tuple[bool, byt
 
 
 async def _listen(connection: Connection, early: bytearray, sending: trio.CancelScope) -> None:
-    """Collect what is answered, and stop sending once it is more than interim answers, or the backend has ended."""
-    with contextlib.suppress(OSError):  # raised again for who reads the head
+    """Collect what is answered; cancel sending at more than interim answers, or at the end of the connection."""
+    with contextlib.suppress(OSError):  # it is raised again when the head is read
         while is_interim(early) and len(early) <= connection.pool.limits.header_bytes_max:
             data = await connection.transport.receive()
             if not data:
@@ -385,8 +385,8 @@ async def _listen(connection: Connection, early: bytearray, sending: trio.Cancel
 
 
 def is_interim(data: bytes | bytearray) -> bool:
-    """Whether these are interim answers and no more, the last of them perhaps in part. None says that the rest of the
-    request is not wanted (RFC 9110 15.2), but a change of protocols.
+    """Whether these are only interim answers, the last one perhaps incomplete. No interim answer makes the rest of the
+    request unwanted (RFC 9110 15.2), except a change of protocols.
     """
     heads = data.split(b"\r\n\r\n")
     return all(b"HTTP/1.1 1".startswith(head[:10]) and head[10:12] != b"01" for head in heads)
@@ -402,7 +402,7 @@ def _default_tls() -> ssl.SSLContext:
 
 
 def request_head(pool: ConnectionPool, request: HttpRequest, extra: Fields) -> bytes:
-    """The head that the backend gets: our framing, its own host, every field that is the client's to say."""
+    """Return the head for the backend: our framing, its own host, and all fields that the client may set."""
     lines = [request.method, b" ", pool.prefix, request.target, pool.host_line, request.fields.lines]
     for name, value in extra:
         lines += (name, b": ", value, b"\r\n")
