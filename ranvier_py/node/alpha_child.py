@@ -1,7 +1,7 @@
-"""What runs in the process of one tuning: python -m ranvier_py.node.alpha_child
+"""Runs one job of the tuner of route weights, in a process of its own: python -m ranvier_py.node.alpha_child
 
-Reads a job from its input, replays it and writes the alpha. It gives way to every other process, and the kernel ends it
-after CPU_S of processor time. It reads no text of a client, and prints nothing.
+It reads a job from its input, replays it and writes the alpha. It gives way to every other process, and the kernel ends
+it after CPU_S of processor time. It reads no text of a client, and prints nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from ranvier_py.core.routing.route_table.alpha_tuner import ANSWER, decode_job, found_alpha
 
 CPU_S = 2
-ENOUGH_S = 1.5  # then no further alpha is tried, so that there is an answer
+ENOUGH_S = 1.5  # after this no further alpha is tried, so that there is an answer
 NICENESS = 10
 
 

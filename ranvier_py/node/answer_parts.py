@@ -1,8 +1,8 @@
-"""The response cache among peers: what this node keeps is advertised and given, what it lacks is fetched.
+"""Shares the response cache among peers: advertises and gives what this node keeps, fetches what it lacks.
 
-Joins the answer store, the cache on the path of requests, and the peer. A request waits for a peer's answer no longer
-than `response_cache_peer_timeout_s`, whatever happens there; without peers, or without one that has it, it doesn't wait
-at all. What an operator invalidates on one node is void on all that gossip, wherever they keep answers.
+It connects the answer store, the cache on the path of requests, and the peer. A request waits for a peer's answer for
+at most `response_cache_peer_timeout_s`; without peers, or if none has it, it does not wait at all. What an operator
+invalidates on one node is void on all nodes that gossip, wherever they keep answers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ranvier_py.proxy.response_cache import ResponseCache
 
 
 def share_answers(responses: ResponseCache, clustering: ClusterParts) -> None:
-    """From now on peers know what is void here, and where the configuration has it so, what is kept.
+    """Share invalidations with peers from now on, and also answers, if the configuration says so.
 
-    Again whenever the cache is another one, or its options are.
+    Call this again whenever the cache or its options are replaced.
     """
     answers, store = clustering.peer.answers, responses.store
     invalidations = answers.invalidations
@@ -58,7 +58,7 @@ class _Waiting:
 
 
 class ClusterAnswers:
-    """The answers of all nodes of the cluster, of which each keeps what it was asked for."""
+    """The answers of all nodes of the cluster, where each node keeps the answers to its own requests."""
 
     backend = "cluster"
     uses_memory = True
@@ -72,14 +72,14 @@ class ClusterAnswers:
         self._store.kept, self._store.dropped = self._kept, answers.keys.drop
 
     def set_options(self, responses: ResponseCacheOptions) -> None:
-        """Those of the store are asked, each time."""
+        """Do nothing: the store's options are read at each use."""
 
     async def run(self) -> None:
-        """Nothing is to be done: the gossip port does it."""
+        """Do nothing: the gossip port does the work."""
         await trio.sleep_forever()
 
     async def find(self, key: bytes, max_age_s: float) -> StoredAnswer | None:
-        """A peer's answer, if one has it that is not older than that, and gives it in time."""
+        """Fetch a peer's answer, if one has it, it is no older than that, and it comes in time."""
         if max_age_s <= 0:
             return None
         answers = self._answers
@@ -99,17 +99,17 @@ class ClusterAnswers:
         return found
 
     def keep(self, key: bytes, answer: StoredAnswer) -> None:
-        """What memory keeps, peers are sent the key of."""
+        """Do nothing: whatever memory keeps, its key is sent to peers."""
 
     async def invalidate(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> int | None:  # noqa: ARG002
-        """`ResponseCache.voids` has peers drop theirs; how many those were is not asked."""
+        """Return 0: `ResponseCache.voids` has peers drop their answers, and nobody counts those."""
         return 0
 
     def view(self) -> Mapping[str, Any]:
         return {"peers": self._answers.view()}
 
     def samples(self) -> Iterator[Sample]:
-        """Gossip has them."""
+        """Yield nothing: gossip has the metrics."""
         yield from ()
 
     def _is_void(self, answer: StoredAnswer) -> bool:
@@ -127,7 +127,7 @@ class ClusterAnswers:
         return encoded(key, answer, now) if key is not None and answer is not None else None
 
     def _arrived(self, fetched: Fetched) -> bool:
-        """Whether it is an answer to what was asked. Nobody may wait for it any more."""
+        """Give an answer to the request that waits for it, if any. Returns False if the peer's data is invalid."""
         waiting = self._waiting.get(fetched.request)
         if waiting is None:
             return True

@@ -1,12 +1,11 @@
-"""What makes a node measure itself: the calibration of its predictions, and the engines' own counters.
+"""Wires calibration to a node: it measures the node's own predictions, and the engines' counters.
 
-Wires `Calibration` (an observer of attempts) and the engines' metrics pages to a node: the size of a cache bounds the
-learned capacity, what is in their queues beyond what this node and its peers sent counts as load, biases go to the log
-when they appear and when they go, and all of it to the control port. It also recognises each engine's cache profile
-(`routing.checkpoints`) by what the operator wrote, metrics, model cards, events and counts in answers, once a second.
-
-Rules: a load of others is the lesser of two looks in a row, since requests are on their way at any one of them, and is
-forgotten with the third interval without a look. Start-up waits for none of this.
+`Calibration` observes attempts; the poller brings the engines' metrics pages. A page's cache size bounds the learned
+capacity. Requests in an engine's queue beyond those of this node and its peers count as load. Biases are logged when
+they appear and when they go; the control port shows everything. Once a second this also recognises each engine's cache
+profile (`routing.checkpoints`) from the configuration, metrics, model cards, events and counts in answers.
+Rules: the load of others is the lesser of two looks in a row, since each look meets some requests on their way; it is
+forgotten after STALE_INTERVALS without a look. Start-up waits for none of this.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 
-LOOK_S = 5.0  # that a look may take, its turn included
+LOOK_S = 5.0  # longest duration of a look, including its wait for a turn
 
 STALE_INTERVALS = 3
-"""Looks that may fail before what the last one said counts no more."""
+"""Metrics intervals without a look after which the last one does not count any more."""
 
 
 class Look(NamedTuple):
-    """The last look at one engine, and the requests there that no node sent."""
+    """The time of the last look at one engine, and the requests there that no node sent."""
 
     at: float
     excess: int
@@ -56,10 +55,10 @@ class Calibrating:
     Args:
         metrics_interval_s: between two looks at the metrics of one engine.
         estimated: whether nobody reports what this backend holds.
-        contradicted: called for an engine whose answers do not fit what it is known to hold.
-        state_block: tokens of the blocks of recurrent states that an engine's events name; 0: they name none.
+        contradicted: called for an engine whose answers contradict what it is known to hold.
+        state_block: tokens of the blocks of recurrent states in an engine's events; 0 if it has none.
 
-    `configured` has what the operator wrote of a backend's cache.
+    `configured` is what the operator wrote about a backend's cache.
     """
 
     def __init__(
@@ -91,14 +90,14 @@ class Calibrating:
         self._looks: dict[BackendId, Look] = {}
 
     def forget(self, backend: BackendId) -> None:
-        """It was removed."""
+        """Forget a backend that was removed."""
         self._looks.pop(backend, None)
         self.configured.pop(backend, None)
         self._checkpoints.forget(backend)
         self.calibration.forget(backend)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await trio.sleep(TICK_S)
             self.tick(self._clock())
@@ -115,7 +114,7 @@ class Calibrating:
                     self._registry.set_foreign_load(backend, 0)
 
     def _recognise(self, backend: Backend) -> None:
-        """What its cache is, as far as it shows."""
+        """Recognise the profile of a backend's cache, as far as its signs show it."""
         profile = recognised(self._signs(backend))
         before = self._checkpoints.profile(backend.id)
         if self._checkpoints.set_profile(backend.id, profile):
@@ -136,7 +135,7 @@ class Calibrating:
         )
 
     def looked(self, backend: BackendId, metrics: EngineMetrics) -> None:
-        """An engine's page came in."""
+        """Take an engine's metrics page."""
         slot = self._slot(backend)
         if slot is None or slot.removed:
             return
@@ -147,10 +146,10 @@ class Calibrating:
         self._registry.set_foreign_load(backend, min(excess, before.excess) if before is not None else 0)
         self.calibration.report(backend, slot.url, slot.generation, metrics)
 
-    # --- what is seen of it -----------------------------------------------------------------------------------------
+    # --- what it shows ----------------------------------------------------------------------------------------------
 
     def view(self) -> Mapping[str, Any]:
-        """For the control port and the status page."""
+        """Return the figures for the control port and the status page."""
         return {
             "route_precision": self._share("predicted_tokens"),
             "route_recall": self._share("cached_tokens"),
@@ -218,9 +217,8 @@ class Calibrating:
 
 
 def looked_at_by(peer: RouterPeer) -> Callable[[BackendId], bool]:
-    """Whether a backend is this node's to look at: the first of all live members by rendezvous hashing of its key.
-
-    While members disagree on who lives, two look, or none for some seconds; that harms nobody.
+    """Return a predicate: whether this node is to poll a backend's metrics, by rendezvous hashing of its key over all
+    live members. While members disagree on who is alive, two nodes poll, or none for some seconds, which is harmless.
     """
 
     def owns(backend: BackendId) -> bool:
@@ -246,7 +244,7 @@ def backend_samples(known: BackendPredictions, label: Mapping[str, str]) -> Iter
 
 
 def profile_samples(checkpoints: Checkpoints, backend: BackendId, label: Mapping[str, str]) -> Iterator[Sample]:
-    """What an engine's cache was recognised as, and how that proves."""
+    """Yield what an engine's cache was recognised as, and how well that holds."""
     help_text = "1 for what the engine's prefix cache is, as it was recognised or configured."
     yield Sample("cache_profile", "gauge", help_text, 1.0, {**label, "profile": checkpoints.profile(backend).label})
     hybrid = checkpoints.known.get(backend)
@@ -258,7 +256,7 @@ def profile_samples(checkpoints: Checkpoints, backend: BackendId, label: Mapping
 
 
 def engine_samples(metrics: EngineMetrics, label: Mapping[str, str]) -> Iterator[Sample]:
-    """What an engine reports of itself, under our names."""
+    """Yield what an engine reports of itself, under our names."""
     gauges: Sequence[tuple[str, str, float | None]] = (
         ("engine_running", "Requests that the engine works at.", metrics.running),
         ("engine_waiting", "Requests in the engine's own queue.", metrics.waiting),
@@ -272,7 +270,7 @@ def engine_samples(metrics: EngineMetrics, label: Mapping[str, str]) -> Iterator
 
 
 def hit_share(metrics: EngineMetrics) -> float | None:
-    """Since the engine's start."""
+    """Return the engine's hit rate since its start; None if it does not report it."""
     if not metrics.queried_tokens or metrics.hit_tokens is None:
         return None
     return min(1.0, metrics.hit_tokens / metrics.queried_tokens)

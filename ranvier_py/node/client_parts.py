@@ -1,8 +1,8 @@
-"""Watches what clients do to their own prefixes (`core/clients`), beside the requests and in the time that is left.
+"""Watches what clients do to their own prefixes (`core/clients`), besides the requests and in spare time.
 
-Each chat is counted; those that were read from their beginning, for nothing of them was known, are parsed once more and
-compared with what they should have gone on from. That is done one by one, with a pause as long as it takes PAUSE_SHARE
-times. A prompt that finds the queue full, or is too large, is counted and left out.
+Each chat is counted. A chat that was read from its beginning, because nothing of it was known, is parsed once more and
+compared with the conversation that it should have continued. Prompts are compared one by one, with pauses PAUSE_SHARE
+times as long as the work. A prompt that finds the queue full, or is too large, is counted and left out.
 Bounds: QUEUE_MAX prompts, QUEUE_BYTES_MAX of their bodies, BODY_BYTES_MAX each.
 """
 
@@ -38,25 +38,25 @@ from ranvier_py.node.cluster_parts import ClusterParts, FingerprintScheme
 log = logging.getLogger(__name__)
 
 QUEUE_MAX, QUEUE_BYTES_MAX = 256, 16 << 20
-BODY_BYTES_MAX = 256 * 1024  # a larger one would hold up the event loop
-PAUSE_SHARE = 20.0  # under full load this may take a twentieth of the event loop, as learning may
-WORK_S_MAX = 0.0002  # without a pause: requests wait meanwhile
+BODY_BYTES_MAX = 256 * 1024  # a larger one would block the event loop too long
+PAUSE_SHARE = 20.0  # even under full load this takes at most a twentieth of the event loop, as learning does
+WORK_S_MAX = 0.0002  # of work before a pause, since requests wait meanwhile
 
 
 @dataclass(slots=True)
 class ClientReaderCounters:
-    """What was watched, and what was not."""
+    """How many prompts were compared, and how many were not."""
 
     compared: int = counter("Prompts compared with what they should have gone on from.")
     left_out: int = counter("Prompts that were not compared: too large, or too many at once.")
 
 
 class ClientReader:
-    """An attempt.Observer. `key` seeds digests: 64 bits."""
+    """Implements attempt.Observer. `key` seeds digests: 64 bits."""
 
     def __init__(self, key: int, book: RuleBook, mender: BodyMender | None) -> None:
-        self.book = book  # what might be done about breaks
-        self.mender = mender  # what is done
+        self.book = book  # rules that could help against breaks
+        self.mender = mender  # applies the rules that are turned on
         self.watch = ClientWatch(key)
         self.counters = ClientReaderCounters()
         self.rates = ServiceRates()
@@ -65,7 +65,7 @@ class ClientReader:
         self._due = trio.Event()
 
     async def run(self) -> None:
-        """For ever."""
+        """Run for ever."""
         worked_s = 0.0
         while True:
             while not self._queue:
@@ -114,7 +114,7 @@ class ClientReader:
         pass
 
     def view(self) -> Mapping[str, Any]:
-        """GET /admin/clients."""
+        """Return the answer of GET /admin/clients."""
         return {
             "clients": client_rows(self.watch),
             "compared": self.counters.compared,
@@ -163,7 +163,7 @@ class ClientReader:
         found = self.watch.observe(prompt.client, prompt.session, fields, api, prompt.tokens, end)
         if found is not None:
             rule = rule_for(self.book, found.found, prompt.body, api, prompt.client)
-            token_s = self.rates[backend].per_token_s if self.rates.fleet.count else 0.0  # nothing learned, no guess
+            token_s = self.rates[backend].per_token_s if self.rates.fleet.count else 0.0  # 0: no rate is learned yet
             self.watch.broke(prompt.client, found, token_s, rule)
 
 
@@ -173,12 +173,12 @@ def client_reader_of(config: Config, scheme: FingerprintScheme, rng: Random) -> 
 
 
 def body_mender_of(config: Config, scheme: FingerprintScheme, book: RuleBook) -> BodyMender | None:
-    """What changes bodies, where the operator turned a rule on."""
+    """Return what changes bodies, if the operator turned a rule on."""
     return BodyMender(book, TextHasher(scheme.key).digest, config.proof) if book.changing else None
 
 
 def share_verdicts(clients: ClientReader, clustering: ClusterParts | None) -> None:
-    """From now on what rules prove to be holds on all nodes. Again whenever the rules are others."""
+    """Share verdicts about rules with all nodes from now on. Call this again whenever the rules are replaced."""
     if clustering is not None:
         verdicts = clustering.peer.verdicts
         verdicts.mender, verdicts.followed = clients.mender, log_result

@@ -1,8 +1,8 @@
-"""What makes a node a peer: keys, sockets, discovery and files around one RouterPeer. The second composition root.
+"""Makes a node a peer: keys, sockets, discovery and files around one RouterPeer. The second composition root.
 
-`open_cluster` binds the port and finds out the address that peers are told; `ClusterParts.run` keeps the parts running.
-Nothing of it is on a request's path, and a request never waits for any of it. Stopping: `leave` says goodbye and the
-parts go on until the news has spread; then they are cancelled.
+`open_cluster` binds the port and finds the address that peers get; `ClusterParts.run` runs the parts. None of this is
+on a request's path, and no request waits for it. At the end `leave` announces it and the parts go on until that has
+spread; then they are cancelled.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from ranvier_py.supervision import Faults
 log = logging.getLogger(__name__)
 
 SYNC_GRACE_S = 2.0
-"""A node is ready this long after its start even if no peer has given it its routes: routing works without."""
+"""A node is ready so long after its start even if no peer has given it its routes: routing works without them."""
 
-LEAVE_S_MAX = 5.0  # a dissemination time is below two seconds for any cluster on a LAN
+LEAVE_S_MAX = 5.0  # an announcement spreads in less than two seconds in any cluster on a LAN
 
 FINGERPRINT_VERSION = b"2"
-"""Of how fingerprints are made from tokens and texts; raised when core/prompts/fingerprint.py changes its results."""
+"""Version of how fingerprints are made from tokens and texts: raise it if core/prompts/fingerprint.py alters them."""
 
 PROFILES = {"lan": LAN, "wan": WAN}
 
 
 async def load_keys(config: Config) -> tuple[Keys, KeyFile | None]:
-    """The cluster's keys, and the file that they are read from, if any. Raises ConfigError."""
+    """Return the cluster's keys, and the file that they are read from, if any. Raises ConfigError."""
     if config.worker_key is not None:
         return keys_of(config.worker_key), None
     if config.cluster_key_file is None:
@@ -64,7 +64,7 @@ async def load_keys(config: Config) -> tuple[Keys, KeyFile | None]:
 
 @dataclass(frozen=True, slots=True)
 class FingerprintScheme:
-    """How a node makes fingerprints. `identity` tells tokenizer, template and block size."""
+    """How a node makes fingerprints. `identity` names tokenizer, template and block size."""
 
     identity: str
     key: bytes
@@ -72,8 +72,8 @@ class FingerprintScheme:
 
     @property
     def schema(self) -> int:
-        """Equal for nodes that make equal fingerprints of equal prompts: only their routes mean anything to each
-        other."""
+        """A number that is equal for nodes that make equal fingerprints of equal prompts; only such nodes can use each
+        other's routes."""
         parts = (FINGERPRINT_VERSION, self.identity.encode(), self.key, b"%d" % self.texts_match)
         whole = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
         return int.from_bytes(blake2b(whole, digest_size=8, person=b"schema").digest(), "little")
@@ -100,13 +100,13 @@ async def open_cluster(
 
 
 async def own_address(endpoints: GossipEndpoints, sockets: GossipSockets) -> HostPort:
-    """Where peers reach this node."""
+    """Return the address at which peers reach this node. Raises ConfigError."""
     host, port = endpoints.advertise or (await own_host(endpoints.join, sockets.family), 0)
     return str(ip_address(host)), port or sockets.port
 
 
 class ClusterParts:
-    """The parts of one peer, wired."""
+    """The parts of one peer, wired together."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ClusterParts:
         self.discovery = Discovery(join, port.contact, lambda: peer.alone, rng, own, sockets.family, faults)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled."""
+        """Run the parts until cancelled."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._outbound.run)
             nursery.start_soon(self._inbound.run)
@@ -152,12 +152,12 @@ class ClusterParts:
             task_status.started()
 
     def read_keys(self) -> None:
-        """Read the cluster's keys again, soon."""
+        """Read the cluster's keys again soon."""
         if self._key_file is not None:
             self._key_file.look_soon()
 
     def look(self) -> None:
-        """Measure the traffic, and log what peers do not report and only the operator can mend. Call it often."""
+        """Measure the traffic, and log problems that no peer reports and only an operator can solve. Call it often."""
         traffic, commands = self.port.counters, self.peer.signed_commands
         commands.set_wall_clock(wall_ms(), time.monotonic())
         if not self.rates.look(time.monotonic(), traffic.bytes_sent, traffic.bytes_received):
@@ -187,7 +187,7 @@ class ClusterParts:
                 log.warning("gossip.other_routes %s %s", record.name, why)
 
     def order(self, verb: str, url: str, weight: float, name: str) -> bool:
-        """The operator gave an order here: tell the peers, where they may follow it. False: it stays on this node."""
+        """Share an operator's command with the peers. Returns False if it stays on this node."""
         shared = self.peer.signed_commands.give(verb, url, weight, name, time.monotonic())
         if shared:
             self.port.poke()
@@ -199,7 +199,7 @@ class ClusterParts:
         return self.peer.synced or time.monotonic() - self._started_at > SYNC_GRACE_S
 
     async def leave(self) -> None:
-        """Say goodbye, and wait until it has spread."""
+        """Announce that this node leaves, and wait until that has spread."""
         alone = self.peer.alone
         self.port.leave()
         if alone:
@@ -210,7 +210,7 @@ class ClusterParts:
     # --- what it shows ----------------------------------------------------------------------------------------------
 
     def view(self) -> dict[str, Any]:
-        """This node among its peers, for the control port."""
+        """Return this node and its peers, for the control port."""
         now = time.monotonic()
         traffic = self.port.counters
         return {
@@ -222,12 +222,12 @@ class ClusterParts:
         }
 
     def _beside(self) -> dict[str, Any]:
-        """Counters of what stands beside the peer itself, by name."""
+        """Return the counters of the parts around the peer, by name."""
         parts = {"discovery": self.discovery, "state_file": self.state_file, "key_file": self._key_file}
         return {name: part.counters for name, part in parts.items() if part is not None}
 
     def samples(self) -> Iterator[Sample]:
-        """For /metrics."""
+        """Yield the metrics."""
         peer, port = self.peer, self.port
         yield from samples("gossip", peer.counters)
         yield from samples("gossip_members", peer.members.statistics())
@@ -248,7 +248,7 @@ class ClusterParts:
         yield Sample("gossip_lateness_seconds", "histogram", "How late the gossip timer woke up.", port.lateness_s)
 
     async def route_sums(self) -> bytes:
-        """Bucket fingerprints of the route table, made in steps."""
+        """Return the sums of the route table's buckets, computed in steps."""
         for sums in self.peer.route_sync.copy.sums(time.monotonic()):
             if sums is not None:
                 return sums
@@ -257,7 +257,7 @@ class ClusterParts:
 
 
 def public_address(listen: str, own: str) -> str:
-    """Where clients reach this node, as peers show it: nobody can call 0.0.0.0."""
+    """Return the address of the public port for peers to show: nobody can call 0.0.0.0."""
     host, port = host_port(listen)
     return spelled((own if is_wildcard(host) else host, port))
 

@@ -1,13 +1,13 @@
-"""What a node does about the events of its engines: streams, their connections, and the engine caches they end in.
+"""Reads the events of a node's engines: the streams, their connections, and the engine caches that they feed.
 
-For each engine that publishes KV events (the poller finds where) and that this node subscribes to (`StreamSharing`),
-one EventStream and one KvSubscriber for each data-parallel rank. `look` compares what is received with what is to be,
-ten times a second, and begins and ends accordingly; streams of which this node is the reader are opened to
-EngineCaches, those of a standby are not. It also carries snapshots from and to peers.
+For each engine that publishes KV events (the poller finds where) and that this node subscribes to (`StreamSharing`), it
+has one EventStream and one KvSubscriber per data-parallel rank. Ten times a second `look` compares the streams that run
+with those that should, and begins and ends streams. EngineCaches uses the streams of which this node is the reader, not
+those of which it is the standby. Snapshots to and from peers also pass here.
 
-Rules: a stream begins once the engine's model names are known, and begins anew when they change, for they are in every
-fingerprint. A restart that a stream notices is the registry's business, as one that a probe notices. Start-up never
-waits for any of this, and no request does. Without pyzmq, engines are read by others, or not at all; the log says so.
+Rules: a stream begins once its engine's model names are known, and again when they change, since they are part of
+every fingerprint. A restart that a stream notices is reported to the registry, like one that a probe notices. Neither
+start-up nor a request waits for any of this. Without pyzmq other nodes read the engines, or nobody does, as is logged.
 Bounds: one stream for each rank that an engine names, at most publishers.RANKS_MAX.
 """
 
@@ -48,26 +48,26 @@ from ranvier_py.supervision import PAUSE_S, PAUSE_S_MAX, Faults
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.1  # for subscribers, names and peers' snapshots to be followed
-IDLE_INTERVAL_S = 1.0  # while no engine publishes anything; whoever finds one wakes it
-SWEEP_ROWS_MAX = 2000  # a second, as many as the table's own sweep (node.py), which follows
-AGAIN_S = 30.0  # after an engine could not be reached: this node would try again, if nobody has it
+LOOK_INTERVAL_S = 0.1  # between two looks at subscriptions, model names and peers' snapshots
+IDLE_INTERVAL_S = 1.0  # while no engine publishes anything; a newly found publisher ends the wait
+SWEEP_ROWS_MAX = 2000  # in one second, like the table's own sweep (node.py), which follows
+AGAIN_S = 30.0  # after an engine could not be reached: then this node tries again, if nobody reads it
 CHANNEL = "zmq"
 
 RESTARTS_MAX, RESTART_S = 10, 6.0
-"""Restarts of one engine that its events may show, at once and each so often. More are not believed: then they cost no
-generation, which peers count, and forgive the engine nothing."""
+"""Restarts of one engine that its events may show: so many at once, then one in so many seconds. Further ones are not
+believed: they begin no generation, which peers would count, and forgive the engine nothing."""
 
 LEVELS_LOGGED_MAX, LEVEL_LOGGED_S = 20, 10.0
-"""Lines of the log on one engine's level, likewise."""
+"""Log lines about one engine's level: so many at once, then one in so many seconds."""
 
 
 class EngineEvents:
     """See the module.
 
     Args:
-        log_transitions: what the registry makes of restarts that streams notice.
-        faults: where bugs are noted; one costs hits, and nobody else's.
+        log_transitions: gets what the registry makes of restarts that streams notice.
+        faults: records bugs; a bug in one stream loses only that engine's hits.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class EngineEvents:
         self.restarts_unbelieved = 0
         self._restarts: dict[BackendId, Quota] = {}
         self._levels: dict[BackendId, Quota] = {}
-        self.load_reported: Callable[[BackendId, EngineLoad], object] = lambda *_: None  # whoever counts loads sets it
-        self.discover_soon: Callable[[BackendId], object] = lambda _: None  # whoever looks for publishers sets it
+        self.load_reported: Callable[[BackendId, EngineLoad], object] = lambda *_: None  # set by what counts loads
+        self.discover_soon: Callable[[BackendId], object] = lambda _: None  # set by what looks for publishers
         self._faults = faults or Faults()
         self._hasher = router.hasher.plain()
         self._namespace_of = router.reader.namespace_of
@@ -104,34 +104,34 @@ class EngineEvents:
         self._clock = clock
         self._found: dict[BackendId, tuple[Publisher, ...]] = {}
         self.streams: dict[BackendId, dict[int, SubscribedStream]] = {}  # by rank
-        self._unnamed: dict[BackendId, tuple[tuple[str, ...], ...]] = {}  # whose events can't be read, and their models
-        self._lost: dict[BackendId, float] = {}  # not to be tried before then: somebody else may reach it
-        self._failed: dict[BackendId, tuple[int, float]] = {}  # faults in a row, and not to be looked at before then
+        self._unnamed: dict[BackendId, tuple[tuple[str, ...], ...]] = {}  # unreadable backends, with their models
+        self._lost: dict[BackendId, float] = {}  # not to be tried before then, since a peer may reach it
+        self._failed: dict[BackendId, tuple[int, float]] = {}  # faults in a row, and no look before then
         self._sockets: KvSockets | None = None
         self._trouble = ""
         self._nursery: trio.Nursery | None = None
         self._woken = trio.Event()
 
     def share(self, sharing: SharedStreams) -> None:
-        """There are peers, who may have snapshots. To be called before `run`."""
+        """Share streams and snapshots with peers. Call this before `run`."""
         self.sharing, self.shared = sharing, True
         sharing.give, sharing.moved = self._snapshot, self.wake
 
-    # What others call
+    # What other parts call
 
     def forget(self, backend: BackendId) -> None:
-        """It was removed."""
+        """Forget a backend that was removed."""
         for table in (self._found, self._unnamed, self._lost, self._failed, self._restarts, self._levels):
             table.pop(backend, None)
         self._end(backend)
 
     def found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None:
-        """Where an engine publishes its events, as far as it is known now."""
+        """Take where an engine publishes its events, as far as that is known now."""
         self._found[backend] = publishers
         self.wake()
 
     def contradicted(self, backend: BackendId) -> None:
-        """An engine's answers do not fit what it is known to hold: ask it whether it is still the same."""
+        """Check whether an engine is still the same process, since its answers contradict what it is known to hold."""
         for one in self.streams.get(backend, {}).values():
             one.subscriber.carry(one.stream.contradicted(self._clock()))
 
@@ -142,7 +142,7 @@ class EngineEvents:
     # Time
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -162,9 +162,9 @@ class EngineEvents:
             self.look(self._clock())
 
     def look(self, now: float) -> None:
-        """Begin and end what this node is to receive; hand on what peers have brought.
+        """Begin and end streams as wanted, and pass on what peers have sent.
 
-        A fault costs the engine that it met: it is left as it is for a while, which doubles while it faults again.
+        After a fault its engine is left alone for a while, which doubles while faults repeat.
         """
         publishing = [id_ for id_, publishers in self._found.items() if publishers]
         self.sharing.streams({id_: [each.rank for each in self._found[id_]] for id_ in publishing}, now)
@@ -197,7 +197,7 @@ class EngineEvents:
             log.info("engine_events.snapshot_%s %s", what, self._label(one.stream.source))
 
     def sweep(self, now: float) -> None:
-        """Put the route table right, a little at a time. To be called each second."""
+        """Correct the route table, some rows at a time. Call this each second."""
         self.engine_caches.sweep(now, SWEEP_ROWS_MAX)
 
     # Inside
@@ -219,7 +219,7 @@ class EngineEvents:
         return known.generation
 
     def _names(self, id_: BackendId) -> tuple[tuple[str, ...], ...]:
-        """The names under which each of its publishers is read. Empty: they are not known, or not of which model."""
+        """Return the model names for each publisher; () if they are unknown, or it is unclear which model it serves."""
         backend, topics = self._registry.current(id_), [publisher.topic for publisher in self._found[id_]]
         if backend is None or backend.models is None:
             return ()
@@ -237,7 +237,7 @@ class EngineEvents:
 
     def _follow(self, id_: BackendId, publishers: Mapping[Publisher, tuple[str, ...]], now: float) -> None:
         """Subscribe to these publishers of one engine, each under its names, and to no others."""
-        streams = self.streams.setdefault(id_, {})  # always all that runs, whatever is raised on the way
+        streams = self.streams.setdefault(id_, {})  # has all running streams even if something raises below
         for rank, one in list(streams.items()):
             if publishers.get(one.publisher) != one.stream.names.base:
                 self._stop(streams.pop(rank), now)
@@ -259,7 +259,7 @@ class EngineEvents:
         self.sharing.report(id_, worst, now)
 
     def _can(self) -> bool:
-        """Whether this node can receive anything."""
+        """Whether this node can receive events at all."""
         if self._sockets is None and not self._trouble and self._nursery is not None:
             try:
                 self._sockets = KvSockets()
@@ -294,7 +294,7 @@ class EngineEvents:
             self._stop(one, self._clock())
 
     def _carry(self, stream: EventStream, effect: object) -> None:
-        """What a subscriber leaves to others."""
+        """Carry out what a subscriber does not do itself."""
         backend, name = stream.source
         if isinstance(effect, AskPeer):
             self.sharing.ask(backend, int(name.partition("/")[2]), effect.ask, self._clock())
@@ -312,7 +312,7 @@ class EngineEvents:
                 self.load_reported(backend, load)
 
     def _snapshot(self, backend: BackendId, rank: int) -> SnapshotWriter | None:
-        """For a peer, of a stream that is known exactly."""
+        """Return a snapshot for a peer, if the stream is known exactly."""
         one = self.streams.get(backend, {}).get(rank)
         return one.stream.snapshot() if one is not None else None
 
@@ -326,19 +326,19 @@ class EngineEvents:
     # What it shows
 
     def level(self, backend: BackendId) -> Level:
-        """How well this engine is known here, or to the peer who reads it and reports it."""
+        """Return how well this engine is known here, or to the peer that reads it."""
         level = self.engine_caches.level(backend)
         if level is Level.ESTIMATED and self._found.get(backend):
             level = self.sharing.level(backend) or level
         return level
 
     def state_block(self, backend: BackendId) -> int:
-        """Tokens of the blocks at whose ends an engine's events have recurrent states; 0: they have none."""
+        """Return the tokens of the blocks at whose ends an engine's events have recurrent states; 0: they have none."""
         streams = (one.stream.residency for one in self.streams.get(backend, {}).values())
         return max((each.block_tokens for each in streams if each.has_states), default=0)
 
     def view(self) -> dict[str, Any]:
-        """For the control port: a line for each engine, and all of each source."""
+        """Return a line for each engine, and all of each source, for the control port."""
         now = self._clock()
         standby = [one for ranks in self.streams.values() for one in ranks.values() if not one.stream.is_open]
         return {
@@ -366,7 +366,7 @@ class EngineEvents:
         }
 
     def _reason(self, backend: Backend) -> str:
-        """Where the level of an engine comes from."""
+        """Return why an engine has its level."""
         for one in self.streams.get(backend.id, {}).values():
             if not one.subscriber.is_connected:
                 return f"not connected: {one.subscriber.why or 'not yet'}"
@@ -374,7 +374,7 @@ class EngineEvents:
         return reason or ("" if self._found.get(backend.id) else "it publishes no events")
 
     def _note(self, backend: Backend) -> str:
-        """Why an engine that publishes events is not read here, or of less use than it could be."""
+        """Return why an engine that publishes events is not read here, or is of less use than it could be."""
         if not self._found.get(backend.id):
             return ""
         for one in self.streams.get(backend.id, {}).values():
@@ -404,7 +404,7 @@ class EngineEvents:
         return {**shown, **one.view(now)} if one is not None else shown
 
     def samples(self) -> Iterator[Sample]:
-        """For /metrics."""
+        """Yield the metrics."""
         yield from samples("engine_cache", self.engine_caches.counters, {})
         help_text = "Engines whose events do not say of which base model they are."
         yield Sample("engine_events_ambiguous", "gauge", help_text, len(self._unnamed))

@@ -1,4 +1,4 @@
-"""One rank of an engine whose events are received: its stream, its connection, and what both can show."""
+"""One rank of an engine whose events this node receives: its stream, its connection, and their figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ranvier_py.io.engine_events.zmq_source import KvSubscriber
 from ranvier_py.supervision import Faults
 
 LOST_S = 10.0
-"""Without a connection for so long, perhaps a peer can reach the publisher. An engine that starts anew takes longer."""
+"""After so long without a connection perhaps a peer can reach the publisher. An engine that restarts takes longer."""
 
 GAUGES = {
     "blocks": "Blocks that an engine holds.",
@@ -34,20 +34,20 @@ class SubscribedStream:
     stream: EventStream
     subscriber: KvSubscriber
     scope: trio.CancelScope
-    up_at: float  # when it was last connected, or begun
+    up_at: float  # when it was last seen connected; before that, when it was begun
 
     async def run(self, faults: Faults) -> None:
-        """Until `stop`."""
+        """Run until `stop`."""
         with self.scope:
             await faults.keep("event_subscriber", self.subscriber.run)
 
     def stop(self, now: float) -> None:
-        """Nothing more comes of it; its connection is closed by and by."""
+        """Close the stream now; its connection ends soon."""
         self.scope.cancel()
         self.stream.close(now)
 
     def is_lost(self, now: float) -> bool:
-        """Whether there has been no connection for long."""
+        """Whether there has been no connection for LOST_S."""
         if self.subscriber.is_connected:
             self.up_at = now
         return now > self.up_at + LOST_S
@@ -55,7 +55,7 @@ class SubscribedStream:
     # What it shows
 
     def view(self, now: float) -> dict[str, Any]:
-        """All of it, as JSON has it."""
+        """Return all figures, for JSON."""
         subscriber = self.subscriber
         return {
             "models": self.stream.names.base,
@@ -70,7 +70,7 @@ class SubscribedStream:
         }
 
     def totals(self) -> dict[str, int]:
-        """What fits into one line."""
+        """Return the figures that fit into one line."""
         counters, held = self.stream.machine.counters, self.stream.residency.view()
         return {
             "applied": counters.applied,
@@ -81,7 +81,7 @@ class SubscribedStream:
         }
 
     def samples(self, label: Mapping[str, str]) -> Iterator[Sample]:
-        """For /metrics; `label` names the engine."""
+        """Yield the metrics; `label` names the engine."""
         labels = {**label, "source": self.stream.source.name}
         held = asdict(self.stream.residency.view())
         for name, help_text in GAUGES.items():

@@ -1,11 +1,11 @@
-"""When cyclic garbage is collected: in small steps, just before the event loop waits, and never by the interpreter.
+"""Collects cyclic garbage in small steps, just before the event loop waits, and never from within the interpreter.
 
-What a request makes is freed by counting: no cycles. Yet the interpreter, which counts new objects against freed ones,
-would look rarely, and then at everything that was made since: long steps, in the middle of requests. Garbage comes from
-connections that fail, and from the libraries of the control port.
+Objects of a request have no cycles, so reference counting frees them. The interpreter triggers collections by counting
+new objects against freed ones: it would collect rarely, and then examine everything made since, in long steps in the
+middle of requests. Garbage comes from connections that fail, and from the libraries of the control port.
 
-Rules: an object is looked at once while it is young, with those of YOUNG_S; again only in moments without requests
-(`Node.sweep`). A second look at what is a little older would take as long as twenty first ones, in one piece.
+Rules: an object is examined once while it is young, with the others of YOUNG_S, and again only in moments without
+requests (`Node.sweep`). To examine those of middle age would take as long as twenty young collections, in one piece.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import trio
 from trio.abc import Instrument
 
 YOUNG_S = 0.02
-"""Between two looks at what is new. A look takes in what the requests in flight have as well, so more looks would cost
-more, and fewer would be longer steps: dozens of requests leave ten objects each."""
+"""Least time between two young collections. A collection also examines the objects of requests in flight, so more
+collections would cost more, and fewer would be longer steps: dozens of requests leave ten objects each."""
 
 
 class WaitCollector(Instrument):
@@ -38,7 +38,7 @@ class WaitCollector(Instrument):
 
 @contextmanager
 def collected_in_waits() -> Iterator[None]:
-    """What is there now stays; what comes is collected just before waits. Within a trio run."""
+    """Exempt all present objects, and collect new ones just before waits. Use this within a trio run."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,13 +1,13 @@
 """Continuum's tier 4 in a node: event sources fill the index, `kv_score` asks it, the control port shows it.
 
-A source whose stream begins anew says nothing of what happened meanwhile, so what was known of its backend goes
-first (CX18). Prefixes that are called by one of our token fingerprints, 16 hex digits, go to engine truth as well, and
-so to every policy; a stream without numbers is never known better than DEGRADED. Continuum's own keys, 64 digits, stay
-in the index, which `kv_score` asks for the key of a prompt's opening.
+A source whose stream begins anew does not report what happened meanwhile, so all that was known of its backend is
+dropped first (CX18). A prefix named by one of our token fingerprints (16 hex digits) is also reported to EngineCaches,
+and so reaches every policy; since the stream has no numbers its level never exceeds DEGRADED. Continuum's own keys (64
+digits) stay in the index, which `kv_score` asks for the key of a prompt's opening.
 
-Rules: the index is this node's own: each node may listen to the same sources. With Redis nodes share what they receive
-(`share`), each beside its own index. Source: Continuum Router, «KV cache optimization», tier 4; the JSON of the control
-port is its own, with what it promises and leaves out added (CX16).
+Rules: each node has its own index; several nodes may listen to the same sources. With Redis nodes share what they
+receive (`share`), besides their own indexes. Source: Continuum Router, «KV cache optimization», tier 4; the JSON of
+the control port is Continuum's, plus the members that its document promises but its JSON lacks (CX16).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from ranvier_py.supervision import Faults
 
 FINGERPRINT_DIGITS = 16
 CHANGED, STATUS = "Events that changed the index.", "State of an event source."
-TICK_S = 1.0  # expired entries are invisible at once; a tick only frees their memory
+TICK_S = 1.0  # expired entries are never found; a tick only frees their memory
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedBackend:
-    """A backend with an event source. `url` is what all nodes call it."""
+    """A backend with an event source. `url` is its name on all nodes."""
 
     id: BackendId
     name: str
@@ -55,7 +55,7 @@ class IndexedBackend:
 
 
 class IndexedStream:
-    """One source and its backend. What it holds by our own names is a `Held` of engine truth."""
+    """One source and its backend. It is the `Held` of EngineCaches for the prefixes that have our names."""
 
     def __init__(self, backend: IndexedBackend, index: KvIndex, engine_caches: EngineCaches | None) -> None:
         self.backend = backend
@@ -88,9 +88,9 @@ class IndexedStream:
 
 
 class Preparing:
-    """Has Redis asked for a prompt's opening while the prompt is tokenized, before it is placed.
+    """Asks Redis for a prompt's opening while the prompt is tokenized before its placement.
 
-    A prompt that the routes know well waits for neither: they know more of it than its opening.
+    A prompt whose routes are well known waits for neither, since they cover more than its opening.
     """
 
     def __init__(self, tokenizer: PromptTokenizer, indexing: Callable[[], Indexing]) -> None:
@@ -111,7 +111,7 @@ class Preparing:
 
 
 class Indexing:
-    """The index of one node, with all that belongs to it."""
+    """The index of one node, its sources and its link to Redis."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Indexing:
     ) -> None:
         self._faults = faults or Faults()
         self.index = KvIndex(settings, time.perf_counter)
-        self._scoring: KvScoreOptions | None = None  # of the policy that asks
+        self._scoring: KvScoreOptions | None = None  # options of the policy that asks, if one does
         self._sources: list[tuple[IndexedBackend, EventSource]] = []
         self._link: RedisLink | None = None
         self._rng = rng
@@ -140,7 +140,7 @@ class Indexing:
         return bool(self._sources) or self._link is not None
 
     def share(self, commands: RedisCommands, prefix: str, find: Callable[[str], BackendId | None]) -> RedisLink:
-        """Share the index through Redis, in keys with this prefix; `find` knows backends by their URL."""
+        """Share the index through Redis, in keys with this prefix; `find` finds backends by their URL."""
         states = {backend.id: source.state for backend, source in self._sources}
         shared = SharedIndex(
             self.index,
@@ -155,12 +155,12 @@ class Indexing:
 
     @property
     def asked_link(self) -> RedisLink | None:
-        """To Redis, if a policy asks for what others share."""
+        """The link to Redis, if a policy asks for what other nodes share."""
         return self._link if self._scoring is not None else None
 
     @property
     def opening(self) -> tuple[int, str]:
-        """Of a prompt, what its key is made of: so many bytes, and of what."""
+        """What the key of a prompt is made of: how many bytes, and of which part of it."""
         options = self._scoring or KvScoreOptions()
         return options.max_prefix_length, options.prefix_source
 
@@ -172,18 +172,18 @@ class Indexing:
             self._scoring = policy.options
 
     def set_options(self, settings: IndexSettings, options: SourceOptions) -> None:
-        """For what comes from now on."""
+        """Use these options for what comes from now on."""
         self.index.settings = settings
         for _, source in self._sources:
             source.options = options
 
     def rekey(self, api_key: str) -> None:
-        """Ask event streams with this key."""
+        """Use this key for event streams from their next connection on."""
         for _, source in self._sources:
             source.rekey(api_key)
 
     async def run(self) -> None:
-        """Listen for ever."""
+        """Run for ever."""
         async with trio.open_nursery() as nursery:
             for _, source in self._sources:
                 nursery.start_soon(self._faults.keep, "kv_index_source", source.run)
@@ -200,7 +200,7 @@ class Indexing:
     # --- the control port -------------------------------------------------------------------------------------------
 
     def stats(self) -> Mapping[str, Any]:
-        """GET /admin/kv-index/stats, as Continuum has it (CR26)."""
+        """Return the answer of GET /admin/kv-index/stats, in Continuum's form (CR26)."""
         if not self.enabled:
             return {"enabled": False}
         index, counters, ttl_s = self.index, self.index.counters, self.index.settings.ttl_s
@@ -242,7 +242,7 @@ class Indexing:
         }
 
     def backends(self) -> Mapping[str, Any]:
-        """GET /admin/kv-index/backends (CR27)."""
+        """Return the answer of GET /admin/kv-index/backends (CR27)."""
         return {
             "enabled": self.enabled,
             "backends": [
@@ -266,14 +266,14 @@ class Indexing:
         }
 
     def clear(self) -> Mapping[str, Any]:
-        """POST /admin/kv-index/clear (CR28)."""
+        """Clear the index, for POST /admin/kv-index/clear (CR28). Returns the answer."""
         before = self.index.clear()
         if self._link is not None:
             self._link.shared.clear(time.monotonic())
         return {"success": True, "entries_before_clear": before, "cleared_entries": before}
 
     def samples(self) -> Iterator[Sample]:
-        """Continuum's metrics under our prefix (CR22)."""
+        """Yield Continuum's metrics under our prefix (CR22), and our own."""
         if not self.enabled:
             return
         for backend, source in self._sources:
@@ -306,7 +306,7 @@ def tier_of(entry: IndexedPrefix | None) -> Tier:
 
 
 def moment(at: float | None) -> str | None:
-    """A time of the monotonic clock as people write it."""
+    """Return a time of the monotonic clock as UTC in ISO 8601."""
     if at is None:
         return None
     seconds = time.time() - (time.monotonic() - at)

@@ -1,4 +1,4 @@
-"""The parts of one node, and what several of them do together: backends come and go, peers are followed, it drains.
+"""The parts of one node, and what several of them do together: add and remove backends, follow peers, drain.
 
 On SIGTERM or SIGINT the node stops accepting, lets running answers finish up to the drain deadline, and ends.
 `run_node` runs the parts.
@@ -64,30 +64,30 @@ from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
-FOLLOW_INTERVAL_S = 0.25  # for doubts and commands of peers to reach the prober and the registry
+FOLLOW_INTERVAL_S = 0.25  # between two transfers of peers' doubts and commands to the poller and the registry
 COLLECT_INTERVAL_S = 600.0  # between two full collections, each in a moment without requests
 
 SAME_SIGNAL_S = 0.5
-"""Signals to stop that come within this time are one: the kernel reports the death of a worker's parent once for each
-of its threads, and a service manager may signal a worker beside the parent that passes the signal on."""
+"""Signals to stop within this time count as one: the kernel reports the death of a worker's parent once for each of its
+threads, and a service manager may signal a worker as well as the parent, which passes the signal on."""
 
-SWEEP_INTERVAL_S = 1.0  # expired claims are invisible at once; the sweep only frees their memory
+SWEEP_INTERVAL_S = 1.0  # expired routes are never matched; the sweep only frees their memory
 SWEEP_ROWS_MAX = 2000
 
 
 class Node:
-    """The parts of one node, wired. Nothing runs until `run`, which adds those that not every node has."""
+    """The parts of one node, wired together. Nothing runs until `run`, which adds the parts that not every node has."""
 
     clustering: ClusterParts | None = None
-    log_counters = staticmethod(log_counters)  # of the whole process
+    log_counters = staticmethod(log_counters)  # they count for the whole process
 
     def __init__(self, config: Config, tokenizer: TokenizerProcess, rng: Random, key: bytes) -> None:
-        """`tokenizer` has started; `key` is what fingerprints are made with, there as here."""
+        """`tokenizer` must have started; `key` keys its fingerprints and this node's."""
         self.config = config
         self.tokenizer = tokenizer
         self.faults = Faults()
         self.resolver = Resolver(self.faults)
-        self.drained = trio.Event()  # nobody is served any more, and the peers know it
+        self.drained = trio.Event()  # set once no request is served any more, and the peers know it
         self.addresses: dict[str, BackendAddress] = {}
         self.scheme = scheme_of(config, tokenizer.facts, key)
         self.registry = Registry(config.health)
@@ -135,7 +135,7 @@ class Node:
         self.server = DataServer(
             self.pipeline.handle, config.server, tls=tls_context(config), report=report, faults=self.faults
         )
-        self.upstream.readiness = self.server.readiness  # runs as long as there are requests
+        self.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.control, self.draining = control_settings(config), False
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
@@ -145,7 +145,7 @@ class Node:
         self.indexing.join(self.router.policy)
 
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
-        """`spec` is what else was configured. Raises BadRequest; whatever is raised, nothing was added."""
+        """Add a backend; `spec`: its configuration, if any. Raises BadRequest; then nothing was added."""
         with ExitStack() as undo:
             backend = self.registry.add(url, weight=weight, name=name, hosted=spec.hosted if spec is not None else None)
             undo.callback(self.remove_backend, backend.name)
@@ -159,7 +159,7 @@ class Node:
         return backend.id
 
     def remove_backend(self, name_or_url: str) -> None:
-        """Raises NotFound. Each part forgets it, whatever is raised by another."""
+        """Have each part forget the backend, even if another part raises. Raises NotFound."""
         backend = self.registry.remove(name_or_url)
         with ExitStack() as steps:
             if address := self.addresses.pop(backend.url, None):
@@ -169,7 +169,7 @@ class Node:
         log.info("backend.removed %s", backend.name)
 
     async def follow(self, clustering: ClusterParts) -> None:
-        """Do what peers bring about here, for ever."""
+        """Act on peers' reports and commands, for ever."""
         peer = clustering.peer
         while True:
             await trio.sleep(FOLLOW_INTERVAL_S)
@@ -183,7 +183,7 @@ class Node:
             clustering.look()
 
     def _follow(self, command: Command) -> bool:
-        """A command that the operator gave on another node. False: it can't be followed now."""
+        """Carry out a command that the operator gave on another node. Returns False if that fails now."""
         known = self.registry.find(command.url)
         try:
             if command.verb == "add" and known is None:
@@ -196,7 +196,7 @@ class Node:
         return True
 
     def _address_of(self, url: str) -> BackendAddress:
-        """Parsed once for each backend; one that is leaving may still be asked for."""
+        """Return the backend's address, parsed when it was added; parse it again if it was removed meanwhile."""
         return self.addresses.get(url) or BackendAddress.parse(url)
 
     def _probed(self, backend: BackendId, result: ProbeResult) -> None:
@@ -235,7 +235,7 @@ class Node:
                 if self.clustering is not None:  # last, so that the last answers are still sent to peers
                     await self.clustering.leave()
                 nursery.cancel_scope.cancel()
-            await self.server.drain(0)  # what a second signal left; nothing otherwise
+            await self.server.drain(0)  # cuts what is left after a second signal
             self.drained.set()
 
     async def _cut_at_next(self, signals: object, scope: trio.CancelScope) -> None:
@@ -248,11 +248,11 @@ class Node:
 
 
 WELL = (Health.HEALTHY.value, Circuit.CLOSED.value)
-"""What a backend is to be."""
+"""States that need no attention."""
 
 
 def log_transitions(transitions: Sequence[Transition]) -> None:
-    """A warning for what somebody may have to look at; good news and what is listed are none."""
+    """Log changes of backends: as warnings if somebody may have to look, else at info."""
     for change in transitions:
         level = logging.INFO if change.what == "models" or change.after in WELL else logging.WARNING
         log.log(level, "backend.%s %s %s -> %s (%s)", change.what, change.name, change.before, change.after, change.why)

@@ -1,7 +1,7 @@
-"""From the configuration to the parts of a node: which value of an operator reaches which part, and in which unit.
+"""Makes the parts of a node from the configuration: which option reaches which part, and in which unit.
 
-Each function makes one part, or the limits of one, and starts nothing. Whoever looks for what a key does finds the
-place here; whoever adds one adds a line. node.py wires what these return.
+Each function makes one part, or the limits of one, and starts nothing. To find what an option does, look here; to add
+one, add a line here. node.py wires the parts together.
 """
 
 from __future__ import annotations
@@ -64,24 +64,23 @@ log = logging.getLogger(__name__)
 
 INDEX_REDIS, RESPONSES_REDIS = "kv_redis_url", "response_cache_redis_url"
 
-INDEX_CONNECTIONS = 2  # of its own: one job at a time, and one that is being cut off
+INDEX_CONNECTIONS = 2  # in a pool of its own: one job at a time, and one that is being cut off
 
 COMMON_KEY = bytes(32)
-"""What nodes without a secret in common name tenants with, where they share answers: who reads Redis reads those
-anyway."""
+"""Names tenants on nodes that share answers but no secret. Whoever reads Redis can read the answers anyway."""
 
 RESERVED_DESCRIPTORS = 512
-"""For all but clients and what is asked for them: 256 of the control port, 64 probes at once, 64 refusals under way,
+"""For all but clients and their requests to backends: 256 for the control port, 64 probes at once, 64 refusals at once,
 the streams of peers, sockets of the node itself, files."""
 
 RESERVED_PER_BACKEND = 8
-"""Sockets of its events and replays, with those that ZeroMQ needs for them, and looks at its pages."""
+"""Sockets for a backend's events and replays, with those that ZeroMQ needs for them, and for polls of its pages."""
 
 
 def within_descriptors(config: Config, descriptors: int) -> Config:
-    """The configuration with so many clients at most that each may have one descriptor, and each request one more.
+    """Return the configuration with so few clients that each can have one descriptor, and each request one more.
 
-    Half of few descriptors stay in reserve; of many, what the rest of a node may need.
+    At most half of the descriptors stay in reserve; if there are many, as many as the rest of a node may need.
     """
     server = config.server
     reserved = RESERVED_DESCRIPTORS + RESERVED_PER_BACKEND * len(config.backend)
@@ -100,10 +99,10 @@ def within_descriptors(config: Config, descriptors: int) -> Config:
 
 
 def fingerprint_key(config: Config, shared: bytes | None) -> bytes:
-    """What fingerprints are made with: the operator's secret, else that of the peers, else one of this node's own."""
+    """Return the key of fingerprints: from the operator's secret, else from the peers', else from a random one."""
     given = config.cluster_secret.get_secret_value().encode() if config.cluster_secret else None
     secret = given or shared or secrets.token_bytes(32)
-    return blake2b(secret, digest_size=32, person=b"fingerprint").digest()  # any length in, one length out
+    return blake2b(secret, digest_size=32, person=b"fingerprint").digest()  # secrets have any length, keys have one
 
 
 def tokenizer_process(config: Config, key: bytes) -> TokenizerProcess:
@@ -112,7 +111,7 @@ def tokenizer_process(config: Config, key: bytes) -> TokenizerProcess:
 
 
 def scheme_of(config: Config, facts: TokenizerFacts, key: bytes) -> FingerprintScheme:
-    """How this node makes fingerprints."""
+    """Return how this node makes fingerprints."""
     return FingerprintScheme(f"{facts.identity}/{config.block_size_tokens}", key, facts.keeps_turns)
 
 
@@ -152,12 +151,12 @@ def make_router(
 
 
 def tenants_of(config: Config, scheme: FingerprintScheme) -> Tenants | None:
-    """What tells tenants apart, where the operator wants that."""
+    """Return what identifies tenants, if the operator wants them kept apart."""
     return Tenants(config.tenant_isolation, TextHasher(scheme.key)) if config.tenant_isolation != OFF else None
 
 
 def redis_pools_of(config: Config) -> Mapping[str, RedisPool]:
-    """The connections to each Redis, by the option that names it: one pool where two name the same (CR14)."""
+    """Make the connections to each Redis, by the option that names it: one pool if two options name the same (CR14)."""
     pools: dict[str, RedisPool] = {}
     own, other = config.response_cache_redis_url, config.kv_redis_url
     answers, index = own or other, other or own
@@ -189,9 +188,8 @@ def response_cache_of(
     rng: Random,
     tenants: Tenants | None = None,
 ) -> ResponseCache | None:
-    """What answers without an engine, where the operator wants that. Nobody gets what another credential got.
-
-    `tenants` tells them apart where it is asked of each request anyway.
+    """Make the cache that answers without an engine, if the operator wants one. No client gets another credential's
+    answers. `tenants` is reused if tenants are identified for each request anyway.
     """
     if not config.responses.enabled:
         return None
@@ -207,18 +205,18 @@ def response_cache_of(
 
 
 def has_shared_key(config: Config) -> bool:
-    """Whether nodes on several machines make fingerprints with one key."""
+    """Whether nodes on several machines make fingerprints with the same key."""
     return bool(config.cluster_secret or config.cluster_key_file or config.insecure_gossip)
 
 
 def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:
-    """Where an engine publishes its KV events by the configuration; nothing where it is to be asked."""
+    """Return where the configuration says that an engine publishes KV events; () if the engine is to be asked."""
     host = urlsplit(spec.url).hostname or ""
     return of_operator(spec.kv_events, spec.kv_replay, spec.kv_ranks, host) if spec.kv_events else ()
 
 
 def key_inbox(config: Config, scheme: FingerprintScheme) -> KeyInbox:
-    """What hashes prompts, and notes how workers that push prefix hashes would name them."""
+    """Make what hashes prompts, and notes the prefix hashes that workers which push them would use."""
     options = placement_options(config).build(StickyLeastLoadedOptions)
     return KeyInbox(scheme.key, config.block_size_tokens, config.policy, options.prefix_tokens)
 
@@ -228,7 +226,7 @@ def make_routes(config: Config) -> RouteTable:
 
 
 def alpha_process_of(config: Config, router: Router) -> AlphaProcess | None:
-    """What finds out how routes are weighed where a full table forgets those that are worth least. It observes."""
+    """Make what tunes the weight of routes, if full tables evict by utility. It becomes an observer of attempts."""
     if config.routes.eviction != UTILITY:
         return None
     tuner = AlphaTuner(router.routes, router.chain)
@@ -237,14 +235,14 @@ def alpha_process_of(config: Config, router: Router) -> AlphaProcess | None:
 
 
 def placement_options(config: Config) -> PlacementOptions:
-    """The options of policies; those named in `policy_option` count for more than the keys of their own."""
+    """Return the options of policies; those in `policy_option` override the keys of their own."""
     keys = {"divert_factor": config.load_factor, "divert_floor": config.load_floor}
     named = PlacementOptions.parse(config.policy_option).named
     return PlacementOptions(**{**keys, "placement_compatibility": config.placement_compatibility, **named})
 
 
 def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
-    """The policies that place without effect, where the operator wants any."""
+    """Make the policies that place without effect, if the operator wants any."""
     if not config.shadow:
         return None
     options = placement_options(config)
@@ -263,7 +261,7 @@ def indexing_of(  # the parts that it joins
     faults: Faults,
     pool: RedisPool | None = None,
 ) -> Indexing:
-    """The index that event streams of Continuum's shape fill; empty without any. `pool`: shared with other nodes."""
+    """Make the index that event streams of Continuum's form fill. `pool` connects it with other nodes' indexes."""
     found = [(registry.find(spec.url), spec.kv_index) for spec in config.backend if spec.kv_index]
     backends = [IndexedBackend(one.id, one.name, url, one.url) for one, url in found if one is not None]
     own_rng = Random(rng.getrandbits(64))  # noqa: S311
@@ -282,7 +280,7 @@ def indexing_of(  # the parts that it joins
 
 
 def request_ids() -> Iterator[bytes]:
-    """Unique among nodes and restarts."""
+    """Return ids that are unique among nodes and restarts."""
     name = secrets.token_hex(4).encode()
     return (b"%b-%x" % (name, number) for number in count(1))
 
@@ -292,18 +290,18 @@ def source_options(config: Config) -> SourceOptions:
 
 
 def authorization_of(config: Config) -> bytes:
-    """What backends get where the client sends none; may be empty."""
+    """Return the authorization for backends if the client sends none; may be empty."""
     return f"Bearer {config.api_key}".encode() if config.api_key else b""
 
 
 def backend_at(registry: Registry, url: str) -> BackendId | None:
-    """The backend that peers call so."""
+    """Return the backend with this URL, by which peers name it."""
     found = registry.find(url)
     return found.id if found is not None else None
 
 
 def calibrating_of(config: Config, router: Router, asking: UsageAsking, engine_events: EngineEvents) -> Calibrating:
-    """What measures the predictions, and corrects those of engines whose events are not read."""
+    """Make what measures predictions, and corrects those of engines whose events are not read."""
     return Calibrating(
         router,
         asking,
@@ -315,7 +313,7 @@ def calibrating_of(config: Config, router: Router, asking: UsageAsking, engine_e
 
 
 def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
-    """What writes attempts down, where the operator wants that."""
+    """Make what records attempts, if the operator wants that."""
     if config.record_file is None:
         return None
     return Recorder(
@@ -329,7 +327,7 @@ def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
 
 
 def debugger_of(config: Config) -> Callable[[bytes | None], bool]:
-    """Who, by the control key of a request, may see how it was routed: that names hosts and tells what others sent."""
+    """Return a predicate: may a request with this key see its routing, which reveals hosts and what others sent?"""
     key = config.control_key.get_secret_value().encode() if config.control_key else b""
     if config.debug_headers:
         return lambda _: True
@@ -337,7 +335,7 @@ def debugger_of(config: Config) -> Callable[[bytes | None], bool]:
 
 
 def tls_context(config: Config) -> ssl.SSLContext | None:
-    """Raises ConfigError for files that can't be read or are none."""
+    """Make the TLS context of the public port, if it has files. Raises ConfigError if these can't be used."""
     if config.tls_certificate_file is None or config.tls_key_file is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -1,18 +1,18 @@
-"""What workers push: event batches become event streams (`pushed_events`), prefix hashes of the Purdue report routes.
+"""Takes what workers push: event batches for event streams (`pushed_events`), and prefix hashes of the Purdue report.
 
-A prefix hash stands for one depth, so a worker that reports such hashes alone stays ESTIMATED, and what it reports of a
+A prefix hash stands for one depth only, so a worker that reports only hashes stays at ESTIMATED. Its report about a
 hash becomes a route, or a withdrawal, at the fingerprints that the hash is known to stand for (`Links`). A prompt that
-is new to this node is tokenized before it is placed; its hash comes with its tokens, before the prompt is placed, so
-that a router that was restarted finds the holders that workers reported.
+is new to this node is tokenized before it is placed. Its hash comes with its tokens, still before placement, so a
+router that was restarted finds the holders that workers reported.
 
-Speculation is the router's own: requests in flight, then what was served, as any route that is learned. A worker that
-reports prefix hashes has to confirm such a route within a lease, else it is withdrawn: a snapshot may have been taken
-before the prompt was cached, so what it lacks proves nothing of what was served a moment ago. A silent worker's routes
-are left to age.
+The router itself speculates: it counts requests in flight, then learns routes as usual. A worker that reports prefix
+hashes has to confirm such a route within a lease, else the route is withdrawn. The lease is needed because a snapshot
+may have been taken before the prompt was cached, so it proves nothing about what was served a moment ago. Routes of a
+silent worker just age.
 
-Rules: all of it runs on the event loop.
-Bounds: those of PushMap and Links; INBOX_MAX keys of prompts; LEASES_MAX leases, the oldest dropped and counted: its
-route then ends by its time to live. A large sync gives way every few milliseconds.
+Rules: everything runs on the event loop.
+Bounds: those of PushMap and Links; INBOX_MAX keys of prompts; LEASES_MAX leases, of which the oldest is dropped and
+counted: its route then ends by its time to live. A large sync lets other tasks run every few milliseconds.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ from ranvier_py.node.pushed_events import PushedEvents
 from ranvier_py.supervision import Faults
 
 TICK_S = 0.5
-PAUSE_S = 0.001  # between two ticks of event streams that are due at once
+PAUSE_S = 0.001  # between two ticks of event streams that are due immediately
 LINKS_PER_TICK = 100
-"""Routes of what workers hold by prefix hash are refreshed so many at a time, each well within its time to live."""
+"""Routes of hashes that workers hold are refreshed so many at a time, each well within its time to live."""
 
 SLICE_LINKS = 500
 LEASE_S = 10.0
-"""Two syncs: a snapshot that was taken just before the first token says nothing of it, the next one does."""
+"""Two syncs: a snapshot taken just before the first token does not have the prompt, but the next one does."""
 
 LEASES_MAX = 65_536
 MODELS_MAX = 4096
-INBOX_MAX = 65_536  # half a second's new prompts at most wait; emptied twice a second
+INBOX_MAX = 65_536  # more than half a second's new prompts, and it is emptied twice a second
 CHANNEL = "prefix_hashes"
 REASON = "prefix hashes stand for one depth each"
 
 
 class KeyInbox:
-    """Where prefix hashes of prompts come in: from the tokenizer's process, and from `hasher` for ids in a request.
+    """Receives prefix hashes of prompts: from the tokenizer process, and from `hasher` for token ids in a request.
 
-    While somebody reports such hashes (`urgent`), they are taken in at once: what workers reported of a prompt has to
-    be found for this very prompt. Hashes are noted from the start where the policy is the report's, else from the first
-    such worker on: prompts that were known before are not linked to theirs.
+    While any worker reports hashes (`urgent`), they are taken in at once, so that this very prompt finds what workers
+    reported of it. Hashes are noted at once if the policy is the Purdue report's, else once a worker reports some:
+    prompts that were known before have no links to their hashes.
     """
 
     def __init__(self, key: bytes, block_tokens: int, policy: str, prefix_tokens: int = PREFIX_TOKENS) -> None:
@@ -87,7 +87,7 @@ class KeyInbox:
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Of the prefixes whose hashes are wanted, in tokens."""
+        """Lengths in tokens of the prefixes whose hashes are wanted."""
         return self.hasher.lengths
 
     def put(self, keyed: KeyedPrefix) -> None:
@@ -97,7 +97,7 @@ class KeyInbox:
 
 
 class PrefixHolder:
-    """What a worker holds by prefix hash, asked for by our fingerprints (`Held` of EngineCaches)."""
+    """What a worker holds, by our fingerprints instead of its prefix hashes (`Held` of EngineCaches)."""
 
     def __init__(self, links: Links, worker: PushWorker) -> None:
         self._links = links
@@ -109,7 +109,7 @@ class PrefixHolder:
 
 
 class WorkerReports:
-    """The port of control/worker_reports.py; an observer of attempts as soon as a worker reports prefix hashes."""
+    """Serves control/worker_reports.py; observes attempts as soon as a worker reports prefix hashes."""
 
     def __init__(
         self,
@@ -129,16 +129,16 @@ class WorkerReports:
         self._engine_caches = engine_caches
         self._inbox = inbox
         self._clock = clock
-        self._models: dict[int, str] = {}  # by the running sum that a prompt of the model begins with
+        self._models: dict[int, str] = {}  # by the running sum with which the model's prompts begin
         self._models_version = -1
-        self._leases: BoundedDict[tuple[BackendId, Fingerprint], float] = BoundedDict(LEASES_MAX)  # first to end first
+        self._leases: BoundedDict[tuple[BackendId, Fingerprint], float] = BoundedDict(LEASES_MAX)  # next to end first
         self._refreshed = 0
         inbox.drain = self.drain
 
-    # --- what control/worker_reports.py asks -------------------------------------------------------------------------
+    # --- what control/worker_reports.py calls ------------------------------------------------------------------------
 
     async def evicted(self, report: PrefixReport) -> Mapping[str, Any]:
-        """Raises NotFound for a worker that is no backend."""
+        """Take a report of evicted hashes. Raises NotFound for a worker that is no backend."""
         backend, worker = self._worker(report)
         keys = list(report.hashes)
         self.map.evict(backend, keys)
@@ -148,7 +148,7 @@ class WorkerReports:
         return {"status": "ok"}
 
     async def synced(self, report: PrefixReport) -> Mapping[str, Any]:
-        """The same for a sync."""
+        """Take a report of all hashes that a worker holds. Raises NotFound for a worker that is no backend."""
         backend, worker = self._worker(report)
         is_first = worker.synced_at is None
         for keys, tier in self.map.sync(backend, report.hashes, self._clock()):
@@ -159,11 +159,11 @@ class WorkerReports:
         return {"status": "ok"}
 
     async def batched(self, report: EventReport) -> Mapping[str, Any]:
-        """The same for event batches. Raises Unavailable, too."""
+        """Take a report of event batches. Raises NotFound for a worker that is no backend, and Unavailable."""
         return await self.events.take(self._backend(report.worker), report)
 
     def views(self, key: int | None = None) -> list[dict[str, Any]]:
-        """Each worker that reports; with a prefix hash, whether it holds that."""
+        """Return a row for each worker that reports; given a prefix hash, also whether the worker holds it."""
         now, found = self._clock(), self.events.views()
         for backend, worker in self.map.workers.items():
             shown: dict[str, Any] = {
@@ -177,10 +177,10 @@ class WorkerReports:
             found.append(shown if key is None else {**shown, "holds": key in worker.hashes})
         return found
 
-    # --- attempts: a route that traffic made has to be confirmed ------------------------------------------------------
+    # --- attempts: workers must confirm the routes that traffic made -------------------------------------------------
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:  # noqa: ARG002
-        """Requests may name another length of their prefix: its hashes are noted from then on."""
+        """Note a prefix length that a request names: hashes of that length are wanted from now on."""
         length, lengths = attempt.prompt.prefix_len, self._inbox.hasher.lengths
         if length and length not in lengths and len(lengths) < LENGTHS_MAX:
             self._inbox.hasher.keep((*lengths, length))
@@ -194,10 +194,10 @@ class WorkerReports:
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None: ...
 
-    # --- by and by ----------------------------------------------------------------------------------------------------
+    # --- regular work -------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """End leases, notice who went silent, refresh routes, go on with event streams, until cancelled."""
+        """End leases, notice silent workers, refresh routes and tick event streams, until cancelled."""
         task_status.started()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._faults.keep, "worker_reports", self._keep_ticking)
@@ -220,7 +220,7 @@ class WorkerReports:
         for id_, worker in list(self.map.workers.items()):
             known = self._registry.current(id_)
             if known is None or worker.generation != known.generation:
-                self._close(id_, now)  # a restarted engine holds nothing, whatever its reporter knows
+                self._close(id_, now)  # a restarted engine holds nothing, whatever was reported before
         self.map.silence(now)
         while self._leases and next(iter(self._leases.values())) <= now:
             self._end_lease(*next(iter(self._leases)))
@@ -231,7 +231,7 @@ class WorkerReports:
                 self._confirm(link)
 
     def drain(self) -> None:
-        """Take in the hashes that were met, and confirm what workers hold of them."""
+        """Link the hashes that came in to fingerprints, and confirm what workers hold of them."""
         waiting, models = self._inbox.waiting, self._known_models() if self._inbox.waiting else {}
         while waiting:
             keyed = waiting.popleft()
@@ -285,7 +285,7 @@ class WorkerReports:
         self._inbox.urgent = bool(self.map.workers)
 
     def _changed(self, backend: BackendId, worker: PushWorker, keys: Iterable[int], tier: Tier) -> None:
-        """What became of prefix hashes, as what became of prefixes."""
+        """Report a change of prefix hashes as one of the prefixes that they stand for, and end their leases."""
         links = [link for key in keys for link in self.links.of_key(key, worker.model)]
         for link in links:
             self._leases.pop((backend, link.fingerprint), None)
@@ -298,14 +298,14 @@ class WorkerReports:
             self._engine_caches.changed(Source(backend, CHANNEL), found, self._clock())
 
     def _confirm(self, link: Link) -> None:
-        """Those who hold this hash hold this prefix; routes age, as all do."""
+        """Report that the holders of this hash hold its prefix. The routes age like all others."""
         for backend in self.map.holders(link.key):
             worker = self.map.workers[backend]
             if worker.model in ("", link.model):
                 self._changed(backend, worker, (link.key,), Tier.GPU)
 
     async def _reconcile(self, backend: BackendId, worker: PushWorker) -> None:
-        """A worker reported all that it holds for the first time: what else we believe of its hashes is wrong."""
+        """Withdraw routes that a worker's first complete report does not confirm."""
         start = 0
         while part := self.links.part(start, SLICE_LINKS):
             start += SLICE_LINKS
@@ -320,7 +320,7 @@ class WorkerReports:
     # Leases
 
     def _lease(self, backend: BackendId, end: Boundary, now: float) -> None:
-        """Something was learned of this worker: has it reported it, or will it?"""
+        """Begin a lease for what was learned of this worker, unless the worker has reported it already."""
         worker, depth = self.map.workers.get(backend), self._inbox.prefix_tokens
         if worker is None or end.tokens < depth:
             return
@@ -328,14 +328,14 @@ class WorkerReports:
             links = self.links.of_fingerprint(Fingerprint(token)) if tokens == depth and token else ()
             lease = backend, Fingerprint(token)
             if links and lease not in self._leases and not any(link.key in worker.hashes for link in links):
-                self._leases[lease] = now + LEASE_S  # being served again confirms nothing
+                self._leases[lease] = now + LEASE_S  # a later use does not extend it, since it confirms nothing
                 self.map.counters.leases_dropped = self._leases.dropped
 
     def _end_lease(self, backend: BackendId, fingerprint: Fingerprint) -> None:
         del self._leases[backend, fingerprint]
         worker, links = self.map.workers.get(backend), self.links.of_fingerprint(fingerprint)
         if worker is None or not links or worker.silent or worker.synced_at is None:
-            return  # nobody who could have confirmed it
+            return  # nobody could have confirmed it
         if any(link.key in worker.hashes for link in links):
             self.map.counters.leases_kept += 1
             return
@@ -345,7 +345,7 @@ class WorkerReports:
     # Models
 
     def _known_models(self) -> Mapping[int, str]:
-        """Models that prompts may name, by how the hash of such a prompt begins."""
+        """Return the models that prompts may name, by the running sum with which such a prompt's hash begins."""
         version = self._registry.version
         if self._models_version != version:
             self._models_version = version

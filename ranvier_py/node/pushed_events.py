@@ -1,15 +1,15 @@
 """Event batches that reporters push: each data-parallel rank of a worker is an EventStream, as if it were read here.
 
-A reporter sends its engine's own messages with their numbers; what is missing is asked for in the answer to a report,
-and comes with the next ones. So decoder, gap machine, residency and cache levels are those of engines that this node
-reads itself.
+A reporter sends its engine's own messages with their numbers. The answer to a report asks for missing messages, which
+come with the next reports. So decoder, gap machine, residency and cache levels are the same as for engines that this
+node reads itself.
 
-Rules: a rank's stream begins with its first report, and begins anew when the names of its model change, for they are in
-every fingerprint. All ranks of an engine are open from the first report of one: what a rank holds that was not read
-yet must not be taken for not held. A reporter that is silent for SILENT_S is cut off. Several reporters of one engine
-report the same messages, which count once.
+Rules: a rank's stream begins with its first report, and again when the names of its model change, since they are part
+of every fingerprint. The first report of one rank opens all ranks of its engine: otherwise what an unread rank holds
+would be taken for not held. A reporter that is silent for SILENT_S counts as disconnected. Several reporters of one
+engine send the same messages, which count once.
 Bounds: one stream for each rank of each worker that is a backend, at most `publishers.RANKS_MAX`; those of EventStream.
-After TURN_S others have their turn.
+After TURN_S other tasks have their turn.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ranvier_py.supervision import Faults
 log = logging.getLogger(__name__)
 
 CHANNEL = "push"
-SILENT_S = 15.0  # three beats of a reporter
-LOOK_S = 0.5  # between two ticks at most
+SILENT_S = 15.0  # three of a reporter's beats (BEAT_S)
+LOOK_S = 0.5  # longest time between two ticks
 TURN_S = 0.002
 SETTINGS = GapSettings(peers=False, replay_pause_s=5.0)
-"""A replay comes in several reports, each of which may wait for a busy event loop."""
+"""A replay takes several reports, each of which may wait for a busy event loop."""
 
 
 @dataclass(slots=True)
@@ -52,14 +52,14 @@ class PushedEventCounters:
 
 
 class PushedStream:
-    """The stream of one rank, and what its reporter is asked."""
+    """The stream of one rank, and the open question to its reporter."""
 
     def __init__(self, stream: EventStream, model: str, now: float) -> None:
         self.stream = stream
         self.model = model
         self.reported_at = now
         self.connected = False
-        self.question: AskReplay | None = None  # open
+        self.question: AskReplay | None = None  # not yet answered to its end
 
     def connect(self, connected: bool, now: float, *, anew: bool = False) -> Iterable[StreamEffect]:
         if connected is self.connected and not anew:
@@ -70,7 +70,7 @@ class PushedStream:
 
 
 class PushedEvents:
-    """The streams of all workers whose events are pushed."""
+    """The streams of all workers that push events."""
 
     def __init__(self, router: Router, engine_caches: EngineCaches, clock: Callable[[], float], faults: Faults) -> None:
         self._faults = faults
@@ -84,7 +84,7 @@ class PushedEvents:
         self.due = trio.Event()
 
     async def take(self, backend: Backend, report: EventReport) -> Mapping[str, Any]:
-        """Raises Unavailable while it is not known of which model the events are."""
+        """Take a report, and return its answer. Raises Unavailable while the model of the events is unknown."""
         now = self._clock()
         pushed = self._opened(backend, report, now)
         pushed.reported_at = now
@@ -108,15 +108,15 @@ class PushedEvents:
         return {"status": "ok", "replay": None if pushed.question is None else pushed.question._asdict()}
 
     def tick(self, now: float) -> float:
-        """What is due by the time. Returns seconds until the next tick, which `due` wants sooner."""
+        """Do what is due. Returns the seconds until the next tick; `due` asks for an earlier one."""
         next_at = now + LOOK_S
         for key, pushed in list(self._streams.items()):
-            with self._faults.caught("pushed_events"):  # a fault costs the stream that it met
+            with self._faults.caught("pushed_events"):  # a fault affects only its own stream
                 next_at = min(next_at, self._tick_one(key, pushed, now) or next_at)
         return next_at - now
 
     def _tick_one(self, key: tuple[BackendId, int], pushed: PushedStream, now: float) -> float | None:
-        """When it wants the next tick."""
+        """Tick one stream. Returns when it wants the next tick."""
         backend = self._registry.current(key[0])
         if backend is None or pushed.stream.names.base != names_of(backend, pushed.model):
             self._close(key, now)
@@ -130,7 +130,7 @@ class PushedEvents:
         return wake_at
 
     def views(self) -> list[dict[str, Any]]:
-        """Each rank of each worker, for the control port."""
+        """Return a row for each rank of each worker, for the control port."""
         now = self._clock()
         return [
             {
@@ -151,7 +151,7 @@ class PushedEvents:
     # Inside
 
     def _opened(self, backend: Backend, report: EventReport, now: float) -> PushedStream:
-        """The stream of this report; all ranks of its engine are open, and no others."""
+        """Return this report's stream. Opens all ranks of its engine that the report names, and closes others."""
         for key in [key for key in self._streams if key[0] == backend.id]:
             if key[1] not in report.ranks or self._streams[key].model != report.model:
                 self._close(key, now)
@@ -184,7 +184,7 @@ class PushedEvents:
                 log.debug("engine_events.level %s: %s", name, effect.level.value)
 
     async def _turn(self, began: float) -> float:
-        """Give way where it is time. Returns when this turn began."""
+        """Let other tasks run if this turn has taken TURN_S. Returns when the present turn began."""
         if self._clock() < began + TURN_S:
             return began
         await trio.lowlevel.checkpoint()
@@ -192,6 +192,6 @@ class PushedEvents:
 
 
 def names_of(backend: Backend, model: str) -> tuple[str, ...]:
-    """Names of the model that a worker's events are of, first the one that its reporter gave; none: not known."""
+    """Return the names of the model of a worker's events, first the one that its reporter gave; () if unknown."""
     bases = base_names(backend.cards) or tuple((backend.models or ())[:1] if len(backend.models or ()) == 1 else ())
     return tuple(dict.fromkeys((model, *bases))) if model else bases

@@ -1,12 +1,12 @@
-"""The configuration, read again while a node runs: at SIGHUP, or by POST /admin/reload.
+"""Reloads the configuration while a node runs: at SIGHUP, or by POST /admin/reload.
 
-What changed and may change does so at once, in one synchronous call: requests under way go on, with new limits from
-their next wait on. What needs a restart is named and left as it was, so the next reload names it again. A key that is
-not in APPLY needs a restart; NEEDS_RESTART lists those, so that a new key is put into one of the two on purpose.
+Changes that need no restart are applied at once, in one synchronous call: requests in flight go on, with new limits
+from their next wait on. Changes that need a restart are named and not applied, so the next reload names them again. A
+key that is in no table (APPLY_…) needs a restart; NEEDS_RESTART lists those, so that each key's place is deliberate.
 
-Rules: everything that can be wrong is found before anything changes, so what is refused changes nothing. Backends that
-are not of the configuration, because an operator or a peer added them, stay. No value is logged or answered, for it may
-be a secret: keys alone are named.
+Rules: everything that can be wrong is found before anything changes, so a refused configuration changes nothing.
+Backends that an operator or a peer added stay, though they are not in the configuration. Values are never logged or
+answered, since they may be secrets: only keys are named.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ log = logging.getLogger(__name__)
 class ConfigSource(NamedTuple):
     """Where a node's configuration came from.
 
-    `load` reads it as at the start; it blocks for some small files, and raises ConfigError. `own` makes of it what one
-    of several workers runs with. `spread` has the siblings of a worker read it, too. `is_newer`: it was read again
-    since this process was configured.
+    `load` reads it as at the start; it blocks for some small files, and raises ConfigError. `own` adapts it for one of
+    several workers. `spread` makes the other workers reload it, too. `is_newer`: it was reloaded since this process was
+    configured.
     """
 
     load: Callable[[], Loaded]
@@ -66,7 +66,7 @@ class ConfigSource(NamedTuple):
 
 @dataclass(slots=True)
 class ReloadCounters:
-    """Since the start."""
+    """Reloads since the start."""
 
     reloads: dict[str, int] = counter("Times that the configuration was read again, by result.", label="result")
 
@@ -75,18 +75,18 @@ class ReloadCounters:
 
 
 def apply_nothing(_node: Node, _: Config) -> None:
-    """For what is looked up in the configuration each time."""
+    """Do nothing, for options that are read from the configuration at each use."""
 
 
 def apply_limits(node: Node, _: Config) -> None:
-    """Of connections: both ports of a request share the node's descriptors."""
+    """Set the limits of connections and requests together, since both sides of a request share the descriptors."""
     node.server.conversations.limits = node.config.server
     node.upstream.limits = node.config.upstream
     node.pipeline.limits = node.config.pipeline
 
 
 def apply_policy(node: Node, before: Config) -> None:
-    """One that is as it was keeps what it learned; another one begins anew, but for the count of openings."""
+    """Replace the policies whose options changed. A new policy learns anew, but keeps the count of openings."""
     after, kind = node.config, POLICIES[node.config.policy]
     old, new = placement_options(before), placement_options(after)
     if before.policy != after.policy or old.build(kind.options) != new.build(kind.options):
@@ -108,7 +108,7 @@ def apply_policy(node: Node, before: Config) -> None:
 
 
 def apply_access(node: Node, _: Config) -> None:
-    """Who may ask the control port, and see how requests were routed."""
+    """Set who may use the control port, and see how requests were routed."""
     key = node.config.control_key
     node.control.key = key.get_secret_value() if key is not None else None
     node.control.metrics_public = node.config.metrics_public
@@ -122,12 +122,12 @@ def apply_api_key(node: Node, _: Config) -> None:
 
 
 def apply_logs(node: Node, _: Config) -> None:
-    """What logs requests; the level of all else is set with the secrets, which no log may show."""
+    """Set what logs requests. `Reloads.apply` sets levels, together with the secrets, which no log may show."""
     node.pipeline.report = node.server.conversations.report = request_line()
 
 
 def apply_backends(node: Node, before: Config) -> None:
-    """As an operator would over the control port, but for weights, which change in place."""
+    """Add and remove backends as an operator would over the control port; weights change in place."""
     old = {spec.url: spec for spec in before.backend}
     new = {spec.url: spec for spec in node.config.backend}
     for url, spec in old.items():
@@ -158,7 +158,7 @@ def apply_health(node: Node, _: Config) -> None:
 
 
 def apply_responses(node: Node, _: Config) -> None:
-    """What is kept stays as long as it may; a cache that is turned off is empty when it is turned on again."""
+    """Set the options of the response cache. Answers stay as long as allowed; a cache that is turned off is dropped."""
     responses, options = node.pipeline.responses, node.config.responses
     if responses is None or not options.enabled:
         rng, tenants = Random(randbits(64)), node.pipeline.tenants  # noqa: S311
@@ -181,20 +181,20 @@ def apply_tokens(node: Node, _: Config) -> None:
 
 
 def apply_route_life(node: Node, _: Config) -> None:
-    """Of this node's routes; updates of peers live as long as at the start, or until the table drops them."""
+    """Set the lifetime of this node's routes. Peers' updates keep that of the start, or end if the table drops them."""
     for router in (node.router, *(each.router for each in (node.shadows.shadows if node.shadows is not None else ()))):
         router.routes.ttl_s = node.config.route_ttl_s
     node.router.checkpoints.ttl_s = node.config.checkpoint_ttl_s
 
 
 def apply_bodies(node: Node, _: Config) -> None:
-    """What is changed in bodies on their way to an engine."""
+    """Set what is changed in bodies for an engine."""
     node.asking.enabled = node.config.ask_usage
     node.pipeline.cache_control = node.config.anthropic_cache_control
 
 
 def apply_rules(node: Node, _: Config) -> None:
-    """Rules have to prove themselves anew; what peers found of the same ones, so set, comes again."""
+    """Replace the rules, which have to prove themselves anew; peers send their verdicts about equal rules again."""
     book = rule_book(node.config.client_rules_file, node.config.client_rules)
     node.clients.book = book
     node.clients.mender = node.pipeline.mender = body_mender_of(node.config, node.scheme, book)
@@ -212,12 +212,12 @@ APPLY_PARTS: Mapping[str, Callable[[Node, Config], None]] = {
     "proof": apply_rules,
     "events": apply_index,
 }
-"""By the part of the configuration that holds the key, unless NEEDS_RESTART has it."""
+"""What applies a key, by the part of the configuration that has it, unless APPLY_KEYS or NEEDS_RESTART has it."""
 
 APPLY_KEYS: Mapping[str, Callable[[Node, Config], None]] = {
     **dict.fromkeys(("control_key", "control_key_file", "metrics_public", "debug_headers"), apply_access),
     **dict.fromkeys(("metric_names", "drain_timeout_s"), apply_nothing),
-    **dict.fromkeys(("tls_certificate_file", "tls_key_file"), apply_nothing),  # see `Reloads`: read in any case
+    **dict.fromkeys(("tls_certificate_file", "tls_key_file"), apply_nothing),  # see `Reloads.apply`: always read
     "backend": apply_backends,
     **dict.fromkeys(("route_ttl_s", "checkpoint_ttl_s"), apply_route_life),
     **dict.fromkeys(("backend_api_key", "backend_api_key_file"), apply_api_key),
@@ -246,26 +246,26 @@ NEEDS_RESTART = frozenset(
     record_file record_bytes_max record_files_max
     """.split()  # noqa: SIM905  # by section
 )
-"""Sockets, processes and files that are open; what fingerprints and routes are made with; what peers were given."""
+"""They concern open sockets, processes and files, how fingerprints and routes are made, or what peers were given."""
 
 
 def apply_of(name: str) -> Callable[[Node, Config], None] | None:
-    """What makes a key's new value count; None where a restart does."""
+    """Return the function that applies a new value of this key; None if that needs a restart."""
     if name in NEEDS_RESTART:
         return None
     found = APPLY_KEYS.get(name)
     return APPLY_PARTS.get(KEYS[name].path[0]) if found is None and len(KEYS[name].path) > 1 else found
 
 
-# --- reading it again -----------------------------------------------------------------------------------------------
+# --- reloading ------------------------------------------------------------------------------------------------------
 
 
 class Reloads:
-    """Reads the configuration of one node again.
+    """Reloads the configuration of one node.
 
     Args:
-        config: as it was loaded; the node's own has a worker's ports, and fewer connections where descriptors are few.
-        descriptors: that this process may have.
+        config: as loaded; the node's own has a worker's ports, and fewer connections if there are few descriptors.
+        descriptors: how many this process may have.
     """
 
     def __init__(self, node: Node, config: Config, source: ConfigSource, descriptors: int) -> None:
@@ -274,10 +274,10 @@ class Reloads:
         self._config = config
         self._source = source
         self._descriptors = descriptors
-        self._limiter = trio.CapacityLimiter(1)  # one after the other, in the order in which they were asked for
+        self._limiter = trio.CapacityLimiter(1)  # one at a time, in the order of the requests
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """At each SIGHUP, until cancelled. In the main thread only, where signals are."""
+        """Reload at each SIGHUP, until cancelled. Only for the main thread, which gets the signals."""
         with trio.open_signal_receiver(signal.SIGHUP) as hang_ups:
             task_status.started()
             if self._source.is_newer:
@@ -288,13 +288,13 @@ class Reloads:
                     await self.reload("SIGHUP")
 
     async def ordered(self) -> Mapping[str, Any]:
-        """An operator asks for it over the control port of one worker. Raises ConfigError."""
+        """Reload because an operator asked one worker over its control port; others follow. Raises ConfigError."""
         answer = await self.reload("the control port")
         self._source.spread()
         return answer
 
     async def reload(self, cause: str) -> Mapping[str, Any]:
-        """What became of it. Raises ConfigError with all that is wrong, with nothing changed."""
+        """Reload, and return what became of it. Raises ConfigError with all that is wrong, with nothing changed."""
         if self._node.clustering is not None:
             self._node.clustering.read_keys()
         try:
@@ -312,7 +312,7 @@ class Reloads:
         return answer
 
     def apply(self, loaded: Loaded) -> Mapping[str, Any]:
-        """Have the node follow what may change. Raises ConfigError, with nothing changed."""
+        """Apply the changes that need no restart. Raises ConfigError, with nothing changed."""
         node, before, after = self._node, self._config, loaded.config
         differing = [name for name, key in KEYS.items() if key.value_in(before) != key.value_in(after)]
         held, is_held = dict(self._held(before, after)), False
@@ -332,7 +332,7 @@ class Reloads:
         node.server.tls = certificate
         change_logs(config.log_level, config.log_format, config.secret_values())
         steps = dict.fromkeys(apply_of(name) for name in applied)
-        if rule_book(config.client_rules_file).rules != node.clients.book.rules:  # the file has others
+        if rule_book(config.client_rules_file).rules != node.clients.book.rules:  # the file's content changed
             steps[apply_rules] = None
         for step in steps:
             assert step is not None, "what is applied has something that does"
@@ -347,19 +347,19 @@ class Reloads:
         }
 
     def _held(self, before: Config, after: Config) -> Iterator[tuple[str, None]]:
-        """Keys that may change as a rule, and not from this value to that one."""
+        """Yield keys that may change as a rule, but not from the present value to the new one."""
         for name in ("tls_certificate_file", "tls_key_file"):
             if (before.tls_certificate_file is None) != (after.tls_certificate_file is None):
-                yield name, None  # a port that was plain stays so
+                yield name, None  # the port can't change between plain HTTP and TLS
         if (before.polls.metrics_interval_s == 0) != (after.polls.metrics_interval_s == 0):
-            yield "engine_metrics_interval_s", None  # nobody looks, or somebody does
+            yield "engine_metrics_interval_s", None  # polling can't begin or end
         if before.responses.backend != "memory":
-            yield "response_cache", None  # what is elsewhere is made at the start
+            yield "response_cache", None  # stores outside this process are made at the start
         if before.responses.backend == "cluster":
-            yield "response_cache_ttl_s", None  # what was invalidated is kept so long
+            yield "response_cache_ttl_s", None  # invalidations are kept for so long
 
     def _taken(self, before: Sequence[BackendSpec], after: Sequence[BackendSpec]) -> Iterator[str]:
-        """Names of new backends that one has that is not of the configuration."""
+        """Yield a problem for each new backend whose name an added backend has that is not in the configuration."""
         urls = {spec.url for spec in before} | {spec.url for spec in after}
         others = {backend.name for backend in self._node.registry if backend.url not in urls}
         for index, spec in enumerate(after):
@@ -370,7 +370,7 @@ class Reloads:
 def with_event_streams_of(
     before: Sequence[BackendSpec], after: Sequence[BackendSpec]
 ) -> tuple[tuple[BackendSpec, ...], bool]:
-    """The new backends with the event streams that are read, and whether others are wanted."""
+    """Return the new backends with their present event streams, and whether other streams are wanted."""
     known = {spec.url: spec.kv_index for spec in before}
     made = tuple(spec.model_copy(update={"kv_index": known.get(spec.url, "")}) for spec in after)
     return made, made != tuple(after)

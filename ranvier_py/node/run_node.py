@@ -1,6 +1,6 @@
 """The composition root: makes the parts of one node, opens the one nursery, stops them in reverse.
 
-Start order is the order of lines in `run` and `run_parts`; the public port opens last and closes first.
+Parts start in the order of lines in `run` and `run_parts`; the public port opens last and closes first.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from ranvier_py.node.reload import ConfigSource, Reloads
 log = logging.getLogger(__name__)
 
 ServeControl = Callable[..., Awaitable[None]]
-"""Called with the node, what reads its configuration again (or None), and `shutdown`; reports its URL as it starts."""
+"""Called with the node, its Reloads (or None) and `shutdown`; reports its URL as it starts."""
 
 SWITCH_INTERVAL_S = 0.00005
-"""The event loop gives up the interpreter lock at each system call and gets it back from another thread at the latest
-after this. CPython's default would be added to a request several times over."""
+"""The event loop gives up the interpreter lock at each system call, and gets it back from another thread after this
+time at the latest. CPython's default would be added to a request's time several times over."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 KEEP_BYTES = 256 * 1024 * 1024  # four bodies of the largest size at once
 MAP_BYTES_MIN = 32 * 1024 * 1024  # glibc's own upper limit (DEFAULT_MMAP_THRESHOLD_MAX)
-"""From here on one mapping per buffer."""
+"""From this size on each buffer has a mapping of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,10 @@ async def run(
     source: ConfigSource | None = None,
     task_status: trio.TaskStatus[Addresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run one node until a signal tells it to stop. Raises ConfigError or ListenError at the start.
+    """Run one node until a signal ends it. Raises ConfigError or ListenError at the start.
 
     `serve_control` serves its control port (`control.control_port`), which is above the node and knows all of it.
-    `source` is what the configuration is read from again, and makes of it what this node has; without it the node
-    keeps this one.
+    `source` reloads the configuration, and adapts it for this node; without it the node keeps `config`.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
@@ -107,7 +106,7 @@ async def run_parts(
 ) -> None:
     """Start the parts in order, serve until drained, stop them in reverse.
 
-    No fault of a part ends the others: it is kept here, or keeps its own loops where it has several.
+    A fault in one part never ends the others: the part is restarted here, or restarts its own loops if it has several.
     """
     config, faults = node.config, node.faults
     shutdown = trio.Event()
@@ -153,10 +152,10 @@ async def run_parts(
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep freed memory; False where that can't be done.
+    """Make the C library keep freed memory. Returns False if that is not possible.
 
-    By default glibc gives back what it frees at the top of its heap, so every large body is received into pages that
-    the kernel must first find and clear. Up to `KEEP_BYTES` of a process stay reserved after a peak.
+    By default glibc returns what is freed at the top of its heap, so every large body is received into pages that the
+    kernel must first find and clear. After a peak, a process keeps up to `KEEP_BYTES`.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

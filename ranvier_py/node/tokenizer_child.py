@@ -1,14 +1,14 @@
-"""What runs in the tokenizer's process: python -m ranvier_py.node.tokenizer_child SOCKET …
+"""The tokenizer process: python -m ranvier_py.node.tokenizer_child SOCKET …
 
-Loads the tokenizer that the node asks for over the first socket, answers with what it found out of it or with what is
-wrong, and then does jobs: one thread for each socket, but for the last one, for learning. That is a fork of its own: it
-shares what was loaded, gives way to every other thread of the machine, for nobody waits for it, and so must hold no
-interpreter lock that others wait for.
+It loads the tokenizer that the node asks for over the first socket, and answers with the tokenizer's facts or with what
+is wrong. Then it does jobs, with one thread for each socket but the last. A fork of the process serves the last socket,
+for learning: it shares what was loaded, and runs only when nothing else on the machine wants to, since nobody waits for
+it. Therefore it must not hold an interpreter lock that others wait for.
 
-Rules: ends when a socket is closed by the other side, and by no signal that was meant for the node. What a client sent
-is never logged: from the start of its work on the process prints nothing, not even what a foreign library says of its
-own faults. Memory is bounded to MEMORY_GROWTH_BYTES beyond what loading took, and where memory runs out on the whole
-machine the kernel is asked to end this process before others: a new one costs matches only.
+Rules: it ends when the other side closes a socket, and never by a signal for the node. What a client sent is never
+logged: once it has started, the process prints nothing, not even the errors of foreign libraries. Memory is bounded to
+MEMORY_GROWTH_BYTES more than loading took. If the whole machine runs out of memory, the kernel is asked to end this
+process before others: starting a new one costs only matches.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from ranvier_py.core.tokenize.tokenize_frames import (
 from ranvier_py.core.tokenize.tokenize_service import TokenizeService
 from ranvier_py.io.tokenizer import ChatTokenizer
 
-IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a service manager sends them to all of its processes
-SWITCH_INTERVAL_S = 0.0005  # the longest that one prompt keeps the interpreter from another that waits to be placed
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a service manager sends them to all its processes
+SWITCH_INTERVAL_S = 0.0005  # longest time for which one prompt keeps the interpreter from another one that waits
 MEMORY_GROWTH_BYTES = 1 << 30
-"""Three batches of `TOKENS_MAX` at 200 bytes a token, and their bodies as objects."""
+"""Enough for three batches of `TOKENS_MAX` at 200 bytes a token, and for their bodies as objects."""
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-OOM_SCORE = "500"  # of 1000: before any process of the usual 0 that is not half of the machine's memory larger
+OOM_SCORE = "500"  # of 1000: ends before any process with the usual 0, unless that has half of all memory more
 
 
 class Warnings(logging.Handler):
-    """Keeps what is logged while the tokenizer is loaded, for the node to log."""
+    """Keeps warnings that are logged while the tokenizer is loaded, for the node to log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -64,18 +64,18 @@ class Warnings(logging.Handler):
 
 
 class TokenizerChild:
-    """Does what comes over the sockets."""
+    """Does the jobs that arrive over the sockets."""
 
     def __init__(self, setup: Setup) -> None:
-        """Raises ConfigError."""
+        """Load the tokenizer. Raises ConfigError."""
         tokenizer = ChatTokenizer.load(setup.source, chat_template=setup.chat_template or None)
         self.facts = tokenizer.facts
-        self._keyed: dict[int, list[KeyedPrefix]] = {}  # by the thread that met them
+        self._keyed: dict[int, list[KeyedPrefix]] = {}  # by the thread whose job has them
         self._hasher = KeyHasher(setup.key, setup.block_tokens, notify=self._note, lengths=(), short=setup.short)
         self._service = TokenizeService(tokenizer, self._hasher, hoists_system=self.facts.hoists_system)
 
     def serve(self, sock: socket.socket) -> None:
-        """Answer batch after batch. Does not return."""
+        """Answer batch after batch, and then end the process."""
         code = 1
         try:
             while True:
@@ -103,9 +103,9 @@ class TokenizerChild:
 
 
 def run_when_idle() -> None:
-    """Have this process run only where no other wants the processor, and no longer than the one that forked it.
+    """Let this process run only when no other one wants the processor, and end it with the process that forked it.
 
-    A merely nicer one keeps a request that has come waiting until its time slice ends, milliseconds (sched(7),
+    With mere niceness it would keep a request waiting until its time slice ends, for milliseconds (sched(7),
     SCHED_IDLE).
     """
     if sys.platform == "linux":
@@ -115,7 +115,7 @@ def run_when_idle() -> None:
 
 
 def receive_frame(sock: socket.socket) -> bytes:
-    """Empty at the end. Raises OSError."""
+    """Return one frame; b"" at the end of the stream. Raises OSError."""
     head = sock.recv(FRAME_HEAD.size, socket.MSG_WAITALL)
     if len(head) < FRAME_HEAD.size:
         return b""
@@ -131,7 +131,7 @@ def receive_frame(sock: socket.socket) -> bytes:
 
 
 def bound_memory() -> None:
-    """From here on, only so much more. Where the kernel can't do that, it is not bounded."""
+    """Bound the further growth of memory, as far as the kernel can do that, and offer this process for an early end."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         used = next(int(line.split()[1]) for line in lines if line.startswith("VmData:")) * 1024
@@ -142,7 +142,7 @@ def bound_memory() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`arguments`: file descriptors of the sockets. Returns only when it could not start."""
+    """`arguments` are the sockets' file descriptors. Returns only if it could not start."""
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -160,9 +160,9 @@ def main(arguments: Sequence[str]) -> int:
     except ConnectionError:
         raise
     except Exception:
-        traceback.print_exc()  # nothing of a client's is here yet
+        traceback.print_exc()  # nothing from a client is here yet
         return 1
-    gc.freeze()  # libraries and vocabulary stay
+    gc.freeze()  # exempts libraries and vocabulary from collections
     bound_memory()
     learning, silent = others.pop(), os.open(os.devnull, os.O_WRONLY)
     if os.fork() == 0:
@@ -181,5 +181,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    with suppress(ConnectionError):  # the node is gone, and with it who would read why
+    with suppress(ConnectionError):  # the node is gone, so nobody would read why
         sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Reports to routers what one engine's cache holds: beside the engine (`ranvier reporter`) or as a hook inside it.
+"""Reports to routers what one engine's cache holds: beside the engine (`ranvier reporter`), or as a hook inside it.
 
     from ranvier_py.reporter.hook import EvictionReporter
 
-Here are the flags of `ranvier reporter`, apart from the command, whose sockets nobody else needs.
+The flags of `ranvier reporter` are here, apart from the command, so that only the command imports its sockets.
 """
 
 from __future__ import annotations

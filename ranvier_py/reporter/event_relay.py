@@ -1,18 +1,18 @@
-"""What a reporter keeps of an engine's events, and what of it each router gets: the engine's own messages. Pure.
+"""Keeps an engine's latest events for a reporter, and decides what each router gets: the engine's own messages. Pure.
 
 An EventLog has the last messages of one data-parallel rank, in order, as a GapMachine applied them. Each router has an
-EventRelay: it gets each new message, and what it misses (a report was lost, it was restarted, or we were) it asks for
-in its answer to a report; the log is replayed from there, to its end.
+EventRelay, which sends it each new message. A router that misses messages (a report was lost, or the router or the
+reporter was restarted) asks for them in its answer to a report; the relay then replays the log from there to its end.
 
     relay.next(now)            what to POST now, or None; the same content again until it was answered
     relay.answered(reply, now)
 
-Rules: the first report is empty, and has the router ask for what it misses. An engine that began anew is a
-new run, seen by its numbers, which go back. Nothing is sent when there is nothing new, but for one report in BEAT_S, by
-which a router knows that its reporter lives.
-Bounds: the log has `messages_max` messages of `bytes_max`; beyond, its older part goes, and can't be replayed: a router
-that needs it knows the engine less well (level DEGRADED). One report has CHUNK_BYTES and CHUNK_MESSAGES at most, or
-one message.
+Rules: the first report is empty, and makes the router ask for what it misses. If the engine's numbers go back, the
+engine has begun a new run. If nothing is new, nothing is sent but one report in BEAT_S, which shows a router that its
+reporter is alive.
+Bounds: the log has `messages_max` messages of `bytes_max`; above, its oldest quarter is dropped and can't be replayed:
+a router that needs it knows the engine less well (level DEGRADED). One report has CHUNK_BYTES and CHUNK_MESSAGES at
+most, or one message.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ranvier_py.core.engine_cache.sources.push_messages import MESSAGES_MAX, Mes
 
 EVENTS_PATH = "/internal/events"
 
-BATCH_S = 0.1  # as the Purdue report batches evictions
-BEAT_S = 5.0  # as it syncs
-ASK_MAX = (1 << 63) - 1  # what JSON holds for everybody
+BATCH_S = 0.1  # evictions are collected for so long, as in the Purdue report
+BEAT_S = 5.0  # the interval of syncs in that report
+ASK_MAX = (1 << 63) - 1  # the greatest integer that every JSON library can hold
 CHUNK_BYTES = 1 << 18
 CHUNK_MESSAGES = MESSAGES_MAX // 2
 
@@ -42,7 +42,7 @@ class Posting(NamedTuple):
 
 
 class EventLog:
-    """The last messages of one rank. `runs`: times that its engine began anew."""
+    """The last messages of one rank. `runs` counts how often its engine began anew."""
 
     def __init__(self, messages_max: int = 100_000, bytes_max: int = 128 << 20) -> None:
         self.runs = 0
@@ -54,18 +54,18 @@ class EventLog:
 
     @property
     def next(self) -> int:
-        """Number after the last message."""
+        """The number after the last message's."""
         return self._messages[-1][0] + 1 if self._messages else 0
 
     def take(self, effect: object) -> None:
-        """An effect of the GapMachine that reads the engine."""
+        """Apply an effect of the GapMachine that reads the engine."""
         if isinstance(effect, Apply):
             self.append(effect.seq, effect.payload)
         elif isinstance(effect, StreamReset):
             self.restart()
 
     def append(self, seq: int, payload: bytes) -> None:
-        """The next message; numbers may be missing between: that of one that no router takes is."""
+        """Append the next message. Numbers may have gaps: one too large for a router is dropped, and counted."""
         if len(payload) > PAYLOAD_BYTES_MAX:
             self.dropped += 1
             return
@@ -78,13 +78,13 @@ class EventLog:
             self.dropped += len(oldest)
 
     def restart(self) -> None:
-        """The engine holds nothing of what it published so far; its numbers begin again."""
+        """Begin a new run: the engine holds nothing of what it published so far, and its numbers begin again."""
         self.runs += 1
         self._messages.clear()
         self._bytes = 0
 
     def since(self, seq: int) -> Messages:
-        """Messages from this number on, as many as one report has."""
+        """Return the messages from this number on, as many as one report has."""
         found: list[tuple[int, bytes]] = []
         left = CHUNK_BYTES
         for place in range(bisect_left(self._messages, seq, key=itemgetter(0)), len(self._messages)):
@@ -96,11 +96,11 @@ class EventLog:
 
 
 class EventRelay:
-    """What one router gets of one rank.
+    """Decides what one router gets of one rank.
 
     Args:
         head: members of every report: worker_id, model, rank, ranks.
-        is_connected: whether the engine is read now.
+        is_connected: whether the engine is being read now.
     """
 
     def __init__(self, head: Mapping[str, Any], log: EventLog, is_connected: Callable[[], bool] = lambda: True) -> None:
@@ -108,18 +108,18 @@ class EventRelay:
         self._log = log
         self._is_connected = is_connected
         self._run = log.runs
-        self._next: int | None = None  # to be sent; None: the router did not take our first report yet
+        self._next: int | None = None  # the next message to send; None until the router has taken our first report
         self._ask = 0  # the router's question that is being answered; 0: none
-        self._first = 0  # the next number of that answer
-        self._was_connected: bool | None = None  # when it was last answered
+        self._first = 0  # the next message of that answer
+        self._was_connected: bool | None = None  # as the router last took it
         self._connected_sent = False
         self._batch_at = self._beat_at = 0.0
-        self._answer_at = 0.0  # no new question is answered sooner, lest router and reporter go round without a pause
-        self._sent = (0, 0, False)  # `_next` and `_first` after what was last sent, and whether that ended the answer
+        self._answer_at = 0.0  # a new question is answered no sooner, so that the two do not loop without a pause
+        self._sent = (0, 0, False)  # `_next` and `_first` after the last report, and whether that ended the answer
 
     @property
     def is_idle(self) -> bool:
-        """Everything was sent and answered."""
+        """Whether everything was sent and answered."""
         return not self._ask and self._next == self._log.next
 
     def next(self, now: float) -> Posting | None:
@@ -129,7 +129,7 @@ class EventRelay:
             self._next = self._next and 0
         connected = self._is_connected()
         if not connected:
-            self._ask = 0  # it asks again when the engine is read again
+            self._ask = 0  # the router asks again once the engine is read again
         asked = self._ask and now >= self._answer_at
         is_due = asked or connected is not self._was_connected or now >= self._beat_at
         if not is_due and (now < self._batch_at or self._next == log.next or not connected):
@@ -149,7 +149,7 @@ class EventRelay:
         return Posting(EVENTS_PATH, body)
 
     def answered(self, reply: Mapping[str, Any], now: float) -> None:
-        """The router took it in."""
+        """Note that the router has taken the last report, and read its question from the reply, if it has one."""
         self._was_connected = self._connected_sent
         self._batch_at, self._beat_at = now + BATCH_S, now + BEAT_S
         if self._run != self._log.runs:
@@ -161,7 +161,7 @@ class EventRelay:
         if isinstance(question, dict):
             ask, first = question.get("ask"), question.get("first")
             if type(ask) is int and type(first) is int and 0 < ask <= ASK_MAX and ask != self._ask:
-                first = min(max(0, first), self._log.next)  # there is nothing before or beyond
+                first = min(max(0, first), self._log.next)  # there are no messages before or beyond
                 self._ask, self._first, self._answer_at = ask, first, self._batch_at
 
 

@@ -1,4 +1,4 @@
-"""The hook in an engine's process: the EvictionReporter of the Purdue report.
+"""A hook for an engine's process: the EvictionReporter of the Purdue report.
 
     from ranvier_py.reporter.hook import EvictionReporter
 
@@ -8,18 +8,18 @@
     reporter.stop()
 
 Call `free_block` where a block's content is given up, not where a request releases it: a released block stays in the
-cache until it is taken for another content, and is a hit until then.
+cache, and is a hit, until it is taken for other content.
 
-`hashes` says what a hash is. "given" is the report's prefix hash, computed by the caller: evictions leave every 100 ms,
-all that is held every 5 s. "blocks" are the engine's own names of blocks, stored with their tokens and the block that
-each continues: they leave as event batches, of which routers know every prefix, as of an engine that publishes events.
+`hashes` is the kind of hashes. "given": the report's prefix hashes, computed by the caller; evictions leave every
+100 ms, and all hashes that are held every 5 s. "blocks": the engine's own names of blocks, stored with their tokens and
+the block that each continues; they leave as event batches, so routers know every prefix, as if the engine published.
 
-Rules: the engine's thread appends to a deque, and nothing else: no lock, no wait, no error. A thread of the reporter's
-own sends. With `scan`, which is called in that thread every 5 s and returns all given hashes that are held, what the
-hook missed is found as well; the engine has to allow that. What makes no sense is counted and passed over.
-Bounds: `WAITING_MAX` calls wait; beyond, they are dropped and counted, and what is held is not known any more: it is
-taken as nothing until it is stored again or scanned, as after a bug of ours. PENDING_MAX evictions wait for a router;
-beyond, all that is held is sent instead.
+Rules: the engine's thread only appends to a deque: no lock, no wait, no error. A thread of the reporter sends. It also
+calls `scan`, if there is one, every 5 s: `scan` returns all given hashes that are held, which finds what the hook
+missed; the engine has to allow that. Calls that make no sense are counted and ignored.
+Bounds: `WAITING_MAX` calls wait; more are dropped and counted. After that, and after a bug of ours, nothing counts as
+held until it is stored again or scanned. PENDING_MAX evictions wait for a router; above, all hashes that are held are
+sent instead.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from ranvier_py.supervision import Faults
 log = logging.getLogger(__name__)
 
 WAITING_MAX = 1_000_000
-"""Calls that wait for 50 ms at most: what no engine does in that time."""
+"""Calls wait for at most 50 ms: no engine makes so many in that time."""
 
 TURN_CALLS = 20_000
-"""Calls taken in before what they changed is sent: a cache's worth of removals at once."""
+"""Calls taken in before their changes are sent: as many removals as one cache may have at once."""
 
 EVENT_BYTES, TOKEN_BYTES = 200, 5
-"""About what an event takes in a batch, beside its tokens, and each of these."""
+"""Estimated bytes of an event in a batch without its tokens, and of each token."""
 
 PENDING_MAX = EVICTED_MAX
-LAST_WORDS_S = 1.0  # for what is still to be sent when it ends
+LAST_WORDS_S = 1.0  # to send what is left when it ends
 EVICTION_PATH, SYNC_PATH = "/internal/eviction", "/internal/sync"
 
 Block = str | int | bytes
@@ -75,17 +75,17 @@ _CLEARED = _Freed("")
 
 
 class PrefixSender:
-    """What one router gets of given hashes. `held` is all that the engine holds now, kept by the owner."""
+    """Decides what one router gets of given hashes. `held` has all that the engine holds now; its owner keeps it."""
 
     def __init__(self, worker: str, model: str, held: Mapping[str, None], sync_s: float = BEAT_S) -> None:
         self.overflowed = 0
         self._head = {"worker_id": worker, **({"model": model} if model else {})}
         self._held = held
         self._sync_s = sync_s
-        self._pending: dict[str, None] = {}  # evicted since they were last reported
+        self._pending: dict[str, None] = {}  # evicted since the last report that was answered
         self._sent: Sequence[str] = ()
         self._is_sync = False
-        self._is_wanted = True  # a sync: the router may know nothing
+        self._is_wanted = True  # whether a sync is wanted: at first the router may know nothing
         self._batch_at = self._sync_at = 0.0
 
     @property
@@ -99,18 +99,18 @@ class PrefixSender:
             self.sync()
 
     def sync(self) -> None:
-        """Send all that is held, soon."""
+        """Send all that is held soon, instead of single evictions."""
         self._pending.clear()
         self._is_wanted = True
 
     def next(self, now: float) -> Posting | None:
-        """What to POST now, made of what is known now; to be followed by `answered` if it was."""
+        """Return what to POST now, from the present state. Call `answered` once it was answered."""
         self._is_sync = self._is_wanted or now >= self._sync_at
         if not self._is_sync and (not self._pending or now < self._batch_at):
             return None
         self._sent = list(self._pending)
         if self._is_sync:
-            self._is_wanted, self._sync_at = False, 0.0  # unless it is wanted again until this one is answered
+            self._is_wanted, self._sync_at = False, 0.0  # due at once until this one is answered
             return Posting(SYNC_PATH, {**self._head, "active_hashes": list(self._held)})
         return Posting(
             EVICTION_PATH, {**self._head, "evicted_hashes": [one for one in self._sent if one not in self._held]}
@@ -128,10 +128,10 @@ class EvictionReporter:
     """Reports for one worker.
 
     Args:
-        worker_id: as the routers know it: name or URL of their backend.
-        routers: URLs of control ports; each gets reports, or one whose peers learn of it by gossip.
+        worker_id: the routers' name for it: name or URL of their backend.
+        routers: URLs of control ports, of all routers, or of one whose peers learn from it by gossip.
         key: bearer key: the worker's credential (`ranvier reporter --make-key`) or the control key.
-        model: name of the base model as clients write it; needed where the engine serves several.
+        model: the base model as clients name it; needed if the engine serves several.
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class EvictionReporter:
         scan: Callable[[], Iterable[str]] | None = None,
         sync_s: float = BEAT_S,
     ) -> None:
-        """Raises ValueError for what makes no sense."""
+        """Raises ValueError for arguments that make no sense."""
         if not worker_id or not routers:
             raise ValueError("a reporter needs a worker_id and at least one router")
         if hashes not in ("given", "blocks"):
             raise ValueError("hashes: given or blocks")
-        self.dropped = self.odd = self.scans_failed = 0  # calls without room, calls that made no sense, …
+        self.dropped = self.odd = self.scans_failed = 0  # calls without room, calls that make no sense, failed scans
         self.held: dict[str, None] = {}
         self.faults = Faults()
         self.events = EventLog()
@@ -168,7 +168,7 @@ class EvictionReporter:
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    # In the engine's threads
+    # Called in the engine's threads
 
     def store_block(
         self,
@@ -179,16 +179,16 @@ class EvictionReporter:
         salt: str | None = None,
         adapter: str | None = None,
     ) -> None:
-        """This can be found in the cache from now on. Tokens and parent are of no use to "given" hashes. The tokens are
-        read later, in another thread: they must stay what they are."""
+        """Note that this block is in the cache from now on. "given" hashes need neither tokens nor parent. Another
+        thread reads the tokens later: they must not change."""
         self._append(_Stored(block_hash, token_ids, parent, salt, adapter))
 
     def free_block(self, block_hash: Block) -> None:
-        """This can't be found any more."""
+        """Note that this block is not in the cache any more."""
         self._append(_Freed(block_hash))
 
     def clear(self) -> None:
-        """Nothing can be found any more."""
+        """Note that no block is in the cache any more."""
         self._append(_CLEARED)
 
     def _append(self, call: _Stored | _Freed) -> None:
@@ -197,17 +197,17 @@ class EvictionReporter:
         else:
             self.dropped += 1
 
-    # The reporter's own thread
+    # In the reporter's own thread
 
     def start(self) -> None:
-        """Begin to send. Raises RuntimeError when it was started before."""
+        """Begin to send. Raises RuntimeError if it was started before."""
         if self._thread is not None:
             raise RuntimeError("a reporter is started once")
         self._thread = threading.Thread(target=self._run, name="ranvier-reporter", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Send what is still to be sent, if that is quick, and end."""
+        """Send what is left within LAST_WORDS_S, and end. Waits for that for at most `timeout_s`."""
         self._stopping = True
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -215,7 +215,7 @@ class EvictionReporter:
     def _run(self) -> None:
         try:
             trio.run(self._report)
-        except Exception:  # the engine must not notice
+        except Exception:  # the engine must not be affected
             log.exception("reporter.failed")
 
     async def _report(self) -> None:
@@ -234,9 +234,9 @@ class EvictionReporter:
             nursery.cancel_scope.cancel()
 
     async def _follow(self) -> None:
-        """Take in what the engine does, until `stop`."""
+        """Take in the engine's calls until `stop`."""
         if self.faults.counters.unexpected_errors.get("hook"):
-            self._waiting.appendleft(_CLEARED)  # the fault may have lost some of it
+            self._waiting.appendleft(_CLEARED)  # the fault may have lost some calls
         scan_at = 0.0
         while not self._stopping:
             if self._scan is not None and trio.current_time() >= scan_at:
@@ -246,7 +246,7 @@ class EvictionReporter:
             await trio.sleep(BATCH_S / 2)
 
     def _take(self) -> None:
-        """Take in what the engine did, and let every sender know."""
+        """Take in waiting calls, and give their changes to every sender."""
         if self.dropped != self._dropped_before:
             self._dropped_before = self.dropped
             self._waiting.appendleft(_CLEARED)
@@ -259,7 +259,7 @@ class EvictionReporter:
                 if self._given:
                     self._hold(call, gone)
                 elif call is _CLEARED:
-                    self.events.restart()  # all that is held follows from number 0
+                    self.events.restart()  # all that is held from now on follows from number 0
                     events = [{"type": "AllBlocksCleared"}]
                 else:
                     events.append(event_of(call))
@@ -284,15 +284,15 @@ class EvictionReporter:
         name = f"{hash_in(call.block, 'hash'):064x}"
         if isinstance(call, _Freed):
             self.held.pop(name, None)
-            gone[name] = None  # also where it was not held: the router may believe so
+            gone[name] = None  # even if it was not held: the router may believe that it is
         elif len(self.held) < ACTIVE_MAX:
             self.held[name] = None
 
     def _look(self, scan: Callable[[], Iterable[str]]) -> None:
-        """Compare what is held with what a scan of the engine says."""
+        """Compare what is held with a scan of the engine, and take over the scan."""
         try:
             found = {f"{hash_in(name, 'hash'):064x}": None for name in scan()}
-        except Exception:  # the engine's own code: whatever it raises costs this look
+        except Exception:  # from the engine's own code: it ends only this scan
             self.scans_failed += 1
             return
         self._evicted([name for name in self.held if name not in found])
@@ -306,7 +306,7 @@ class EvictionReporter:
 
 
 def event_of(call: _Stored | _Freed) -> Mapping[str, Any]:
-    """The same as vLLM's events have it, if routers read one so large. Raises TypeError, ValueError, OverflowError."""
+    """Return a call as an event of vLLM's. Raises TypeError, ValueError, OverflowError if no router would read it."""
     if not isinstance(call.block, int | bytes):
         raise TypeError("the name of a block is a number or bytes")
     name = call.block % (1 << 64) if isinstance(call.block, int) else call.block

@@ -1,8 +1,8 @@
 """`ranvier reporter`: sends an engine's KV events to routers that can't reach them. Runs beside it until a signal.
 
-Where the events are is asked of the engine (`--engine`), or given (`--events`, `--replay`, `--ranks`). Each
-data-parallel rank is read once, by a GapMachine that has the engine replay what was lost on the way; what it applied
-goes into an EventLog, and from there to each router as it came.
+The engine is asked where its events are (`--engine`), or the operator says so (`--events`, `--replay`, `--ranks`). Each
+data-parallel rank is read once, by a GapMachine that has the engine replay what was lost. What the machine applied goes
+into an EventLog, and from there to each router unchanged.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 5.0  # an engine that is up has answered by then where it publishes
+SILENT_S = 5.0  # by then an engine that is up has answered where it publishes
 
 
 def report(options: argparse.Namespace) -> int:
-    """Runs the command. Raises ConfigError."""
+    """Run the command. Raises ConfigError. Returns the exit code."""
     key = secret_in(options.key_file) or os.environ.get(KEY_VARIABLE, "")
     if options.make_key:
         if not key:
@@ -96,7 +96,7 @@ def secret_in(file: Path | None) -> str:
 
 
 async def run(options: argparse.Namespace, key: str, sockets: KvSockets) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             reporter = Reporter(options, key, sockets, nursery)
@@ -124,16 +124,16 @@ class Reporter:
         self._key = key
         self._sockets = sockets
         self._nursery = nursery
-        self._scope: trio.CancelScope | None = None  # of what is read now
+        self._scope: trio.CancelScope | None = None  # around the streams that are read now
 
     async def warn(self) -> None:
-        """Log it, if nothing is found to read."""
+        """Log a warning if no events were found within SILENT_S."""
         await trio.sleep(SILENT_S)
         if self._scope is None:
             log.warning("reporter.no_events %s publishes none, or does not answer; asking on", self._options.engine)
 
     def found(self, _: BackendId, publishers: tuple[Publisher, ...]) -> None:
-        """The engine's streams are here now, and nowhere else."""
+        """Read these streams from now on, and no others."""
         if self._scope is not None:
             self._scope.cancel()
         if not publishers:
@@ -172,5 +172,5 @@ def taken(events: EventLog, effect: object) -> None:
 
 
 def is_read(subscriber: KvSubscriber, machine: GapMachine) -> bool:
-    """Whether all that the engine published up to now, and that can still be had, is in the log."""
+    """Whether the log has everything that the engine has published so far and can still send."""
     return subscriber.is_connected and machine.level is not Level.REPAIRING

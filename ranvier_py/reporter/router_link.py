@@ -1,9 +1,8 @@
-"""One router's control port, as a reporter sees it: POSTs, each with a deadline and a bounded answer, until each is
-answered.
+"""POSTs a reporter's reports to one router's control port, each with a deadline and a bound of the reply.
 
-Routers are independent: one that is slow or gone holds up nobody else. A report that is not answered is made anew after
-a pause, which doubles; a refusal is waited out. Nothing is ever raised for what a router says; what is wrong is logged
-once.
+Routers are independent: one that is slow or gone delays no other. A report without an answer is made anew after a
+pause, which doubles; after a refusal (a 4xx but 429) the pause is REFUSED_S. No reply of a router ever raises; trouble
+is logged once.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from ranvier_py.reporter.event_relay import Posting
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 5.0  # of one exchange: a router that is busy for longer is asked again later
+TIMEOUT_S = 5.0  # of one exchange: a router that is busy for longer is tried again later
 REPLY_BYTES_MAX = 64 * 1024
-IDLE_S = 0.02  # how late a report may leave
-RETRY_S, RETRY_MAX_S = 0.1, 2.5  # so that a router that came back has it all within one sync
-REFUSED_S = 5.0  # after a 4xx, which will not change at once
+IDLE_S = 0.02  # between two checks for something to send
+RETRY_S, RETRY_MAX_S = 0.1, 2.5  # so that a router that came back has everything within one sync
+REFUSED_S = 5.0  # after a 4xx, which does not change at once
 
 
 class Sender(Protocol):
-    """What decides: an EventRelay or a PrefixSender."""
+    """What decides what to send: an EventRelay or a PrefixSender."""
 
     def next(self, now: float) -> Posting | None: ...
     def answered(self, reply: Mapping[str, Any], now: float) -> None: ...
@@ -45,7 +44,7 @@ class RouterLink:
         self._trouble = "not asked yet"
 
     async def run(self, sender: Sender) -> None:
-        """Send what there is to send, for ever."""
+        """Send the sender's reports, for ever."""
         pause_s = RETRY_S
         async with httpx.AsyncClient(
             base_url=self.url, headers=self._headers, timeout=TIMEOUT_S, trust_env=False, follow_redirects=False
@@ -68,7 +67,7 @@ class RouterLink:
                 pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     def _note(self, trouble: str) -> None:
-        """Log it once."""
+        """Log trouble when it changes or ends."""
         if trouble != self._trouble:
             self._trouble = trouble
             level = logging.WARNING if trouble else logging.INFO
@@ -76,14 +75,14 @@ class RouterLink:
 
 
 async def ask(client: httpx.AsyncClient, posting: Posting) -> tuple[int, Mapping[str, Any], str]:
-    """Status (0: no answer), reply, and what is wrong, in the router's words."""
+    """POST a report. Returns the status (0: no answer), the reply, and what is wrong, in the router's words."""
     content = b""
     try:
         with trio.fail_after(TIMEOUT_S):
             async with client.stream("POST", posting.path, content=orjson.dumps(posting.body)) as response:
                 async for piece in response.aiter_raw():
                     content += piece[: REPLY_BYTES_MAX + 1 - len(content)]  # the rest is read and dropped
-    except Exception as error:  # whatever a router answers, or its name makes of the resolver, costs this report
+    except Exception as error:  # whatever it is, from the router or the resolver, it fails only this report
         return 0, {}, f"{type(error).__name__}: {error}"[:200]
     try:
         reply = orjson.loads(content) if len(content) <= REPLY_BYTES_MAX else None
