@@ -186,8 +186,8 @@ class TokenizeService:
 def chat_of(body: bytes, api: Api = CHAT) -> Chat:
     """Return the whole conversation of a body. Raises TemplateRefused if engines may each render it differently.
 
-    Where `tool_choice` excludes tools, vLLM renders them by default, and SGLang does not. They are rendered here, and no
-    count of such an answer is compared (`counts_differ`).
+    Where `tool_choice` excludes tools, vLLM renders them by default, and SGLang does not. They are rendered here, and
+    no count of such an answer is compared (`counts_differ`).
     """
     fields = orjson.loads(body)
     if fields.get("add_special_tokens"):
