@@ -103,9 +103,11 @@ class Owners:
         self._send(NewOwner(digest, owner))
 
     def latest(self) -> Iterator[NewOwner]:
-        """Yield the latest entries for a peer that lacks them: LATEST_MAX of each kind, newest first."""
+        """Yield the latest entries for a peer that lacks them: LATEST_MAX of each kind, oldest first, so that it drops
+        them in that order, too. Entries may come and go meanwhile."""
         for entries in (self._responses, self._sessions):
-            for digest, owner in islice(reversed(entries.items()), LATEST_MAX):
+            latest = list(islice(reversed(entries.items()), LATEST_MAX))
+            for digest, owner in reversed(latest):
                 yield NewOwner(digest, owner)
 
     def take(self, digest: int, backend: BackendId, generation: int, at: float) -> bool:

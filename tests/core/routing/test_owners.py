@@ -72,4 +72,4 @@ def test_a_peer_that_lacks_them_gets_the_latest_and_what_waits_is_bounded() -> N
     assert known.counters.dropped == 10
     latest = [new.digest for new in known.latest()]
     assert len(latest) == LATEST_MAX
-    assert latest[0] == known.response_key(str(QUEUE_MAX + 9), b"")
+    assert latest[-1] == known.response_key(str(QUEUE_MAX + 9), b"")

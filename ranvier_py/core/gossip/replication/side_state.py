@@ -6,21 +6,22 @@ one peer for all of its side state, and another peer if the answer does not arri
 more, because the peer may have missed the same updates.
 
 Rules: a node that has not joined answers nobody. What a node learns from an answer it does not send on. Answers leave
-within the budget for rows, one message at a time.
+within the budget for rows, one message at a time. Each is encoded just before it leaves, in about 2 ms, with the ages
+that its entries have then.
 Bounds: a node asks one question at a time, at most TRIES_MAX peers for each cause, and takes MESSAGES_MAX messages of
 an answer. It answers ASKERS_MAX peers at a time; others get no answer and ask another peer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import NamedTuple
 
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
-from ranvier_py.core.gossip.replication.route_sync import RouteSync
+from ranvier_py.core.gossip.replication.route_sync import RouteSync, SidePiece
 from ranvier_py.core.gossip.wire.messages import Entry, SideState, SideStateWanted
 
 ANSWER_S = 3.0
@@ -31,16 +32,18 @@ ROUNDS, ROUND_S = 2, 5.0
 
 TRIES_MAX = 8
 MESSAGES_MAX = 256
-UPDATES_MAX = 4  # of one message: 20 kB, like a chunk of rows
 ASKERS_MAX = 4
 NO_ROOM_S = 0.05
 
 
-class PendingState(NamedTuple):
+@dataclass(slots=True)
+class PendingState:
     """The part of an answer that one peer has yet to be sent."""
 
     request: int
-    updates: Sequence[bytes]
+    pieces: Iterator[SidePiece]
+    piece: SidePiece | None  # the next one to encode
+    message: SideState | None = None  # it waits for room
 
 
 class SideStateSync:
@@ -103,7 +106,8 @@ class SideStateSync:
             if peer.session == self._asked and message.request == self._request:
                 self._take(message, now)
         elif serving and (peer.session in self._answers or len(self._answers) < ASKERS_MAX):
-            self._answers[peer.session] = PendingState(message.request, list(self._sync.side_state(now)))
+            pieces = self._sync.side_state()
+            self._answers[peer.session] = PendingState(message.request, pieces, next(pieces, SidePiece()))
             self._send_at = now
 
     def _take(self, message: SideState, now: float) -> None:
@@ -122,12 +126,19 @@ class SideStateSync:
         if session is None:
             self._send_at = inf
             return
-        request, updates = self._answers[session]
-        part, left = updates[:UPDATES_MAX], updates[UPDATES_MAX:]
-        message = SideState(request, not left, tuple([Entry(0, update) for update in part]))
-        if not self._outbox.send_bulk(self._outbox.peers[session], message, now):
+        answer = self._answers[session]
+        if answer.message is None:
+            answer.message = self._encoded(answer, now)
+        if not self._outbox.send_bulk(self._outbox.peers[session], answer.message, now):
             self._send_at = now + NO_ROOM_S
             return
+        answer.message = None
         del self._answers[session]
-        if left:
-            self._answers[session] = PendingState(request, left)
+        if answer.piece is not None:
+            self._answers[session] = answer  # behind the other peers
+
+    def _encoded(self, answer: PendingState, now: float) -> SideState:
+        piece, answer.piece = answer.piece, next(answer.pieces, None)
+        assert piece is not None
+        updates = self._sync.side_updates(piece, now)
+        return SideState(answer.request, answer.piece is None, tuple([Entry(0, update) for update in updates]))

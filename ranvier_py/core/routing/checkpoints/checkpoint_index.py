@@ -100,9 +100,10 @@ class CheckpointIndex:
         return len(self._known)
 
     def latest(self, most: int) -> Iterator[tuple[int, Checkpoint]]:
-        """Yield (name, checkpoint) of the `most` names that were written last, latest first."""
-        for name in islice(reversed(self._known), most):
-            yield from ((name, each) for each in self._known[name])
+        """Yield (name, checkpoint) of the `most` names that were written last, these last. Names may come and go
+        meanwhile."""
+        for name in reversed(list(islice(reversed(self._known), most))):
+            yield from ((name, each) for each in self._known.get(name, ()))
 
     def clear(self) -> None:
         self._known.clear()

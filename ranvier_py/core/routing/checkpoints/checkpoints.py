@@ -303,9 +303,10 @@ class Checkpoints:
             yield self.new.popleft()
 
     def latest(self) -> Iterator[NewMark]:
-        """Yield the latest for a peer that lacks them: LATEST_MAX names, shared by the backends, newest first."""
+        """Yield the latest for a peer that lacks them: LATEST_MAX names, shared by the backends, of each the oldest
+        first. Checkpoints may come and go meanwhile."""
         each = LATEST_MAX // max(1, len(self.known))
-        for backend, own in self.known.items():
+        for backend, own in list(self.known.items()):
             for name, checkpoint in own.index.latest(each):
                 if checkpoint.kind is not CheckpointKind.AHEAD:
                     yield NewMark(backend, own.generation, name, *checkpoint)

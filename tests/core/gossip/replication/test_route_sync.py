@@ -408,7 +408,8 @@ def test_a_peer_that_asks_gets_the_latest_side_state_each_entry_with_its_age() -
     first.owners.learn(old, first.engine().id, first.engine().generation, 10.0)
     first.owners.learn(new, first.engine().id, first.engine().generation, 3700.0)
     checkpoints_of(second)
-    second.sync.take_side_state(first.sync.side_state(3710.0), 3710.0)
+    for piece in first.sync.side_state():
+        second.sync.take_side_state(first.sync.side_updates(piece, 3710.0), 3710.0)
     assert [second.owners.find(key, 3710.0) for key in (old, new)] == [
         (second.engine().id, second.engine().generation, at) for at in (10.0, 3700.0)
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from ranvier_py.core.gossip.replication.pull import ALONE_S
+from ranvier_py.core.gossip.replication.route_sync import PIECE_MAX
+from ranvier_py.core.gossip.replication.route_updates import decode_process
 from ranvier_py.core.gossip.replication.side_state import ANSWER_S, ASKERS_MAX, MESSAGES_MAX, TRIES_MAX
 from ranvier_py.core.gossip.wire.messages import Entry, SideState, SideStateWanted
 from tests.core.gossip.replication.route_net import GossipNode, Net, sent, turn
@@ -107,7 +109,7 @@ def test_what_nobody_asked_for_is_not_learned_and_an_answer_has_an_end() -> None
     net = cluster(2, soon_interval_s=0.5)
     first, second = net.nodes[1], net.nodes[2]
     [digest] = keep(net, 1, 1)
-    update = next(iter(first.sync.side_state(net.now)))
+    [update] = first.sync.side_updates(next(first.sync.side_state()), net.now)
     part = SideState(7, False, (Entry(0, update),))
     second.gossip.receive(first.peer, part, net.now)
     assert known(second, [digest], net.now) == 0
@@ -133,3 +135,31 @@ def test_a_node_answers_few_peers_at_a_time_and_those_that_are_gone_not_at_all()
     net.run(1.0)
     answered = [target for _, source, target, message, _ in net.sent if isinstance(message, SideState) and source == 1]
     assert answered == list(range(3, ASKERS_MAX + 2))
+
+
+def test_an_answer_is_encoded_piece_by_piece_as_it_leaves_with_the_ages_of_that_moment() -> None:
+    """Much of it would hold up the event loop, and what waits for room would get younger on its way."""
+    net = cluster(2)
+    keep(net, 1, PIECE_MAX + 1)
+    node, peer, sent_before = net.nodes[1], net.nodes[2], net.nodes[1].sync.counters.entries_sent["owned"]
+    node.outbox.clear()
+    node.gossip.receive(peer.peer, SideStateWanted(7), net.now)
+    assert node.sync.counters.entries_sent["owned"] == sent_before
+    for late_s in (20, 30):
+        node.gossip.tick(net.now + late_s)
+    messages = [each.message for each in node.outbox if isinstance(each.message, SideState)]
+    assert [message.last for message in messages] == [False, True]
+    for message, late_s, count in zip(messages, (20, 30), (PIECE_MAX, 1), strict=True):
+        ages = [age for _, update in message.entries for age in decode_process(update).columns[1]]
+        assert ages == [late_s] * count
+
+
+def test_a_newcomer_has_owners_in_the_order_in_which_its_peer_drops_them() -> None:
+    net, digests = cluster(2), list[int]()
+    for first in range(3):
+        digests += keep(net, 1, 1, first)
+        net.run(2.0)
+    newcomer = net.add(3)
+    net.run_until(lambda: known(newcomer, digests, net.now) == 3, limit_s=5.0)
+    for node in (net.nodes[1], newcomer):
+        assert [owner.digest for owner in node.owners.latest()] == digests
