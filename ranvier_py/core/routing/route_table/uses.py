@@ -91,12 +91,15 @@ class RouteUses:
         self, chain: Sequence[PrefixKey], backend: BackendId, generation: int, second: int
     ) -> tuple[int, dict[int, int]]:
         """Estimate `used_before` of one prompt in a few look-ups: all that the backend has of it counts as last used
-        when the deepest part of that was."""
+        when the deepest part of that was, but for what lies above a row that was used in `second` already: the rows of
+        one prompt may come one by one."""
         row, claim = self._deepest(chain, backend, generation)
         if claim is None:
             return chain[0][0], {}
-        held = self._rows.tokens[row]
-        return max(0, chain[0][0] - held), {claim.evidence: held} if claim.evidence < second else {}
+        rows, parent = self._rows, self._rows.parent[row]
+        above = self._claims.get(parent, backend) if parent > 0 else None
+        held, used = rows.tokens[row], rows.tokens[parent] if above is not None and above.evidence >= second else 0
+        return max(0, chain[0][0] - held), {claim.evidence: held - used} if claim.evidence < second else {}
 
     def _goes_on_from(
         self, chain: Sequence[PrefixKey], backend: BackendId, generation: int, counted: dict[int, None]

@@ -83,6 +83,16 @@ def test_a_rough_look_takes_all_that_is_held_for_as_old_as_its_deepest_part() ->
     assert rough(chain(8, 9), A, 1, 30) == (32, {})
 
 
+def test_a_rough_look_at_the_rows_of_one_prompt_one_by_one_counts_none_twice() -> None:
+    table, used = RouteTable(), 0
+    table.learn(chain(1, 2, 3, 4), A, 1, Trust.LOCAL, 10.0)
+    for depth in range(1, 5):
+        path = chain(1, 2, 3, 4)[-depth:]
+        used += sum(table.uses.roughly_used_before(path, A, 1, 30)[1].values())
+        table.learn(path, A, 1, Trust.REMOTE, 30.0)
+    assert used == 64
+
+
 def test_peers_learn_what_a_running_request_still_uses() -> None:
     table, peer = RouteTable(), RouteTable()
     for each in (table, peer):
