@@ -171,10 +171,11 @@ class Merge:
         them where the parent lacks the claim."""
         rows = self._rows
         below = columns.tokens.astype(np.int64) - np.frombuffer(rows.tokens, np.uint32)[parents]
-        places = (columns.backend.astype(np.int64) << 32) + columns.evidence  # one report per backend and second
-        for place in np.unique(places).tolist():
+        first = int(columns.evidence.min())  # below 0 if it is older than this machine's clock
+        places = (columns.backend.astype(np.int64) << 32) + (columns.evidence.astype(np.int64) - first)
+        for place in np.unique(places).tolist():  # one report per backend and second
             of = places == place
-            backend, second = BackendId(place >> 32), place & 0xFFFF_FFFF
+            backend, second = BackendId(place >> 32), first + (place & 0xFFFF_FFFF)
             above = [(rows.key(row),) for row in np.unique(parents[of & lacking]).tolist()]
             tokens = int(below[of].clip(0).sum())
             on_use(above, backend, int(self._generations[backend]), second, tokens)

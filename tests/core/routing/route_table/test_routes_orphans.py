@@ -5,7 +5,7 @@ from __future__ import annotations
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.route_table.orphans import LOOKS_EACH, ORPHANS_MAX, Orphans
+from ranvier_py.core.routing.route_table.orphans import LOOKS_EACH, ORPHANS_MAX, Orphans, PeerRows
 from tests.core.routing.route_table.test_routes_properties import check
 
 NOW = 100.0
@@ -86,3 +86,12 @@ def test_what_waits_is_bounded_and_what_goes_stays_where_it_is() -> None:
     for number in range(ORPHANS_MAX + 50):
         orphans.learn([(16, 1_000_000 + number, 0)], 10_000 + number, A, 0, NOW)
     assert (len(orphans), orphans.dropped, len(table)) == (ORPHANS_MAX, 50, ORPHANS_MAX + 50)
+
+
+def test_uses_before_the_machine_was_started_are_reported_of_their_own_backend_and_second() -> None:
+    table = RouteTable(capacity=10_000, ttl_s=3600.0)
+    used: list[tuple[int, int, int]] = []
+    table.on_use = lambda _prompts, backend, _generation, second, below: used.append((backend, second, below))
+    piece = PeerRows([B, B], [0, 101], [16, 32], [1, 2], [101, 102], {B: 0}, NOW - 300)
+    Orphans(table).merge([piece], {B: 0}, NOW)
+    assert used == [(B, -200, 32)]
