@@ -401,7 +401,7 @@ class Residency:
             block = blocks.get(key)
             if block is None or not block.copies & counted:
                 counters.removed_unknown += 1
-                self._repeated.removed(key)
+                self._repeated.removed(key, event.tier)
                 continue
             block.copies -= one
             self._index.moved(block)

@@ -111,13 +111,14 @@ class RepeatedRuns:
 
     vLLM looks its cache up before it computes, so it stores no second copy of a block that it has, except the only
     block of a short prompt. A request for its prompt's logprobs skips the look-up. A block that is removed more often
-    than counted shows this: from then on every store is a copy. Bound: REPEATED_MAX names; the oldest are dropped.
+    than counted at the same tier shows this: from then on every store is a copy. Bound: REPEATED_MAX names; the oldest
+    are dropped.
     """
 
     def __init__(self) -> None:
         self._reports = False  # the engine reports blocks that it reuses
         self._doubles = False  # it stores blocks that it has already
-        self._latest: BoundedDict[EngineHash, None] = BoundedDict(REPEATED_MAX)
+        self._latest: BoundedDict[EngineHash, Tier] = BoundedDict(REPEATED_MAX)
 
     def has(self, event: BlocksStored, index: BlockIndex) -> bool:
         """Whether this event only reports blocks that were reused."""
@@ -128,12 +129,12 @@ class RepeatedRuns:
             return False
         self._reports |= len(event.hashes) > 1
         for key in event.hashes[1:] if self._reports else ():
-            self._latest[key] = None
+            self._latest[key] = event.tier
         return self._reports
 
-    def removed(self, key: EngineHash) -> None:
-        """Note that a block was removed of which no copy was known."""
-        self._doubles |= key in self._latest
+    def removed(self, key: EngineHash, tier: Tier) -> None:
+        """Note that a block was removed of which no copy was known at this tier."""
+        self._doubles |= self._latest.get(key) is tier
 
 
 @dataclass(slots=True)

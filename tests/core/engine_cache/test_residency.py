@@ -333,3 +333,12 @@ def test_what_an_engine_computes_twice_is_two_copies() -> None:
     assert held.copies(Tier.GPU) == {1: 2, 2: 2}
     held.apply(stored([1, 2], TEXT[:32], medium="CPU"))
     assert held.copies(Tier.CPU) == {1: 1, 2: 1}
+
+
+def test_a_removal_at_a_tier_of_which_nothing_was_reported_again_shows_no_second_copy() -> None:
+    held = residency(repeats=True)
+    for _ in range(2):
+        held.apply(stored([1, 2], TEXT[:32]))
+    held.apply(removed(2, 1, medium="CPU"))  # stored before we listened, or forgotten for want of room
+    held.apply(stored([1, 2], TEXT[:32]))
+    assert held.copies(Tier.GPU) == {1: 1, 2: 1}
