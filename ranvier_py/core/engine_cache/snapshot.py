@@ -204,9 +204,11 @@ class SnapshotReader:
 
     def finish(self) -> SnapshotState:
         """Return the state once all chunks were added, without the blocks that nobody holds or continues."""
-        for block in reversed(self._places):
+        for block in reversed(self._places):  # children first: of those below the GPU they can make room first
             if not block.copies and block.child is None:
                 self._state.index.release(block)
+            else:
+                self._state.index.moved(block)
         self._places = []
         return self._state
 
@@ -229,7 +231,6 @@ class SnapshotReader:
         block = index.add(key)
         block.attach(parent)
         block.copies = copies
-        index.moved(block)
         if kind == READY:
             self._ready(block, parent, width, total)
         index.settled(block, KnownBlock.READY if kind == READY else KnownBlock.OPAQUE)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.engine_cache.blocks import Block
 from ranvier_py.core.engine_cache.residency import Residency
-from ranvier_py.core.engine_cache.residency_values import Scope, SnapshotState
+from ranvier_py.core.engine_cache.residency_values import Lack, Scope, SnapshotState
 from ranvier_py.core.engine_cache.snapshot import CHUNK_BLOCKS, BadSnapshot, BlockRows, SnapshotReader, SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_values import (
     HELD_TIERS,
@@ -253,3 +253,21 @@ def test_more_than_there_is_room_for_is_refused() -> None:
         read(chunks_of(held), entries_max=4)
     assert len(read(chunks_of(held), entries_max=6).index.blocks) == 3
     assert SIZE == 16
+
+
+def test_what_a_copy_has_below_the_gpu_makes_room_at_once() -> None:
+    """From the ends of prompts on: a block that others continue frees no room."""
+    held = residency()
+    for first in range(1, 1000, 100):
+        keys = tuple(range(first, first + 20))
+        held.apply(stored(keys, range(1000 * first, 1000 * first + 320)))
+        held.apply(BlocksStored(hashes=keys, parent=9999, medium="CPU"))
+        held.apply(removed(*reversed(keys)))
+    held.settle()
+    other = residency(entries_max=400)
+    other.install(read(chunks_of(held)))
+    other.settle()
+    assert other.view().entries == 400
+    other.apply(stored([5000], TEXT[:16]))
+    assert depths(other, TEXT[:16]) == [16]
+    assert (other.lack, other.counters.refused) == (Lack.NOTHING, 0)
