@@ -19,6 +19,8 @@ from ranvier_py.core.routing.route_table import Trust
 
 NO_CREDIT: Mapping[BackendId, Credit] = MappingProxyType({})
 
+KEPT_TOKENS_MAX = 1 << 20  # of a history that only an engine has: as long as the longest contexts
+
 
 class PoolMatch(NamedTuple):
     """What matching found: which backends may serve a prompt, and which hold how much of it.
@@ -95,11 +97,13 @@ class Attempt:
 
     def computed_by(self, answer: Answer) -> int | None:
         """Return the prompt tokens that the engine computed, by its count; None if it counted none. Bounded by the
-        body's bytes, or the tokens expected: a wrong count would be learned as a rate, for all engines.
+        body's bytes, or the tokens expected: a wrong count would be learned as a rate, for all engines. A body that
+        names a stored response has only the end of the prompt, so KEPT_TOKENS_MAX is its bound.
         """
         if self.prompt.counts_differ or answer.prompt_tokens is None or answer.cached_tokens is None:
             return None
         most = max(self.decision.prompt_tokens, self.prompt.end.length, len(self.prompt.body))
+        most = max(most, KEPT_TOKENS_MAX) if self.prompt.kept else most
         return min(max(0, answer.prompt_tokens - answer.cached_tokens), most)
 
     def correction(self, answer: Answer) -> tuple[Service, int] | None:

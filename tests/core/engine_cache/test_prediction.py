@@ -407,6 +407,17 @@ def test_the_counts_of_an_answer_to_several_prompts_are_not_compared_with_the_fi
     assert (world.view.refuted, world.view.precision, world.view.answers, learned) == (0, 1.0, 2, [])
 
 
+def test_what_continues_a_response_that_the_engine_keeps_may_compute_more_than_its_body_has() -> None:
+    world = World()
+    learned: list[int] = []
+    world.router.policy.corrected = lambda _service, tokens: learned.append(tokens)  # type: ignore[method-assign]
+    world.served([1, 2, 3, 4], 64, 10.0)
+    attempt = world.start_attempt([1, 2, 3, 4], 11.0)
+    attempt.prompt.kept = 7
+    world.answer(attempt, 16, 11.5, prompt_tokens=50_016)
+    assert learned[-1] == 50_000
+
+
 def test_another_template_is_named_by_the_engines_own_count() -> None:
     world, rng = World(), Random(1)
     for number in range(60):
