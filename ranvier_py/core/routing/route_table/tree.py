@@ -200,6 +200,7 @@ class Tree:
             or sum(1 for _ in islice(rows.children(source), MERGE_CHILDREN_MAX + 1)) > MERGE_CHILDREN_MAX
         ):
             return
+        self.pinned[source] = self.pinned[target] = None  # without claims, either would go with its last child
         if rows.is_above(source, target):
             if rows.parent[target] != source:
                 return

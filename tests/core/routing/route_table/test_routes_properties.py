@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -315,6 +316,32 @@ class AgainstTheModel(Passing):
         assert len(self.table) == len(self.model.known)
         assert all(self.is_known(prefix) for prefix in self.model.known)
         check(self.table, self.generations, self.now)
+
+
+KEYS = {"text": (16, 0, 2), "text deeper": (32, 0, 2), "tokens": (16, 1, 0), "both": (16, 1, 2), "child": (48, 0, 3)}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(((("text",), 0.0), (("child", "text"), 0.0), (("tokens",), 30.0)), id="its child is moved"),
+        pytest.param(((("tokens",), 0.0), (("text deeper", "tokens"), 0.0)), id="it hangs under the row of its tokens"),
+    ],
+)
+def test_a_text_whose_row_a_sweep_left_without_claims_is_merged_once(
+    before: tuple[tuple[tuple[str, ...], float], ...],
+) -> None:
+    """A sweep looks at some rows at a time, so a row may have lost its claims and keep children that have theirs."""
+    table = RouteTable(capacity=100, ttl_s=TTL_S)
+    for names, at in before:
+        table.learn([KEYS[name] for name in names], BackendId(0), 0, Trust.REMOTE, at)
+    table.sweep(30.0, [0], limit=1)
+    table.learn([KEYS["both"]], BackendId(0), 0, Trust.REMOTE, 30.0)
+    check(table, [0], 30.0)
+    assert table.counters.merged == 1
+    for number in range(10, 14):
+        table.learn([(16, number, 0)], BackendId(0), 0, Trust.REMOTE, 30.0)
+    check(table, [0], 30.0)
 
 
 fingerprints = st.integers(0, 8)
