@@ -28,6 +28,8 @@ MARGIN_S = 5.0
 """Claims that expire sooner than this are neither summed nor sent: ages differ by a second or two between nodes."""
 
 AGE_MAX_S = 65_535
+"""The greatest age that a row can be sent with. Older claims are neither summed nor sent, or they would get younger on
+their way and never expire where nodes send them to and fro."""
 
 
 class TableCopy:
@@ -39,10 +41,15 @@ class TableCopy:
         self._table = table
         self._registry = registry
 
+    @property
+    def _margin_s(self) -> float:
+        """Claims that expire sooner than this are not for peers."""
+        return max(MARGIN_S, self._table.ttl_s - AGE_MAX_S)
+
     def sums(self, now: float) -> Iterator[bytes | None]:
         """Compute the bucket sums in steps. Yields None for each step before the last, which yields the sums."""
         self.asked()
-        scan = self._table.sums(self._registry.names(), MARGIN_S)
+        scan = self._table.sums(self._registry.names(), self._margin_s)
         while True:
             yield scan.step(now)
 
@@ -50,7 +57,9 @@ class TableCopy:
         """Begin a walk over the rows of these buckets (u16 each); over the whole table if there are none."""
         self.asked()
         names = self._registry.names()
-        return TableWalk(self._table.scan(names, MARGIN_S, np.frombuffer(buckets, "<u2").astype(np.uint16)), names)
+        return TableWalk(
+            self._table.scan(names, self._margin_s, np.frombuffer(buckets, "<u2").astype(np.uint16)), names
+        )
 
     def merge(self, rows: TableRows, since: float, now: float) -> int:
         """Learn a chunk that was asked for at `since`, from which its ages count. Returns the number of new rows."""

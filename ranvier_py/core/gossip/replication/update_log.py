@@ -262,7 +262,8 @@ class UpdateLogs:
     def batch(self, origin: int, after: int, now: float, bytes_max: int = BATCH_BYTES_MAX) -> RouteUpdates | None:
         """Return the updates after `after`, which must not be below the base, as one message; None if there are none.
 
-        It has at least one update, even if that exceeds `bytes_max`. Of an expired one only the number is sent.
+        It has at least one update, even if that exceeds `bytes_max`. Of an expired one only the number is sent, and of
+        one that is too old for its age to be stated: nothing gets younger on its way.
         """
         log = self._logs.get(origin)
         if log is None or after >= self.vector[origin]:
@@ -272,7 +273,7 @@ class UpdateLogs:
         learned = now
         for kept in log.after(after):
             age_s = ceil(now - kept.evidence)
-            route_update = kept.route_update if age_s < self._ttl_s else b""
+            route_update = kept.route_update if age_s < self._ttl_s and age_s <= AGE_MAX_S else b""
             bytes_max -= len(route_update) + ENTRY_BYTES
             if entries and (bytes_max < 0 or len(entries) >= BATCH_ENTRIES_MAX):
                 break

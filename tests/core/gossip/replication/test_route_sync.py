@@ -74,6 +74,22 @@ def test_what_is_sent_ages_on_its_path() -> None:
     assert view.holders[0].age_s == 100.0
 
 
+def test_no_route_gets_younger_when_a_peer_copies_the_table() -> None:
+    """Nodes that copy from each other would never forget it. A row's age is sent in 16 bits; routes may be older."""
+    first, second = two()
+    for node in (first, second):
+        node.table.ttl_s = 86_400.0
+    first.serve(CHAT, 10.0)
+    for now in (60_000.0, 70_000.0):
+        walk = first.sync.copy.rows(b"")
+        while (rows := walk.take(now)) is None:
+            pass
+        second.sync.copy.merge(rows, now, now)
+    claims = [second.table.claim(key[1] or key[2], second.engine().id) for key in CHAT]
+    assert [claim.evidence for claim in claims if claim is not None] == [10] * len(CHAT)
+    assert not any(first.sums(70_000.0)), "it is not compared either, since it would not be sent"
+
+
 def test_a_backend_the_operator_did_not_give_us_is_never_ranked() -> None:
     """The rest of the update is learned."""
     first, second = RouteNode(1, [ENGINE, OTHER]), RouteNode(2, [OTHER])
