@@ -26,6 +26,9 @@ Integers = npt.NDArray[np.signedinteger[Any]]
 CLIMB_TOGETHER_MIN = 12
 """Fewer claims are raised faster one by one."""
 
+BEFORE_ALL = -(2**31)
+"""A second before all evidence. What peers saw before this machine started has negative seconds."""
+
 
 class Hidden(NamedTuple):
     """Which claims of one backend are hidden, because they are too old for its cache."""

@@ -25,7 +25,7 @@ from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table.bulk_writes import Merge
-from ranvier_py.core.routing.route_table.claims import Claims, Hidden
+from ranvier_py.core.routing.route_table.claims import BEFORE_ALL, Claims, Hidden
 from ranvier_py.core.routing.route_table.outgoing import OutgoingRoutes
 from ranvier_py.core.routing.route_table.route_values import (
     BACKENDS_MAX,
@@ -270,7 +270,7 @@ class RouteTable:
         stay until they expire: new evidence, or a call with an earlier second, makes them match again.
         """
         if second >= 0 or left:
-            self.claims.hidden[backend] = Hidden(second, left)
+            self.claims.hidden[backend] = Hidden(second if second >= 0 else BEFORE_ALL, left)
         else:
             self.claims.hidden.pop(backend, None)
 

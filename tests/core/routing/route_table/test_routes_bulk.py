@@ -202,6 +202,15 @@ def test_a_full_table_stays_full_and_keeps_the_newest() -> None:
     assert min(evidence for _, evidence in pairs_of(table).values()) >= NOW - 6
 
 
+def test_uses_that_peers_saw_before_this_machine_started_are_those_of_their_own_backend() -> None:
+    """Time is counted from then, so what peers saw earlier has negative seconds."""
+    uses: list[tuple[int, int, int, int]] = []
+    table = RouteTable()
+    table.on_use = lambda _, backend, generation, second, tokens: uses.append((backend, generation, second, tokens))
+    table.merge(columns((0, 16, 1, 0, 1, NOW + 50), (0, 32, 2, 0, 2, NOW - 5)), NAMES.generation, 10.0, used=True)
+    assert uses == [(1, 0, -50, 16), (2, 5, 5, 32)]
+
+
 def test_local_rows_outlive_what_peers_report() -> None:
     table = RouteTable(capacity=300, ttl_s=TTL_S)
     for number in range(1, 201):

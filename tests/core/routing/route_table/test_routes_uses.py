@@ -215,3 +215,13 @@ def test_a_hidden_claim_is_as_if_it_were_not_there_until_it_is_back(
     table.hide(A, -1)
     for path, _ in learned:
         assert depth(table, names(path), A) == 16 * len(path)
+
+
+def test_what_was_seen_before_this_machine_started_is_hidden_only_as_others_are() -> None:
+    """Time is counted from then, so evidence that peers saw earlier has negative seconds."""
+    table = RouteTable()
+    table.learn(chain(1, 2), A, 1, Trust.REMOTE, -50.0)
+    table.hide(A, -1, {10: 16})
+    assert depth(table, chain(1, 2)) == 32
+    table.hide(A, 0, {10: 16})
+    assert depth(table, chain(1, 2)) == 0
