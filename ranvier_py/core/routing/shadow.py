@@ -41,7 +41,7 @@ POOLS_MAX = 64  # mirrored pools that are kept; one more, and all are forgotten
 
 
 class Mirrored(Work):
-    """A real backend with the load that a shadow has put on it. The peers' load is the same in every world."""
+    """A real backend with the load that a shadow has put on it. That of peers and others is the same in every world."""
 
     def __init__(self, real: Backend) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Mirrored(Work):
 
     @property
     def load(self) -> int:
-        return self.inflight + self.peers.requests
+        return self.inflight + self.peers.requests + self.real.foreign
 
 
 class MirroredRegistry:

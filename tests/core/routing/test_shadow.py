@@ -103,6 +103,16 @@ def test_what_waits_counts_for_each_world_by_itself() -> None:
     assert [each.inflight + each.own_tokens + each.own_decoding for each in mirrored] == [0, 0, 0, 0]
 
 
+def test_what_others_send_to_an_engine_is_load_in_every_world() -> None:
+    router, (shadow,) = shadowed("least_loaded", real="least_loaded")
+    first, second, *_ = [backend.id for backend in router.registry]
+    router.registry.set_foreign_load(first, 5)
+    assert shadow.router.registry[first].load == router.registry[first].load == 5
+    assert shadow.router.registry[second].load == 0
+    router.registry.set_foreign_load(first, 2)
+    assert shadow.router.registry[first].load == 2
+
+
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.SERVER_ERROR])
 def test_an_attempt_that_fails_leaves_nothing_in_the_shadow(outcome: Outcome) -> None:
     router, (shadow,) = shadowed("affinity")
