@@ -55,18 +55,41 @@ class IndexedBackend:
 
 
 class IndexedStream:
-    """One source and its backend. It is the `Held` of EngineCaches for the prefixes that have our names."""
+    """One source and its backend. It is the `Held` of EngineCaches for the prefixes that have our names.
 
-    def __init__(self, backend: IndexedBackend, index: KvIndex, engine_caches: EngineCaches | None) -> None:
+    What comes while the node does not have the backend under this id is ignored: another one may have the id.
+    """
+
+    def __init__(
+        self,
+        backend: IndexedBackend,
+        index: KvIndex,
+        engine_caches: EngineCaches | None,
+        find: Callable[[str], BackendId | None] | None = None,
+    ) -> None:
+        """`find` finds the node's backends by their URL; without it the backend is always there."""
         self.backend = backend
         self.source = Source(backend.id, "index")
         self._index = index
         self._engine_caches = engine_caches
+        self._find = find
+
+    @property
+    def _is_there(self) -> bool:
+        return self._find is None or self._find(self.backend.url) == self.backend.id
 
     def tier(self, fingerprint: Fingerprint) -> Tier:
         return tier_of(self._index.peek(f"{fingerprint:016x}", self.backend.id))
 
+    def forget(self) -> None:
+        """Drop what the source reported."""
+        self._index.forget((self.backend.id,))
+        if self._engine_caches is not None:
+            self._engine_caches.close(self.source, time.monotonic())
+
     def started(self) -> None:
+        if not self._is_there:
+            return
         now = time.monotonic()
         self._index.forget((self.backend.id,))
         if self._engine_caches is not None:
@@ -74,6 +97,8 @@ class IndexedStream:
             self._engine_caches.set_level(self.source, Level.DEGRADED, "events without numbers", now)
 
     def received(self, events: Sequence[IndexEvent]) -> None:
+        if not self._is_there:
+            return
         now = time.monotonic()
         changes = []
         for event in events:
@@ -113,7 +138,7 @@ class Preparing:
 class Indexing:
     """The index of one node, its sources and its link to Redis."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
         self,
         settings: IndexSettings,
         backends: Sequence[IndexedBackend],
@@ -123,15 +148,18 @@ class Indexing:
         engine_caches: EngineCaches | None = None,
         api_key: str = "",
         faults: Faults | None = None,
+        find: Callable[[str], BackendId | None] | None = None,
     ) -> None:
         self._faults = faults or Faults()
         self.index = KvIndex(settings, time.perf_counter)
         self._scoring: KvScoreOptions | None = None  # options of the policy that asks, if one does
         self._sources: list[tuple[IndexedBackend, EventSource]] = []
+        self._streams: list[IndexedStream] = []
         self._link: RedisLink | None = None
         self._rng = rng
         for backend in backends:
-            stream = IndexedStream(backend, self.index, engine_caches)
+            stream = IndexedStream(backend, self.index, engine_caches, find)
+            self._streams.append(stream)
             made = partial(EventSource, backend.endpoint, options, rng=rng, api_key=api_key)
             self._sources.append((backend, made(received=stream.received, started=stream.started)))
 
@@ -170,6 +198,12 @@ class Indexing:
         if isinstance(policy, KvScore) and self.enabled:
             policy.index = self.index
             self._scoring = policy.options
+
+    def taken(self, backend: BackendId, url: str) -> None:
+        """Forget what was reported of the backend that had this id before, unless its URL is the same."""
+        for stream in self._streams:
+            if stream.backend.id == backend and stream.backend.url != url:
+                stream.forget()
 
     def set_options(self, settings: IndexSettings, options: SourceOptions) -> None:
         """Use these options for what comes from now on."""

@@ -52,6 +52,7 @@ from ranvier_py.node.parts import (
     response_cache_of,
     scheme_of,
     shadows_of,
+    source_options,
     tenants_of,
     tls_context,
 )
@@ -137,9 +138,10 @@ class Node:
         )
         self.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.control, self.draining = control_settings(config), False
+        self.indexing = Indexing(config.index, (), source_options(config), rng)  # of no backends, which come now
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
-        self.indexing: Indexing = indexing_of(
+        self.indexing = indexing_of(
             config, self.registry, self.engine_events.engine_caches, rng, self.faults, pools.get(INDEX_REDIS)
         )
         self.indexing.join(self.router.policy)
@@ -150,6 +152,7 @@ class Node:
             backend = self.registry.add(url, weight=weight, name=name, hosted=spec.hosted if spec is not None else None)
             undo.callback(self.remove_backend, backend.name)
             self.addresses[backend.url] = BackendAddress.parse(backend.url)
+            self.indexing.taken(backend.id, backend.url)
             events = spec is None or spec.kv_events != OFF
             publishers = publishers_of(spec) if spec is not None and events else ()
             self.calibrating.configured[backend.id] = spec.kv_profile if spec is not None else AUTO

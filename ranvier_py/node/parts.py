@@ -273,6 +273,7 @@ def indexing_of(  # the parts that it joins
         engine_caches=engine_caches,
         api_key=config.api_key,
         faults=faults,
+        find=partial(backend_at, registry),
     )
     if pool is not None:
         indexing.share(pool, config.redis.prefix, partial(backend_at, registry))

@@ -199,6 +199,23 @@ def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() ->
     assert engine_caches.level(engine) is Level.DEGRADED, "a stream without numbers is never exact"
 
 
+async def test_what_a_removed_engine_reports_is_not_believed_of_the_one_that_has_its_id_now() -> None:
+    async with listening() as (node, streams):
+        backends, (first, _) = f"{node.control}/admin/backends", node.engines
+        await streams.announce(0, "cache_created", OPENING, 10_000)
+        await stats(node, lambda found: found["index"]["entry_count"] == 1)
+        await node.http.delete(backends, params={"url": first})
+        await node.http.post(backends, json={"url": "http://127.0.0.1:9", "name": "other"})
+        assert (await node.ask("/admin/kv-index/stats"))["index"]["entry_count"] == 0
+        await streams.announce(0, "cache_created", OPENING, 10_000)
+        await streams.announce(1, "cache_created", "ab", 5)
+        found = await stats(node, lambda found: [one["events_received"] for one in found["event_sources"]] == [2, 1])
+        assert found["index"]["entry_count"] == 1
+        answer = await node.chat(MESSAGES)
+        assert answer.status_code == 200
+        assert answer.headers["x-ranvier-reason"] != "kv_aware"
+
+
 @pytest.mark.parametrize(
     "bad",
     [
