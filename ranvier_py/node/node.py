@@ -153,6 +153,9 @@ class Node:
             undo.callback(self.remove_backend, backend.name)
             self.addresses[backend.url] = BackendAddress.parse(backend.url)
             self.indexing.taken(backend.id, backend.url)
+            for learner in (self.router.policy, self.shadows):
+                if learner is not None:
+                    learner.forget(backend.id)
             events = spec is None or spec.kv_events != OFF
             publishers = publishers_of(spec) if spec is not None and events else ()
             self.calibrating.configured[backend.id] = spec.kv_profile if spec is not None else AUTO

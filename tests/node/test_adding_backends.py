@@ -21,6 +21,10 @@ from ranvier_py.core.engine_cache.sources.publishers import of_operator
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.routing import backends as registry
 from ranvier_py.core.routing.backends import ProbeResult
+from ranvier_py.core.routing.placement import Service
+from ranvier_py.core.routing.placement.affinity import Affinity
+from ranvier_py.core.routing.placement.baselines import RoundRobin
+from ranvier_py.core.routing.placement.ttft import Ttft
 from ranvier_py.io import engine_poller
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.node import engine_event_parts, parts
@@ -67,9 +71,9 @@ class Clustering:
 
 
 @asynccontextmanager
-async def built(clustering: Clustering) -> AsyncIterator[Node]:
+async def built(clustering: Clustering, **settings: Any) -> AsyncIterator[Node]:
     """A node whose poller runs, and nothing else."""
-    config = config_of(**PLACES, backend=[FIRST])
+    config = config_of(**PLACES, backend=[FIRST], **settings)
     node = Node(config, local_tokenizer(config, KEY), Random(1), KEY)
     node.clustering = clustering  # type: ignore[assignment]
     async with trio.open_nursery() as nursery:
@@ -168,3 +172,25 @@ async def test_an_exception_while_the_readers_of_an_engine_are_replaced_loses_no
         assert sorted(events.streams[backend.id]) == [0, 1]
         assert events.streams[backend.id][0] is reader
         nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_with_the_id_of_a_removed_one_is_not_taken_for_as_slow() -> None:
+    async with built(Clustering(), policy="ttft", shadow=["affinity", "round_robin"]) as node:
+        slow, first = node.add_backend("http://127.0.0.1:10", 1.0, "slow"), node.registry.by_url[FIRST].id
+        assert node.shadows is not None
+        policies = (node.router.policy, *(each.router.policy for each in node.shadows.shadows))
+        for gap_s in (0.1, 10.0) * 100:
+            service = Service(first if gap_s < 1 else slow, 1000, gap_s, False, 0, 0)
+            for learner in (*policies, node.shadows.judge):
+                learner.served(service)
+        ttft, affinity, robin = policies
+        assert isinstance(ttft, Ttft)
+        assert isinstance(affinity, Affinity)
+        assert isinstance(robin, RoundRobin)
+        robin.credit[slow] = -1.0
+        rates = (ttft.service_rates, affinity.by_time.service_rates, node.shadows.judge)
+        assert min(each[slow].factor for each in rates) > 1.5
+        node.remove_backend("slow")
+        assert node.add_backend("http://127.0.0.1:11", 1.0, "fast") == slow
+        assert [each[slow].factor for each in rates] == [1.0, 1.0, 1.0]
+        assert robin.credit == {}

@@ -357,6 +357,10 @@ class ServiceRates:
             rate = self.by_backend[backend] = ServiceRate(self.fleet)
         return rate
 
+    def forget(self, backend: BackendId) -> None:
+        """Forget the rate of the backend that had this id before. What it showed of the fleet fades by itself."""
+        self.by_backend.pop(backend, None)
+
     def work_of(self, held: int, prompt_tokens: int) -> int:
         """Return the weighed tokens that a backend that holds `held` tokens of a prompt has to compute."""
         tokens = max(0, prompt_tokens - held)

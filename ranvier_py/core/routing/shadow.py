@@ -199,6 +199,12 @@ class Shadows:
         for shadow in self.shadows:
             shadow.attempt_sent(attempt, self.judge, queue_s + prefill_s, now, tried)
 
+    def forget(self, backend: BackendId) -> None:
+        """Forget what was learned of the backend that had this id before."""
+        self.judge.forget(backend)
+        for shadow in self.shadows:
+            shadow.router.policy.forget(backend)
+
     def _tried(self, attempt: Attempt, now: float) -> Collection[BackendId]:
         """Return the backends that may be asked now but were no candidates of this attempt: it tried them before."""
         able, asked = self._registry.pool(attempt.prompt.model, now).ids, attempt.decision.candidates

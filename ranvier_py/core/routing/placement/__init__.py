@@ -158,6 +158,9 @@ class Policy:
     def corrected(self, service: Service, computed_tokens: int) -> None:
         """Correct an earlier service: the engine says that it had to compute `computed_tokens` prompt tokens."""
 
+    def forget(self, backend: BackendId) -> None:
+        """Forget what was learned of the backend that had this id before."""
+
 
 class Service(NamedTuple):
     """How long one backend took to the first token of one request. `computed_tokens` are the prompt tokens that it had

@@ -230,6 +230,9 @@ class Affinity(Policy):
     def corrected(self, service: Service, computed_tokens: int) -> None:
         self.by_time.corrected(service, computed_tokens)
 
+    def forget(self, backend: BackendId) -> None:
+        self.by_time.forget(backend)
+
 
 def tokens_at(candidate: Candidate, holders: Sequence[Holder]) -> int:
     """Return how many tokens of the prompt the candidate holds; 0 if it is not among `holders`."""

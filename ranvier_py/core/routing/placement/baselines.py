@@ -106,3 +106,6 @@ class RoundRobin(Policy):
         chosen = max(candidates, key=lambda candidate: credit[candidate.id])  # the first of equals
         credit[chosen.id] -= total
         return Choice(chosen.id, "round_robin", held_tokens(match, chosen))
+
+    def forget(self, backend: BackendId) -> None:
+        self.credit.pop(backend, None)

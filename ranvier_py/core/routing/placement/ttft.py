@@ -221,6 +221,9 @@ class Ttft(Policy):
     def corrected(self, service: Service, computed_tokens: int) -> None:
         self.service_rates.corrected(service, computed_tokens)
 
+    def forget(self, backend: BackendId) -> None:
+        self.service_rates.forget(backend)
+
     # --- seeing -------------------------------------------------------------------------------------------------------
 
     def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
