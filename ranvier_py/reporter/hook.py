@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -316,12 +317,18 @@ def event_of(call: _Stored | _Freed) -> Mapping[str, Any]:
         raise ValueError("a salt or an adapter of so many characters is none")
     if len(call.token_ids) > BLOCK_TOKENS_MAX:
         raise ValueError("a block of so many tokens is none")
+    if not isinstance(call.parent, int | bytes | None):
+        raise TypeError("the name of a block is a number or bytes")
+    for text in (call.salt, call.adapter):
+        (text or "").encode()  # a client may have given a text that is no Unicode
+    tokens = [int(token) for token in call.token_ids]
+    array("I", tokens)
     return {
         "type": "BlockStored",
         "block_hashes": [name],
         "parent_block_hash": call.parent % (1 << 64) if isinstance(call.parent, int) else call.parent,
-        "token_ids": [int(token) for token in call.token_ids],
-        "block_size": len(call.token_ids),
+        "token_ids": tokens,
+        "block_size": len(tokens),
         "lora_name": call.adapter,
         "cache_salt": call.salt,
     }

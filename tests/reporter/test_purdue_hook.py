@@ -156,6 +156,19 @@ async def test_what_makes_no_sense_is_counted_and_the_rest_is_reported(router: S
         await until(lambda: len(router.world.reports.map) == 1)
 
 
+async def test_blocks_that_no_event_can_carry_are_counted_and_cost_no_other(router: Served) -> None:
+    """A client chooses the salt: one that is no Unicode made the reporter give up all that it knew."""
+    async with reporting(router, hashes="blocks") as reporter:
+        reporter.store_block(1, range(16))
+        reporter.store_block(2, range(16), salt="\ud800")
+        reporter.store_block(3, [1 << 70] * 16)
+        reporter.store_block(4, [-1] * 16)
+        reporter.store_block(5, range(16), parent=object())  # type: ignore[arg-type]
+        await until(lambda: reporter.events.next > 0)
+        assert (reporter.odd, reporter.events.runs) == (4, 0)
+        assert not reporter.faults.counters.unexpected_errors
+
+
 async def test_what_an_engine_stores_in_a_moment_leaves_in_batches_that_routers_take(router: Served) -> None:
     reporter = EvictionReporter("w0", [router.url], hashes="blocks")
     reporter.store_block(1, [0] * (BLOCK_TOKENS_MAX + 1))
