@@ -17,9 +17,9 @@ the block that each continues; they leave as event batches, so routers know ever
 Rules: the engine's thread only appends to a deque: no lock, no wait, no error. A thread of the reporter sends. It also
 calls `scan`, if there is one, every 5 s: `scan` returns all given hashes that are held, which finds what the hook
 missed; the engine has to allow that. Calls that make no sense are counted and ignored.
-Bounds: `WAITING_MAX` calls wait; more are dropped and counted. After that, and after a bug of ours, nothing counts as
-held until it is stored again or scanned. PENDING_MAX evictions wait for a router; above, all hashes that are held are
-sent instead.
+Bounds: ACTIVE_MAX hashes are reported as held. `WAITING_MAX` calls wait; more are dropped and counted. After that, and
+after a bug of ours, nothing counts as held until it is stored again or scanned. PENDING_MAX evictions wait for a
+router; above, all hashes that are held are sent instead.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import trio
@@ -151,6 +152,8 @@ class EvictionReporter:
             raise ValueError("a reporter needs a worker_id and at least one router")
         if hashes not in ("given", "blocks"):
             raise ValueError("hashes: given or blocks")
+        if scan is not None and hashes != "given":
+            raise ValueError("scan: only for given hashes")
         self.dropped = self.odd = self.scans_failed = 0  # calls without room, calls that make no sense, failed scans
         self.held: dict[str, None] = {}
         self.faults = Faults()
@@ -298,7 +301,7 @@ class EvictionReporter:
             return
         self._evicted([name for name in self.held if name not in found])
         self.held.clear()
-        self.held.update(found)
+        self.held.update(islice(found.items(), ACTIVE_MAX))
 
     def _evicted(self, names: Iterable[str]) -> None:
         for sender in self.senders:

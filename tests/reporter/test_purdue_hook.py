@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from ranvier_py.core.engine_cache.sources import push_messages
 from ranvier_py.core.engine_cache.sources.event_fields import BLOCK_TOKENS_MAX
 from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
 from ranvier_py.reporter import hook
@@ -144,6 +145,16 @@ async def test_pu10_what_the_hook_missed_a_scan_of_the_engine_finds(router: Serv
         await until(lambda: len(router.world.reports.map) == 1)
 
 
+async def test_a_scan_of_more_than_a_router_takes_is_reported_as_far_as_it_does(
+    router: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each router refuses every sync, and gets no eviction either."""
+    monkeypatch.setattr(hook, "ACTIVE_MAX", 3)
+    monkeypatch.setattr(push_messages, "ACTIVE_MAX", 3)
+    async with reporting(router, scan=lambda: map(hexed, range(1, 10))):
+        await until(lambda: len(router.world.reports.map) == 3)
+
+
 async def test_what_makes_no_sense_is_counted_and_the_rest_is_reported(router: Served) -> None:
     def scan() -> list[str]:
         raise RuntimeError("the engine's own trouble")
@@ -205,7 +216,9 @@ async def test_what_is_left_is_sent_before_it_ends(router: Served) -> None:
     assert len(router.world.reports.map) == 1
 
 
-@pytest.mark.parametrize("options", [{"hashes": "nonsense"}, {"worker_id": ""}, {"routers": []}])
+@pytest.mark.parametrize(
+    "options", [{"hashes": "nonsense"}, {"hashes": "blocks", "scan": list}, {"worker_id": ""}, {"routers": []}]
+)
 def test_what_can_not_work_is_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"hashes|worker_id"):
         EvictionReporter(**{"worker_id": "w0", "routers": ["http://127.0.0.1:1"], **options})
