@@ -1,8 +1,9 @@
 """Which members subscribe to which event stream, and how well they know it: each member's own latest report counts.
 
-A node sends its changed reports to its peers together, at most every `REPORT_INTERVAL_S`; all reports that it knows to
-a newcomer; and all of them to a random peer from time to time. In a cluster whose members are not all peers, a node
-passes on the reports that are new to it. So they reach every node that can be reached, in any order and however often.
+A node sends its changed reports to its peers together, at most every `REPORT_INTERVAL_S`; all reports that it knows of
+live members to a newcomer; and all of these to a random peer from time to time. In a cluster whose members are not all
+peers, a node passes on the reports that are new to it. So they reach every node that can be reached, in any order and
+however often.
 
 Rules: no node reports about another; a report counts while its member lives, which the user of this table checks. A
 member outbids a report in its name that is not its own. A report whose number is far ahead of the last is dropped.
@@ -12,7 +13,7 @@ a new report beyond the bound the oldest of these is dropped, or the new one if 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from random import Random
 
@@ -43,6 +44,7 @@ class ReaderClaimTable:
         self._changed: dict[tuple[int, int], None] = {}
         self._peers: Sequence[Peer] = ()
         self._passes_on = False
+        self._members: dict[int, None] = {session: None}  # those that live, and this node
         self._sent_at = -inf
         self._repair_at = now + rng.uniform(0, REPAIR_INTERVAL_S)
 
@@ -62,14 +64,15 @@ class ReaderClaimTable:
             self._keep(ReaderClaim(backend, self._session, min(clock + 1, CLOCK_MAX), state))
             self._changed[place] = None
 
-    def peers(self, live: Sequence[Peer], *, passes_on: bool) -> None:
-        """Set the live peers. `passes_on`: there are members that are no peers of ours."""
+    def peers(self, live: Sequence[Peer], members: Iterable[int], *, passes_on: bool) -> None:
+        """Set the live peers and the live members. `passes_on`: there are members that are no peers of ours."""
         before = {peer.session: None for peer in self._peers}
         self._peers = live
+        self._members = {self._session: None, **dict.fromkeys(members)}
         self._passes_on = passes_on or len(live) > EVERYONE_MAX
         newcomers = [peer for peer in live if peer.session not in before]
         if newcomers and self.known:
-            self._send(self._some(newcomers), list(self.known.values()))
+            self._send(self._some(newcomers), self._of_members())
 
     def forget(self, session: int) -> None:
         """Drop the reports of a member that is gone for good."""
@@ -84,7 +87,7 @@ class ReaderClaimTable:
         if now >= self._repair_at:
             self._repair_at = now + REPAIR_INTERVAL_S * self._rng.uniform(0.8, 1.2)
             if self._peers and self.known:
-                self._send([self._rng.choice(self._peers)], list(self.known.values()))
+                self._send([self._rng.choice(self._peers)], self._of_members())
 
     def receive(self, message: ReaderClaims) -> None:
         for claim in message.claims:
@@ -135,6 +138,10 @@ class ReaderClaimTable:
             self._clock = max(self._clock, claim.clock)
         self._changed.pop(place, None)
         self._ended.pop(place, None)
+
+    def _of_members(self) -> Sequence[ReaderClaim]:
+        """Return the reports of members that live. Peers may have forgotten the others, and would never do so again."""
+        return [claim for claim in self.known.values() if claim.member in self._members]
 
     def _some(self, peers: Sequence[Peer]) -> Sequence[Peer]:
         return peers if len(peers) <= EVERYONE_MAX else self._rng.sample(peers, EVERYONE_MAX)

@@ -123,7 +123,7 @@ class SharedStreams(StreamSharing):
     def peers(self, near: Sequence[Peer], acquainted: Sequence[Peer], live: Sequence[int]) -> None:
         """Set the peers to report to, the members to exchange snapshots with, and the live members."""
         self.live = live
-        self.claims.peers(near, passes_on=len(live) > len(near))
+        self.claims.peers(near, live, passes_on=len(live) > len(near))
         self.transfers.peers(acquainted)
 
     def forget(self, session: int) -> None:

@@ -76,6 +76,20 @@ def test_the_reports_of_a_member_that_is_gone_go_with_it() -> None:
     assert states(net, 2, 11) == [0, 0]
 
 
+def test_what_a_node_has_forgotten_does_not_come_back_from_one_that_forgets_it_later() -> None:
+    """Else the reports of all sessions that ever were fill the table, and none of a new one is taken."""
+    net = StreamNet(4)
+    net.nodes[2].gossip.claims.report(11, 5)
+    net.run(1.0)
+    del net.nodes[2]
+    net.nodes[1].gossip.forget(2)
+    net.meet()
+    net.nodes[5] = StreamNode(5, net.now)
+    net.meet()
+    net.run(5 * REPAIR_INTERVAL_S)
+    assert [state_in(net.nodes[session].gossip.claims, 2, 11) for session in (1, 5)] == [0, 0]
+
+
 def test_the_number_of_reports_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_claims, "CLAIMS_MAX", 3)
     table = StreamNet(2).nodes[1].gossip.claims
