@@ -174,7 +174,8 @@ class SharedStreams(StreamSharing):
         keys = {backend: key for backend in self._wanted if (key := self._backends.key_of(backend)) is not None}
         if keys == self._keys:
             return
-        gone = [key for key in self._ids if key not in keys.values()]
+        named = dict.fromkeys(keys.values())
+        gone = [key for key in self._ids if key not in named]
         self._keys, self._ids = keys, {key: backend for backend, key in keys.items()}
         for key in gone:
             self.claims.report(key, ReaderState.NONE)
