@@ -33,6 +33,10 @@ Item = TypeVar("Item")
 CHUNK_BLOCKS = 256
 """Blocks in one chunk: 6 kB."""
 
+CHUNK_EXTRAS = 8192
+"""Extras in one chunk, but for those of its last block: 64 kB. A frame has room for them, whatever the engine's blocks
+are: one of 65,535 tokens has 4096 fingerprints inside it."""
+
 ROOT, READY, OPAQUE = range(3)
 WIDE = 255
 """Value in the column of copies: the number is among the extras. Smaller values count copies at the GPU tier."""
@@ -98,7 +102,7 @@ class SnapshotWriter:
             self.stop()
             return
         rows, todo = RowsMade(), self._todo
-        while todo and len(rows.kinds) < CHUNK_BLOCKS:
+        while todo and len(rows.kinds) < CHUNK_BLOCKS and len(rows.extras) < CHUNK_EXTRAS:
             block, above = todo.pop()
             if self._write(block, above, rows):
                 todo.extend([(child, self._places) for child in block.children()])

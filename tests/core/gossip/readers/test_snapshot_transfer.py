@@ -7,6 +7,7 @@ import pytest
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.snapshot import CHUNK_BLOCKS
 from ranvier_py.core.engine_cache.sources.event_values import CacheCleared, Tier
+from ranvier_py.core.gossip.gossip_values import Plane
 from ranvier_py.core.gossip.readers import snapshot_transfer
 from ranvier_py.core.gossip.readers.snapshot_transfer import (
     GIVEN_MAX,
@@ -17,6 +18,7 @@ from ranvier_py.core.gossip.readers.snapshot_transfer import (
     Taken,
 )
 from ranvier_py.core.gossip.wire.messages import SnapshotRefused, SnapshotWanted
+from ranvier_py.core.gossip.wire.seal import BODY_BYTES_MAX
 from tests.core.engine_cache.test_residency import TEXT, residency, stored
 from tests.core.gossip.readers.stream_net import StreamNet, peer_of
 
@@ -124,6 +126,23 @@ def test_an_engine_that_restarts_breaks_the_copy() -> None:
     held.apply(CacheCleared())
     net.run(1.0)
     assert taken(net) == [Taken(ENGINE, 5, None)]
+
+
+def test_no_chunk_is_larger_than_a_frame_whatever_the_size_of_the_engines_blocks() -> None:
+    """Hybrid models have blocks of thousands of tokens: each travels with the fingerprints inside it."""
+    width, count = 4096, 300
+    held = residency()
+    for number in range(count):
+        held.apply(stored([b"%032d" % number], [number] * width, width=width))
+    while not held.settle(100_000).complete:
+        pass
+    net = StreamNet(2)
+    net.nodes[2].holds(ENGINE, held)
+    ask(net, [2])
+    net.run(5.0)
+    (one,) = taken(net)
+    assert equal(one, held)
+    assert max(map(len, net.wire)) <= BODY_BYTES_MAX[Plane.BULK]
 
 
 def test_what_the_engine_sends_meanwhile_is_not_in_the_copy_and_not_lost() -> None:
