@@ -5,7 +5,7 @@
 Sharing: one round trip looks up the generation and the entries (core/response_cache/redis_entries.py) for all requests
 that came during the last one. New answers wait in a queue for the one writer, and are found there meanwhile. So an
 invalidation counts everywhere as soon as Redis has it, also for answers that engines are still generating: an answer
-belongs to the generation in which it was looked up.
+belongs to the generation in which it was looked up. One that was not is kept if no other generation came since.
 Away: from the first failure on, and for the very request that met it, answers are kept in memory, or not at all, as the
 operator configured. Redis is tried again every `retry_s`. On return the node raises the generation, unless another node
 has done so since, and drops what memory had: an answer that an operator invalidated meanwhile, here or on another node,
@@ -110,6 +110,7 @@ class RedisAnswers:
         self._generation_key = f"{options.key_prefix}generation"
         self._generation: Generation | None = None
         self._known = deque[str]((), KNOWN_MAX)  # ids of generations that this node has used
+        self._changed_at = -inf  # when this node last learned of another generation or invalidation
         self._is_owed = False
         self._outage = 0  # number of outages so far: a reply to a question from before one is not used
         self._server_ms = 0.0  # Redis's clock when ours was 0
@@ -148,10 +149,12 @@ class RedisAnswers:
             self._begun[key] = self._generation
         return look_up.found
 
-    def keep(self, key: bytes, answer: StoredAnswer) -> None:
+    def keep(self, key: bytes, answer: StoredAnswer, asked_at: float = inf) -> None:
         if not self.sharing:
             if self.memory is not None:
                 self.memory.keep(key, answer)
+        elif self._begun.get(key) is None and asked_at <= self._changed_at:
+            self.counters.dropped += 1  # it may have been invalidated since
         elif answer.size > self._options.bytes_max:
             self.counters.too_large += 1
         elif self._waiting.add(key, answer, self._begun.pop(key, self._generation)):
@@ -269,7 +272,7 @@ class RedisAnswers:
             self.counters.generations += 1
             self._use(raised)
             return True
-        self._generation = None
+        self._use(None)
         return await self._send("delete", ("DEL", self._generation_key)) is not None
 
     # --- Redis --------------------------------------------------------------------------------------------------------
@@ -429,13 +432,17 @@ class RedisAnswers:
         if found is not None:
             self._use(found)
         else:
-            self._generation, self._tick_at = None, -inf
+            self._use(None)
+            self._tick_at = -inf
             self._due.set()
         return found
 
-    def _use(self, generation: Generation) -> None:
-        if self._generation is None or self._generation.id != generation.id:
+    def _use(self, generation: Generation | None) -> None:
+        was = self._generation
+        if generation is not None and (was is None or was.id != generation.id):
             self._known.append(generation.id)
+        if generation != was:
+            self._changed_at = time.monotonic()
         self._generation = generation
 
     def _set_clock(self, reply: object) -> None:

@@ -98,7 +98,7 @@ class ClusterAnswers:
             return None
         return found
 
-    def keep(self, key: bytes, answer: StoredAnswer) -> None:
+    def keep(self, key: bytes, answer: StoredAnswer, asked_at: float) -> None:
         """Do nothing: whatever memory keeps, its key is sent to peers."""
 
     async def invalidate(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> int | None:  # noqa: ARG002

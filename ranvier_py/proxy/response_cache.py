@@ -54,8 +54,8 @@ class AnswersElsewhere(Protocol):
     async def find(self, key: bytes, max_age_s: float) -> StoredAnswer | None:
         """Return the answer, if it is no older than that. Raises nothing, and has a deadline of its own."""
 
-    def keep(self, key: bytes, answer: StoredAnswer) -> None:
-        """Have an answer kept. Raises nothing and does not wait."""
+    def keep(self, key: bytes, answer: StoredAnswer, asked_at: float) -> None:
+        """Have an answer kept that was asked for at that time. Raises nothing and does not wait."""
 
     async def invalidate(self, model: str | None, tenant: bytes | None, older_than_s: float | None) -> int | None:
         """Drop all answers of this model and tenant that are older. Returns how many; None if that is unknown."""
@@ -232,7 +232,7 @@ class ResponseCache:
             if self._uses_memory:
                 self.store.keep(question.key, found)
             if self.elsewhere is not None:
-                self.elsewhere.keep(question.key, found)
+                self.elsewhere.keep(question.key, found, shared.asked_at)
 
     def _is_void(self, question: Question, tenant: bytes, asked_at: float) -> bool:
         """Whether an operator has invalidated what was asked for at that time."""

@@ -321,6 +321,23 @@ async def test_what_was_asked_for_before_an_invalidation_is_not_found_after_it(
         assert await has(two, 2) == [2]
 
 
+@pytest.mark.parametrize("model", [None, "m"])
+async def test_what_was_never_looked_up_is_not_kept_after_an_invalidation(
+    server: RedisServer, model: str | None
+) -> None:
+    """A client that forbids a cached answer has none looked up, nor has one whose look-up found no room."""
+    one, two = made(server.url), made(server.url)
+    async with running(one, two):
+        asked_at = time.monotonic()
+        await two.invalidate(model, None, None)
+        assert await has(one, 9) == [], "now it knows"
+        one.keep(key(1), answer(), asked_at)
+        one.keep(key(2), answer(), time.monotonic())
+        await written(one, 3)
+        assert await has(one, 1, 2, 3) == await has(two, 1, 2, 3) == [2, 3]
+        assert one.counters.dropped == 1
+
+
 async def test_nodes_that_begin_at_once_begin_one_generation(server: RedisServer) -> None:
     nodes = [made(server.url) for _ in range(12)]
     async with running(*nodes):
