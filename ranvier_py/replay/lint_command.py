@@ -136,15 +136,21 @@ def files_of(paths: Iterable[Path]) -> Iterator[tuple[str, Lines]]:
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a body that arrives in pieces, without blank ones. Raises ValueError for too long a line."""
-    number, rest = 0, b""
+    number, size = 0, 0
+    parts: list[bytes] = []  # of the line that has begun
     for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            number += 1
-            if line.strip():
-                yield number, line + b"\n"
-        if len(rest) > LINE_BYTES_MAX:
-            raise ValueError(f"a line is longer than {LINE_BYTES_MAX} bytes")
+        for place, part in enumerate(piece.split(b"\n")):
+            if place:
+                number += 1
+                line = b"".join(parts)
+                if line.strip():
+                    yield number, line + b"\n"
+                parts, size = [], 0
+            parts.append(part)
+            size += len(part)
+            if size > LINE_BYTES_MAX:
+                raise ValueError(f"a line is longer than {LINE_BYTES_MAX} bytes")
+    rest = b"".join(parts)
     if rest.strip():
         yield number + 1, rest
 

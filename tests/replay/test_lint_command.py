@@ -16,6 +16,8 @@ import pytest
 
 from ranvier_py.cli import main
 from ranvier_py.core.routing.request_record import Header, RequestRecord
+from ranvier_py.replay import lint_command
+from ranvier_py.replay.lint_command import lines_of
 from tests.core.routing.recorded import a_record
 
 QUESTION = "Where is my secret plan, the one that nobody may read?"
@@ -176,6 +178,15 @@ def test_what_carries_no_conversation_or_none_that_a_node_can_compare_is_passed_
         "requests.jsonl:3: passed over: nested too deeply, text that is no Unicode, or a number of more than"
         in found.err
     )
+
+
+def test_lines_of_an_address_are_bounded_and_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(lines_of([b"a", b"b\n\n", b" \nc", b"\nd", b"e"])) == [(1, b"ab\n"), (4, b"c\n"), (5, b"de")]
+    monkeypatch.setattr(lint_command, "LINE_BYTES_MAX", 4)
+    assert list(lines_of([b"1234\n12", b"34"])) == [(1, b"1234\n"), (2, b"1234")]
+    for pieces in ([b"12345\n"], [b"123", b"45"], [b"123", b"45\n"]):
+        with pytest.raises(ValueError, match="longer than 4 bytes"):
+            list(lines_of(pieces))
 
 
 def test_a_capture_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
