@@ -92,14 +92,15 @@ def line_chart(title: str, series: Sequence[ChartLine], x: Axis, y: Axis) -> str
     up = Scale([point[1] for each in series for point in each.points], y, HEIGHT - BOTTOM, TOP)
     parts = [frame(x, y, across, up)]
     for each in series:
-        points = [(across(a), up(b)) for a, b in each.points if across.shows(a) and up.shows(b)]
+        points = [(a, b) for a, b in each.points if across.shows(a) and up.shows(b)]
+        places = [(across(a), up(b)) for a, b in points]
         if points:
-            path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
+            path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
             dash = " dash" if each.dashed else ""
             name = escape(each.name)
             parts.append(f'<path class="line c{each.colour % COLOURS}{dash}" d="{path}"><title>{name}</title></path>')
             if len(points) <= 12:
-                parts += [dot(point, each, here) for point, here in zip(each.points, points, strict=False)]
+                parts += [dot(point, each, here) for point, here in zip(points, places, strict=True)]
     return svg(title, parts, HEIGHT)
 
 

@@ -213,6 +213,12 @@ def test_the_words_name_the_rate_and_the_nodes_that_they_are_of() -> None:
     assert "Least p90 to the first token at rate 2 with 1 node: a, 1.00 s." in text
 
 
+def test_each_dot_states_its_own_point_where_others_are_left_out() -> None:
+    line = ChartLine("a", [(1.0, 0.0), (2.0, 20.0), (3.0, 30.0)])
+    chart = line_chart("a chart", [line], Axis("x"), Axis("y", log=True))
+    assert re.findall(r"<title>a: ([^<]*)</title>", chart) == ["2, 20", "3, 30"]
+
+
 def test_every_policy_has_a_colour_of_its_own() -> None:
     names = [*POLICIES, *ORACLES]
     text = report(*(run(name, 1.0) for name in names))
