@@ -36,8 +36,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--policy",
         metavar="A,B",
-        help=f"of {', '.join(POLICIES)}, and of the bounds oracle_greedy and oracle_ttft; or all (ttft, affinity, "
-        "least_loaded, round_robin and the bounds)",
+        help=f"of {', '.join(POLICIES)}, and of the bounds oracle_greedy and oracle_ttft; or all (without "
+        "the flag ttft, affinity, least_loaded, round_robin and the bounds)",
     )
     add("--policy-option", action="append", default=[], metavar="NAME=VALUE", help="for all policies")
     add("--nodes", default="1", metavar="1,4", help="nodes that requests enter at random (1)")

@@ -124,9 +124,8 @@ def policies_of(text: str | None) -> tuple[str, ...]:
     known = (*POLICIES, *ORACLES)
     if text is None:
         return EVERYDAY
-    if text == "all":
-        return known
-    return tuple(dict.fromkeys(one_of("--policy", name.strip(), (*known, "all")) for name in text.split(",")))
+    named = [one_of("--policy", name.strip(), (*known, "all")) for name in text.split(",")]
+    return tuple(dict.fromkeys(each for name in named for each in (known if name == "all" else (name,))))
 
 
 def policy_options(given: Sequence[str]) -> PlacementOptions:

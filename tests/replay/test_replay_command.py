@@ -16,7 +16,7 @@ from ranvier_py.cli import main
 from ranvier_py.replay import replay_command as command
 from ranvier_py.replay.replay_command import Progress, replace_file
 from ranvier_py.replay.replay_flags import add_flags
-from ranvier_py.replay.replay_request import size_of
+from ranvier_py.replay.replay_request import policies_of, size_of
 
 BAD_SWEEPS = ("", "rate=", "rate=0", "rate=-1,2", "rate=inf", "rate=nan", "speed=1", "1,2", "rate=1,x")
 
@@ -136,6 +136,11 @@ def test_oracles_are_run_once_whatever_the_number_of_nodes(trace: Path, capsys: 
     assert replay(trace, *words) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.partition("\n\n")[0].splitlines()[2:]]
     assert rows == [["random", "1"], ["random", "2"], ["oracle_ttft", "-"]]
+
+
+def test_all_stands_for_all_policies_within_a_list_too() -> None:
+    assert policies_of("ttft,all") == tuple(dict.fromkeys(["ttft", *policies_of("all")]))
+    assert "all" not in policies_of("all , ttft")
 
 
 @pytest.mark.parametrize(
