@@ -123,16 +123,24 @@ def execute(task: Task, clock: Clock, report: Callable[[int], object] = lambda _
 
 
 def execute_all(tasks: Sequence[Task], jobs: int, clock: Clock, watch: Watcher = lambda *_: None) -> list[Done]:
-    """Execute all tasks, `jobs` at a time. Raises RunFailed if a process dies."""
+    """Execute all tasks, `jobs` at a time. Raises RunFailed if a run fails or a process dies."""
     if jobs > 1 and len(tasks) > 1:
         return Workers(tasks, jobs, clock, watch).work()
     done: list[Done] = []
     before = 0
     for task in tasks:
-        done.append(execute(task, clock, lambda count: watch(before + count, len(done))))  # noqa: B023  # called at once
+        try:
+            found = execute(task, clock, lambda count: watch(before + count, len(done)))  # noqa: B023  # called at once
+        except Exception as error:
+            raise RunFailed(failure(task.plan, traceback.format_exc())) from error
+        done.append(found)
         before += len(task.ready.items)
         watch(before, len(done))
     return done
+
+
+def failure(plan: Plan, why: str) -> str:
+    return f"the run of {plan.policy} on {plan.nodes} nodes at rate {plan.speed:g} died: {why}"
 
 
 class Workers:
@@ -197,8 +205,7 @@ class Workers:
         source.close()
         process.join()
         if not isinstance(answer, Done):
-            plan = self._tasks[index].plan
-            raise RunFailed(f"the run of {plan.policy} on {plan.nodes} nodes at rate {plan.speed:g} died: {answer}")
+            raise RunFailed(failure(self._tasks[index].plan, answer))
         self._done[index] = answer
 
 

@@ -143,6 +143,20 @@ def test_all_stands_for_all_policies_within_a_list_too() -> None:
     assert "all" not in policies_of("all , ttft")
 
 
+def test_a_run_that_fails_is_reported_alike_with_one_job_and_with_several(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("ranvier_py.replay.jobs.make_run", broken)
+    for jobs in (1, 2):
+        assert replay(trace, "--policy", "affinity,round_robin", "--jobs", jobs) == 1
+        err = capsys.readouterr().err
+        assert "ranvier: the run of affinity on 1 nodes at rate 1 died: Traceback" in err
+        assert "ZeroDivisionError" in err
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
