@@ -93,6 +93,8 @@ def secret_in(file: Path | None) -> str:
         return file.read_text().strip()
     except OSError as error:
         raise ConfigError([f"{file}: can't be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{file}: is not UTF-8"]) from error
 
 
 async def run(options: argparse.Namespace, key: str, sockets: KvSockets) -> None:

@@ -57,6 +57,9 @@ def test_pu12_the_operator_makes_a_worker_its_key(
     (tmp_path / "key").write_text("the control key\n")
     assert main(["reporter", "--make-key", "w0", "--key-file", str(tmp_path / "key")]) == 0
     assert worker_of(capsys.readouterr().out.strip(), "the control key") == "w0"
+    (tmp_path / "key").write_bytes(b"\xff")
+    assert main(["reporter", "--make-key", "w0", "--key-file", str(tmp_path / "key")]) == EXIT_CONFIG
+    assert "is not UTF-8" in capsys.readouterr().err
 
 
 class Relays:
