@@ -205,6 +205,8 @@ class TlsTransport(PlainTransport):
             return None
         except ssl.SSLEOFError:  # many peers end without close_notify; HTTP's framing shows whether all came
             data = b""
+        except ssl.SSLZeroReturnError:  # the peer's close_notify, after ours
+            data = b""
         self._holds_more = self._session.pending() > 0 or self._incoming.pending > 0
         return data
 
@@ -231,7 +233,13 @@ class TlsTransport(PlainTransport):
         return not self._encrypted
 
     def end(self) -> None:
-        """Send a close_notify, without which the peer can't tell the end of an answer from a cut."""
+        """Send a close_notify, without which the peer can't tell the end of an answer from a cut.
+
+        What has arrived is dropped: unwrap also reads, and nothing can be received any more if it finds data.
+        """
+        with contextlib.suppress(OSError):
+            while self._decrypted(RECEIVE_BYTES):
+                pass
         with contextlib.suppress(OSError):  # unwrap raises if the peer has not ended, too
             self._session.unwrap()
         with contextlib.suppress(OSError):

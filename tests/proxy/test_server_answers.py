@@ -509,6 +509,23 @@ async def test_an_answer_that_ends_with_its_tls_connection_differs_from_one_that
                 assert await wire.cut() is not is_whole
 
 
+async def test_a_tls_client_that_still_sends_gets_the_refusal_and_a_clean_end() -> None:
+    server_context, context = tls_contexts()
+    head = b"POST /v1/x HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % (1 << 40)
+    async with serving(echo, tls=server_context) as (server, port):
+        async with await Wire.connect(port) as wire:
+            wire.stream = trio.SSLStream(wire.stream, context, server_hostname="127.0.0.1")  # type: ignore[assignment]
+            await wire.send(head + bytes(60_000))
+            for _ in range(20):
+                await trio.sleep(0.01)
+                await wire.send(bytes(60_000))
+            assert (await wire.response())[0] == 413
+            assert await wire.rest() == b""
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert server.counters.connections == 0
+        assert (server.counters.cut, server.counters.client_gone) == (0, 0)
+
+
 async def test_plain_text_on_a_tls_port_ends_and_harms_nobody() -> None:
     server_context, _ = tls_contexts()
     async with serving(echo, QUICK, tls=server_context) as (server, port):
