@@ -84,8 +84,7 @@ class Node:
 
     def __init__(self, config: Config, tokenizer: TokenizerProcess, rng: Random, key: bytes) -> None:
         """`tokenizer` must have started; `key` keys its fingerprints and this node's."""
-        self.config = config
-        self.tokenizer = tokenizer
+        self.config, self.tokenizer = config, tokenizer
         self.faults = Faults()
         self.resolver = Resolver(self.faults)
         self.drained = trio.Event()  # set once no request is served any more, and the peers know it

@@ -44,7 +44,9 @@ PLACES_MAX = 4  # tried at each end, because schemas of tools have members of th
 NAME_CHARACTERS_MAX = 512
 """A longer model name is not read, and longer salts and templates are kept as a digest, so memory stays bounded."""
 
-ROUNDED_FROM = float(1 << 63)  # orjson reads smaller integers exactly, and writes numbers from 1e16 on with "e+"
+ROUNDED_FROM, ROUNDED_TO = float(1 << 63), 1e40
+"""orjson reads smaller integers exactly, and writes numbers from 1e16 on with "e+". Larger numbers are limits that
+clients spell as floats, such as JavaScript's MAX_VALUE: no integer of that length is meant to the last digit."""
 
 MODEL = re.compile(rb'"model"[ \t\r\n]*:[ \t\r\n]*("[^"\\]{1,%d}")' % NAME_CHARACTERS_MAX)
 
@@ -137,7 +139,7 @@ def has_rounded(value: Any) -> bool:
             values += one.values()
         elif kind is list or kind is tuple:
             values += one
-        elif kind is float and abs(one) >= ROUNDED_FROM:
+        elif kind is float and ROUNDED_FROM <= abs(one) < ROUNDED_TO:
             return True
     return False
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_an_array_under_a_name_that_stands_twice_is_not_taken_for_the_history(be
 
 
 def test_a_chat_with_a_number_that_is_rounded_when_read_is_routed_by_load() -> None:
-    for number, kind in ((2**64 - 1, "chat"), (2**64 + 1, "opaque")):
+    for number, kind in ((2**64 - 1, "chat"), (2**64 + 1, "opaque"), (sys.float_info.max, "chat")):
         tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": number}}}]
         assert reader().chat(chat_body(turns(1), tools=tools)).kind == kind
 
