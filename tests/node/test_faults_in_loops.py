@@ -34,6 +34,7 @@ ELSEWHERE = {
     "RedisLink.prepare": "a part of one request; without a Redis it never goes round",
     "Splice._from_backend": "a part of one WebSocket; test_realtime.py has it meet a bug",
     "Splice._from_client": "a part of one WebSocket; test_realtime.py has it meet a bug",
+    "TlsTransport.handshake": "a part of one connection by TLS; test_realtime.py has it meet a bug",
     "Wire._read_left": "a part of KvSubscriber._subscribe, for what a publisher leaves behind",
     "Wire._watch": "goes round for events that no connection has",
     "WorkerReports._reconcile": "a part of the answer to one report",

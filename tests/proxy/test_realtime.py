@@ -8,7 +8,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -255,13 +255,19 @@ async def test_the_model_that_the_query_names_has_the_engine() -> None:
     assert [len(engine.heads) for engine in engines] == [0, 3]
 
 
-async def test_it_goes_through_tls_of_which_no_side_can_end_alone(tmp_path: Path) -> None:
-    authority, files = trustme.CA(), {"tls_certificate_file": tmp_path / "chain", "tls_key_file": tmp_path / "key"}
+def certified(folder: Path) -> tuple[dict[str, Path], ssl.SSLContext]:
+    """What a node has to speak TLS, and who trusts it."""
+    authority, files = trustme.CA(), {"tls_certificate_file": folder / "chain", "tls_key_file": folder / "key"}
     certificate = authority.issue_cert("127.0.0.1")
     certificate.private_key_and_cert_chain_pem.write_to_path(files["tls_key_file"])
     files["tls_certificate_file"].write_bytes(b"".join(each.bytes() for each in certificate.cert_chain_pems))
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
+    return files, trusting
+
+
+async def test_it_goes_through_tls_of_which_no_side_can_end_alone(tmp_path: Path) -> None:
+    files, trusting = certified(tmp_path)
     engine = Engine(echo)
     async with lab(engine, **files) as node:
         wire = await node.wire()
@@ -310,6 +316,24 @@ async def test_a_bug_in_a_websocket_is_counted_and_ends_that_one_alone(
         page = (await node.http.get(f"{node.control}/metrics")).text
         assert 'ranvier_unexpected_errors_total{place="connection"} 1.0' in page
         await closed(await taken(node))
+
+
+async def test_a_bug_in_a_tls_handshake_is_counted_and_ends_that_connection_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files, trusting = certified(tmp_path)
+    async with lab(Engine(echo), **files) as node:
+        bug = Bug(times_max=1)
+        plant(monkeypatch, "ranvier_py.proxy.transport", "TlsTransport.handshake", bug)
+        for fails in (True, False):
+            wire = await node.wire()
+            stream = trio.SSLStream(wire.stream, trusting, server_hostname="127.0.0.1", https_compatible=True)
+            with pytest.raises(trio.BrokenResourceError) if fails else nullcontext():
+                await stream.do_handshake()
+            await stream.aclose()
+        assert bug.left == 0
+        page = (await node.http.get(f"{node.control}/metrics")).text
+        assert 'ranvier_unexpected_errors_total{place="connection"} 1.0' in page
 
 
 async def test_an_engine_that_ends_without_a_word_ends_the_clients_side() -> None:
