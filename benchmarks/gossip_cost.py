@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.data_plane import CASES, WARM_UP_S, Case, run_of, set_manner
 from benchmarks.harness.bench import command_line, finish, show_row
-from benchmarks.harness.processes import Target, node, peers, processor_s, stub_engines
+from benchmarks.harness.processes import Target, node, peers, running_s, stub_engines
 
 
 def pair(alone: Target, peered: Target, peer: Target, case: Case, seconds: float, *, swapped: bool) -> dict[str, float]:
@@ -30,9 +30,9 @@ def pair(alone: Target, peered: Target, peer: Target, case: Case, seconds: float
     runs: dict[Target, dict[str, float]] = {}
     peer_s: dict[Target, float] = {}
     for target in (peered, alone) if swapped else (alone, peered):
-        before_s = processor_s(peer.pid)
+        before_s = running_s(peer.pid)
         runs[target] = run_of(target, case, seconds)
-        peer_s[target] = processor_s(peer.pid) - before_s
+        peer_s[target] = running_s(peer.pid) - before_s
     one, other = runs[alone], runs[peered]
     return {
         "per_s": other["per_s"] / one["per_s"],
