@@ -394,7 +394,7 @@ class PromptReader:
         cut = last_end(body, max(last, note.cut), room, note.after, api) if note.ends and note.ends[0] else 0
         if cut:
             found.append((cut, 0, note.known))
-        if len(body) - note.cut <= REPARSED_BYTES_MAX:
+        if found and len(body) - note.cut <= REPARSED_BYTES_MAX:
             places = list(dict.fromkeys(each[:2] for each in found))
             found = found if are_in_history(body, note.cut, places, api) else []
         for cut, _, known in found:

@@ -70,6 +70,11 @@ class World:
         router.answered(attempt, end, Answer(None, "", counted, cached, 8), now)
         router.finish_attempt(attempt, Outcome.SUCCESS, now)
 
+    def reuses_what_it_served(self) -> None:
+        """It counts a prompt as new, then as cached: from now on it is known to report hits."""
+        for now, cached in ((10.0, 0), (11.0, 64)):
+            self.served([1, 2, 3, 4], cached, now)
+
     def served(self, names: Sequence[int], cached: int | None, now: float) -> Attempt:
         attempt = self.start_attempt(names, now)
         self.answer(attempt, cached, now + 0.1)
@@ -317,8 +322,7 @@ def test_what_an_engine_counts_for_one_api_proves_nothing_of_its_silence_or_zero
     in /v1/responses without its cache report."""
     world = World()
     world.api = "responses"
-    for now, cached in ((10.0, 0), (11.0, 64)):
-        world.served([1, 2, 3, 4], cached, now)
+    world.reuses_what_it_served()
     world.api = "chat"
     for now in (12.0, 13.0, 14.0):
         world.served([1, 2, 3, 4], count, now)
@@ -335,8 +339,7 @@ def test_an_engine_with_events_is_not_contradicted_by_an_api_in_which_it_counts_
     hits: list[BackendId] = []
     world = World(estimated=lambda _: False, contradicted=hits.append)
     world.api = "generate"
-    for now, cached in ((10.0, 0), (11.0, 64)):
-        world.served([1, 2, 3, 4], cached, now)
+    world.reuses_what_it_served()
     world.api = "chat"
     for now in (12.0, 13.0, 14.0):
         world.served([1, 2, 3, 4], None, now)
@@ -397,8 +400,7 @@ def test_the_counts_of_an_answer_to_several_prompts_are_not_compared_with_the_fi
     """vLLM gives the sum of their tokens, and the cached ones of the last."""
     world = World()
     learned: list[int] = []
-    for now, cached in ((10.0, 0), (11.0, 64)):
-        world.served([1, 2, 3, 4], cached, now)
+    world.reuses_what_it_served()
     world.router.policy.corrected = lambda _service, tokens: learned.append(tokens)  # type: ignore[method-assign]
     attempt = world.start_attempt([1, 2, 3, 4], 12.0)
     attempt.prompt.counts_differ = True
