@@ -77,13 +77,11 @@ class Boundary:
         """Shift estimated depths to what others found for the prefix before the last `unknown` messages: estimates
         know nothing of tools. `depth_of` returns what others found, or 0. Returns whether a depth changed.
         """
-        walk = self._lasting()
-        if any(boundary.state is not None for boundary in islice(walk, unknown)):
-            return False
-        known = next(walk, None)
-        if known is None:
-            return False
-        depth = depth_of(known.text) if known.state is None else 0
+        known = self
+        for known in islice(self._lasting(), unknown + 1):
+            if known.state is not None:
+                return False
+        depth = depth_of(known.text)
         if not depth or depth == known.tokens:
             return False
         boundary, more = self, depth - known.tokens

@@ -394,7 +394,8 @@ class PromptReader:
         cut = last_end(body, max(last, note.cut), room, note.after, api) if note.ends and note.ends[0] else 0
         if cut:
             found.append((cut, 0, note.known))
-        if found and len(body) - note.cut <= REPARSED_BYTES_MAX:
+        is_proved = note.cut and not note.after  # behind a known end of a history that ends its body, all is history
+        if found and not is_proved and len(body) - note.cut <= REPARSED_BYTES_MAX:
             places = list(dict.fromkeys(each[:2] for each in found))
             found = found if are_in_history(body, note.cut, places, api) else []
         for cut, _, known in found:

@@ -71,6 +71,9 @@ STEPS_SEEN = 16
 """Counts of cached tokens that must share a step before it is believed: that 16 multiples of 16 are all multiples of 32
 by chance has a probability of 1 in 65,536."""
 
+STEP_SOUGHT_EVERY = 4
+"""Hits after which the step is sought again, unless one contradicts it: every answer asks for it."""
+
 CUT_MIN = 4
 """How many of these must fall short of the prediction by less than a step: prompts of one shape share steps as well."""
 
@@ -103,6 +106,7 @@ class Evidence:
         self._silent, self._cold, self._warm, self._far = Share(), Share(), Share(), Share()
         self._steps: deque[tuple[int, int]] = deque(maxlen=STEPS_SEEN)
         self._step: int | None = 0  # None: to be found again
+        self._hits = 0
 
     def counted(self, cached_tokens: int | None) -> None:
         """Note whether an answer reported cached tokens; None: it did not."""
@@ -111,7 +115,9 @@ class Evidence:
     def found(self, cached_tokens: int, predicted_tokens: int) -> None:
         """Note a hit: so many tokens were cached (above 0), and so many were predicted, in whole blocks of ours."""
         self._steps.append((cached_tokens, predicted_tokens - cached_tokens))
-        self._step = None
+        self._hits += 1
+        if self._hits % STEP_SOUGHT_EVERY == 0 or (self._step and cached_tokens % self._step):
+            self._step = None
 
     def measured(self, difference: int) -> None:
         """Note by how many prompt tokens the engine's count exceeds ours, in a case where our count is certain."""

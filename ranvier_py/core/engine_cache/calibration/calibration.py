@@ -192,7 +192,7 @@ class Calibration:
             self._learn(known, parts, prompt_tokens, cached, reports_hits=reports_hits)
         elif max(held, cached) >= EVENTS_TOKENS_MIN:
             known.evidence.reported_by_events(cached, held)
-        gone = self._gone(known, attempt, end, prompt_tokens, cached)
+        gone = self._gone(known, attempt, end, prompt_tokens, cached) if reports_hits or not estimated else None
         if gone is not None and (estimated or is_untold(gone)):
             if not reports_hits:
                 return
@@ -217,8 +217,9 @@ class Calibration:
             if sample.running is not None:
                 self._renew(sample, sample.running, now)
         for backend, known in self._backends.items():
+            known.estimated = self._estimated(backend)
             second, learned = self._hidden_to(backend, known), known.estimate.learned
-            parted = self._estimated(backend) and learned != inf
+            parted = known.estimated and learned != inf
             self._routes.hide(backend, second, known.clock.left_of(learned) if parted else NO_DEPTHS)
             self._judge(backend, known)
         changes, self._changes = self._changes, []
@@ -249,7 +250,8 @@ class Calibration:
         known = self._backends.get(backend)
         if known is None or (url != known.url and NO_URL not in (url, known.url)):
             estimate = CapacityEstimate(self._fleet)
-            known = self._backends[backend] = BackendPredictions(url, generation, estimate, self._block_tokens)
+            made = (url, generation, estimate, self._block_tokens, self._estimated(backend))
+            known = self._backends[backend] = BackendPredictions(*made)
         elif known.generation < generation:
             known.begin(generation)
         known.url = url or known.url
@@ -273,10 +275,12 @@ class Calibration:
     ) -> None:
         """Count the tokens of prompts that requests used, ours or peers', and `tokens_below` new ones below them.
         Called just before the prompts' routes are raised."""
-        if not self._estimated(backend):
-            return
-        known = self._at(backend, NO_URL, generation)
-        if known.generation != generation:
+        known = self._backends.get(backend)
+        if known is None or known.generation < generation:
+            if not self._estimated(backend):
+                return
+            known = self._at(backend, NO_URL, generation)
+        if known.generation != generation or not known.estimated:
             return
         uses, place = self._routes.uses, (backend, generation, second)
         self._walked += len(prompts)
@@ -336,13 +340,13 @@ class Calibration:
         """Return the shortest prefix that was predicted but not found; None if all was found."""
         if known.usable(attempt.decision.matched_tokens, prompt_tokens) <= cached:
             return None
-        gone = None
+        gone, block = None, known.block_tokens
+        first_tokens = (cached // block + 1) * block  # whoever had a prefix of so many would have reported more
         for key in end.chain():
-            if key[0] > attempt.decision.matched_tokens:
-                continue
-            if known.usable(key[0], prompt_tokens) <= cached:
+            if key[0] < first_tokens:
                 break
-            gone = key
+            if key[0] <= attempt.decision.matched_tokens:
+                gone = key
         return gone
 
     def _hidden_to(self, backend: BackendId, known: BackendPredictions) -> int:

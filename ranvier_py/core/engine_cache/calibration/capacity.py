@@ -49,10 +49,11 @@ RESCALE = 1e9
 class StackClock:
     """Counts the tokens that one engine has used, by the second of their last use."""
 
-    __slots__ = ("_seconds", "_sums", "_tokens", "total")
+    __slots__ = ("_latest", "_seconds", "_sums", "_tokens", "total")
 
     def __init__(self) -> None:
         self._seconds: list[int] = []
+        self._latest = 0.0  # tokens of the last entry that `_sums` lacks: most are added there
         self._begin()
 
     def _begin(self) -> None:
@@ -62,8 +63,15 @@ class StackClock:
 
     def add(self, tokens: float, now: float) -> None:
         """Count new tokens (at least 0) as used now. Late ones go to the entry in which `take` will look for them."""
-        place = bisect_left(self._seconds, int(now))
-        if place == len(self._seconds):
+        seconds, second = self._seconds, int(now)
+        if seconds and seconds[-1] == second:
+            self._tokens[-1] += tokens
+            self._latest += tokens
+            self.total += tokens
+            return
+        place = bisect_left(seconds, second)
+        if place == len(seconds):
+            self._settle()
             if place == SECONDS_MAX:
                 self._thin()
                 place = len(self._seconds)
@@ -84,10 +92,12 @@ class StackClock:
 
     def distance(self, second: int) -> float:
         """Tokens used after that second."""
+        self._settle()
         return self.total - self._up_to(bisect_right(self._seconds, second))
 
     def second_before(self, distance: float) -> int:
         """The last second after which more than `distance` tokens were used; -1 if there is none."""
+        self._settle()
         left, place, step = self.total - distance, 0, SECONDS_MAX
         while step:
             if place + step <= len(self._seconds) and self._sums[place + step] < left:
@@ -113,9 +123,18 @@ class StackClock:
             place &= place - 1
         return found
 
+    def _settle(self) -> None:
+        """Bring the sums up to date with what the last entry has got since."""
+        if self._latest:
+            tokens, self._latest = self._latest, 0.0
+            self._add_to_sums(len(self._seconds) - 1, tokens)
+
     def _put(self, place: int, tokens: float) -> None:
         self._tokens[place] += tokens
         self.total += tokens
+        self._add_to_sums(place, tokens)
+
+    def _add_to_sums(self, place: int, tokens: float) -> None:
         place += 1
         while place <= SECONDS_MAX:
             self._sums[place] += tokens

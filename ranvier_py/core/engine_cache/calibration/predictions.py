@@ -68,6 +68,7 @@ class BackendPredictions:
     generation: int
     estimate: CapacityEstimate
     our_block_tokens: int
+    estimated: bool = True  # our routes of it are guesses: no events are read, as of the last tick
     answers: int = counter("Answers that said how much was cached.")
     answers_silent: int = counter("Answers that did not say how much was cached.")
     predicted_tokens: int = counter("Tokens predicted and usable, of answers with counts.")

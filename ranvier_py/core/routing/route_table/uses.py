@@ -139,10 +139,9 @@ class RouteUses:
 
     def _deepest(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int) -> tuple[int, Claim | None]:
         """Return the row of the first key that this process of the backend has a claim for, and the claim."""
-        index, claims = self._rows.index, self._claims
+        row_of, claim_of = self._rows.index.get, self._claims.get
         for _, token, text in chain:
-            row = index.get(token) or index.get(text) or 0
-            claim = claims.get(row, backend) if row else None
-            if claim is not None and claim.generation == generation:
+            row = row_of(token) or row_of(text)
+            if row and (claim := claim_of(row, backend)) is not None and claim.generation == generation:
                 return row, claim
         return 0, None
