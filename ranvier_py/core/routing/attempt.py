@@ -83,6 +83,7 @@ class Attempt:
     decoding: int = field(init=False)  # others there that had their first token then
     peer_tokens: int = field(init=False)  # prompt tokens that the backend then had to compute for peers' requests
     service: Service | None = None  # set at its first token, if the answer is a stream
+    checkpoint: tuple[int, float] | None = None  # deepest one it should find: position, others used since (Checkpoints)
     first_at: float | None = None  # when the first token came; until then the prefill is not proved
     status: int = 0  # of the backend's answer; 0 = none came
     sent_bytes: int = 0  # of the answer, to the client

@@ -29,7 +29,6 @@ from math import inf
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.engine_cache.calibration.biases import Bias, present
-from ranvier_py.core.engine_cache.calibration.capacity import CapacityEstimate
 from ranvier_py.core.engine_cache.calibration.predictions import (
     AttemptSample,
     BackendPredictions,
@@ -44,6 +43,7 @@ from ranvier_py.core.prompts.fingerprint import is_of_media
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
+from ranvier_py.core.routing.capacity import CapacityEstimate
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.route_table.table import NO_DEPTHS

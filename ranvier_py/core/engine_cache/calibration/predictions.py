@@ -11,12 +11,12 @@ from math import inf
 from typing import NamedTuple
 
 from ranvier_py.core.engine_cache.calibration.biases import Bias, Evidence
-from ranvier_py.core.engine_cache.calibration.capacity import CapacityEstimate, StackClock
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, histogram
 from ranvier_py.core.routing.attempt import Attempt
+from ranvier_py.core.routing.capacity import CapacityEstimate, StackClock
 
 ERROR_BUCKETS_TOKENS = (
     *(-65_536, -16_384, -4096, -1024, -256, -64, -1),

@@ -12,8 +12,9 @@ An engine's events name a state by its block, and bring no prefix behind the las
 of 528 tokens no key of the prompt. Such a state is stored under the anchor before it as one AHEAD: it is credited only
 to prompts that left a checkpoint just there, not to others that pass the anchor.
 
-Rules: checkpoints by rule or by count are believed for `ttl_s` after their last evidence, since engines give states up
-without a message; those that events brought stay until events take them. A new generation begins with none.
+Rules: checkpoints by rule or by count are believed for `ttl_s` after their last evidence, and only until more than
+`kept_max` others were used since, because engines give states up without a message; those that events brought stay
+until events take them. A new generation begins with none.
 Bounds: `names_max` names of keys, POSITIONS_MAX positions each; the name that was written longest ago makes room, and
 of a name's positions one AHEAD, else the shallowest. Both are counted.
 """
@@ -23,10 +24,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from math import inf
 from typing import NamedTuple
 
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.capacity import StackClock
 from ranvier_py.core.routing.checkpoints.cache_profile import CheckpointKind
 
 CHECKPOINT_TTL_S = 600.0
@@ -90,6 +93,8 @@ class CheckpointIndex:
     def __init__(self, block_tokens: int, *, ttl_s: float = CHECKPOINT_TTL_S, names_max: int = NAMES_MAX) -> None:
         self.counters = CheckpointCounters()
         self.ttl_s = ttl_s
+        self.uses = StackClock()  # of checkpoints, counted under each of their names, instead of tokens
+        self.kept_max = inf  # uses after which the engine has given a checkpoint up
         self._block_tokens = block_tokens
         self._names_max = names_max
         self._to_renew: list[int] = []
@@ -107,6 +112,7 @@ class CheckpointIndex:
 
     def clear(self) -> None:
         self._known.clear()
+        self.uses = StackClock()
         self.counters.names = 0
 
     # --- what a prompt can go on from --------------------------------------------------------------------------------
@@ -119,6 +125,7 @@ class CheckpointIndex:
         now: float,
         *,
         by_events: bool = False,
+        given_up: bool = False,
         promised: Callable[[int], bool] = lambda _: False,
     ) -> Checkpoint | None:
         """Return the deepest checkpoint on this path under the keys of its first `held` tokens, not behind `limit`.
@@ -126,9 +133,12 @@ class CheckpointIndex:
         Args:
             keys: the prompt, deepest first; read no further than needed.
             by_events: only checkpoints that events brought count.
+            given_up: those count, too, that are thought to be given up because many others were used since.
             promised: for one AHEAD: whether this prompt is believed to have left a checkpoint at its position.
         """
         known, oldest = self._known, now - self.ttl_s
+        if self.kept_max < inf and not given_up:
+            oldest = max(oldest, self.uses.second_before(self.kept_max))
         reach = limit + 1  # a checkpoint beyond the top key must lie before the prompt's next key
         is_top = True
         for tokens, token, text in keys:
@@ -203,6 +213,8 @@ class CheckpointIndex:
         old = next((each for each in before if each.position == checkpoint.position), None)
         if old is not None:
             checkpoint = Checkpoint(old.position, max(old.mark, checkpoint.mark), max(old.at, checkpoint.at))
+            self.uses.take(1.0, old.at)
+        self.uses.add(1.0, checkpoint.at)
         others = [each for each in before if each.position != checkpoint.position]
         kept = sorted([*others, checkpoint])
         if len(kept) > POSITIONS_MAX:
@@ -269,6 +281,9 @@ class CheckpointIndex:
         if before is None:
             return False
         left = tuple([each for each in before if each.position != position])
+        for each in before:
+            if each.position == position:
+                self.uses.take(1.0, each.at)
         if left:
             self._known[name] = left
         else:

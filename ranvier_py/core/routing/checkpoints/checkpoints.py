@@ -15,6 +15,7 @@ Peers get as marks what is learned or proved here, and what is given up (R10). O
 counts; they are believed for `ttl_s`, as what an answer proved.
 Rules: positions are learned by the profile's rule for the backend that served, at the first token and with the answer
 (R3). A count of cached tokens proves its position, and refutes the checkpoints believed behind it, not the routes (R5).
+How many states an engine keeps is learned from answers, by how many others were used since (`routing.capacity`).
 Bounds: one index for each hybrid backend, see there; MARKED_MAX positions of one request; QUEUE_MAX marks that wait to
 be fetched for peers, of which the oldest is dropped.
 """
@@ -25,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import gcd
+from math import gcd, inf
 from typing import NamedTuple
 
 from ranvier_py.core.answers.answer_stream import Answer
@@ -34,6 +35,7 @@ from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.attempt import Attempt, Observer
+from ranvier_py.core.routing.capacity import FIRST_TOKENS, CapacityEstimate
 from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, CacheProfile, CheckpointKind, CheckpointProfile
 from ranvier_py.core.routing.checkpoints.checkpoint_index import (
     CHECKPOINT_TTL_S,
@@ -133,12 +135,20 @@ class BackendCheckpoints:
     requests left there, by which a state AHEAD of all prefixes known by events is credited to the right prompts.
     """
 
-    def __init__(self, profile: CacheProfile, rule: CheckpointProfile, block_tokens: int, ttl_s: float) -> None:
+    def __init__(
+        self,
+        profile: CacheProfile,
+        rule: CheckpointProfile,
+        block_tokens: int,
+        ttl_s: float,
+        fleet: CapacityEstimate | None = None,
+    ) -> None:
         self.profile = profile
         self.rule = rule
         self.index = CheckpointIndex(block_tokens, ttl_s=ttl_s)
         self.promised = CheckpointIndex(block_tokens, ttl_s=ttl_s, names_max=PROMISED_MAX)
         self.confidence = Confidence()
+        self.kept = CapacityEstimate(fleet)  # of checkpoints: each counts as the least distance that it tells apart
         self.generation = -1
         self.by_events = False
         self._counts: deque[int] = deque(maxlen=STEPS_SEEN)
@@ -153,6 +163,17 @@ class BackendCheckpoints:
         """The greatest common divisor of its last STEPS_SEEN counts; 0 while there are fewer."""
         return gcd(*self._counts) if len(self._counts) == STEPS_SEEN else 0
 
+    def looked_up(self, keys: Iterable[PrefixKey], held: int, limit: int, now: float) -> tuple[int, float] | None:
+        """Return the deepest checkpoint of a prompt, given up or not: its position, and how many were used since."""
+        found = self.index.deepest(keys, held, limit, now, given_up=True)
+        return (found.position, self.index.uses.distance(found.at)) if found is not None else None
+
+    def was_kept(self, distance: float, is_kept: bool) -> None:
+        """Learn how many states are kept from one of which so many were used since."""
+        self.kept.observe(distance * FIRST_TOKENS, 1.0 if is_kept else -1.0)
+        self.kept.counted()
+        self.index.kept_max = self.kept.learned / FIRST_TOKENS
+
     def begin(self, generation: int) -> bool:
         """Whether `generation` is the current one. A later one becomes current, and begins without checkpoints."""
         if generation > self.generation:
@@ -165,7 +186,7 @@ class BackendCheckpoints:
         self, keys: Sequence[PrefixKey], held: int, limit: int, generation: int, now: float, *, guessed: bool
     ) -> Credit:
         """Return what it need not compute of a prompt of which it holds `held` tokens; `guessed`: or soon will hold."""
-        tokens = 0
+        tokens = given_up = 0
         if generation == self.generation:
             found = self.index.deepest(
                 keys,
@@ -176,12 +197,16 @@ class BackendCheckpoints:
                 promised=lambda at: self.promised.has(keys, at, now) or self.index.has(keys, at, now),
             )
             tokens = found.position if found is not None else 0
+            if self.index.kept_max < inf and (last := self.looked_up(keys, held, limit, now)) is not None:
+                given_up = last[0]
         rule = self.rule
         if guessed and rule.every:
             tokens = max(tokens, min(held, limit) // rule.grid * rule.grid)
         worth = self.confidence.value * tokens
         if rule.invests and rule.parts(min(held, limit), tokens):
             worth += INVESTMENT * (held - tokens)
+        elif given_up > tokens:  # it goes where the next one finds its checkpoint, too
+            worth += INVESTMENT * (given_up - tokens)
         return Credit(held, tokens, int(worth))
 
 
@@ -204,6 +229,7 @@ class Checkpoints:
         self.known: dict[BackendId, BackendCheckpoints] = {}
         self.counters = CheckpointsCounters()
         self.new: deque[NewMark] = deque()
+        self._fleet = CapacityEstimate()
         self._prefixes: Container[int] | None = None  # of the route table; None: no peers
         self._came: Callable[[], object] = lambda: None
         self._ttl_s = ttl_s
@@ -232,7 +258,8 @@ class Checkpoints:
             return self.known.pop(backend, None) is not None
         if before is not None and before.profile == profile:
             return False
-        self.known[backend] = BackendCheckpoints(profile, profile.checkpoints, self._block_tokens, self.ttl_s)
+        made = (profile, profile.checkpoints, self._block_tokens, self.ttl_s, self._fleet)
+        self.known[backend] = BackendCheckpoints(*made)
         if not self._observes:
             self._observes = True
             self._observe(self)
@@ -375,7 +402,11 @@ class Checkpoints:
     # --- an observer -------------------------------------------------------------------------------------------------
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
-        """Nothing to learn yet."""
+        """Note the checkpoint that the engine should have, to learn from the answer whether it was kept."""
+        own, credit = self.known.get(attempt.backend), attempt.decision.credit
+        if own is not None and credit is not None and not own.by_events:
+            keys, limit = self._chain(attempt.prompt.end), length_of(attempt.prompt) - 1
+            attempt.checkpoint = own.looked_up(keys, credit.held, limit, now)
 
     def started(self, attempt: Attempt, now: float) -> None:
         """Learn the checkpoints of the prompt, which is computed now."""
@@ -413,6 +444,9 @@ class Checkpoints:
         held, credited, _ = attempt.decision.credit or Credit(0, 0, 0)
         if cached is not None:
             self._compare(own, attempt.backend, keys, (held, credited, cached), now)
+            if attempt.checkpoint is not None:
+                position, used_since = attempt.checkpoint
+                own.was_kept(used_since, position - cached < self._block_tokens)
             held, credited = max(held, cached), cached
         if attempt.first_at is None:
             return

@@ -86,6 +86,29 @@ def test_where_every_block_has_a_checkpoint_none_is_worth_waiting_for() -> None:
     assert worth["vllm-dense:528"] > worth["vllm-all:528"] == 0
 
 
+def test_it_is_learned_after_how_many_others_an_engine_gives_a_state_up() -> None:
+    """An engine that keeps some ten states: SGLang gives them up without a message."""
+    router = hybrid_router("sglang-no-buffer")
+
+    def first_turn(chat: int, now: float) -> None:
+        serve(router, [(f"{chat}", 600)], ("a", 20), now=now, cached=0)
+
+    def next_turn(chat: int) -> tuple[tuple[str, int], ...]:
+        return (f"{chat}", 600), ("a", 20), NEXT
+
+    for chat in range(30):
+        first_turn(chat, float(chat))
+    assert credit(router, *next_turn(1), now=30.0) == (608, 619), "nothing is known yet"
+    for chat in range(30, 50):
+        first_turn(chat, float(chat))
+        serve(router, next_turn(chat - 3), ("b", 20), now=float(chat), cached=619)
+        serve(router, next_turn(chat - 29), ("b", 20), now=float(chat), cached=0)
+    assert credit(router, *next_turn(48), now=50.0) == (608, 619)
+    assert credit(router, *next_turn(25), now=50.0) == (608, 0)
+    found = router.find(prompt_of(*next_turn(25)), 50.0)
+    assert [holder.backend for holder in found.holders] == [0], "it leaves a state where the next turn goes as well"
+
+
 def test_an_api_in_which_an_engine_counts_nothing_refutes_nothing() -> None:
     router = hybrid_router("vllm-dense:528")
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.engine_cache.calibration.capacity import (
+from ranvier_py.core.routing.capacity import (
     BORROWED,
     HALF_LIFE,
     SECONDS_MAX,
