@@ -13,7 +13,7 @@ system prompt prevent sessions from sharing them.
 A prompt that was read as the continuation of a known history broke nothing. Its new messages are added to the sketch
 that ends where they begin (`extend`), if the sketch still ends there: a side branch adds nothing.
 
-Bounds: CONVERSATIONS_MAX, BRANCHES_MAX in each, SECTIONS_MAX sections in all; the oldest conversation is dropped.
+Bounds: CONVERSATIONS_MAX, BRANCHES_MAX in each, PARTS_MAX in all; the oldest conversation is dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from ranvier_py.core.prompts.request_apis import Api
 
 CONVERSATIONS_MAX = 1024
 BRANCHES_MAX = 4
-SECTIONS_MAX = 100_000
+PARTS_MAX = 1_000_000
+"""Sections, lines and volatile words of all sketches: 80 MB of agents' prompts, 200 MB of those made to be large."""
 BREAKS_MAX = 64  # kinds of breaks of one client that are counted separately
 
 INDEX = re.compile(r"\[\d+\]")
@@ -105,7 +106,7 @@ class ClientWatch:
         self.clients: dict[str, ClientCounts] = {}
         self.dropped = 0  # conversations dropped for want of room
         self._key = key
-        self._sections = 0
+        self._parts = 0
         self._conversations: dict[Place, list[PromptSketch]] = {}
         self._openings: BoundedDict[tuple[str, int, int], Place] = BoundedDict(CONVERSATIONS_MAX)
         self._heads: BoundedDict[tuple[str, int], PromptSketch] = BoundedDict(CONVERSATIONS_MAX)
@@ -168,9 +169,10 @@ class ClientWatch:
         sketch, count = found
         if not sketch.kept or len(sketch.sections) != count:  # it was dropped, or another branch came first
             return
+        before = sketch.parts
         for number, message in enumerate(messages, known):
             sketch.add_message(f"$.{api.history}[{number}]", message)
-        self._sections += len(sketch.sections) - count
+        self._parts += sketch.parts - before
         self._ends[end] = sketch, len(sketch.sections)
         self._trim()
 
@@ -178,7 +180,7 @@ class ClientWatch:
         """Compare the first prompt of a conversation with that of the last session. Returns what `least` does."""
         before = self._heads.get((client, head))
         self._heads[client, head] = sketch
-        if before is None:
+        if before is None or not before.kept:
             return None, 0
         found, shared = least([before], sketch)
         if found is None or (found.cause in VOLATILE_CAUSES and found.kind == "system"):
@@ -201,20 +203,20 @@ class ClientWatch:
             self._forget(branches.pop(0))
         branches.append(sketch)
         self._conversations[place] = branches
-        self._sections += len(sketch.sections)
+        self._parts += sketch.parts
         sketch.kept = True
         self._trim()
 
     def _trim(self) -> None:
-        """Forget the oldest conversations while there are too many, or too many sections in all."""
-        while len(self._conversations) > CONVERSATIONS_MAX or self._sections > SECTIONS_MAX:
+        """Forget the oldest conversations while there are too many, or too many parts in all."""
+        while len(self._conversations) > CONVERSATIONS_MAX or self._parts > PARTS_MAX:
             for each in self._conversations.pop(next(iter(self._conversations))):
                 self._forget(each)
             self.dropped += 1
 
     def _forget(self, sketch: PromptSketch) -> None:
-        self._sections -= len(sketch.sections)
-        sketch.kept = False
+        self._parts -= sketch.parts
+        sketch.forget()  # others may refer to it still
 
 
 def least(branches: Sequence[PromptSketch], sketch: PromptSketch) -> tuple[PrefixBreak | None, int]:

@@ -1,12 +1,12 @@
 """Sketches a prompt as digests: enough to find where and how the next one departs from it, without keeping its text.
 
 A prompt is a list of sections in the order in which engines render them: each tool, each block of the system prompt,
-each part of each message. A sketch has a digest of each section, and of each line in the first HEAD_BYTES of a prompt,
-where clients put what changes. Each word of a line that looks volatile (an id, a date, a number) has its own digest and
-kind; `masked` is the digest of the line without those words.
+each part of each message. A sketch has a digest of each section, and of each line in the first HEAD_BYTES of what the
+system and the user say, where clients put what changes. Each word of a line that looks volatile (an id, a date, a
+number) has its own digest and kind; `masked` is the digest of the line without those words.
 
 Rules: digests are keyed. What no engine renders (`cache_control`, ids of items) is in none.
-Bounds: SECTIONS_MAX sections, LINES_MAX lines in each, VOLATILE_MAX volatile words in each line.
+Bounds: SECTIONS_MAX sections; LINES_MAX lines and WORDS_MAX volatile words in all, VOLATILE_MAX of these in a line.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ranvier_py.core.prompts.request_apis import Api
 
 HEAD_BYTES = 65_536
 SECTIONS_MAX = 1024
-LINES_MAX = 2048
-LINE_CHARACTERS_MAX = 1024  # of a longer line only the beginning is searched for volatile words
+LINES_MAX, WORDS_MAX = 2048, 1024
+LINE_BYTES_MAX = 512  # of a longer line only the beginning is searched for volatile words
 VOLATILE_MAX = 8
 
-DIGIT = re.compile(r"\d")
+DIGIT = re.compile(rb"\d")
 DATE = r"\d{4}-\d{2}-\d{2}|\d{1,2}/\d{1,2}/\d{4}"
 MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
 DAY = "(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
@@ -38,10 +38,10 @@ VOLATILE = re.compile(
     | (?P<time>(?:{DATE})[T ]\d{{1,2}}:\d{{2}}(?::\d{{2}}(?:\.\d+)?)?(?:Z|[+-]\d{{2}}:?\d{{2}})?
         | \b\d{{1,2}}:\d{{2}}(?::\d{{2}}(?:\.\d+)?)?(?:\s?[AaPp][Mm])?\b)
     | (?P<date>{DATE}|\b(?:{DAY},?[ ])?{MONTH}[ ]\d{{1,2}}(?:,?\s\d{{4}})?\b)
-    | (?P<nonce>\b(?=[0-9a-f]*\d)(?=\d*[a-f])[0-9a-f]{{3,}}\b
-        | \b(?=[A-Za-z_-]*\d)(?=[0-9_-]*[A-Za-z])(?=[a-z0-9_-]*[A-Z])[A-Za-z0-9_-]{{16,}}\b)
+    | (?P<nonce>\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{{3,}}\b
+            | (?<![\w-])(?=[A-Za-z_-]*\d)(?=[0-9_-]*[A-Za-z])(?=[a-z0-9_-]*[A-Z])[A-Za-z0-9_-]{{16,}}\b)
     | (?P<counter>\d+)
-    """,
+    """.encode(),
     re.VERBOSE,
 )
 """Words that change by themselves, by kind. A number is a counter unless it proves to be part of another kind. Each
@@ -73,7 +73,10 @@ class PromptSketch:
     `lines` has digests of lines by section; `marked` has those with volatile words, by section and line.
     """
 
-    __slots__ = ("_key", "_leading", "_room", "kept", "lines", "marked", "model", "sections", "size")
+    __slots__ = (
+        *("_key", "_leading", "_lines", "_room", "_words"),
+        *("kept", "lines", "marked", "model", "parts", "sections", "size"),
+    )
 
     def __init__(self, model: str, key: int) -> None:
         """`key` seeds the digests: 64 bits."""
@@ -82,10 +85,11 @@ class PromptSketch:
         self.lines: dict[int, Sequence[int]] = {}
         self.marked: dict[tuple[int, int], Line] = {}
         self.size = 0  # characters
+        self.parts = 0  # sections, lines and volatile words: what a sketch keeps of a prompt
         self.kept = False  # set by its keeper, while it is kept
         self._key = key
         self._leading = True  # only system messages were added so far
-        self._room = HEAD_BYTES
+        self._room, self._lines, self._words = HEAD_BYTES, LINES_MAX, WORDS_MAX
 
     def add_tools(self, tools: object) -> None:
         for number, tool in enumerate(tools if type(tools) is list else ()):
@@ -126,6 +130,11 @@ class PromptSketch:
         """Return the sections after tools and system prompt."""
         return list(dropwhile(lambda section: section.kind in ("tool", "system"), self.sections))
 
+    def forget(self) -> None:
+        """Free all parts. Nothing may be added any more."""
+        self.kept = False
+        self.sections, self.lines, self.marked = [], {}, {}
+
     def _system(self) -> list[str]:
         found: list[str] = []
         for number, section in enumerate(self.sections):
@@ -139,23 +148,33 @@ class PromptSketch:
         return found
 
     def _add(self, path: str, kind: str, role: str, text: str) -> None:
-        number = len(self.sections)
-        if number >= SECTIONS_MAX:
+        if len(self.sections) >= SECTIONS_MAX:
             return
-        if self._room > 0 and kind != "tool":  # for a tool it is enough to know that it is another one
+        if role not in NOT_READ and kind != "tool" and min(self._room, self._lines) > 0:
             self._room -= len(text)
-            lines = text.split("\n", LINES_MAX)
-            key, has_digit = self._key, DIGIT.search
-            for place, line in enumerate(lines):
-                if has_digit(line, 0, LINE_CHARACTERS_MAX):  # volatile words have one, and few lines do
-                    self.marked[number, place] = line_of(line[:LINE_CHARACTERS_MAX], key)
-            whole = text.encode("utf-8", "surrogatepass").split(b"\n", LINES_MAX)
-            self.lines[number] = [xxhash.xxh3_64_intdigest(line, key) for line in whole]
+            self._add_lines(len(self.sections), text)
         self.sections.append(Section(path, kind, role, digest_of(f"{kind}\0{role}\0{text}", self._key), len(text)))
         self.size += len(text)
+        self.parts += 1
+
+    def _add_lines(self, number: int, text: str) -> None:
+        """Add the lines of a section, as far as there is room."""
+        key, has_digit = self._key, DIGIT.search
+        lines = text.encode("utf-8", "surrogatepass").split(b"\n", self._lines - 1)
+        self.lines[number] = [xxhash.xxh3_64_intdigest(line, key) for line in lines]
+        before = self._words
+        for place, line in enumerate(lines):
+            if has_digit(line, 0, LINE_BYTES_MAX) and self._words:  # volatile words have one, and few lines do
+                marked = line_of(line[:LINE_BYTES_MAX], key, min(self._words, VOLATILE_MAX))
+                self.marked[number, place] = marked
+                self._words -= len(marked.volatile)
+        self._lines -= len(lines)
+        self.parts += len(lines) + before - self._words
 
 
 ALREADY_ADDED = ("role", "content", "reasoning_content")
+NOT_READ = ("assistant", "tool")
+"""Roles of what clients repeat as it came, so that nobody need know how two of them differ. Nor for tools."""
 
 
 def sketch_of(fields: Mapping[str, Any], api: Api, key: int) -> PromptSketch:
@@ -171,25 +190,25 @@ def sketch_of(fields: Mapping[str, Any], api: Api, key: int) -> PromptSketch:
     return sketch
 
 
-def line_of(line: str, key: int) -> Line:
-    """Return the volatile words of a line that has a digit."""
+def line_of(line: bytes, key: int, most: int) -> Line:
+    """Return the first volatile words, `most` at most, of a line that has a digit."""
     volatile: list[tuple[str, int]] = []
-    rest: list[str] = []
+    rest: list[bytes] = []
     at = 0
-    for match in islice(volatile_words(line), VOLATILE_MAX):
-        volatile.append((match.lastgroup or "", digest_of(match.group(), key)))
+    for match in islice(volatile_words(line), most):
+        volatile.append((match.lastgroup or "", xxhash.xxh3_64_intdigest(match.group(), key)))
         rest.append(line[at : match.start()])
         at = match.end()
-    return Line(digest_of("\0".join([*rest, line[at:]]), key), volatile)
+    return Line(xxhash.xxh3_64_intdigest(b"\0".join([*rest, line[at:]]), key), volatile)
 
 
-def volatile_words(line: str) -> Iterator[re.Match[str]]:
+def volatile_words(line: bytes) -> Iterator[re.Match[bytes]]:
     """Yield the matches of VOLATILE, searched only around digits: most of a text has none."""
     at = 0
     while (digit := DIGIT.search(line, at)) is not None:
         start = digit.start()
         for _ in range(BLANKS_MAX + 1):
-            start = line.rfind(" ", at, start)
+            start = line.rfind(b" ", at, start)
             if start < 0:
                 break
         match = VOLATILE.search(line, max(start, at))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,7 +16,14 @@ from ranvier_py.core.clients import client_watch
 from ranvier_py.core.clients.client_watch import BRANCHES_MAX, CONVERSATIONS_MAX, ClientWatch, client_rows
 from ranvier_py.core.clients.known_clients import CLIENTS, client_of, session_of
 from ranvier_py.core.clients.prefix_break import PrefixBreak, prefix_break
-from ranvier_py.core.clients.prompt_sketch import SECTIONS_MAX, VOLATILE, sketch_of, volatile_words
+from ranvier_py.core.clients.prompt_sketch import (
+    LINES_MAX,
+    SECTIONS_MAX,
+    VOLATILE,
+    WORDS_MAX,
+    sketch_of,
+    volatile_words,
+)
 from ranvier_py.core.prompts.request_apis import CHAT, MESSAGES, RESPONSES, Api
 from tests.examples import examples
 
@@ -153,10 +161,10 @@ WORDS = (
 
 
 @settings(max_examples=examples(400))
-@given(st.lists(st.sampled_from(WORDS), max_size=30).map("".join))
-@example("it is Thu, Nov 26, 10:15 PM")
-def test_what_is_volatile_is_found_around_digits_as_it_is_found_by_reading_all(line: str) -> None:
-    def places(found: Iterable[re.Match[str]]) -> list[tuple[object, ...]]:
+@given(st.lists(st.sampled_from(WORDS), max_size=30).map(lambda words: "".join(words).encode()))
+@example(b"it is Thu, Nov 26, 10:15 PM")
+def test_what_is_volatile_is_found_around_digits_as_it_is_found_by_reading_all(line: bytes) -> None:
+    def places(found: Iterable[re.Match[bytes]]) -> list[tuple[object, ...]]:
         return [(match.span(), match.lastgroup) for match in found]
 
     assert places(volatile_words(line)) == places(VOLATILE.finditer(line))
@@ -265,6 +273,34 @@ def test_a_prompt_of_many_parts_is_sketched_up_to_the_bound() -> None:
     assert len(sketch_of(body, CHAT, KEY).sections) == SECTIONS_MAX
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["1", "1 2 3 4 5 6 7 8", "Nov Nov Nov Nov 1", *(f"{word}1" for word in ("a-" * 250, "a_" * 250, "-" * 500))],
+    ids=lambda line: line[:12],
+)
+def test_no_text_is_dear_to_sketch_or_to_keep(line: str) -> None:
+    lines = "\n".join([line] * (4096 // len(line)))
+    body = {"messages": [{"role": "user", "content": lines} for _ in range(32)]}
+    times = []
+    for _ in range(3):
+        began = time.thread_time()
+        sketch = sketch_of(body, CHAT, KEY)
+        times.append(time.thread_time() - began)
+    assert min(times) <= 0.050, "requests wait meanwhile"
+    count, words = sum(map(len, sketch.lines.values())), sum(len(each.volatile) for each in sketch.marked.values())
+    assert sketch.parts == len(sketch.sections) + count + words
+    assert count <= LINES_MAX
+    assert words <= WORDS_MAX
+
+
+def test_what_is_kept_of_prompts_is_bounded_in_lines_and_words_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_watch, "PARTS_MAX", 1000)
+    watch = ClientWatch(KEY)
+    for number in range(3):
+        observe(watch, CLIENT, number, {"messages": [{"role": "user", "content": f"{number}\n" * 300}]}, CHAT, 10)
+    assert watch.dropped == 2
+
+
 # --- whole conversations ----------------------------------------------------------------------------------------------
 
 
@@ -367,7 +403,7 @@ def test_what_is_known_of_conversations_is_bounded() -> None:
 
 
 def test_a_conversation_that_grows_is_bounded_as_one_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_watch, "SECTIONS_MAX", 20)
+    monkeypatch.setattr(client_watch, "PARTS_MAX", 60)
     watch = ClientWatch(KEY)
     for number in (1, 2):
         observe(watch, CLIENT, number, {"messages": [{"role": "user", "content": f"{number}"}]}, CHAT, 10, end=number)
