@@ -360,7 +360,7 @@ class Pipeline:
 
     def _salted(self, attempt: Attempt, request: HttpRequest) -> HttpRequest:
         """Add the tenant's salt, if the engine keeps prompts apart by it; count a request without."""
-        if attempt.target.takes_salt:
+        if attempt.target.takes_salt(request.path):
             return request.with_body(salted_body(request.body, attempt.prompt.salt))
         self.router.counters.unsalted += 1
         return request

@@ -16,9 +16,9 @@ from tests.proxy.wire import GOOD, Scripted
 KEY = {"control_key": "k" * 24}
 
 
-async def asked(node: Node, credential: str = "", **headers: str) -> httpx.Response:
+async def asked(node: Node, credential: str = "", path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
     authorization = {"authorization": f"Bearer {credential}"} if credential else {}
-    return await node.http.post(f"{node.url}/v1/chat/completions", content=chat(), headers={**authorization, **headers})
+    return await node.http.post(node.url + path, content=chat(), headers={**authorization, **headers})
 
 
 def ours(response: httpx.Response) -> list[str]:
@@ -92,13 +92,21 @@ async def test_what_an_engine_could_read_and_no_salt_can_enter_is_refused() -> N
     assert engine.bodies == []
 
 
-@pytest.mark.parametrize(("owner", "is_salted"), [("vllm", True), ("sglang", True), ("somebody", False)])
-async def test_an_engine_that_knows_no_salt_gets_none_and_that_is_counted(owner: str, is_salted: bool) -> None:
+@pytest.mark.parametrize(
+    ("owner", "path", "is_salted"),
+    [
+        *((owner, "/v1/chat/completions", owner != "somebody") for owner in ("vllm", "sglang", "somebody")),
+        *((owner, "/v1/messages", owner == "vllm") for owner in ("vllm", "sglang")),
+    ],
+)
+async def test_an_engine_that_knows_no_salt_gets_none_and_that_is_counted(
+    owner: str, path: str, is_salted: bool
+) -> None:
     engine = Scripted(GOOD)
     engine.page = json.dumps({"data": [{"id": "lab-model", "object": "model", "owned_by": owner}]}).encode()
     async with lab(engine, tenant_isolation="credential") as node:
         await node.until_backend(lambda backend: backend["models"])
-        await asked(node, "alice")
+        await asked(node, "alice", path)
         page = (await node.http.get(f"{node.control}/metrics")).text
     assert f"ranvier_unsalted_total {float(not is_salted)}\n" in page
     assert ["cache_salt" in json.loads(body) for body in engine.bodies] == [is_salted]

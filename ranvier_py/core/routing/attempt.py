@@ -139,7 +139,7 @@ class RouterCounters:
     engine_cached_tokens: int = counter("Cached tokens as the engines counted.")
     learned_rows: int = counter("Route rows created by learning.")
     answers_learned: int = counter("Answers learned as part of the next prompt.")
-    unsalted: int = counter("Requests of tenants to engines whose model cards name none that knows a cache_salt.")
+    unsalted: int = counter("Requests of tenants to engines that, by their model cards, know no cache_salt there.")
     first_token_seconds: Histogram = histogram("From sending an attempt to its first token.", LATENCY_BUCKETS_S)
     attempt_seconds: Histogram = histogram("From sending an attempt to its end.", LATENCY_BUCKETS_S)
 

@@ -17,6 +17,7 @@ from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.checkpoints.cache_profile import Signs
 from ranvier_py.core.routing.health import FAULTS, Circuit, Health, Outcome, Vitals
+from ranvier_py.core.routing.request_paths import MESSAGES_PATH
 from ranvier_py.core.routing.work import Work
 
 NAME_CHARS_MAX = 128  # of ASCII; longer than any host:port in practice; the name travels in a header and in gossip
@@ -125,6 +126,8 @@ class Transition:
 
 SALTED_OWNERS = frozenset(("vllm", "sglang", "tensorrt_llm"))
 """Owners in the model cards of engines that know a `cache_salt` in requests."""
+SALTED_MESSAGES_OWNERS = SALTED_OWNERS - {"sglang"}
+"""Those that know it in /v1/messages as well: vLLM since July 2026 (vllm#49498), SGLang does not."""
 
 
 HOSTED_NAMES = (
@@ -180,10 +183,10 @@ class Backend(Work):
     probes_failed: int = 0
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
 
-    @property
-    def takes_salt(self) -> bool:
-        """Whether its engine keeps caches apart by a body's `cache_salt`: by its model cards, and without any, too."""
-        return not self.cards or any(card.get("owned_by") in SALTED_OWNERS for card in self.cards)
+    def takes_salt(self, path: bytes) -> bool:
+        """Whether its engine obeys a body's `cache_salt` on this path: by its model cards, and without any, too."""
+        known = SALTED_MESSAGES_OWNERS if path == MESSAGES_PATH else SALTED_OWNERS
+        return not self.cards or not known.isdisjoint(self.owners)
 
     def reports_hits(self, api: str) -> bool:
         """Whether this process has ever reported cached tokens in an answer of this API. Until then its zeros mean
