@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, variance
 from typing import Any, NamedTuple
@@ -129,15 +129,13 @@ class MenderCounters:
     )
 
 
-@dataclass(slots=True)
-class Group:
-    """Sessions of one group: digest -> [prompt tokens, cached tokens], as engines counted them."""
+Sessions = dict[int, list[int]]
+"""Digest of a session -> [prompt tokens, cached tokens], as engines counted them."""
 
-    sessions: dict[int, list[int]] = field(default_factory=dict)
 
-    def shares(self) -> list[float]:
-        """Return the reused share of each session whose tokens were counted."""
-        return [cached / prompt for prompt, cached in self.sessions.values() if prompt]
+def shares_of(sessions: Sessions) -> list[float]:
+    """Return the reused share of each session whose tokens were counted."""
+    return [cached / prompt for prompt, cached in sessions.values() if prompt]
 
 
 class Trial:
@@ -150,7 +148,8 @@ class Trial:
         self.reused: float | None = None  # share at the last judgement
         self.reused_alone: float | None = None
         self._options = options
-        self._changed, self._alone = Group(), Group()
+        self._changed: Sessions = {}
+        self._alone: Sessions = {}
         self._tenants: Counter[bytes] = Counter()  # counted sessions of each tenant
         self.left_out = 0  # answers of sessions whose tenant had added its share
         self.waiting: BoundedDict[RuleUse, list[int]] = BoundedDict(SESSIONS_FACTOR * options.sessions)
@@ -158,11 +157,11 @@ class Trial:
     @property
     def count(self) -> tuple[int, int]:
         """Sessions since the last judgement: (changed, left alone)."""
-        return len(self._changed.sessions), len(self._alone.sessions)
+        return len(self._changed), len(self._alone)
 
     def _counts_of(self, use: RuleUse) -> list[int] | None:
         """Return the counts of a session, which joins its group at the second answer; None if it may not join."""
-        sessions = (self._changed if use.changed else self._alone).sessions
+        sessions = self._changed if use.changed else self._alone
         if use.session in sessions:
             return sessions[use.session]
         waiting = self.waiting.pop(use, None)
@@ -171,6 +170,8 @@ class Trial:
             return self.waiting[use]
         if use.tenant and self._tenants[use.tenant] * TENANTS_MIN >= self._options.sessions:
             self.left_out += 1
+            if self.state == MEASURING:
+                self.why = f"no tenant adds more than 1/{TENANTS_MIN} of the sessions, so as many must send some"
             return None
         self._tenants[use.tenant] += 1
         sessions[use.session] = waiting
@@ -187,7 +188,7 @@ class Trial:
         count = sum(self.count)
         if count < self._options.sessions:
             return False
-        changed, alone = self._changed.shares(), self._alone.shares()
+        changed, alone = shares_of(self._changed), shares_of(self._alone)
         if min(len(changed), len(alone)) >= GROUP_MIN:
             return self._judge(changed, alone)
         counted = len(changed) + len(alone) > 0
@@ -219,7 +220,7 @@ class Trial:
 
     def _begin(self) -> None:
         """Start the next judgement, with other sessions."""
-        self._changed, self._alone = Group(), Group()
+        self._changed, self._alone = {}, {}
         self._tenants.clear()
 
 

@@ -102,6 +102,8 @@ def test_one_tenant_turns_no_rule_off_for_all() -> None:
         return found
 
     assert verdicts(1) == []
+    (row,) = at_work.rows()
+    assert (row["state"], row["why"].startswith("no tenant adds more than 1/4")) == ("measuring", True)
     assert next(each.value for each in at_work.samples() if each.name == "client_rules_sessions_dropped") > 0
     (verdict,) = verdicts(TENANTS_MIN)
     assert verdict.state == "off"
