@@ -33,7 +33,7 @@ from ranvier_py.core.prompts.boundaries import (
     ends_by_offsets,
     ends_by_pieces,
 )
-from ranvier_py.core.prompts.template_probe import TemplateFacts, TemplateProbe
+from ranvier_py.core.prompts.template_probe import TemplateProbe
 from ranvier_py.core.prompts.template_source import compared_texts, read_variables
 from ranvier_py.core.prompts.templates import (
     Pieces,
@@ -238,21 +238,15 @@ class ChatTokenizer:
         return TokenizedChat(ids, ends_by_estimate([content_length(m) for m in chat.messages], len(ids)), "estimate")
 
     def _probed(self, template: str | None) -> TemplateProfile:
-        clean = clean_tokens(self._backend)
         if template is None:
             return TemplateProfile(reason="no chat template")
         tree = parse_template(template)
         self._variables, extra = read_variables(tree)
         eos = self._special.get("eos_token", "")
         quoting, exact = compared_texts(tree)
-        facts = TemplateFacts(
-            clean=clean,
-            quoting=quoting,
-            exact=exact,
-            variables=extra,
-            trailers=tuple(dict.fromkeys(("", eos, eos + "\n"))),
-        )
-        return TemplateProbe(self._render, self._encode, facts).profile()
+        known = TemplateProfile(markers=clean_tokens(self._backend), quoting=quoting, exact=exact)
+        trailers = tuple(dict.fromkeys(("", eos, eos + "\n")))
+        return TemplateProbe(self._render, self._encode, known, extra, trailers).profile()
 
     def _report(self) -> str:
         profile = self.profile

@@ -13,7 +13,7 @@ Cost: about a thousand renderings of short conversations, once at start.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -72,21 +72,6 @@ TOOLS: tuple[Any, ...] = (
 CALL_IDS = ("call00001", "call00002")  # nine letters and digits: Mistral's templates refuse others
 VALUES: tuple[Any, ...] = (True, False, "x", ["x"])
 """Tried for each extra variable of a template."""
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateFacts:
-    """What the edge reads from a template's source and its tokenizer.
-
-    `clean` are the added tokens that cut any text. `quoting` and `exact` are texts that the template looks for in
-    contents, anywhere or as the whole; `variables` those it reads beyond the usual ones; `trailers` its possible ends.
-    """
-
-    clean: tuple[str, ...]
-    quoting: tuple[str, ...] = ()
-    exact: frozenset[str] = frozenset()
-    variables: tuple[str, ...] = ()
-    trailers: tuple[str, ...] = ("",)
 
 
 def plain(role: str, content: str) -> dict[str, Any]:
@@ -150,13 +135,25 @@ def thinking_chats() -> Iterator[list[dict[str, Any]]]:
 
 
 class TemplateProbe:
-    """Probes one template with one tokenizer. `profile()` runs it."""
+    """Probes one template with one tokenizer. `profile()` runs it.
 
-    def __init__(self, render: Render, encode: Encode, facts: TemplateFacts) -> None:
+    `known` has what the tokenizer and the template's source show: `markers`, `quoting` and `exact`. `variables` are
+    those that the template reads beyond the usual ones, `trailers` its possible ends.
+    """
+
+    def __init__(
+        self,
+        render: Render,
+        encode: Encode,
+        known: TemplateProfile,
+        variables: Sequence[str] = (),
+        trailers: Sequence[str] = ("",),
+    ) -> None:
         self._render = render
         self._encode = encode
-        self._facts = facts
-        self._profile = TemplateProfile(quoting=facts.quoting, exact=facts.exact, markers=facts.clean)
+        self._profile = known
+        self._variables = variables
+        self._trailers = trailers
 
     def profile(self) -> TemplateProfile:
         """Find out everything. Never raises: a template that refuses all yields the empty profile with the reason."""
@@ -201,7 +198,7 @@ class TemplateProbe:
         if text is None:
             return ""
         first, *between, last = text.split(SENTINEL)
-        for marker in sorted(self._facts.clean):
+        for marker in sorted(self._profile.markers):
             if marker in first and marker not in last and all(gap.count(marker) == 1 for gap in between):
                 return marker
         return ""
@@ -211,7 +208,7 @@ class TemplateProbe:
     def _keeping(self) -> str:
         """Choose hoisting, closing and trailer so that earlier turns stay a prefix. Returns why none does, or ""."""
         broken = "earlier turns do not stay a prefix"
-        for hoists, closing, trailer in product((False, True), (False, True), self._facts.trailers):
+        for hoists, closing, trailer in product((False, True), (False, True), self._trailers):
             self._profile = replace(self._profile, hoists_system=hoists, trailer=trailer, closing=closing, affixes={})
             if hoists and not self._hoists_system():
                 continue
@@ -279,7 +276,7 @@ class TemplateProbe:
         found: dict[tuple[str, str], None] = {}
         for members in thoughts(SENTINEL):
             start = [plain("user", "Why?"), {**plain("assistant", "Yes."), **members}]
-            for begin, end in product(("", *self._facts.quoting[:QUOTING_TRIED]), repeat=2):
+            for begin, end in product(("", *self._profile.quoting[:QUOTING_TRIED]), repeat=2):
                 if (begin, "") in found or ("", end) in found:
                     continue
                 text = self._text([*start, plain("user", f"{begin}\nSo?\n{end}")]) or ""
@@ -327,7 +324,7 @@ class TemplateProbe:
             return False
         before, after = (before, after) if strip else (before[:-1], after[1:])
         affixes = Affixes(before, after, strip, empty=True)
-        if not is_cut(known + before, len(known), self._facts.clean):
+        if not is_cut(known + before, len(known), self._profile.markers):
             return False
         self._profile = replace(self._profile, affixes={**self._profile.affixes, role: affixes})
         blank = self._text([*start, plain(role, "")])
@@ -344,7 +341,7 @@ class TemplateProbe:
                 piece = piece_of_plain(messages[at], self._profile)
                 if piece is None or text is None:
                     continue
-                if known is None or text != known + piece or not is_cut(text, len(known), self._facts.clean):
+                if known is None or text != known + piece or not is_cut(text, len(known), self._profile.markers):
                     wrong[messages[at]["role"]] = None
         return list(wrong)
 
@@ -353,7 +350,7 @@ class TemplateProbe:
         for tools in (None, TOOLS):
             for messages in self._ordered((*plain_chats(), *tool_chats())):
                 yield messages, self._texts(messages, tools)
-        special = [*self._facts.clean[:MARKERS_TRIED], *self._facts.clean[-MARKERS_TRIED:]]
+        special = [*self._profile.markers[:MARKERS_TRIED], *self._profile.markers[-MARKERS_TRIED:]]
         for content in (*CONTENTS, *special, *(f"a{mark}b" for mark in special)):
             turn = [plain("user", content), plain("assistant", content)]
             two = [plain("system", content), *turn, *turn], [*turn, plain("system", content), turn[0]]
@@ -403,7 +400,7 @@ class TemplateProbe:
             and self._window_holds(
                 self._chat(messages, tools, **{name: value}), (len(messages) // 2, len(messages) - 2)
             )
-            for name in self._facts.variables
+            for name in self._variables
             for value in VALUES
             for messages in (list(plain_chats())[1], next(tool_chats()))
             for tools in (None, TOOLS)
@@ -416,7 +413,7 @@ class TemplateProbe:
             if whole is None:
                 continue
             ends = [len(text) for text in texts if text is not None and whole.startswith(text)]
-            cuts = [0, *(end for end in ends[:-1] if is_cut(whole, end, self._facts.clean)), len(whole)]
+            cuts = [0, *(end for end in ends[:-1] if is_cut(whole, end, self._profile.markers)), len(whole)]
             together, *alone = self._encode([whole, *(whole[a:b] for a, b in pairwise(cuts))])
             if list(together) != [token for tokens in alone for token in tokens]:
                 return "messages tokenize otherwise together than one by one"

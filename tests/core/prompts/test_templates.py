@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -10,7 +11,7 @@ import pytest
 
 from ranvier_py.core.errors import TemplateRefused
 from ranvier_py.core.prompts.boundaries import Chat
-from ranvier_py.core.prompts.template_probe import Encode, TemplateFacts, TemplateProbe
+from ranvier_py.core.prompts.template_probe import Encode, TemplateProbe
 from ranvier_py.core.prompts.template_source import compared_texts, read_variables
 from ranvier_py.core.prompts.templates import (
     Render,
@@ -23,7 +24,7 @@ from ranvier_py.core.prompts.templates import (
     unwrapped,
 )
 
-FACTS = TemplateFacts(clean=("<s>", "</s>"))
+KNOWN = TemplateProfile(markers=("<s>", "</s>"))
 
 
 def chatml(chat: Chat) -> str:
@@ -83,8 +84,8 @@ def by_position(texts: Sequence[str]) -> list[list[int]]:
     return [[0, *map(ord, text)] for text in texts]
 
 
-def probed(render: Render, **facts: Any) -> TemplateProfile:
-    return TemplateProbe(render, by_character, TemplateFacts(**{"clean": FACTS.clean, **facts})).profile()
+def probed(render: Render, variables: Sequence[str] = (), **known: Any) -> TemplateProfile:
+    return TemplateProbe(render, by_character, replace(KNOWN, **known), variables).profile()
 
 
 def plain(role: str, content: Any, **more: Any) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def test_a_plain_template_is_incremental() -> None:
 def test_what_is_not_incremental_gives_its_reason(
     render: Render, encode: Encode, keeps_turns: bool, reason: str
 ) -> None:
-    profile = TemplateProbe(render, encode, FACTS).profile()
+    profile = TemplateProbe(render, encode, KNOWN).profile()
     assert (profile.keeps_turns, profile.incremental) == (keeps_turns, False)
     assert reason in profile.reason
 
