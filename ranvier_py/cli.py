@@ -43,9 +43,10 @@ from ranvier_py.core.errors import ConfigError, ListenError, leaves
 from ranvier_py.io.logs import last_words, set_up_logs
 from ranvier_py.io.workers import Supervisor
 from ranvier_py.replay.lint_command import add_flags as add_lint_flags
-from ranvier_py.replay.lint_command import files_of, lines_of, lint, report, trial_page
+from ranvier_py.replay.lint_command import lines_of, lint, report, trial_page
 from ranvier_py.replay.lint_command import page as lint_page
 from ranvier_py.replay.replay_flags import add_flags as add_replay_flags
+from ranvier_py.replay.traces.lines import raw_lines
 from ranvier_py.reporter import add_flags as add_reporter_flags
 
 log = logging.getLogger(__name__)
@@ -386,7 +387,7 @@ def lint_command(options: argparse.Namespace) -> int:
         raise CommandError("lint takes FILE, or --url URL", EXIT_CONFIG)
     book = rule_book(options.client_rules_file)
     if options.files:
-        return lint(files_of(options.files), book, as_json=options.json)
+        return lint([(str(path), raw_lines(path)) for path in options.files], book, as_json=options.json)
     url = control_url(options.url)
     if url.path in ("", "/"):
         with control_client(options, options.url) as client, of_a_node(client):

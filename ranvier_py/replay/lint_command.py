@@ -31,7 +31,7 @@ from ranvier_py.core.prompts.body_members import session_name
 from ranvier_py.core.prompts.request_apis import APIS, CHAT, MESSAGES, RESPONSES, Api
 from ranvier_py.core.routing.request_record import MARK, BadRecord, Header, RequestRecord, read_header, read_record
 from ranvier_py.replay.recorded_departures import UNSEEN, RecordedDepartures
-from ranvier_py.replay.traces.lines import LINE_BYTES_MAX, raw_lines
+from ranvier_py.replay.traces.lines import LINE_BYTES_MAX
 from ranvier_py.replay.traces.trace import TraceError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = range(3)
@@ -126,12 +126,6 @@ def report(rows: list[dict[str, Any]], *, as_json: bool) -> int:
     else:
         print("\n".join(page(rows)))
     return EXIT_FAILED if any(row["breaks"] for row in rows) else EXIT_OK
-
-
-def files_of(paths: Iterable[Path]) -> Iterator[tuple[str, Lines]]:
-    """Yield the name and lines of each file, no line longer than LINE_BYTES_MAX. Reading them may raise TraceError."""
-    for path in paths:
-        yield str(path), raw_lines(path)
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:

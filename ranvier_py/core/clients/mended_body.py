@@ -171,7 +171,7 @@ class RawBody:
 
 def raw_body(body: bytes, api: Api) -> RawBody | None:
     """Read a body; None if it cannot be read within bounds."""
-    if len(body) > BODY_BYTES_MAX or marks_in(body) > MARKS_MAX:
+    if len(body) > BODY_BYTES_MAX or marks_in(body, MARKS_MAX) > MARKS_MAX:
         return None
     try:
         return RawBody(body.decode(), api)

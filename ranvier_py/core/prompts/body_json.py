@@ -48,8 +48,6 @@ ROUNDED_FROM, ROUNDED_TO = float(1 << 63), 1e40
 """orjson reads smaller integers exactly, and writes numbers from 1e16 on with "e+". Larger numbers are limits that
 clients spell as floats, such as JavaScript's MAX_VALUE: no integer of that length is meant to the last digit."""
 
-MODEL = re.compile(rb'"model"[ \t\r\n]*:[ \t\r\n]*("[^"\\]{1,%d}")' % NAME_CHARACTERS_MAX)
-
 
 def excess(data: bytes) -> str:
     """Return why these bytes must not be parsed: "size" or "structure"; empty if they may be."""
@@ -57,18 +55,17 @@ def excess(data: bytes) -> str:
         return ""
     if len(data) > PARSED_BYTES_MAX:
         return "size"
+    return "structure" if marks_in(data, MARKS_MAX) > MARKS_MAX else ""
+
+
+def marks_in(data: bytes, most: int) -> int:
+    """Count the marks (`marks_of`) of `data`, or some of them if there are more than `most`."""
     found = 0
     for start in range(0, len(data), COUNTED_BYTES):
         found += marks_of(np.frombuffer(data, np.uint8, min(COUNTED_BYTES, len(data) - start), start))
-        if found > MARKS_MAX:
-            return "structure"
-    return ""
-
-
-def marks_in(data: bytes) -> int:
-    """Count the marks (`marks_of`) of all of `data`."""
-    starts = range(0, len(data), COUNTED_BYTES)
-    return sum([marks_of(np.frombuffer(data, np.uint8, min(COUNTED_BYTES, len(data) - at), at)) for at in starts])
+        if found > most:
+            break
+    return found
 
 
 def marks_of(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
@@ -182,20 +179,13 @@ def form_model(body: bytes) -> str:
     return found[1].decode() if found is not None else ""
 
 
-def text_at_ends(body: bytes, name: str) -> str:
-    """Return the text of a member of a body that is not parsed as a whole; empty if it is not near either end."""
-    spelled = re.compile(rb'"%b"[ \t\r\n]*:[ \t\r\n]*"([!#-\[\]-~]{1,%d})"' % (name.encode(), NAME_CHARACTERS_MAX))
-    for place, _ in members_at(body, b'"%b"' % name.encode()):
-        found = spelled.match(body, place)
-        if found is not None:
-            return found[1].decode()
-    return ""
-
-
-def members_at_ends(body: bytes) -> dict[str, Any]:
-    """Return `model` and `stream` of a body that is not parsed as a whole, if they are near its ends."""
-    for place, members in members_at(body, b'"model"'):
-        spelled = MODEL.match(body, place)
-        if spelled is not None and (found := object_of(b'{"model":%b}' % spelled[1])) is not None:
+def members_at_ends(body: bytes, name: str = "model") -> dict[str, Any]:
+    """Return member `name`, a text without escapes, and `stream` of a body that is not parsed as a whole, if they are
+    near its ends."""
+    quoted = b'"%b"' % name.encode()
+    spelled = re.compile(rb'%b[ \t\r\n]*:[ \t\r\n]*("[^"\\]{1,%d}")' % (quoted, NAME_CHARACTERS_MAX))
+    for place, members in members_at(body, quoted):
+        text = spelled.match(body, place)
+        if text is not None and (found := object_of(b"{%b:%b}" % (quoted, text[1]))) is not None:
             return {"stream": members.get("stream"), **found}
     return {}

@@ -33,7 +33,6 @@ from ranvier_py.core.prompts.body_json import (
     load_object,
     members_at_ends,
     object_of,
-    text_at_ends,
 )
 from ranvier_py.core.prompts.body_members import (
     MESSAGES_MAX,
@@ -154,7 +153,8 @@ class PromptReader:
         reason = excess(body)
         if reason:
             prompt = self._unparsed(body, tenant, reason)
-            prompt.previous = text_at_ends(body, STORED_FIELDS[0]) if api is RESPONSES else ""
+            if api is RESPONSES:
+                prompt.previous = members_at_ends(body, STORED_FIELDS[0]).get(STORED_FIELDS[0], "")
             return prompt
         fields = load_object(body)
         items = api.items(fields)
