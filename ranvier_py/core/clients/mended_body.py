@@ -313,21 +313,13 @@ def texts(raw: RawBody, where: str) -> Iterator[tuple[str, Span]]:
 
 def raw_places(raw: str, places: Sequence[int]) -> list[int]:
     """Return where characters of a text are in its raw form, without the quotes. `places` ascend."""
-    found: list[int] = []
-    shift = 0
-    waiting = iter(places)
-    place = next(waiting, None)
-    for match in ESCAPE.finditer(raw) if "\\" in raw else ():
-        while place is not None and place <= match.start() - shift:
-            found.append(place + shift)
-            place = next(waiting, None)
-        if place is None:
-            return found
-        shift += match.end() - match.start() - 1
-    while place is not None:
-        found.append(place + shift)
-        place = next(waiting, None)
-    return found
+    escapes, shifts = [-1], [0]  # escapes: which characters they are; shifts: by how much what follows is moved
+    for match in ESCAPE.finditer(raw) if places else ():
+        if escapes[-1] >= places[-1]:
+            break
+        escapes.append(match.start() - shifts[-1])
+        shifts.append(shifts[-1] + match.end() - match.start() - 1)
+    return [place + shifts[bisect_left(escapes, place) - 1] for place in places]
 
 
 # --- actions ----------------------------------------------------------------------------------------------------------

@@ -378,28 +378,27 @@ class PromptReader:
         note, prompt.note = prompt.note, None
         if note is None:
             return
-        body, cuts = prompt.body, [cut for cut in note.cuts if cut > note.cut]
-        room, api, last = REPARSED_BYTES_MAX, note.api, cuts[0] if cuts else 0
+        body, room, api = prompt.body, REPARSED_BYTES_MAX, note.api
+        cuts = [cut for cut in note.cuts if cut > note.cut]
         # only clients of one API mark where caches end, and move the marks on with each turn
         start = unmarked(body, note.cuts, room) if api is MESSAGES and note.cuts else 0
-        closed = next((cut for cut, end in zip(cuts, note.ends[1:], strict=False) if end is not None), 0)
-        found: list[tuple[int, int, KnownPrefix]] = []
-        for cut in (closed, start if start > note.cut else 0):
-            following = cuts.index(cut) + 1 if cut else 0
-            if 0 < following < len(note.ends) and len(body) - cut <= room:
+        places: list[tuple[int, int]] = []  # ends of items, each with the number of items behind it
+        for following, (cut, end) in enumerate(zip(cuts, note.ends[1:], strict=False), 1):
+            if end is not None and (not places or cut == start) and len(body) - cut <= room:
                 room -= len(body) - cut
-                end = note.ends[following]
-                if end is not None and is_cut(body, cut, following, note.after, api):
-                    found.append((cut, following, note.known._replace(end=end)))
-        cut = last_end(body, max(last, note.cut), room, note.after, api) if note.ends and note.ends[0] else 0
+                if is_cut(body, cut, following, note.after, api):
+                    places.append((cut, following))
+        cut = last_end(body, max([note.cut, *cuts[:1]]), room, note.after, api) if note.ends and note.ends[0] else 0
         if cut:
-            found.append((cut, 0, note.known))
+            places.append((cut, 0))
         is_proved = note.cut and not note.after  # behind a known end of a history that ends its body, all is history
-        if found and not is_proved and len(body) - note.cut <= REPARSED_BYTES_MAX:
-            places = list(dict.fromkeys(each[:2] for each in found))
-            found = found if are_in_history(body, note.cut, places, api) else []
-        for cut, _, known in found:
-            self.memory.remember(self._digest(body, cut, note.tenant, api), known)
+        is_checked = bool(places) and not is_proved and len(body) - note.cut <= REPARSED_BYTES_MAX
+        if is_checked and not are_in_history(body, note.cut, places, api):
+            return
+        for cut, following in places:
+            if (end := note.ends[following]) is not None:
+                known = new(KnownPrefix, (end, *note.known[1:]))
+                self.memory.remember(self._digest(body, cut, note.tenant, api), known)
 
     def _digest(self, body: bytes, cut: int, tenant: bytes, api: Api) -> int:
         """Return the digest of the bytes up to a cut, separate for each API and tenant."""
