@@ -217,10 +217,11 @@ def history_text(chat: Chat, profile: TemplateProfile, render: Render) -> str:
     return text.removesuffix(closer)
 
 
-def window_text(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> tuple[Chat, int, str, str] | None:
-    """Return the window for the messages after the first `known` (> 0) as (window, messages before, their text, text).
+def window_pieces(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> Pieces | None:
+    """Return the pieces of the messages after the first `known` (> 0), rendered in a window.
 
-    None if the text of the messages before is no prefix of the whole, or there is no cut behind it.
+    None if they don't add up: if the text of the window before them is no prefix of the whole, or no cut is behind it.
+    `chat` is normalised. Renders the window up to ENDS_MAX times.
     """
     messages = chat.messages
     start = last_question(messages[:known], profile.results)
@@ -233,19 +234,7 @@ def window_text(chat: Chat, known: int, profile: TemplateProfile, render: Render
         return None
     if not text.startswith(base) or not is_cut(text, len(base), profile.markers):
         return None
-    return whole, len(before.messages), base, text
-
-
-def window_pieces(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> Pieces | None:
-    """Return the pieces of the messages after the first `known` (> 0), rendered in a window; None if they don't add up.
-
-    `chat` is normalised. Renders the window up to ENDS_MAX times.
-    """
-    found = window_text(chat, known, profile, render)
-    if found is None:
-        return None
-    whole, before, base, text = found
-    return split_by_prefixes(whole, before, len(base), text, profile, render)
+    return split_by_prefixes(whole, len(before.messages), len(base), text, profile, render)
 
 
 def split_by_prefixes(
