@@ -24,14 +24,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.clients.client_rules import Rule, RuleBook, version_of
-from ranvier_py.core.clients.mended_body import RawBody, raw_body
+from ranvier_py.core.clients.mended_body import Edit, RawBody, raw_body, with_more
 from ranvier_py.core.clients.prefix_break import PrefixBreak
 from ranvier_py.core.metrics import Sample, counter, increment, samples
 from ranvier_py.core.options import Options, option
@@ -273,17 +273,15 @@ class BodyMender:
         keying = [rule for rule in keying if self._is_left_out(rule, able)]
         try:
             named = session or session_name(raw.fields).encode("utf-8", "surrogatepass") or opening_of(raw, rules)
-            raw = self._applied(raw, rewriting, named, uses, self.counters.rewritten)
-            sent = raw.text
-            raw = self._applied(raw, keying, named, uses, self.counters.keyed)
+            sent = self._edits((), raw, rewriting, named, uses, self.counters.rewritten)
+            read = self._edits(sent, raw, keying, named, uses, self.counters.keyed)
         except ValueError:
             self.counters.unread += 1
             return None
         if not uses:
             return None
-        is_changed = any(use.changed for use in uses)
-        sent_body = sent.encode() if is_changed else body
-        return Mended(raw.text.encode() if raw.text is not sent else sent_body, sent_body, uses)
+        sent_body = raw.edited(sent).encode() if sent else body
+        return Mended(raw.edited(read).encode() if len(read) > len(sent) else sent_body, sent_body, uses)
 
     def _mode(self, rule: Rule, client: str, model: str) -> str:
         trial = self.trials.get((rule.name, client, model))
@@ -298,19 +296,33 @@ class BodyMender:
             increment(self.counters.withheld, "engine")
         return known
 
-    def _applied(
-        self, raw: RawBody, rules: Iterable[Rule], session: bytes, uses: list[RuleUse], counts: dict[str, int]
-    ) -> RawBody:
+    def _edits(
+        self,
+        edits: Sequence[Edit],
+        raw: RawBody,
+        rules: Iterable[Rule],
+        session: bytes,
+        uses: list[RuleUse],
+        counts: dict[str, int],
+    ) -> Sequence[Edit]:
+        """Return these edits with those of the rules that act; append to `uses` all rules that would."""
+        edits = [*edits]
+        members: dict[str, Mapping[str, Any]] = {}  # values that were set
         for rule in rules:
-            edits = raw.edits(rule.action)
-            if not edits:
+            action, before = rule.action, edits
+            if action.values is not None and (done := members.get(action.member)) is not None:
+                action = replace(action, values={**done, **action.values, **done})
+                before = [edit for edit in edits if edit.path != f"$.{action.member}"]
+            more = with_more(before, raw.edits(action))
+            if more == edits:
                 continue
             use = self._use(rule, session)
             uses.append(use)
             increment(counts if use.changed else self.counters.left_alone, rule.name)
             if use.changed:
-                raw = raw.after(edits)
-        return raw
+                edits = more
+                members[action.member] = action.values or {}
+        return edits
 
     def _use(self, rule: Rule, session: bytes) -> RuleUse:
         """Choose the session's group, by each rule anew, so that rules do not hide each other's effects. A session
@@ -394,10 +406,11 @@ def opening_of(raw: RawBody, rules: Sequence[Rule]) -> bytes:
     changes with each turn. Empty if an engine keeps the history. Raises ValueError."""
     if raw.fields.get("previous_response_id"):
         return b""
+    edits: Sequence[Edit] = ()
     for rule in rules:
         if rule.action.where != "system":
-            raw = raw.after(raw.edits(rule.action))
-    return raw.opening().encode()
+            edits = with_more(edits, raw.edits(rule.action))
+    return raw.opening(edits).encode()
 
 
 def is_name(model: str) -> bool:

@@ -8,7 +8,7 @@
 
 Places are found by walking the JSON with the standard library's scanner, so nothing is guessed: `Span`s are places in
 the text, and a value is parsed from exactly those characters. Of two members of one name the last one counts, as for
-engines. A body is parsed once; after a rule only the members or messages that it changed are read again.
+engines. A body is parsed once: each rule changes the body as it came. Of two changes to one place the first is made.
 Bounds: BODY_BYTES_MAX, MARKS_MAX, MEMBERS_MAX and ELEMENTS_MAX of what is looked at; of a text its first
 PATTERN_CHARACTERS_MAX. A rule that would change more than EDITS_MAX places changes none.
 """
@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 from ranvier_py.core.prompts.body_json import marks_in
@@ -89,23 +88,15 @@ class BodyChange:
 
 
 class RawBody:
-    """A body as text, with its outermost members, and the items of its history, placed relative to the history."""
+    """A body as text, with its outermost members, and the items of its history."""
 
     def __init__(self, text: str, api: Api) -> None:
         """Raises ValueError for what is no JSON object, or one of too many parts."""
         self.text = text
         self.api = api
-        self._read()
-
-    def _read(self) -> None:
-        start = skipped(self.text, 0)
-        self.members, self.end, self.items = walk_object(self.text, start, self.api.history)
-        if skipped(self.text, self.end) != len(self.text):
+        self.members, self.end, self.items = walk_object(text, skipped(text, 0), api.history)
+        if skipped(text, self.end) != len(text):
             raise ValueError("something is behind the object")
-
-    def item(self, place: int) -> Span:
-        """Return an item of the history, placed in the whole text."""
-        return moved(self.items[place], self.members[self.api.history].start)
 
     @property
     def model(self) -> str:
@@ -116,11 +107,14 @@ class RawBody:
     def fields(self) -> Mapping[str, Any]:
         return {name: span.value for name, span in self.members.items()}
 
-    def opening(self) -> str:
-        """Return the text of the user's first message, which names a conversation whose client does not."""
+    def opening(self, edits: Sequence[Edit] = ()) -> str:
+        """Return the text of the user's first message after edits, which names a conversation whose client does not."""
+        starts = [edit.start for edit in edits]
         for item in self.items:
-            if role_of(item.value) == "user":
-                return json.dumps(text_of_content(item.value.get("content")))
+            inside = edits[bisect_left(starts, item.start) : bisect_left(starts, item.end)]
+            value = value_at(self.edited(inside, item.start, item.end), 0)[0] if inside else item.value
+            if role_of(value) == "user":
+                return json.dumps(text_of_content(value.get("content")))
         return ""
 
     def edits(self, action: BodyChange) -> Sequence[Edit]:
@@ -129,44 +123,13 @@ class RawBody:
         found = sorted(islice(ACTIONS[action.kind](self, action), EDITS_MAX + 1))
         return found if len(found) <= EDITS_MAX else ()
 
-    def edited(self, edits: Sequence[Edit]) -> str:
-        """Return the text with these edits, none of which overlap."""
+    def edited(self, edits: Sequence[Edit], start: int = 0, end: int | None = None) -> str:
+        """Return the text, or a part of it, with these edits, none of which overlap."""
         pieces: list[str] = []
-        at = 0
         for edit in edits:
-            pieces += (self.text[at : edit.start], edit.text)
-            at = edit.end
-        return "".join([*pieces, self.text[at:]])
-
-    def after(self, edits: Sequence[Edit]) -> RawBody:
-        """Return the body with these edits, none of which overlap. Only the parts that contain them are read again."""
-        changed = copy(self)
-        changed.text = self.edited(edits)
-        starts = [edit.start for edit in edits]
-        shifts = [0, *accumulate(len(edit.text) - (edit.end - edit.start) for edit in edits)]
-        inside = 0
-
-        def now(span: Span, base: int = 0) -> Span:
-            """The span after the edits, placed relative to `base`."""
-            nonlocal inside
-            first, behind = (bisect_left(starts, base + place) for place in (span.start, span.end))
-            start, end = span.start + shifts[first], span.end + shifts[behind]
-            if first == behind:
-                return Span(start, end, span.value)
-            inside += behind - first
-            if span is history:
-                begins = shifts[first]
-                changed.items = [moved(now(item, span.start), -begins) for item in self.items]
-                inside -= behind - first
-                return Span(start, end, [item.value for item in changed.items])
-            return Span(start, end, value_at(changed.text, base + start)[0])
-
-        history = self.members.get(self.api.history) if self.items else None
-        changed.members = {name: now(span) for name, span in self.members.items()}
-        changed.end = self.end + shifts[-1]
-        if inside < len(edits):  # an edit is in no member: it adds one
-            changed._read()
-        return changed
+            pieces += (self.text[start : edit.start], edit.text)
+            start = edit.end
+        return "".join([*pieces, self.text[start:end]])
 
 
 def raw_body(body: bytes, api: Api) -> RawBody | None:
@@ -179,6 +142,19 @@ def raw_body(body: bytes, api: Api) -> RawBody | None:
         return None
 
 
+def with_more(edits: Sequence[Edit], more: Sequence[Edit]) -> list[Edit]:
+    """Return ordered edits, and those of `more` that change other places, or add another member."""
+    starts, added = [edit.start for edit in edits], {(edit.start, edit.path) for edit in edits}
+
+    def is_free(edit: Edit) -> bool:
+        at = bisect_right(starts, edit.start)
+        ends_before = at == 0 or edits[at - 1].end <= edit.start
+        begins_behind = at == len(edits) or edit.end <= edits[at].start
+        return ends_before and begins_behind and (edit.start, edit.path) not in added
+
+    return sorted([*edits, *filter(is_free, more)])
+
+
 # --- places -----------------------------------------------------------------------------------------------------------
 
 
@@ -188,13 +164,11 @@ def skipped(text: str, at: int) -> int:
     return match.end() if match is not None else at
 
 
-def moved(span: Span, by: int) -> Span:
-    return Span(span.start + by, span.end + by, span.value)
-
-
 def walk_object(text: str, at: int, listed: str = "") -> tuple[dict[str, Span], int, Sequence[Span]]:
-    """Return the members of an object by name, the last one of each; its end; and the elements of member `listed`,
-    placed relative to that member. Raises ValueError."""
+    """Return the members of an object by name, the last one of each; its end; and the elements of member `listed`.
+
+    Raises ValueError.
+    """
     found: dict[str, Span] = {}
     elements: Sequence[Span] = ()
     if text[at : at + 1] != "{":
@@ -227,14 +201,14 @@ def walk_object(text: str, at: int, listed: str = "") -> tuple[dict[str, Span], 
 
 
 def walk_elements(text: str, start: int) -> tuple[list[Span], int]:
-    """Return the elements of the list at `start`, placed relative to it; and where it ends. Raises ValueError."""
+    """Return the elements of the list at `start`, and where it ends. Raises ValueError."""
     found: list[Span] = []
     at = skipped(text, start + 1)
     if text[at : at + 1] == "]":
         return found, at + 1
     for _ in range(ELEMENTS_MAX):
         value, end = value_at(text, at)
-        found.append(new(Span, (at - start, end - start, value)))
+        found.append(new(Span, (at, end, value)))
         if text[end : end + 1] != ",":  # else no blank precedes the comma, as most libraries write it
             end = skipped(text, end)
         if text[end : end + 1] == "]":
@@ -247,9 +221,7 @@ def walk_elements(text: str, start: int) -> tuple[list[Span], int]:
 
 def walk_list(text: str, span: Span | None) -> list[Span]:
     """Return the elements of a list that was read; none for anything else."""
-    if span is None or type(span.value) is not list:
-        return []
-    return [moved(element, span.start) for element in walk_elements(text, span.start)[0]]
+    return walk_elements(text, span.start)[0] if span is not None and type(span.value) is list else []
 
 
 def member(text: str, span: Span, name: str) -> Span | None:
@@ -294,7 +266,7 @@ def contents(raw: RawBody, where: str) -> Iterator[tuple[str, Span]]:
     elif where == "first":
         chosen = [place for place in chosen if role_of(items[place].value) == "user"][:1]
     for place in chosen:
-        found = member(text, raw.item(place), "content")
+        found = member(text, items[place], "content")
         if found is not None:
             yield f"$.{api.history}[{place}].content", found
 
@@ -361,7 +333,7 @@ def rerole(raw: RawBody, action: BodyChange) -> Iterator[Edit]:
         value = raw.items[place].value
         if role_of(value) != action.role or not action.matches(text_of_content(value.get("content"))):
             continue
-        role = member(raw.text, raw.item(place), "role")
+        role = member(raw.text, raw.items[place], "role")
         if role is not None:
             yield Edit(role.start, role.end, json.dumps(action.to), f"$.{raw.api.history}[{place}]")
 

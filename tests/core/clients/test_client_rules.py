@@ -341,21 +341,43 @@ def test_a_body_of_too_many_parts_is_left_alone_and_counted() -> None:
     assert mend(at_work, b'{"messages":[%b0],%b}' % (b"0," * (ELEMENTS_MAX - 1), tools)) is not None
 
 
-@given(bodies, st.sampled_from(["system", "history"]), st.sampled_from(["", "longer", '"']))
-def test_a_body_after_a_rule_is_what_reading_it_anew_would_give(fields: dict[str, Any], where: str, new: str) -> None:
-    api = APIS["messages"]
-    for change in (
-        BodyChange(kind="replace", where=where, pattern=re.compile("[a-m0-9]"), replacement=new.replace("\\", "")),
-        BodyChange(kind="rerole", pattern=re.compile(".*", re.DOTALL)),
-        BodyChange(kind="sort_tools"),
-        BodyChange(kind="set", member="x", values={"y": new}),
-    ):
-        raw = RawBody(json.dumps({"tools": [{"name": "b"}, {"name": "a"}], **fields}), api)
-        edits = raw.edits(change)
-        after = raw.after(edits)
-        anew = RawBody(raw.edited(edits), api)
-        assert (after.text, after.members, after.end) == (anew.text, anew.members, anew.end)
-        assert list(after.items) == list(anew.items)
+def test_rules_change_the_body_as_it_came_and_of_two_changes_to_one_place_the_first_is_made() -> None:
+    def rule(name: str, action: str) -> str:
+        own = f'name = "{name}"\nclient = "*"\napis = ["chat"]\ncauses = []\nsource = "x"\n{action}\n'
+        return f"[[rule]]\n{own}"
+
+    def replacing(old: str, new: str, where: str = "system") -> str:
+        return f'action = "replace"\npattern = "{old}"\nreplacement = "{new}"\nwhere = "{where}"'
+
+    def setting(member: str, **values: int) -> str:
+        of = ", ".join(f"{name} = {value}" for name, value in values.items())
+        return f'action = "set"\nmember = "{member}"\nvalues = {{ {of} }}'
+
+    actions = {
+        "a": replacing("one two", "1"),
+        "b": replacing("two", "2"),
+        "c": replacing("three", "3"),
+        "d": 'action = "rerole"\npattern = "later"\nrole = "system"\nto = "user"',
+        "e": replacing("late", "l", "history"),
+        "f": setting("x", y=1),
+        "g": setting("x", y=2, z=3),
+        "h": setting("w", v=1),
+        "i": setting("x", u=4),
+    }
+    text = "format = 1\n" + "".join(rule(*each) for each in actions.items())
+    at_work = mender(*(f"{name}=rewrite" for name in actions), text=text)
+    turns = [("system", "one two three two"), ("user", "hi"), ("system", "later"), ("user", "hi")]
+    body = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    found = mend(at_work, json.dumps(body).encode(), CHAT)
+    assert found is not None
+    turns = [("system", "1 3 2"), ("user", "hi"), ("user", "lr"), ("user", "hi")]
+    body = {
+        "messages": [{"role": role, "content": content} for role, content in turns],
+        "x": {"y": 1, "z": 3, "u": 4},
+        "w": {"v": 1},
+    }
+    assert json.loads(found.sent) == body
+    assert [use.rule for use in found.uses] == list(actions)
 
 
 # --- real agents ------------------------------------------------------------------------------------------------------
