@@ -327,24 +327,19 @@ def hub_answers(source: str) -> bool:
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError  # noqa: PLC0415
 
     hub = HfApi()
-    failure: Exception
     try:
         hub.model_info(source, timeout=HUB_ANSWER_S)
     except RepositoryNotFoundError as error:
         why = f"it is no directory, and {hub.endpoint} has no such model, or none for us: private ones need HF_TOKEN"
         raise ConfigError([f"tokenizer: {source!r} can't be loaded: {why}"]) from error
-    except HfHubHTTPError as error:
-        if error.response.status_code < SERVER_ERRORS:  # e.g. a mirror that has the files but not this page
-            return True
-        failure = error
     except Exception as error:  # the hub's library does not document what it raises
-        if refused_file(error) is not None:  # in its cache, before it asked anybody
-            return True
-        failure = error
-    else:
-        return True
-    logger.warning("tokenizer.hub %s can't be reached, trying its cache: %s", hub.endpoint, type(failure).__name__)
-    return False
+        answered = isinstance(error, HfHubHTTPError) and error.response.status_code < SERVER_ERRORS
+        # e.g. by a mirror that has the files but not this page; a file is refused before anybody was asked
+        if not answered and refused_file(error) is None:
+            why = type(error).__name__
+            logger.warning("tokenizer.hub %s can't be reached, trying its cache: %s", hub.endpoint, why)
+            return False
+    return True
 
 
 def read_template(tokenizer: Any, chosen: str | None) -> str | None:

@@ -35,8 +35,8 @@ from ranvier_py.core.tokenize.tokenize_frames import (
     BadResults,
     Reply,
     Setup,
-    decode_facts,
     decode_results,
+    decode_start,
     encode_jobs,
     encode_setup,
     frame_length,
@@ -215,7 +215,11 @@ class TokenizerProcess:
         child = await self._spawn()
         try:
             await child.streams[0].send_all(encode_setup(self.setup))
-            problems, warnings, facts = decode_facts(await receive_frame(child.streams[0]))
+            problems, warnings, facts = decode_start(await receive_frame(child.streams[0]))
+            for warning in warnings:
+                log.warning("%s", warning)
+            if facts is None:
+                raise ConfigError(list(problems))
         except (trio.BrokenResourceError, BadResults) as error:
             with trio.move_on_after(END_S):  # sockets close a moment before the process has ended
                 await child.process.wait()
@@ -224,11 +228,6 @@ class TokenizerProcess:
         except BaseException:
             await child.end()
             raise
-        for warning in warnings:
-            log.warning("%s", warning)
-        if facts is None:
-            await child.end()
-            raise ConfigError(list(problems))
         return child, facts
 
     async def _spawn(self) -> Child:

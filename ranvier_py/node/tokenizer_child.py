@@ -35,9 +35,8 @@ from ranvier_py.core.tokenize.tokenize_frames import (
     Setup,
     decode_jobs,
     decode_setup,
-    encode_facts,
-    encode_problems,
     encode_results,
+    encode_start,
     frame_length,
 )
 from ranvier_py.core.tokenize.tokenize_service import TokenizeService
@@ -155,7 +154,7 @@ def main(arguments: Sequence[str]) -> int:
             return 1
         child = TokenizerChild(decode_setup(setup))
     except ConfigError as error:
-        first.sendall(encode_problems(error.problems, warnings.lines))
+        first.sendall(encode_start(None, warnings.lines, error.problems))
         return 1
     except ConnectionError:
         raise
@@ -172,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
         run_when_idle()
         child.serve(learning)
     learning.close()
-    first.sendall(encode_facts(child.facts, warnings.lines))
+    first.sendall(encode_start(child.facts, warnings.lines))
     os.dup2(silent, 2)
     for sock in others:
         threading.Thread(target=child.serve, args=(sock,), daemon=True).start()

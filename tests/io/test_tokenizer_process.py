@@ -51,10 +51,10 @@ def script(path: Path, *lines: str) -> list[str]:
 
 
 GOOD_FACTS = (
-    "from ranvier_py.core.tokenize.tokenize_frames import encode_facts",
+    "from ranvier_py.core.tokenize.tokenize_frames import encode_start",
     "from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts",
     "socks[0].recv(65536)",
-    "socks[0].sendall(encode_facts(TokenizerFacts('same', True, True, 4.0), []))",
+    "socks[0].sendall(encode_start(TokenizerFacts('same', True, True, 4.0), []))",
 )
 
 

@@ -93,16 +93,12 @@ def decode_setup(payload: bytes) -> Setup:
     return Setup(*msgpack.unpackb(payload))
 
 
-def encode_facts(facts: TokenizerFacts, warnings: Sequence[str]) -> bytes:
-    return framed(msgpack.packb([[], [*warnings], [*astuple(facts)]]))
+def encode_start(facts: TokenizerFacts | None, warnings: Sequence[str], problems: Sequence[str] = ()) -> bytes:
+    """Encode the tokenizer's facts, or `problems` because of which there is none."""
+    return framed(msgpack.packb([[*problems], [*warnings], [*astuple(facts)] if facts is not None else []]))
 
 
-def encode_problems(problems: Sequence[str], warnings: Sequence[str]) -> bytes:
-    """Report that there is no tokenizer, and why."""
-    return framed(msgpack.packb([[*problems], [*warnings], []]))
-
-
-def decode_facts(payload: bytes) -> tuple[Sequence[str], Sequence[str], TokenizerFacts | None]:
+def decode_start(payload: bytes) -> tuple[Sequence[str], Sequence[str], TokenizerFacts | None]:
     """Return (problems, warnings, facts); there are facts if there are no problems. Raises BadResults."""
     try:
         problems, warnings, fields = msgpack.unpackb(payload)

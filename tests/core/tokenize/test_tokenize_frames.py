@@ -15,13 +15,12 @@ from ranvier_py.core.tokenize.tokenize_frames import (
     FRAME_BYTES_MAX,
     FRAME_HEAD,
     BadResults,
-    decode_facts,
     decode_jobs,
     decode_results,
-    encode_facts,
+    decode_start,
     encode_jobs,
-    encode_problems,
     encode_results,
+    encode_start,
     frame_length,
 )
 from ranvier_py.core.tokenize.tokenize_job import Status, TokenizeJob, TokenizeResult, TokenizerFacts
@@ -93,8 +92,9 @@ def test_facts_or_problems_arrive_as_they_left() -> None:
         reasoning_moves=True,
         results=(("<tool_response>", "</tool_response>"),),
     )
-    assert decode_facts(body(encode_facts(facts, ["slow hub"]))) == ([], ["slow hub"], facts)
-    assert decode_facts(body(encode_problems(["no such file"], ["slow hub"]))) == (["no such file"], ["slow hub"], None)
+    assert decode_start(body(encode_start(facts, ["slow hub"]))) == ([], ["slow hub"], facts)
+    none = encode_start(None, ["slow hub"], ["no such file"])
+    assert decode_start(body(none)) == (["no such file"], ["slow hub"], None)
 
 
 @given(st.data())
@@ -103,7 +103,7 @@ def test_no_bytes_raise_anything_but_bad_reply(data: Any) -> None:
     place = data.draw(st.integers(0, len(good)))
     bad = good[:place] + data.draw(st.binary(max_size=8)) + good[place + data.draw(st.integers(0, 8)) :]
     with suppress(BadResults):
-        decode_facts(bad)
+        decode_start(bad)
     for count in (1, 2):
         with suppress(BadResults):
             for result in decode_results(bad, count).results:
