@@ -92,7 +92,7 @@ class PromptSketch:
         self._room, self._lines, self._words = HEAD_BYTES, LINES_MAX, WORDS_MAX
 
     def add_tools(self, tools: object) -> None:
-        for number, tool in enumerate(tools if type(tools) is list else ()):
+        for number, tool in enumerate(tools[:SECTIONS_MAX] if type(tools) is list else ()):
             self._add(f"$.tools[{number}]", "tool", "", text_of(tool))
 
     def add_lead(self, name: str, value: object) -> None:
@@ -224,7 +224,7 @@ def parts_of(path: str, content: object) -> Iterator[tuple[str, str]]:
     if type(content) is not list:
         yield path, content if type(content) is str else text_of(content)
         return
-    for number, block in enumerate(content):
+    for number, block in enumerate(content[:SECTIONS_MAX]):
         only = block.get("text") if type(block) is dict and block.get("type") == "text" else None
         yield f"{path}[{number}]", only if type(only) is str else text_of(block)
 
