@@ -19,6 +19,7 @@ import orjson
 from ranvier_py.core.prompts.body_json import excess, members_at, object_of
 
 MARKERS_MAX = 4
+BLOCKS_MAX = 256  # of a system prompt: clients send a handful
 MARKER = b'"cache_control"'  # quotes in texts are escaped, so a text never matches
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 SYSTEM = b'"system"'
@@ -29,34 +30,29 @@ def marked_body(body: bytes) -> bytes | None:
     """Return the body with a marker on its system prompt; None if the body is to be sent on unchanged."""
     if SYSTEM not in body or body.count(MARKER) >= MARKERS_MAX or excess(body):
         return None
-    fields = object_of(body)
-    blocks = marked_blocks(fields.get("system")) if fields is not None else None
-    if fields is None or blocks is None:
+    system = (object_of(body) or {}).get("system")
+    blocks = marked_blocks(system)
+    if blocks is None:
         return None
-    expected = {**fields, "system": blocks}
-    for place, _ in members_at(body, SYSTEM):
-        name = BEFORE_VALUE.match(body, place)
-        if name is not None:
-            end = name.end() + value_bytes(body[name.end() :])
-            found = b"%b%b%b" % (body[: name.end()], orjson.dumps(blocks), body[end:])
-            if object_of(found) == expected:  # of two such members the last one counts
-                return found
-    return None
+    place = next((place for place, _ in members_at(body, SYSTEM)), len(body))
+    name = BEFORE_VALUE.match(body, place)
+    if name is None:
+        return None
+    text = body[name.end() :].decode()
+    value, end = json.JSONDecoder().raw_decode(text)
+    if value != system:  # of two such members the last one counts
+        return None
+    return b"%b%b%b" % (body[: name.end()], orjson.dumps(blocks), text[end:].encode())
 
 
 def marked_blocks(system: object) -> list[Any] | None:
     """Return the blocks of a system prompt the last one marked; None if one has a marker or the last has no text."""
     blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks) or not blocks:
+    if not isinstance(blocks, list) or not 0 < len(blocks) <= BLOCKS_MAX:
+        return None
+    if not all(isinstance(block, dict) for block in blocks):
         return None
     text = blocks[-1].get("text")
     if any("cache_control" in block for block in blocks) or not isinstance(text, str) or not text.strip():
         return None
     return [*blocks[:-1], {**blocks[-1], **EPHEMERAL}]
-
-
-def value_bytes(data: bytes) -> int:
-    """Return the length of the JSON value that `data` begins with."""
-    text = data.decode()
-    _, end = json.JSONDecoder().raw_decode(text)
-    return len(text[:end].encode())

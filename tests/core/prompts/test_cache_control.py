@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import orjson
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.prompts.cache_control import marked_body
+from ranvier_py.core.prompts.cache_control import BLOCKS_MAX, marked_body
 
 EPHEMERAL = {"type": "ephemeral"}
 USER = {"role": "user", "content": "hello"}
@@ -76,6 +77,18 @@ def test_of_two_system_members_the_one_that_counts_is_marked() -> None:
         == b'{"system":"a","messages":[],"system" : [%b] }'
         % json.dumps(text("b", cache_control=EPHEMERAL), separators=(",", ":")).encode()
     )
+
+
+def test_no_body_takes_long_however_many_system_members_it_has() -> None:
+    lists = b"[]," * 40_000
+    data = b'{%b"messages":[%b[]],"system":"x","pad":"%b"}' % (b'"system":"a",' * 4, lists, b"a" * 3_800_000)
+    times = []
+    for _ in range(3):
+        began = time.thread_time()
+        assert marked_body(data) is None, "which of them counts is not seen at the ends"
+        times.append(time.thread_time() - began)
+    assert min(times) <= 0.050, "requests wait meanwhile"
+    assert marked_body(body([text("a")] * (BLOCKS_MAX + 1))) is None
 
 
 @given(
