@@ -16,6 +16,8 @@ from ranvier_py.core.prompts.request_apis import Api
 CUTS_MAX = 8
 """Proposed cuts that are tried. A turn rarely adds more messages (one answer, its tool results, one question)."""
 
+SOUGHT_MAX = 4  # names that are searched for in a whole body
+
 ENDS_MAX = 16
 """Places tried as the end of the last message: text that looks like the end of an array is rare even in code."""
 
@@ -64,6 +66,11 @@ def are_in_history(body: bytes, known: int, cuts: Sequence[tuple[int, int]], api
         if following + number >= len(items) or items[-number - following] is not None:
             return False
     return True
+
+
+def stands_twice(body: bytes, names: Sequence[str]) -> bool:
+    """Whether one of these members may stand twice in a body; only then `are_in_history` can say more than `is_cut`."""
+    return len(names) > SOUGHT_MAX or any(body.count(b'"%b"' % name.encode("utf-8", "replace")) > 1 for name in names)
 
 
 def unmarked(body: bytes, cuts: Sequence[int], room: int) -> int:

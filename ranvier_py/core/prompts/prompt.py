@@ -169,7 +169,8 @@ class Note(NamedTuple):
     `api` is how the body is read; a message below is an item of its history. `cut` is the end of a message that is
     known already, or 0. `cuts` are proposed ends of the messages behind it, but for the last one, descending. `ends`
     are the boundaries of the last CUTS_MAX + 1 of these messages, the last one first; None if another message may join.
-    `known` stands for the whole history. `after` names the members behind the history; `tenant` owns the body.
+    `known` stands for the whole history. `after` names the members behind the history, `lists` those before it that are
+    lists, as far as they were read; `tenant` owns the body.
     """
 
     api: Api
@@ -178,6 +179,7 @@ class Note(NamedTuple):
     ends: Sequence[Boundary | None]
     known: KnownPrefix
     after: Sequence[str]
+    lists: Sequence[str]
     tenant: bytes
 
 

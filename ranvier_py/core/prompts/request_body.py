@@ -64,6 +64,7 @@ from ranvier_py.core.prompts.message_ends import (
     last_end,
     load_rest,
     message_cuts,
+    stands_twice,
     unmarked,
 )
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
@@ -78,7 +79,8 @@ PIECES_MAX = 2 * MESSAGES_MAX  # in all contents that are converted to messages;
 
 REPARSED_BYTES_MAX = UNCOUNTED_BYTES_MAX
 """Bytes that are parsed again, in all tries together, to find where the last messages end. If the last message is
-longer, its end is not found: the next turn is then read from an earlier end, or as a first one."""
+longer, its end is not found: the next turn is then read from an earlier end, or as a first one. Once more all that is
+new is parsed to prove what was found, but for a longer first body in which no list before the history stands twice."""
 
 KNOWN_BYTES_MAX = 16 * 1024 * 1024
 # A chat with a known history may be longer than one that is parsed, for images that came turn by turn. Searching it for
@@ -278,7 +280,7 @@ class PromptReader:
         prompt = self._prompt("chat", fields, body, tenant, end, base, tail)
         prompt.api = api.name
         known = new(KnownPrefix, (end, known.namespace, known.fields, alone))
-        prompt.note = new(Note, (api, cut, cuts, ends, known, list(members), tenant))
+        prompt.note = new(Note, (api, cut, cuts, ends, known, list(members), (), tenant))
         return prompt
 
     def _first_contact(
@@ -303,7 +305,8 @@ class PromptReader:
         prompt = self._prompt("chat", fields, body, tenant, end, root, tail)
         prompt.api = api.name
         if type(fields[api.history]) is list:
-            prompt.note = Note(api, 0, list(message_cuts(body, api.marks)), ends, known, after, tenant)
+            lists = [name for name in names[:place] if type(fields.get(name)) is list]
+            prompt.note = Note(api, 0, list(message_cuts(body, api.marks)), ends, known, after, lists, tenant)
         return prompt
 
     def _kept(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -391,9 +394,9 @@ class PromptReader:
         cut = last_end(body, max([note.cut, *cuts[:1]]), room, note.after, api) if note.ends and note.ends[0] else 0
         if cut:
             places.append((cut, 0))
-        is_proved = note.cut and not note.after  # behind a known end of a history that ends its body, all is history
-        is_checked = bool(places) and not is_proved and len(body) - note.cut <= REPARSED_BYTES_MAX
-        if is_checked and not are_in_history(body, note.cut, places, api):
+        # behind a known end of a history that ends its body, all is history
+        in_doubt = note.after if note.cut else len(body) <= REPARSED_BYTES_MAX or stands_twice(body, note.lists)
+        if places and in_doubt and not are_in_history(body, note.cut, places, api):
             return
         for cut, following in places:
             if (end := note.ends[following]) is not None:

@@ -17,7 +17,7 @@ from ranvier_py.core.prompts.body_json import MARKS_MAX
 from ranvier_py.core.prompts.body_members import MESSAGE_BYTES_MIN, MESSAGES_FREE, MESSAGES_MAX
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
-from ranvier_py.core.prompts.request_body import Prompt, PromptReader
+from ranvier_py.core.prompts.request_body import REPARSED_BYTES_MAX, Prompt, PromptReader
 
 KEY = b"k" * 32
 SYSTEM = {"role": "system", "content": "You help with routing."}
@@ -99,9 +99,12 @@ def test_depths_are_corrected_along_what_is_a_prefix() -> None:
 
 @pytest.mark.parametrize("behind", ['"x":{x}', '"x":{x},"z":1', '"z":[{{}}],"z":1,"y":2,"x":{x}'])
 @pytest.mark.parametrize("known", [False, True])
-def test_an_array_under_a_name_that_stands_twice_is_not_taken_for_the_history(behind: str, known: bool) -> None:
+@pytest.mark.parametrize("size", [10, REPARSED_BYTES_MAX], ids=["short", "long"])
+def test_an_array_under_a_name_that_stands_twice_is_not_taken_for_the_history(
+    behind: str, known: bool, size: int
+) -> None:
     """Libraries take the last of two members of a name, and its place in the order of names is that of the first."""
-    at = reader()
+    at, words = reader(), "x" * size
 
     def body(history: Sequence[object], more: Sequence[object]) -> bytes:
         last = behind.format(x=json.dumps(more))
@@ -110,9 +113,9 @@ def test_an_array_under_a_name_that_stands_twice_is_not_taken_for_the_history(be
     if known:
         at.chat(body(turns(1), []))
     other = turns(2)
-    at.chat(body(turns(3), other))
-    for size in (3, 4):
-        following = body(turns(3), turns(size))
+    at.chat(body(turns(3, words), other))
+    for count in (3, 4):
+        following = body(turns(3, words), turns(count))
         assert texts(at.chat(following)) == texts(reader().chat(following))
 
 
