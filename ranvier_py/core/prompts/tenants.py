@@ -23,6 +23,7 @@ FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 CREDENTIAL_FIELDS = (b"authorization", b"x-api-key", b"api-key")
 """The fields that OpenAI's, Anthropic's and Azure's clients use."""
 
+SCHEME = re.compile(rb"\A *bearer +", re.IGNORECASE)  # of a token; its case does not count (RFC 9110 11.1)
 BLANKS = b" \t\r\n"  # those of JSON
 
 
@@ -52,7 +53,7 @@ class Tenants:
         if headers is self._last[0] and headers:
             return self._last[1]
         names = self._names
-        found = {value.removeprefix(b"Bearer ").strip() for name, value in headers if name.lower() in names}
+        found = {SCHEME.sub(b"", value, 1).strip() for name, value in headers if name.lower() in names}
         self._last = headers, self.named(*found)
         return self._last[1]
 

@@ -95,6 +95,7 @@ def test_a_body_with_a_salt_out_of_sight_shares_with_no_other() -> None:
 def test_a_tenant_is_a_token_wherever_it_stands_or_a_field() -> None:
     by_token, by_field = Tenants("credential", TEXTS), Tenants("header:X-Tenant", TEXTS)
     assert ALICE == by_token.of([(b"x-api-key", b"alice")]) == by_token.of([(b"API-Key", b" alice")])
+    assert all(by_token.of([(b"Authorization", scheme + b"alice")]) == ALICE for scheme in (b"Bearer ", b"bearer  "))
     assert by_token.of([]) == by_token.of([(b"x-tenant", b"a")]) != ALICE, "those without one are a tenant as well"
     assert by_field.of([(b"x-tenant", b"a"), (b"authorization", b"b")]) == by_field.of([(b"X-TENANT", b"a")])
     assert by_field.of([(b"x-tenant", b"a"), (b"x-tenant", b"b")]) != by_field.of([(b"x-tenant", b"a")])
