@@ -85,7 +85,7 @@ class Rule:
         return not self.versions or (bool(version) and all(COMPARED[term](version, v) for term, v in self.versions))
 
     def fits_model(self, model: str) -> bool:
-        return not self.models or any(fnmatchcase(model.lower(), pattern) for pattern in self.models)
+        return not self.models or fits_any(model, self.models)
 
 
 class RuleSetting(NamedTuple):
@@ -134,7 +134,7 @@ class RuleBook:
 
     def mode(self, rule: Rule, client: str, model: str) -> str:
         for setting in reversed(self.settings):
-            if setting.rule == rule.name and setting.client in (ANY, client) and fnmatchcase(model, setting.model):
+            if setting.rule == rule.name and setting.client in (ANY, client) and fits_any(model, [setting.model]):
                 return setting.mode
         return "observe"
 
@@ -144,6 +144,11 @@ class RuleBook:
             fits = cause in rule.causes and rule.client in (ANY, client) and api in rule.apis
             if fits and rule.fits_model(model) and self.mode(rule, client, model) != "off":
                 yield rule
+
+
+def fits_any(model: str, patterns: Sequence[str]) -> bool:
+    """Whether a model's name fits one of these patterns. Case does not count."""
+    return any(fnmatchcase(model.lower(), pattern.lower()) for pattern in patterns)
 
 
 def version_of(user_agent: bytes) -> Version:
@@ -211,7 +216,7 @@ def rule_of(table: Mapping[str, Any]) -> Rule:
         name=table["name"],
         client=table["client"],
         versions=versions_of(table.get("versions", "")),
-        models=[pattern.lower() for pattern in table.get("models", [])],
+        models=table.get("models", []),
         apis=table["apis"],
         causes=table["causes"],
         action=action_of(table),

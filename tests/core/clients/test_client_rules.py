@@ -449,7 +449,7 @@ def test_a_rewritten_body_stays_so_beside_a_rule_of_mode_key() -> None:
 
 
 def test_versions_clients_and_models_limit_a_rule_and_the_last_setting_that_fits_counts() -> None:
-    at_work = mender("claude-code-billing=rewrite", "claude-code-billing=observe,model=m*")
+    at_work = mender("claude-code-billing=rewrite", "claude-code-billing=observe,model=M*")
     assert mend(at_work, NONCE) is None
     assert mend(at_work, NONCE.replace(b'"m"', b'"other"')) is not None
     one = mender("claude-code-billing=rewrite")
