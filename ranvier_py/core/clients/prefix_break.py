@@ -106,11 +106,12 @@ def volatile_cause(before: PromptSketch, now: PromptSketch, at: int) -> tuple[st
     if not lines[0] or len(lines[0]) != len(lines[1]):
         return None
     found: tuple[str, int] | None = None
-    for number, (gone, come) in enumerate(zip(*lines, strict=True)):
-        if gone == come:
+    for number, (old, new) in enumerate(zip(*lines, strict=True)):
+        if old == new:
             continue
-        old, new = before.marked.get((at, number)), now.marked.get((at, number))
-        if old is None or new is None or old.masked != new.masked or len(old.volatile) != len(new.volatile):
+        if isinstance(old, int) or isinstance(new, int) or old.masked != new.masked:
+            return None
+        if len(old.volatile) != len(new.volatile):
             return None
         pairs = [(a[0], b[0]) for a, b in zip(old.volatile, new.volatile, strict=True) if a != b]
         if pairs and found is None:  # a nonce may by chance have digits alone, or letters too

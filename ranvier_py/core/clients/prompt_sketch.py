@@ -61,29 +61,24 @@ class Section(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line with volatile words: the digest without them, and each word's kind and digest."""
+    """A line with volatile words: its digest, that without them, and each word's kind and digest."""
 
+    digest: int
     masked: int
     volatile: Sequence[tuple[str, int]]
 
 
 class PromptSketch:
-    """The sketch of one prompt; it grows with its conversation.
+    """The sketch of one prompt; it grows with its conversation. `lines` has the lines of a section: their digests, or
+    Lines where there are volatile words."""
 
-    `lines` has digests of lines by section; `marked` has those with volatile words, by section and line.
-    """
-
-    __slots__ = (
-        *("_key", "_leading", "_lines", "_room", "_words"),
-        *("kept", "lines", "marked", "model", "parts", "sections", "size"),
-    )
+    __slots__ = ("_key", "_leading", "_lines", "_room", "_words", "kept", "lines", "model", "parts", "sections", "size")
 
     def __init__(self, model: str, key: int) -> None:
         """`key` seeds the digests: 64 bits."""
         self.model = model
         self.sections: list[Section] = []
-        self.lines: dict[int, Sequence[int]] = {}
-        self.marked: dict[tuple[int, int], Line] = {}
+        self.lines: dict[int, Sequence[int | Line]] = {}
         self.size = 0  # characters
         self.parts = 0  # sections, lines and volatile words: what a sketch keeps of a prompt
         self.kept = False  # set by its keeper, while it is kept
@@ -133,7 +128,7 @@ class PromptSketch:
     def forget(self) -> None:
         """Free all parts. Nothing may be added any more."""
         self.kept = False
-        self.sections, self.lines, self.marked = [], {}, {}
+        self.sections, self.lines = [], {}
 
     def _system(self) -> list[str]:
         found: list[str] = []
@@ -142,9 +137,8 @@ class PromptSketch:
                 continue
             if section.kind != "system":
                 break
-            for line, digest in enumerate(self.lines.get(number, (section.digest,))):
-                marked = self.marked.get((number, line))
-                found.append(f"{digest if marked is None else marked.masked}")
+            lines = self.lines.get(number, (section.digest,))
+            found += [f"{line.masked if isinstance(line, Line) else line}" for line in lines]
         return found
 
     def _add(self, path: str, kind: str, role: str, text: str) -> None:
@@ -159,17 +153,16 @@ class PromptSketch:
 
     def _add_lines(self, number: int, text: str) -> None:
         """Add the lines of a section, as far as there is room."""
-        key, has_digit = self._key, DIGIT.search
+        key, has_digit, room = self._key, DIGIT.search, self._words
         lines = text.encode("utf-8", "surrogatepass").split(b"\n", self._lines - 1)
-        self.lines[number] = [xxhash.xxh3_64_intdigest(line, key) for line in lines]
-        before = self._words
+        found: list[int | Line] = [xxhash.xxh3_64_intdigest(line, key) for line in lines]
         for place, line in enumerate(lines):
             if has_digit(line, 0, LINE_BYTES_MAX) and self._words:  # volatile words have one, and few lines do
-                marked = line_of(line[:LINE_BYTES_MAX], key, min(self._words, VOLATILE_MAX))
-                self.marked[number, place] = marked
+                found[place] = marked = line_of(line, key, min(self._words, VOLATILE_MAX))
                 self._words -= len(marked.volatile)
+        self.lines[number] = found
         self._lines -= len(lines)
-        self.parts += len(lines) + before - self._words
+        self.parts += len(lines) + room - self._words
 
 
 ALREADY_ADDED = ("role", "content", "reasoning_content")
@@ -191,15 +184,16 @@ def sketch_of(fields: Mapping[str, Any], api: Api, key: int) -> PromptSketch:
 
 
 def line_of(line: bytes, key: int, most: int) -> Line:
-    """Return the first volatile words, `most` at most, of a line that has a digit."""
+    """Return a line that has a digit, with its first volatile words, `most` at most."""
     volatile: list[tuple[str, int]] = []
     rest: list[bytes] = []
     at = 0
-    for match in islice(volatile_words(line), most):
+    for match in islice(volatile_words(line[:LINE_BYTES_MAX]), most):
         volatile.append((match.lastgroup or "", xxhash.xxh3_64_intdigest(match.group(), key)))
         rest.append(line[at : match.start()])
         at = match.end()
-    return Line(xxhash.xxh3_64_intdigest(b"\0".join([*rest, line[at:]]), key), volatile)
+    masked = xxhash.xxh3_64_intdigest(b"\0".join([*rest, line[at:]]), key)
+    return Line(xxhash.xxh3_64_intdigest(line, key), masked, volatile)
 
 
 def volatile_words(line: bytes) -> Iterator[re.Match[bytes]]:

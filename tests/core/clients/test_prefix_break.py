@@ -21,6 +21,7 @@ from ranvier_py.core.clients.prompt_sketch import (
     SECTIONS_MAX,
     VOLATILE,
     WORDS_MAX,
+    Line,
     PromptSketch,
     sketch_of,
     volatile_words,
@@ -298,11 +299,12 @@ def test_parts_beyond_the_bound_are_not_looked_at() -> None:
     ids=lambda line: line[:12],
 )
 def test_no_text_is_dear_to_sketch_or_to_keep(line: str) -> None:
-    lines = "\n".join([line] * (4096 // len(line)))
-    body = {"messages": [{"role": "user", "content": lines} for _ in range(32)]}
+    text = "\n".join([line] * (4096 // len(line)))
+    body = {"messages": [{"role": "user", "content": text} for _ in range(32)]}
     sketch, took_s = timed(body)
     assert took_s <= 0.050, "requests wait meanwhile"
-    count, words = sum(map(len, sketch.lines.values())), sum(len(each.volatile) for each in sketch.marked.values())
+    lines = [each for several in sketch.lines.values() for each in several]
+    count, words = len(lines), sum(len(each.volatile) for each in lines if isinstance(each, Line))
     assert sketch.parts == len(sketch.sections) + count + words
     assert count <= LINES_MAX
     assert words <= WORDS_MAX
