@@ -381,12 +381,7 @@ def test_a_template_that_moves_the_system_text_does_not_keep_turns() -> None:
     assert "prefix" in mistral.facts.probe_report
     chat = Chat([plain("system", "s"), plain("user", "a"), plain("assistant", "b"), plain("user", "c")])
     found = mistral.tokenize(chat)
-    assert [end >= 0 for end in found.ends] == [
-        True,
-        False,
-        True,
-        True,
-    ]  # while a user message is last, it has the text
+    assert [end >= 0 for end in found.ends] == [True, False, True, True], "a user message that is last has the text"
     assert found.ends[-1] == len(found.ids)
 
 

@@ -342,10 +342,6 @@ def test_a_body_of_too_many_parts_is_left_alone_and_counted() -> None:
 
 
 def test_rules_change_the_body_as_it_came_and_of_two_changes_to_one_place_the_first_is_made() -> None:
-    def rule(name: str, action: str) -> str:
-        own = f'name = "{name}"\nclient = "*"\napis = ["chat"]\ncauses = []\nsource = "x"\n{action}\n'
-        return f"[[rule]]\n{own}"
-
     def replacing(old: str, new: str, where: str = "system") -> str:
         return f'action = "replace"\npattern = "{old}"\nreplacement = "{new}"\nwhere = "{where}"'
 
@@ -364,19 +360,18 @@ def test_rules_change_the_body_as_it_came_and_of_two_changes_to_one_place_the_fi
         "h": setting("w", v=1),
         "i": setting("x", u=4),
     }
-    text = "format = 1\n" + "".join(rule(*each) for each in actions.items())
+    of_all = 'client = "*"\napis = ["chat"]\ncauses = []\nsource = "x"'
+    text = "format = 1\n" + "".join(f'[[rule]]\nname = "{n}"\n{of_all}\n{each}\n' for n, each in actions.items())
     at_work = mender(*(f"{name}=rewrite" for name in actions), text=text)
-    turns = [("system", "one two three two"), ("user", "hi"), ("system", "later"), ("user", "hi")]
-    body = {"messages": [{"role": role, "content": content} for role, content in turns]}
-    found = mend(at_work, json.dumps(body).encode(), CHAT)
+    turn = '{"role": "%s", "content": "%s"}'
+    body = '{"messages": [%s, %s, %s]%s}'
+    before = body % (turn % ("system", "one two three two"), turn % ("user", "hi"), turn % ("system", "later"), "")
+    added = ',"x":{"y": 1, "z": 3, "u": 4},"w":{"v": 1}'
+    found = mend(at_work, before.encode(), CHAT)
     assert found is not None
-    turns = [("system", "1 3 2"), ("user", "hi"), ("user", "lr"), ("user", "hi")]
-    body = {
-        "messages": [{"role": role, "content": content} for role, content in turns],
-        "x": {"y": 1, "z": 3, "u": 4},
-        "w": {"v": 1},
-    }
-    assert json.loads(found.sent) == body
+    assert json.loads(found.sent) == json.loads(
+        body % (turn % ("system", "1 3 2"), turn % ("user", "hi"), turn % ("user", "lr"), added)
+    )
     assert [use.rule for use in found.uses] == list(actions)
 
 
@@ -482,11 +477,8 @@ def test_a_break_is_given_the_rule_that_changes_what_made_it_and_no_other() -> N
     clock = b'{"system":"Now 2026-11-22T10:%b:00Z.","messages":[]}'
     assert named(clock % b"15", clock % b"16") == "system-clock-to-day"
     assert mender("claude-code-billing=off").book.may_mend("nonce", "claude-code", "messages", "m") is not None
-    assert not list(
-        mender("claude-code-billing=off", "claude-code-billing-line=off").book.may_mend(
-            "nonce", "claude-code", "messages", "m"
-        )
-    )
+    off = mender("claude-code-billing=off", "claude-code-billing-line=off").book
+    assert not list(off.may_mend("nonce", "claude-code", "messages", "m"))
 
 
 # --- files and settings -----------------------------------------------------------------------------------------------

@@ -12,20 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.clients import client_watch
+from ranvier_py.core.clients import client_watch, prompt_sketch
 from ranvier_py.core.clients.client_watch import BRANCHES_MAX, CONVERSATIONS_MAX, ClientWatch, client_rows
 from ranvier_py.core.clients.known_clients import CLIENTS, client_of, session_of
 from ranvier_py.core.clients.prefix_break import PrefixBreak, prefix_break
-from ranvier_py.core.clients.prompt_sketch import (
-    LINES_MAX,
-    SECTIONS_MAX,
-    VOLATILE,
-    WORDS_MAX,
-    Line,
-    PromptSketch,
-    sketch_of,
-    volatile_words,
-)
+from ranvier_py.core.clients.prompt_sketch import SECTIONS_MAX, Line, PromptSketch, sketch_of, volatile_words
 from ranvier_py.core.prompts.request_apis import CHAT, MESSAGES, RESPONSES, Api
 from tests.examples import examples
 
@@ -39,6 +30,10 @@ Body = dict[str, Any]
 
 def tool(name: str) -> dict[str, Any]:
     return {"name": name, "description": f"does {name}", "input_schema": {"type": "object"}}
+
+
+def other_message(role: str) -> Body:
+    return {"role": role, "content": "Something else that was not there before."}
 
 
 def agent_body() -> Body:
@@ -75,37 +70,13 @@ def broken(before: Body, now: Body, api: Api = MESSAGES) -> PrefixBreak | None:
     return prefix_break(sketch_of(before, api, KEY), sketch_of(now, api, KEY))
 
 
-def replace_text(place: int, old: str, new: str) -> Callable[[Body], None]:
+def replace_text(place: int, old: str, new: str) -> Callable[[Body], object]:
     def change(body: Body) -> None:
         block = body["system"][place]
         assert old in block["text"]
         block["text"] = block["text"].replace(old, new)
 
     return change
-
-
-def change_counter(body: Body) -> None:
-    body["messages"][0]["content"] = body["messages"][0]["content"].replace("900", "850")
-
-
-def insert_system_turn(body: Body) -> None:
-    body["messages"].insert(1, {"role": "system", "content": "Do not forget your list."})
-
-
-def insert_reminder(body: Body) -> None:
-    body["messages"].insert(0, {"role": "user", "content": "A reminder that was not there."})
-
-
-def drop_thoughts(body: Body) -> None:
-    del body["messages"][1]["content"][0]
-
-
-def compact(body: Body) -> None:
-    body["messages"] = [{"role": "user", "content": "Summary of all that was done before."}]
-
-
-def swap_tools(body: Body) -> None:
-    body["tools"].reverse()
 
 
 def add_tool(body: Body) -> None:
@@ -116,10 +87,6 @@ def change_model(body: Body) -> None:
     body["model"] = "other"
 
 
-def edit(body: Body) -> None:
-    body["messages"][0]["content"] = "Something else altogether."
-
-
 @pytest.mark.parametrize(
     ("change", "cause", "path"),
     [
@@ -128,18 +95,21 @@ def edit(body: Body) -> None:
         (replace_text(1, "9d0c1c9e", "11111111"), "uuid", "$.system[1]"),
         (replace_text(1, "2026-11-22", "2026-11-23"), "date", "$.system[1]"),
         (replace_text(2, "10:15:00", "10:16:30"), "time", "$.system[2]"),
-        (change_counter, "counter", "$.messages[0].content"),
-        (insert_system_turn, "system_turn", "$.messages[1].content"),
-        (insert_reminder, "moved_block", "$.messages[0].content"),
-        (drop_thoughts, "reasoning_dropped", "$.messages[1].content"),
-        (compact, "compaction", "$.messages[0].content"),
-        (swap_tools, "tools_reordered", "$.tools[0]"),
+        (
+            lambda body: body["messages"][0].update(content="Please look into the file. <left>850 tokens left</left>"),
+            *("counter", "$.messages[0].content"),
+        ),
+        (lambda body: body["messages"].insert(1, other_message("system")), "system_turn", "$.messages[1].content"),
+        (lambda body: body["messages"].insert(0, other_message("user")), "moved_block", "$.messages[0].content"),
+        (lambda body: body["messages"][1]["content"].pop(0), "reasoning_dropped", "$.messages[1].content"),
+        (lambda body: body.update(messages=[other_message("user")]), "compaction", "$.messages[0].content"),
+        (lambda body: body["tools"].reverse(), "tools_reordered", "$.tools[0]"),
         (add_tool, "tools_changed", "$.tools[2]"),
         (change_model, "model", "$.model"),
-        (edit, "edited", "$.messages[0].content"),
+        (lambda body: body["messages"][0].update(other_message("user")), "edited", "$.messages[0].content"),
     ],
 )
-def test_each_cause_of_a_break_is_named_with_its_place(change: Callable[[Body], None], cause: str, path: str) -> None:
+def test_each_cause_of_a_break_is_named_with_its_place(change: Callable[[Body], object], cause: str, path: str) -> None:
     before = agent_body()
     now = next_turn(before)
     change(now)
@@ -169,7 +139,7 @@ def test_what_is_volatile_is_found_around_digits_as_it_is_found_by_reading_all(l
     def places(found: Iterable[re.Match[bytes]]) -> list[tuple[object, ...]]:
         return [(match.span(), match.lastgroup) for match in found]
 
-    assert places(volatile_words(line)) == places(VOLATILE.finditer(line))
+    assert places(volatile_words(line)) == places(prompt_sketch.VOLATILE.finditer(line))
 
 
 def test_what_is_repeated_behind_a_break_is_lost_and_what_is_before_it_is_not() -> None:
@@ -193,7 +163,7 @@ def text_for_list(body: Body) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda _: None, move_cache_marks, text_for_list])
-def test_what_engines_do_not_render_breaks_nothing(change: Callable[[Body], None]) -> None:
+def test_what_engines_do_not_render_breaks_nothing(change: Callable[[Body], object]) -> None:
     before = agent_body()
     now = next_turn(before)
     change(now)
@@ -270,11 +240,6 @@ def test_no_json_makes_the_sketch_raise(value: Any) -> None:
             sketch_of({member: value, "messages": [{"content": value}]}, api, KEY)
 
 
-def test_a_prompt_of_many_parts_is_sketched_up_to_the_bound() -> None:
-    body = {"messages": [{"role": "user", "content": f"{i}"} for i in range(2 * SECTIONS_MAX)]}
-    assert len(sketch_of(body, CHAT, KEY).sections) == SECTIONS_MAX
-
-
 def timed(body: Body) -> tuple[PromptSketch, float]:
     """The sketch of a body, and the processor time that it takes at best: a first try may find cold caches."""
     times = []
@@ -285,12 +250,11 @@ def timed(body: Body) -> tuple[PromptSketch, float]:
     return sketch, min(times)
 
 
-def test_parts_beyond_the_bound_are_not_looked_at() -> None:
-    many = [1] * 500_000
-    sketch, took_s = timed({"messages": [{"role": "user", "content": many}]})
-    assert (len(sketch.sections), took_s <= 0.050) == (SECTIONS_MAX, True)
-    sketch, took_s = timed({"messages": [], "tools": many})
-    assert (len(sketch.sections), took_s <= 0.050) == (SECTIONS_MAX, True)
+def test_a_prompt_of_many_parts_is_sketched_up_to_the_bound_and_not_looked_at_beyond() -> None:
+    messages, many = [other_message("user")] * 2 * SECTIONS_MAX, [1] * 500_000
+    for body in ({"messages": messages}, {"messages": [{"content": many}]}, {"messages": [], "tools": many}):
+        sketch, took_s = timed(body)
+        assert (len(sketch.sections), took_s <= 0.050) == (SECTIONS_MAX, True)
 
 
 @pytest.mark.parametrize(
@@ -300,22 +264,13 @@ def test_parts_beyond_the_bound_are_not_looked_at() -> None:
 )
 def test_no_text_is_dear_to_sketch_or_to_keep(line: str) -> None:
     text = "\n".join([line] * (4096 // len(line)))
-    body = {"messages": [{"role": "user", "content": text} for _ in range(32)]}
-    sketch, took_s = timed(body)
+    sketch, took_s = timed({"messages": [{"role": "user", "content": text}] * 32})
     assert took_s <= 0.050, "requests wait meanwhile"
     lines = [each for several in sketch.lines.values() for each in several]
     count, words = len(lines), sum(len(each.volatile) for each in lines if isinstance(each, Line))
     assert sketch.parts == len(sketch.sections) + count + words
-    assert count <= LINES_MAX
-    assert words <= WORDS_MAX
-
-
-def test_what_is_kept_of_prompts_is_bounded_in_lines_and_words_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_watch, "PARTS_MAX", 1000)
-    watch = ClientWatch(KEY)
-    for number in range(3):
-        observe(watch, CLIENT, number, {"messages": [{"role": "user", "content": f"{number}\n" * 300}]}, CHAT, 10)
-    assert watch.dropped == 2
+    assert count <= prompt_sketch.LINES_MAX
+    assert words <= prompt_sketch.WORDS_MAX
 
 
 # --- whole conversations ----------------------------------------------------------------------------------------------
@@ -364,7 +319,7 @@ def test_what_keeps_sessions_from_sharing_the_system_prompt_is_counted_by_sessio
     ("change", "cause", "path"), [(add_tool, "tools_changed", "$.tools[2]"), (change_model, "model", "$.model")]
 )
 def test_a_conversation_that_goes_on_by_another_model_or_with_other_tools_broke_by_that(
-    change: Callable[[Body], None], cause: str, path: str, session: int
+    change: Callable[[Body], object], cause: str, path: str, session: int
 ) -> None:
     watch, body = ClientWatch(KEY), agent_body()
     observe(watch, CLIENT, session, body, MESSAGES, 1000)
@@ -379,7 +334,7 @@ def test_a_conversation_that_goes_on_by_another_model_or_with_other_tools_broke_
 
 @pytest.mark.parametrize("change", [add_tool, change_model])
 def test_another_application_that_is_asked_the_same_or_in_another_session_goes_on_from_nothing(
-    change: Callable[[Body], None],
+    change: Callable[[Body], object],
 ) -> None:
     watch, body = ClientWatch(KEY), agent_body()
     observe(watch, CLIENT, 1, body, MESSAGES, 1000)
