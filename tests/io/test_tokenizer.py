@@ -141,14 +141,8 @@ def call(number: int, arguments: str = '{"what": "it"}') -> dict[str, Any]:
 
 
 MARKS = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|start_header_id|>",
-    "[INST]",
-    "<|user|>",
-    "</think>",
-    "<tool_call>",
+    *("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>"),
+    *("[INST]", "<|user|>", "</think>", "<tool_call>"),
 )
 TEXTS = st.one_of(
     st.sampled_from(("", " ", "\n", "Yes.", "  both edges  ", "\n\nlines\n\n", "password", *MARKS)),
@@ -443,13 +437,8 @@ def test_images_become_a_placeholder() -> None:
 
 
 def test_the_identity_keeps_tokenizers_and_templates_apart() -> None:
-    own = ChatTokenizer.load("")
-    assert (
-        own.facts.identity
-        == ChatTokenizer.load("embedded").facts.identity
-        == ChatTokenizer.load(str(EMBEDDED)).facts.identity
-    )
-    assert own.facts.identity != loaded("embedded", ENDS_WITH_EOS).facts.identity
+    [own] = {ChatTokenizer.load(source).facts.identity for source in ("", "embedded", str(EMBEDDED))}
+    assert own != loaded("embedded", ENDS_WITH_EOS).facts.identity
 
 
 def test_plain_prompts_get_the_special_tokens_that_the_tokenizer_adds() -> None:

@@ -59,10 +59,7 @@ def test_who_asks_himself_or_asks_for_something_else_is_left_alone(own: bytes) -
         (b'{"stream_options" : null,"stream":true}', b'{"stream_options" : {"include_usage":true},"stream":true}'),
         (b'{"stream_options":{"a":1}}', b'{"stream_options":{"a":1,"include_usage":true}}'),
         (b'{"stream_options":{"include_usage":false}}', b'{"stream_options":{"include_usage":true}}'),
-        (
-            b'{"stream_options":{"a":1,"include_usage": null}}',
-            b'{"stream_options":{"a":1,"include_usage":true}}',
-        ),
+        (b'{"stream_options":{"a":1,"include_usage": null}}', b'{"stream_options":{"a":1,"include_usage":true}}'),
         (
             b'{"stream_options": {"include_usage":false},"tools":[{"p":{"stream_options":{"type":"object"}}}]}',
             b'{"stream_options": {"include_usage":true},"tools":[{"p":{"stream_options":{"type":"object"}}}]}',
@@ -83,8 +80,6 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=3),
     max_leaves=6,
 )
-
-
 bodies = st.dictionaries(st.sampled_from(["stream_options", "messages", "tools"]), values, max_size=3)
 
 
