@@ -15,7 +15,6 @@ from cluster.scenario import Cluster
 from cluster.simulation.node_streams import NodeStreams
 from cluster.simulation.sim_router import KEY, TABLE_ROWS, Birth, SimRouter
 from ranvier_py.core.gossip.backend_state.loads import BACKENDS_MAX
-from ranvier_py.core.gossip.contact.challenges import OWN_MAX
 from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
 from ranvier_py.core.gossip.gossip import GossipSettings, RouterPeer
 from ranvier_py.core.gossip.membership.contacts import CONTACTS_MAX
@@ -156,7 +155,6 @@ class SimNode(SimRouter):
             "updates to spread": Bounded(members.queued, 2 * (members.alive + members.dead) + 8),
             "relays": Bounded(members.relays, RELAYS_MAX),
             "sessions": Bounded(sessions.sessions, SESSIONS_MAX),
-            "own addresses": Bounded(sessions.own_addresses, OWN_MAX),
             "backends with facts": Bounded(len(self.peer.facts), BACKENDS_MAX),
             "observers of loads": Bounded(len(self.peer.facts.loads), members.alive + members.dead + 1),
             **self.route_tables(members.alive),

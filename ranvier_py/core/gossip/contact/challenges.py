@@ -1,14 +1,11 @@
 """Challenges: numbers that a session has to repeat to prove that it is live, and the limits of answers to strangers.
 
 An answer to a stranger carries a keyed hash of its session and the time, so that no stranger can make us remember it. A
-greeting, which we send before we know any session, carries a random number that is kept for a while with the address
-that was greeted. Either number is good for CHALLENGE_S to 2 * CHALLENGE_S seconds, and only the session's own key can
-seal the answer, so an eavesdropper can't use it.
+greeting, which we send before we know any session, carries a random number that is kept for a while. Either number is
+good for CHALLENGE_S to 2 * CHALLENGE_S seconds, and only the session's own key can seal the answer, so an eavesdropper
+can't use it.
 
-An address may lead back to ourselves: DNS names us too, and the address of a service may lead to any node. An address
-counts as ours for OWN_S when a greeting that we sent to it less than 4 s ago came back. That is no proof, since anybody
-on the wire can reflect a greeting; so it does not count if a proved session there was received from since the greeting.
-Bounds: GREETINGS_MAX greetings, OWN_MAX addresses, the oldest goes first.
+Bound: GREETINGS_MAX greetings, the oldest goes first.
 """
 
 from __future__ import annotations
@@ -20,12 +17,7 @@ from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.gossip_values import Address
 
 CHALLENGE_S = 2.0  # long enough for the way there and back over a stream that has to be opened first
-GREETINGS_MAX = 1024  # addresses greeted within 4 s: a whole cluster of the largest size we aim at
-OWN_S = 5.0
-"""Half a kilobyte to ourselves every five seconds costs nothing. An address that leads to one of several nodes is tried
-again, and a reflected greeting keeps us from its receiver no longer than this."""
-
-OWN_MAX = 64  # a host has few addresses, and a cluster few service names
+GREETINGS_MAX = 1024  # greetings within 4 s: a whole cluster of the largest size we aim at
 
 
 class Challenges:
@@ -34,23 +26,18 @@ class Challenges:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._secret = rng.randbytes(32)
-        self.greetings: BoundedDict[int, tuple[Address, float]] = BoundedDict(GREETINGS_MAX)
+        self.greetings: BoundedDict[int, float] = BoundedDict(GREETINGS_MAX)
 
     def ask(self, session: int, now: float) -> int:
         """Return a challenge for this session, not 0. It is the same for CHALLENGE_S seconds; nothing is kept."""
         return self._hash(session, int(now // CHALLENGE_S))
 
-    def greet(self, address: Address, now: float) -> int:
-        """Return a challenge, not 0, for any session at this address, and keep it."""
+    def greet(self, now: float) -> int:
+        """Return a challenge, not 0, for whichever session answers it, and keep it."""
         self._expire(now)
         challenge = self._rng.getrandbits(64) or 1
-        self.greetings[challenge] = (address, now)
+        self.greetings[challenge] = now
         return challenge
-
-    def greeted(self, challenge: int, now: float) -> tuple[Address, float] | None:
-        """Return where and when we sent a greeting with this challenge; None if it is not known any more."""
-        self._expire(now)
-        return self.greetings.get(challenge)
 
     def answered(self, session: int, nonce: int, now: float) -> bool:
         """Whether `nonce` repeats a challenge of the last seconds: of this session, or of a greeting, which ends it."""
@@ -63,7 +50,7 @@ class Challenges:
     def _expire(self, now: float) -> None:
         while self.greetings:
             challenge = next(iter(self.greetings))
-            if self.greetings[challenge][1] > now - 2 * CHALLENGE_S:
+            if self.greetings[challenge] > now - 2 * CHALLENGE_S:
                 return
             del self.greetings[challenge]
 
@@ -91,22 +78,3 @@ class RateLimit:
             return False
         self._last[key] = now
         return True
-
-
-class OwnAddresses(BoundedDict[Address, float]):
-    """Address -> until when it counts as leading back to us. `mine`, which we advertise, does so for ever."""
-
-    def __init__(self, mine: Address) -> None:
-        super().__init__(OWN_MAX)
-        self.mine = mine
-
-    def believe(self, address: Address, now: float) -> None:
-        """Note that this address leads back to us just now."""
-        self[address] = now + OWN_S
-
-    def holds(self, address: Address, now: float) -> bool:
-        """Whether the address counts as leading back to us now, and is not worth a greeting."""
-        if address == self.mine or self.get(address, now) > now:
-            return True
-        self.pop(address, None)
-        return False

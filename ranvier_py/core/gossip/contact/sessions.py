@@ -33,7 +33,7 @@ from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.bounded import BoundedDict
-from ranvier_py.core.gossip.contact.challenges import Challenges, OwnAddresses, RateLimit
+from ranvier_py.core.gossip.contact.challenges import Challenges, RateLimit
 from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.codec import BODY_BYTES_MIN, Kind, decode, encode
 from ranvier_py.core.gossip.wire.frame import BadFrame
@@ -76,8 +76,6 @@ class SessionCounters:
     resent: int = counter("Messages sent again with a proof.")
     greetings: int = counter("Greetings sent.")
     sessions: int = gauge("Sessions proved now.")
-    own_addresses: int = gauge("Addresses known to lead back to us.")
-    own_addresses_dropped: int = counter("Addresses that lead back to us dropped at the bound.")
     greetings_dropped: int = counter("Greetings forgotten before their answer, too many being open.")
 
 
@@ -157,7 +155,6 @@ class Sessions:
         self._sends = sends
         self._sessions_max = sessions_max
         self._challenges = Challenges(rng)
-        self._own_addresses = OwnAddresses((me.host, me.port))
         self._known: dict[int, KnownSession] = {}
         self._by_address: dict[Address, int] = {}
         self._by_name: dict[str, int] = {}
@@ -181,19 +178,17 @@ class Sessions:
         """The counters, with the gauges as they are now."""
         counters = self._counters
         counters.sessions = len(self._known)
-        counters.own_addresses = len(self._own_addresses)
-        counters.own_addresses_dropped = self._own_addresses.dropped
         counters.greetings_dropped = self._challenges.greetings.dropped
         return counters
 
     # --- what we send -------------------------------------------------------------------------------------------------
 
     def greet(self, address: Address, now: float, plane: Plane = Plane.DATAGRAM) -> bool:
-        """Send a Hello, unless the address leads back to us or was greeted just now. Returns whether it was sent."""
-        if self._own_addresses.holds(address, now) or not self._greetings.may(address, now):
+        """Send a Hello, unless the address is ours or was greeted just now. Returns whether it was sent."""
+        if address == (self.me.host, self.me.port) or not self._greetings.may(address, now):
             return False
         self._counters.greetings += 1
-        self._send(address, 0, plane, Hello(self.me, self._challenges.greet(address, now)))
+        self._send(address, 0, plane, Hello(self.me, self._challenges.greet(now)))
         return True
 
     def sent(self, outgoing: Outgoing, now: float) -> None:
@@ -226,7 +221,7 @@ class Sessions:
     def accept(self, opened: Opened, source: Address, now: float) -> Incoming | None:
         """Return what an opened packet brought; None if it is refused or its sender stays a stranger. Never raises."""
         if opened.session == self.me.session:
-            self._own(opened, now)
+            self._counters.own += 1
             return None
         known = self._known.get(opened.session)
         if opened.receiver != self.me.session and (opened.receiver or opened.kind != Kind.HELLO):
@@ -264,26 +259,7 @@ class Sessions:
             return False
         else:
             known.received_at = now
-            self._own_addresses.pop(known.address, None)
         return True
-
-    def _own(self, opened: Opened, now: float) -> None:
-        """Take our own packet that came back: if it is a greeting, the address it was sent to seems to be ours."""
-        self._counters.own += 1
-        if opened.kind != Kind.HELLO:
-            return
-        try:
-            message = decode(opened.kind, opened.body)
-        except BadFrame:
-            return
-        assert isinstance(message, Hello)
-        greeted = self._challenges.greeted(message.challenge, now)
-        if greeted is None:
-            return
-        address, greeted_at = greeted
-        other = self._known.get(self._by_address.get(address, 0))
-        if other is None or other.received_at < greeted_at:
-            self._own_addresses.believe(address, now)
 
     def _challenge(self, opened: Opened, source: Address, now: float) -> None:
         if opened.plane is not Plane.DATAGRAM:
@@ -387,7 +363,6 @@ class Sessions:
     def _bind(self, known: KnownSession, record: Record) -> None:
         self._unbind(known)
         known.record, known.address = record, (record.host, record.port)
-        self._own_addresses.pop(known.address, None)
         self._by_address[known.address] = record.session
         self._by_name.setdefault(record.name, record.session)
 

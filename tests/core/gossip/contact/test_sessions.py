@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.gossip.contact.challenges import CHALLENGE_S, OWN_MAX, OWN_S
-from ranvier_py.core.gossip.contact.sessions import GREET_INTERVAL_S, Incoming
-from ranvier_py.core.gossip.gossip_values import Address, Peer, Plane
+from ranvier_py.core.gossip.contact.sessions import Incoming
+from ranvier_py.core.gossip.gossip_values import Peer, Plane
 from ranvier_py.core.gossip.wire.codec import Kind
 from ranvier_py.core.gossip.wire.messages import (
     Ack,
@@ -264,70 +263,23 @@ def test_a_proof_can_not_be_replayed_after_its_session_was_forgotten() -> None:
 # --- ourselves, restarts, moves ---------------------------------------------------------------------------------------
 
 
-def test_an_address_that_leads_back_to_us_is_left_alone_for_a_while() -> None:
-    """The seed name resolves to us too, or a service address leads back to us, today."""
+def test_a_node_does_not_greet_itself() -> None:
+    """The seed name resolves to us, too."""
     one, _, world = pair()
     assert not one.sessions.greet(one.address, world.now)
-    reflect(one, SERVICE, world.now)
-    assert not one.sessions.greet(SERVICE, world.now + OWN_S - 0.1)
-    assert one.sessions.greet(SERVICE, world.now + OWN_S)
 
 
-def test_an_old_greeting_that_comes_back_proves_nothing() -> None:
-    one, _, world = pair()
-    assert one.sessions.greet(SERVICE, world.now)
-    (hello,) = one.drain(world.now)
-    one.receive(hello.data, SERVICE, Plane.DATAGRAM, world.now + 2 * CHALLENGE_S)
-    assert one.sessions.greet(SERVICE, world.now + 2 * CHALLENGE_S)
-
-
-def test_a_reflected_greeting_does_not_keep_us_from_who_lives_there() -> None:
-    """Somebody on the wire sends our greeting back, before its receiver's proof and after."""
-    one, two, world = pair()
-    reflect(one, two.address, world.now)
-    world.meet(two, one)
-    assert one.knows(two)
-    world.now += GREET_INTERVAL_S
-    reflect(one, two.address, world.now)
-    two.ping(one)
-    world.run()
-    world.now += GREET_INTERVAL_S
-    assert one.sessions.greet(two.address, world.now)
-    (hello,) = one.drain(world.now)
-    two.ping(one)
-    world.run()
-    one.receive(hello.data, two.address, Plane.DATAGRAM, world.now)
-    world.now += GREET_INTERVAL_S
-    assert one.sessions.greet(two.address, world.now), "it was received after the greeting"
-
-
-def test_own_addresses_are_bounded() -> None:
-    one, _, world = pair()
-    for number in range(OWN_MAX + 3):
-        reflect(one, ("10.96.1.1", 1000 + number), world.now)
-    assert (one.count("own_addresses"), one.count("own_addresses_dropped")) == (OWN_MAX, 3)
-
-
-SERVICE = ("10.96.0.1", 7946)
-
-
-def reflect(node: Node, address: Address, now: float) -> None:
-    """The node greets an address, and receives its own greeting."""
-    assert node.sessions.greet(address, now)
-    (hello,) = node.drain(now)
-    assert node.receive(hello.data, ("10.0.0.9", 1234), Plane.DATAGRAM, now) is None
-    assert node.drain(now) == []
-
-
-def test_other_packets_of_our_own_are_only_counted() -> None:
-    """Somebody sends us back what we claimed to others."""
+def test_packets_of_our_own_are_only_counted() -> None:
+    """A service address leads back to us today, or somebody sends us back what we claimed to others."""
     one, two, world = acquainted()
     one.ping(two)
     (delivery,) = world.run()
+    assert one.sessions.greet(ELSEWHERE, world.now)
+    (hello,) = one.drain(world.now)
     broken = one.sealer.seal(Plane.DATAGRAM, 0, Kind.HELLO, b"broken")
-    for packet in (delivery.data, broken):
+    for packet in (delivery.data, hello.data, broken):
         assert one.receive(packet, two.address, Plane.DATAGRAM, world.now) is None
-    assert one.count("own") == 2
+    assert one.count("own") == 3
     assert one.drain(world.now) == []
 
 
