@@ -30,7 +30,7 @@ from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.contact.sessions import Sessions
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Outgoing, Peer, Plane, Send
 from ranvier_py.core.gossip.membership.identity import first_epoch
-from ranvier_py.core.gossip.membership.live_members import LiveMembers
+from ranvier_py.core.gossip.membership.live_members import LiveMembers, LivePeers
 from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
@@ -198,13 +198,7 @@ class RouterPeer:
         )
         self.verdicts = VerdictGossip(settings.name, outbox, rng, now)
         self.prefills = PrefillGossip(router.speculation, self.backends, outbox, now)
-        self.live_members = LiveMembers(
-            *(self.members, self.routes, self.facts, self.signed_commands),
-            streams=self.streams,
-            answers=self.answers,
-            verdicts=self.verdicts,
-            prefills=self.prefills,
-        )
+        self.live_members = LiveMembers(self.members, self._meet)
         self.woken: Callable[[], object] = lambda: None
         self.wrong_key_source: Address | None = None
         self._sends = outbox
@@ -425,6 +419,16 @@ class RouterPeer:
         return member.rtt_s if member is not None and member.rtt_s > 0 else 0.0
 
     # --- to peers ---------------------------------------------------------------------------------------------------
+
+    def _meet(self, live: LivePeers, now: float) -> None:
+        """Give each machine the peers that it deals with."""
+        self.routes.peers(live.sharing, now, live.sessions)
+        self.facts.peers(live.near, now, live.met)
+        self.signed_commands.peers(live.near, now)
+        self.streams.peers(live.sharing, live.met, live.able)
+        self.answers.peers(live.near, live.sharing, now)
+        self.verdicts.peers(live.near)
+        self.prefills.peers(live.sharing)
 
     def _settle(self, now: float) -> None:
         """After any event: pass changes of membership to the machines, and seal the messages that wait."""

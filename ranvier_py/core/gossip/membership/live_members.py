@@ -8,20 +8,14 @@ time. Bounds: GUESTS_MAX guests, the oldest goes. Cost: O(members) for each upda
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
+from typing import NamedTuple
 
 from ranvier_py.core.bounded import BoundedDict
-from ranvier_py.core.gossip.backend_state.facts import BackendFacts
-from ranvier_py.core.gossip.backend_state.prefills import PrefillGossip
-from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.roster import Member
-from ranvier_py.core.gossip.peer_answers.peer_answers import PeerAnswers
-from ranvier_py.core.gossip.readers.shared_streams import SharedStreams
-from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
-from ranvier_py.core.gossip.rule_verdicts import VerdictGossip
 
 DELAY_S, DELAY_MANY_S, DELAY_FAR_S = 0.02, 0.5, 5.0
 """Seconds until the planes learn that members changed: in a small cluster; in a large one; and in a large one if there
@@ -30,35 +24,29 @@ is only one more member to send loads to. Without a delay a node that joins N pe
 GUESTS_MAX = 32
 
 
-class LiveMembers:
-    """Gives the planes their peers. `wake_at`: when `update` must be called. `sharing`: sessions that share routes."""
+class LivePeers(NamedTuple):
+    """The peers at one moment. The lists of sessions are the same objects until members change."""
 
-    def __init__(  # noqa: PLR0913  # each plane, named
-        self,
-        members: Membership,
-        routes: RouteGossip,
-        facts: BackendFacts,
-        orders: SignedCommands,
-        *,
-        streams: SharedStreams,
-        answers: PeerAnswers,
-        verdicts: VerdictGossip,
-        prefills: PrefillGossip,
-    ) -> None:
+    near: Sequence[Peer]  # neighbours and guests
+    sharing: Sequence[Peer]  # those of them that share routes: their schema is ours
+    met: Sequence[Peer]  # all acquaintances
+    sessions: Sequence[int]  # of all live members but us
+    able: Sequence[int]  # of those of our schema
+
+
+class LiveMembers:
+    """Finds the peers, and calls `meet` with them. `wake_at`: when `update` must be called. `sharing`: sessions that
+    share routes."""
+
+    def __init__(self, members: Membership, meet: Callable[[LivePeers, float], None]) -> None:
         self.wake_at = inf
         self.sharing: dict[int, None] = {}
         self._members = members
-        self._routes = routes
-        self._facts = facts
-        self._orders = orders
-        self._streams = streams
-        self._answers = answers
-        self._verdicts = verdicts
-        self._prefills = prefills
+        self._meet = meet
         self._guests: BoundedDict[int, None] = BoundedDict(GUESTS_MAX)
         self._alive: Sequence[Member] | None = None
-        self._everybody: Sequence[int] = ()
-        self._able: Sequence[int] = ()  # the members of our schema
+        self._sessions: Sequence[int] = ()
+        self._able: Sequence[int] = ()
 
     def changed(self, now: float) -> None:
         """Plan an update: a member came or went."""
@@ -89,25 +77,19 @@ class LiveMembers:
         self.wake_at = inf
         members, schema = self._members, self._members.me.schema
         close = self._close()
-        peers = [Peer(member.session, member.address) for member in close]
+        near = [Peer(member.session, member.address) for member in close]
         sharing = [Peer(member.session, member.address) for member in close if member.record.schema == schema]
         met = [Peer(member.session, member.address) for member in members.neighbours.acquainted()]
         self.sharing = {peer.session: None for peer in sharing}
         self._list(members.alive())
-        self._routes.peers(sharing, now, self._everybody)
-        self._facts.peers(peers, now, met)
-        self._orders.peers(peers, now)
-        self._streams.peers(sharing, met, self._able)
-        self._answers.peers(peers, sharing, now)
-        self._verdicts.peers(peers)
-        self._prefills.peers(sharing)
+        self._meet(LivePeers(near, sharing, met, self._sessions, self._able), now)
 
     def _list(self, alive: Sequence[Member]) -> None:
         """List the sessions of all members and of those of our schema anew, if members have changed."""
         if alive is self._alive:
             return
         self._alive = alive
-        self._everybody = [member.record.session for member in alive]
+        self._sessions = [member.record.session for member in alive]
         schema = self._members.me.schema
         able = [member.record.session for member in alive if member.record.schema == schema]
         if able != self._able:  # a plane that is given the same list object does nothing
