@@ -10,12 +10,11 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Sequence
 
-from ranvier_py.core.gossip.gossip import read_state
+from ranvier_py.core.gossip.gossip import STATE_HEAD, STATE_MAGIC, read_state
 from ranvier_py.core.gossip.gossip_values import Plane
 from ranvier_py.core.gossip.replication import route_updates
 from ranvier_py.core.gossip.replication.route_updates import REMOVED, BadRouteUpdate, ProcessUpdate, UpdateRow
 from ranvier_py.core.gossip.wire import codec as wire
-from ranvier_py.core.gossip.wire.codec import Kind
 from ranvier_py.core.gossip.wire.frame import BadFrame
 from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.messages import (
@@ -33,7 +32,7 @@ from ranvier_py.core.gossip.wire.messages import (
 )
 from ranvier_py.core.gossip.wire.seal import Sealer
 
-KINDS: Sequence[Kind] = tuple(Kind)
+KINDS: Sequence[int] = tuple(wire.TOPIC_OF)
 MEMORY_EVERY = 16
 MEMORY_TIMES, MEMORY_MORE_BYTES = 20, 16 * 1024
 """Bounds of memory. Well-formed rows cost the objects that they become (figures by message:
@@ -105,8 +104,8 @@ def beginnings() -> Sequence[bytes]:
         Loads(3, ((7, 2), (8, 1)), ((1, 600), (0, 0))),
     )
     written = [wire.encode(message) for message in messages]
-    found = [bytes((KINDS.index(Kind(kind)),)) + body for kind, body in written]
+    found = [bytes((KINDS.index(kind),)) + body for kind, body in written]
     removal = route_updates.encode_process(ProcessUpdate(REMOVED, (7, 1), [(1, 2)]))
     found += [bytes((ROUTE_UPDATE,)) + each for each in (route_update, removal)]
     packet = SEALER.seal(Plane.DATAGRAM, 0, *written[0])
-    return [*found, bytes((PACKET,)) + packet, bytes((STATE,)) + b"RGS1" + bytes(8) + written[1][1]]
+    return [*found, bytes((PACKET,)) + packet, bytes((STATE,)) + STATE_HEAD.pack(STATE_MAGIC, 7, 0) + written[1][1]]

@@ -15,7 +15,7 @@ import trio
 
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Address, Plane
 from ranvier_py.core.gossip.wire import messages as m
-from ranvier_py.core.gossip.wire.codec import LAYOUT, Kind, decode, encode
+from ranvier_py.core.gossip.wire.codec import KIND_OF, LAYOUT, decode, encode
 from ranvier_py.core.gossip.wire.frame import HEADER, STREAM_HEAD, BadFrame, pack
 from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.seal import Sealer
@@ -126,13 +126,13 @@ def stranger_streams(rng: Random) -> Iterator[tuple[str, bytes]]:
 
 def sealed_bodies(rng: Random) -> Iterator[tuple[str, int, bytes]]:
     """Yield (name, kind, body): malformed bodies of each kind, and bodies of kinds that do not exist."""
-    for kind, _, fields in LAYOUT:
-        yield f"{kind.name} of random bytes", kind, rng.randbytes(200)
-        yield f"{kind.name} of the greatest numbers", kind, pack(*[U64] * len(fields))
-        yield f"{kind.name} of empty bytes", kind, pack(*[b""] * len(fields))
+    for _, kind, make, fields in LAYOUT:
+        yield f"{make.__name__} of random bytes", kind, rng.randbytes(200)
+        yield f"{make.__name__} of the greatest numbers", kind, pack(*[U64] * len(fields))
+        yield f"{make.__name__} of empty bytes", kind, pack(*[b""] * len(fields))
     yield "a kind that nobody has", 255, pack(1, 2, 3)
-    yield "a body of arrays in arrays", Kind.PING, b"\x91" * 500
-    yield "a body that says it has four gigabytes", Kind.PING, b"\x91\xc6\xff\xff\xff\xff" + bytes(64)
+    yield "a body of arrays in arrays", KIND_OF[m.Ping], b"\x91" * 500
+    yield "a body that says it has four gigabytes", KIND_OF[m.Ping], b"\x91\xc6\xff\xff\xff\xff" + bytes(64)
 
 
 def lies(peer: HostilePeer) -> Iterator[tuple[str, m.Message]]:

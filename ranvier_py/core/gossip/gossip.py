@@ -41,7 +41,7 @@ from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, Rout
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.rule_verdicts import VerdictGossip
-from ranvier_py.core.gossip.wire.codec import Kind, decode, encode
+from ranvier_py.core.gossip.wire.codec import KIND_OF, TOPIC_OF, decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.messages import (
@@ -79,27 +79,7 @@ names all of them again and again."""
 TRIED_MAX = 4096  # addresses for which the plane of the next greeting is remembered
 SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)  # a packet of our format, sealed with another key or another label
 
-KINDS_BY_TOPIC = {
-    "contact": (Kind.HELLO, Kind.ECHO, Kind.CHALLENGE),
-    "membership": (Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS),
-    "routes": (Kind.ROUTE_UPDATES, Kind.DIGEST, Kind.VECTOR, Kind.RESET),
-    "rows": (
-        *(Kind.TOTAL_SUM, Kind.PART_SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY),
-        *(Kind.SIDE_STATE_WANTED, Kind.SIDE_STATE),
-    ),
-    "backends": (Kind.LOADS, Kind.PREFILLS, Kind.FACTS, Kind.COMMANDS),
-    "streams": (Kind.READER_CLAIMS, Kind.SNAPSHOT_WANTED, Kind.SNAPSHOT_CHUNK, Kind.SNAPSHOT_REFUSED),
-    "answers": (
-        *(Kind.ANSWER_KEYS, Kind.ANSWER_DIGEST, Kind.ANSWER_WANTED, Kind.ANSWER_PART, Kind.ANSWER_REFUSED),
-        Kind.VOIDED,
-    ),
-    "rules": (Kind.RULE_VERDICTS,),
-}
-"""The topic of each kind of message: the label of the traffic counters."""
-
 BESIDE_MEMBERSHIP = (Loads, Prefills, Facts, Commands, RuleVerdicts, *STREAM_MESSAGES, *ANSWER_MESSAGES)
-
-TOPIC_OF: dict[int, str] = {kind: topic for topic, kinds in KINDS_BY_TOPIC.items() for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +122,7 @@ class GossipCounters:
 
     def __post_init__(self) -> None:
         for by_topic in (self.packets_sent, self.bytes_sent, self.packets_received, self.bytes_received):
-            by_topic.update(dict.fromkeys(KINDS_BY_TOPIC, 0))
+            by_topic.update(dict.fromkeys(TOPIC_OF.values(), 0))
 
 
 class RouterPeer:
@@ -481,7 +461,7 @@ def read_state(data: bytes) -> tuple[int, Mapping[int, int], Sequence[Record]]:
         return 0, {}, ()
     clocks = dict(STATE_FLOOR.iter_unpack(data[STATE_HEAD.size : body_at]))
     try:
-        message = decode(Kind.MEMBERS, data[body_at:])
+        message = decode(KIND_OF[MemberList], data[body_at:])
     except BadFrame:
         return epoch, clocks, ()
     assert isinstance(message, MemberList)

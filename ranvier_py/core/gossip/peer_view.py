@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Any
 
 from ranvier_py.core.addresses import spelled
-from ranvier_py.core.gossip.gossip import KINDS_BY_TOPIC, RouterPeer
+from ranvier_py.core.gossip.gossip import RouterPeer
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.metrics import values
 
@@ -30,7 +30,7 @@ def peer_view(peer: RouterPeer, now: float) -> dict[str, Any]:
                 "sent": {"packets": counters.packets_sent[topic], "bytes": counters.bytes_sent[topic]},
                 "received": {"packets": counters.packets_received[topic], "bytes": counters.bytes_received[topic]},
             }
-            for topic in KINDS_BY_TOPIC
+            for topic in counters.packets_sent
         },
         "routes": values(peer.routes.counters),
         "route_sync": values(peer.route_sync.counters),

@@ -35,7 +35,7 @@ from typing import NamedTuple
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.contact.challenges import Challenges, RateLimit
 from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
-from ranvier_py.core.gossip.wire.codec import BODY_BYTES_MIN, Kind, decode, encode
+from ranvier_py.core.gossip.wire.codec import BODY_BYTES_MIN, KIND_OF, TOPIC_OF, decode, encode
 from ranvier_py.core.gossip.wire.frame import BadFrame
 from ranvier_py.core.gossip.wire.messages import Ack, Challenge, Echo, Hello, Message, Nack, Record
 from ranvier_py.core.gossip.wire.seal import Opened
@@ -50,7 +50,6 @@ GREET_INTERVAL_S = 0.5  # how soon the same address is greeted again: a lost Hel
 GREETINGS_PER_INTERVAL = 1024
 ANSWER_INTERVAL_S = 0.2
 ANSWERS_PER_INTERVAL = 256  # 1280 answers to strangers a second: a thousand nodes that start at once are done in one
-CONTACT = (Kind.HELLO, Kind.ECHO, Kind.CHALLENGE)
 
 WINDOW = 4096  # packets. A node of a large cluster sends 50 a second: a packet later than 80 s is lost.
 WINDOW_MASK = (1 << WINDOW) - 1
@@ -224,7 +223,7 @@ class Sessions:
             self._counters.own += 1
             return None
         known = self._known.get(opened.session)
-        if opened.receiver != self.me.session and (opened.receiver or opened.kind != Kind.HELLO):
+        if opened.receiver != self.me.session and (opened.receiver or opened.kind != KIND_OF[Hello]):
             self._counters.receiver += 1
             if known is None:
                 self._challenge(opened, source, now)
@@ -250,7 +249,7 @@ class Sessions:
     def _may_pass(self, opened: Opened, known: KnownSession | None, source: Address, now: float) -> bool:
         """Whether to read a packet for us: a stranger's if it is about contact, a known session's if it is new."""
         if known is None:
-            if opened.kind not in CONTACT:
+            if TOPIC_OF.get(opened.kind) != "contact":
                 self._counters.stranger += 1
                 self._challenge(opened, source, now)
                 return False

@@ -12,13 +12,12 @@ that are no well-formed body; otherwise the objects, up to 16 x, and 1 MiB for 4
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from enum import IntEnum
+from typing import Any
 
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
 from ranvier_py.core.gossip.wire import columns, records
 from ranvier_py.core.gossip.wire import messages as m
-from ranvier_py.core.gossip.wire.columns import BACKENDS, FACTS, LOADS, READER_CLAIMS, VECTOR, WAITS, Field
+from ranvier_py.core.gossip.wire.columns import COLUMN, Field
 from ranvier_py.core.gossip.wire.frame import (
     OVERHEAD_BYTES,
     BadFrame,
@@ -35,47 +34,7 @@ from ranvier_py.core.gossip.wire.frame import (
 
 BODY_BYTES_MIN = 10  # a Challenge
 HELLO_BODY_BYTES_MIN = 512 - OVERHEAD_BYTES
-"""Makes the packet of a Hello 512 bytes: more than any Echo, and no more than every path carries."""
-
-
-class Kind(IntEnum):
-    """The number of each message in a packet."""
-
-    HELLO = 1
-    ECHO = 2
-    CHALLENGE = 3
-    PING = 16
-    ACK = 17
-    PING_REQUEST = 18
-    NACK = 19
-    PUSH = 20
-    MEMBERS = 21
-    ROUTE_UPDATES = 32
-    DIGEST = 33
-    VECTOR = 34
-    RESET = 35
-    ROWS_WANTED = 37
-    ROWS = 38
-    BUSY = 39
-    TOTAL_SUM = 40
-    PART_SUMS = 41
-    SIDE_STATE_WANTED = 42
-    SIDE_STATE = 43
-    LOADS = 48
-    FACTS = 49
-    COMMANDS = 50
-    READER_CLAIMS = 51
-    PREFILLS = 52
-    SNAPSHOT_WANTED = 64
-    SNAPSHOT_CHUNK = 65
-    SNAPSHOT_REFUSED = 66
-    ANSWER_KEYS = 80
-    ANSWER_DIGEST = 81
-    ANSWER_WANTED = 82
-    ANSWER_PART = 83
-    ANSWER_REFUSED = 84
-    VOIDED = 85
-    RULE_VERDICTS = 96
+"""Makes the packet of a Hello 512 bytes or one more: longer than any Echo, and no longer than every path carries."""
 
 
 def port(value: object) -> int:
@@ -91,58 +50,50 @@ HOST = Field(records.pack_host, host)
 RECORD = Field(records.pack_record, records.unpack_record)
 RECORDS = Field(records.pack_records, records.unpack_records)
 UPDATES = Field(records.pack_updates, records.unpack_updates)
-ENTRIES = Field(columns.pack_entries, columns.unpack_entries)
-COMMANDS = Field(columns.pack_commands, columns.unpack_commands)
-BUCKETS, COLUMN = Field(None, columns.unpack_buckets), Field(None, columns.rows_column)
-GROUPS, GROUP_SUMS = Field(None, columns.unpack_groups), Field(None, columns.unpack_group_sums)
-SNAPSHOT_HEAD = Field(None, columns.unpack_snapshot_head)
-ANSWER_KEYS, ANSWER_NAME = Field(None, columns.unpack_answer_keys), Field(None, columns.unpack_answer_name)
-VOIDED = Field(columns.pack_voided, columns.unpack_voided)
-PREFILLS, ENDED = Field(columns.pack_prefills, columns.unpack_prefills), Field(None, columns.unpack_ended)
-VERDICTS = Field(columns.pack_verdicts, columns.unpack_verdicts)
 
-LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
-    (Kind.HELLO, m.Hello, (RECORD, IDENTITY)),
-    (Kind.ECHO, m.Echo, (RECORD, IDENTITY, U64)),
-    (Kind.CHALLENGE, m.Challenge, (IDENTITY,)),
-    (Kind.PING, m.Ping, (U32, UPDATES)),
-    (Kind.ACK, m.Ack, (U32, UPDATES)),
-    (Kind.PING_REQUEST, m.PingRequest, (U32, IDENTITY, HOST, PORT, UPDATES)),
-    (Kind.NACK, m.Nack, (U32,)),
-    (Kind.PUSH, m.Push, (UPDATES,)),
-    (Kind.MEMBERS, m.Members, (RECORDS, FLAG)),
-    (Kind.ROUTE_UPDATES, m.RouteUpdates, (U64, U64, ENTRIES, U16)),
-    (Kind.DIGEST, m.Digest, (U64, U64)),
-    (Kind.VECTOR, m.Vector, (VECTOR, FLAG)),
-    (Kind.RESET, m.Reset, (IDENTITY, U64)),
-    (Kind.ROWS_WANTED, m.RowsWanted, (U32, U32, BUCKETS)),
-    (Kind.ROWS, m.TableRows, (U32, U32, FLAG, BACKENDS, *(COLUMN,) * 6)),
-    (Kind.BUSY, m.Busy, (U32,)),
-    (Kind.TOTAL_SUM, m.TotalSum, (U64, GROUP_SUMS, FLAG, U32)),
-    (Kind.PART_SUMS, m.PartSums, (GROUPS, COLUMN, FLAG, U32)),
-    (Kind.SIDE_STATE_WANTED, m.SideStateWanted, (U32,)),
-    (Kind.SIDE_STATE, m.SideState, (U32, FLAG, ENTRIES)),
-    (Kind.LOADS, m.Loads, (U32, LOADS, WAITS)),
-    (Kind.FACTS, m.Facts, (IDENTITY, U32, FACTS)),
-    (Kind.COMMANDS, m.Commands, (COMMANDS,)),
-    (Kind.READER_CLAIMS, m.ReaderClaims, (READER_CLAIMS,)),
-    (Kind.PREFILLS, m.Prefills, (PREFILLS, ENDED)),
-    (Kind.SNAPSHOT_WANTED, m.SnapshotWanted, (U32, U64, U16, U32)),
-    (Kind.SNAPSHOT_CHUNK, m.SnapshotChunk, (U32, U32, FLAG, SNAPSHOT_HEAD, *(COLUMN,) * 7)),
-    (Kind.SNAPSHOT_REFUSED, m.SnapshotRefused, (U32, FLAG)),
-    (Kind.ANSWER_KEYS, m.AnswerKeys, (U32, FLAG, ANSWER_KEYS, COLUMN, ANSWER_KEYS)),
-    (Kind.ANSWER_DIGEST, m.AnswerDigest, (U32, U64, FLAG)),
-    (Kind.ANSWER_WANTED, m.AnswerWanted, (U32, ANSWER_NAME, U32)),
-    (Kind.ANSWER_PART, m.AnswerPart, (U32, U16, U16, COLUMN)),
-    (Kind.ANSWER_REFUSED, m.AnswerRefused, (U32, FLAG)),
-    (Kind.VOIDED, m.Voided, (VOIDED,)),
-    (Kind.RULE_VERDICTS, m.RuleVerdicts, (U64, VERDICTS)),
+LAYOUT: tuple[tuple[str, int, type[Any], tuple[Field, ...]], ...] = (
+    ("contact", 1, m.Hello, (RECORD, IDENTITY)),
+    ("contact", 2, m.Echo, (RECORD, IDENTITY, U64)),
+    ("contact", 3, m.Challenge, (IDENTITY,)),
+    ("membership", 16, m.Ping, (U32, UPDATES)),
+    ("membership", 17, m.Ack, (U32, UPDATES)),
+    ("membership", 18, m.PingRequest, (U32, IDENTITY, HOST, PORT, UPDATES)),
+    ("membership", 19, m.Nack, (U32,)),
+    ("membership", 20, m.Push, (UPDATES,)),
+    ("membership", 21, m.Members, (RECORDS, FLAG)),
+    ("routes", 32, m.RouteUpdates, (U64, U64, columns.ENTRIES, U16)),
+    ("routes", 33, m.Digest, (U64, U64)),
+    ("routes", 34, m.Vector, (columns.VECTOR, FLAG)),
+    ("routes", 35, m.Reset, (IDENTITY, U64)),
+    ("rows", 37, m.RowsWanted, (U32, U32, columns.BUCKET_NUMBERS)),
+    ("rows", 38, m.TableRows, (U32, U32, FLAG, columns.BACKENDS, *(COLUMN,) * 6)),
+    ("rows", 39, m.Busy, (U32,)),
+    ("rows", 40, m.TotalSum, (U64, columns.GROUP_SUMS, FLAG, U32)),
+    ("rows", 41, m.PartSums, (columns.GROUP_NUMBERS, COLUMN, FLAG, U32)),
+    ("rows", 42, m.SideStateWanted, (U32,)),
+    ("rows", 43, m.SideState, (U32, FLAG, columns.ENTRIES)),
+    ("backends", 48, m.Loads, (U32, columns.LOADS, columns.WAITS)),
+    ("backends", 49, m.Facts, (IDENTITY, U32, columns.FACTS)),
+    ("backends", 50, m.Commands, (columns.COMMANDS,)),
+    ("streams", 51, m.ReaderClaims, (columns.READER_CLAIMS,)),
+    ("backends", 52, m.Prefills, (columns.PREFILLS, columns.ENDED)),
+    ("streams", 64, m.SnapshotWanted, (U32, U64, U16, U32)),
+    ("streams", 65, m.SnapshotChunk, (U32, U32, FLAG, columns.SNAPSHOT_HEAD, *(COLUMN,) * 7)),
+    ("streams", 66, m.SnapshotRefused, (U32, FLAG)),
+    ("answers", 80, m.AnswerKeys, (U32, FLAG, columns.ANSWER_KEYS, COLUMN, columns.ANSWER_KEYS)),
+    ("answers", 81, m.AnswerDigest, (U32, U64, FLAG)),
+    ("answers", 82, m.AnswerWanted, (U32, columns.ANSWER_NAME, U32)),
+    ("answers", 83, m.AnswerPart, (U32, U16, U16, COLUMN)),
+    ("answers", 84, m.AnswerRefused, (U32, FLAG)),
+    ("answers", 85, m.Voided, (columns.VOIDED,)),
+    ("rules", 96, m.RuleVerdicts, (U64, columns.VERDICTS)),
 )
-"""The protocol: the kind of each message, its class, and its fields in their order."""
+"""The protocol: the topic of each message, its kind in a packet, its class, and its fields in their order."""
 
-KIND_OF = {make: kind for kind, make, _ in LAYOUT}
-PACKERS = {make: tuple(field.pack for field in fields) for _, make, fields in LAYOUT}
-UNPACKERS = {int(kind): (make, tuple(field.unpack for field in fields)) for kind, make, fields in LAYOUT}
+TOPIC_OF = {kind: topic for topic, kind, _, _ in LAYOUT}
+KIND_OF = {make: kind for _, kind, make, _ in LAYOUT}
+PACKERS = {make: tuple(field.pack for field in fields) for _, _, make, fields in LAYOUT}
+UNPACKERS = {kind: (make, tuple(field.unpack for field in fields)) for _, kind, make, fields in LAYOUT}
 
 
 def encode(message: m.Message) -> tuple[int, bytes]:
@@ -151,23 +102,14 @@ def encode(message: m.Message) -> tuple[int, bytes]:
     kind = KIND_OF[make]
     try:
         members = zip(PACKERS[make], message, strict=True)
-        body = pack(*[member if packer is None else packer(member) for packer, member in members])
+        fields = [member if packer is None else packer(member) for packer, member in members]
+        body = pack(*fields)
     except (struct.error, OverflowError) as error:
         raise ValueError(f"{make.__name__} has a number beyond its width") from error
-    least = HELLO_BODY_BYTES_MIN if kind is Kind.HELLO else BODY_BYTES_MIN
-    return kind, body if len(body) >= least else padded(body, least)
-
-
-def padded(body: bytes, least: int) -> bytes:
-    """Return the body with one more field, which no receiver reads, so that it has `least` bytes."""
-    missing = least - len(body)
-    if missing == 1:
-        field = b"\xc0"
-    elif missing < 258:
-        field = b"\xc4%c" % (missing - 2) + bytes(missing - 2)
-    else:
-        field = b"\xc5" + (missing - 3).to_bytes(2, "big") + bytes(missing - 3)
-    return bytes((body[0] + 1,)) + body[1:] + field
+    missing = (HELLO_BODY_BYTES_MIN if make is m.Hello else BODY_BYTES_MIN) - len(body)
+    if missing > 0:  # one more field, which no receiver reads, of two bytes or three and these
+        body = pack(*fields, bytes(max(0, missing - 2)))
+    return kind, body
 
 
 def decode(kind: int, body: bytes) -> m.Message:
@@ -181,11 +123,7 @@ def decode(kind: int, body: bytes) -> m.Message:
     fields = fields_of(body)
     if len(fields) < len(unpackers):
         bad("too few fields")
-    message = make(*[unpack(field) for unpack, field in zip(unpackers, fields, strict=False)])
-    if type(message) is m.TableRows:
-        columns.check_rows(message)
-    elif type(message) is m.PartSums:
-        columns.check_part(message)
-    elif type(message) is m.AnswerKeys:
-        columns.check_answer_keys(message)
+    message: m.Message = make(*[unpack(field) for unpack, field in zip(unpackers, fields, strict=False)])
+    if check := columns.CHECKS.get(make):
+        check(message)
     return message

@@ -7,7 +7,8 @@ columns, without a step for each row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from struct import Struct, pack, unpack
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import numpy as np
 from ranvier_py.core.clients.body_mender import DECIDED, MODEL_BYTES_MAX, TrialResult
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
-from ranvier_py.core.gossip.wire.frame import amount, bad, column, encoded, text
+from ranvier_py.core.gossip.wire.frame import amount, bad, column, text
 from ranvier_py.core.gossip.wire.messages import (
     AnswerKeys,
     Command,
@@ -39,28 +40,23 @@ BUCKETS = 4096
 SUM_BYTES = 8
 GROUPS = 64  # of buckets, for two levels of comparison: 512 bytes for all groups, as many for the buckets of one
 GROUP_BYTES = SUM_BYTES * BUCKETS // GROUPS
-COMMANDS_MAX = 64
-
-COMMAND = Struct("<QQdBHB32s")
 VERDICT_MAX = 3
 READER_STATE_MAX = 5
 READER_CLAIMS_MAX = 8192  # in a message: every engine's reader, and members that can't read
-SNAPSHOT_HEAD_BYTES = 24
 PREFILLS_MAX = 128  # in a message: 130 KiB at most
 PREFILL_FINGERPRINTS_MAX = 128
-PREFILL = Struct("<IQBH")
-VERB_BYTES_MAX, URL_BYTES_MAX, COMMAND_NAME_BYTES_MAX, SIGNATURE_BYTES = 16, 512, NAME_CHARS_MAX, 32
+COMMANDS_MAX = 64
+COMMAND_BYTES_MAX = (16, 512, NAME_CHARS_MAX)
+"""The most bytes of a command's verb, URL and name."""
 
+SIGNATURE_BYTES = 32
 ANSWER_KEYS_MAX = 16_384  # of one node, in one message: 160 KiB
-ANSWER_NAME_BYTES = 32
 ANSWER_PARTS_MAX = 8
 VOIDED_MAX = 128  # in a message
-VOIDED = Struct("<QIHBB")
 TENANT_BYTES = 16
 VERDICTS_MAX = 128  # in a message
-VERDICT = Struct("<BBBHBB")
-VERDICT_BYTES_MAX = (60, 32, MODEL_BYTES_MAX, 255, 64)
-"""The most bytes of a rule's, a client's and a model's name, of the reason, and of a node's name."""
+VERDICT_BYTES_MAX = (60, 32, MODEL_BYTES_MAX, 8, 255, 64)
+"""The most bytes of the names of a rule, a client and a model, of the state and the reason, and of a node's name."""
 
 
 class Field(NamedTuple):
@@ -109,28 +105,83 @@ FACTS = rows_field("<QIdBBIH", BACKENDS_MAX, read_fact)
 READER_CLAIMS = rows_field("<QQIB", READER_CLAIMS_MAX, read_reader_claim)
 
 
-def rows_with_parts(
-    field: object, head: Struct, lengths: slice, rows_max: int, what: str
-) -> Iterator[tuple[tuple[Any, ...], list[bytes]]]:
-    """Yield (the head's values, byte strings) of rows that are a head and byte strings, with their lengths in it."""
-    if type(field) is not bytes:
-        bad(what)
-    at = count = 0
-    while at < len(field):
-        count += 1
-        if count > rows_max:
-            bad(f"more than {rows_max} times {what}")
-        if at + head.size > len(field):
-            bad(f"{what} cut off")
-        values = head.unpack_from(field, at)
-        at += head.size
-        parts = []
-        for length in values[lengths]:
-            parts.append(field[at : at + length])
-            at += length
-        if at > len(field):
-            bad(f"{what} cut off")
-        yield values, parts
+def parts_field(what: str, layout: str, rows_max: int, read: Callable[..., Any]) -> Field:
+    """Return the field of rows with members of one layout: «*B» and «*H» are a byte string or text with its length.
+
+    Bytes of each row: all else and the lengths | the byte strings. `read` makes a row of its members, texts as bytes,
+    or raises BadFrame; it checks what is written, too, so that nothing is sent that a receiver would refuse.
+    """
+    members = layout.split()
+    parts = [index for index, member in enumerate(members) if member[0] == "*"]
+    order = [*(index for index in range(len(members)) if index not in parts), *parts]
+    head = Struct("<" + "".join([members[index].lstrip("*") for index in order]))
+
+    def pack_rows(rows: Sequence[Iterable[Any]]) -> bytes:
+        if len(rows) > rows_max:
+            raise ValueError(f"more than {rows_max} times {what}")
+        packed = []
+        for row in rows:
+            values = [value.encode() if isinstance(value, str) else value for value in row]
+            read(*values)
+            numbers = [len(values[index]) if index in parts else values[index] for index in order]
+            packed += [head.pack(*numbers), *[values[index] for index in parts]]
+        return b"".join(packed)
+
+    def unpack_rows(field: object) -> tuple[Any, ...]:
+        if type(field) is not bytes:
+            bad(what)
+        rows: list[Any] = []
+        at = 0
+        while at < len(field):
+            if len(rows) == rows_max or at + head.size > len(field):
+                bad(f"{what} cut off, or more than {rows_max}")
+            values = dict(zip(order, head.unpack_from(field, at), strict=True))
+            at += head.size
+            for index in parts:
+                start, at = at, at + values[index]
+                values[index] = field[start:at]
+            if at > len(field):
+                bad(f"{what} cut off")
+            rows.append(read(*[values[index] for index in range(len(members))]))
+        return tuple(rows)
+
+    return Field(pack_rows, unpack_rows)
+
+
+def read_command(
+    clock: int, signed_ms: int, verb: bytes, url: bytes, weight: float, name: bytes, signature: bytes
+) -> Command:
+    if len(signature) != SIGNATURE_BYTES:
+        bad("signature of a command")
+    texts = map(text, (verb, url, name), COMMAND_BYTES_MAX)
+    return Command(clock, signed_ms, next(texts), next(texts), amount(weight), next(texts), signature)
+
+
+def read_voided(number: int, older_ms: int, model: bytes, tenant: bytes, signature: bytes) -> VoidedAnswers:
+    if len(tenant) not in (0, TENANT_BYTES) or len(signature) not in (0, SIGNATURE_BYTES):
+        bad("tenant or signature of an invalidation")
+    if not number:
+        bad("an invalidation without a number")
+    return VoidedAnswers(number, older_ms, text(model, MODEL_BYTES_MAX), tenant, signature)
+
+
+def read_verdict(*texts: bytes) -> TrialResult:
+    verdict = TrialResult(*map(text, texts, VERDICT_BYTES_MAX))
+    if verdict.state not in DECIDED:
+        bad("state of a verdict")
+    return verdict
+
+
+def read_prefill(number: int, backend: int, generation: int, fingerprints: bytes) -> SharedPrefill:
+    if not fingerprints:
+        bad("a prefill without a prefix")
+    return SharedPrefill(number, backend, generation, column(fingerprints, 8, PREFILL_FINGERPRINTS_MAX))
+
+
+COMMANDS = parts_field("command", "Q Q *B *H d *B 32s", COMMANDS_MAX, read_command)
+VOIDED = parts_field("invalidation", "Q I *H *B *B", VOIDED_MAX, read_voided)
+VERDICTS = parts_field("verdict", "*B *B *H *B *B *B", VERDICTS_MAX, read_verdict)
+PREFILLS = parts_field("prefill", "I Q B *H", PREFILLS_MAX, read_prefill)
 
 
 def pack_entries(entries: tuple[Entry, ...]) -> bytes:
@@ -164,127 +215,17 @@ def unpack_entries(field: object) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def pack_commands(commands: tuple[Command, ...]) -> bytes:
-    """Bytes of each: 8 clock | 8 time | 8 weight | 1 length of verb | 2 of url | 1 of name | 32 signature | these."""
-    if len(commands) > COMMANDS_MAX:
-        raise ValueError("too many commands")
-    return b"".join(map(_pack_command, commands))
+ENTRIES = Field(pack_entries, unpack_entries)
 
 
-def _pack_command(command: Command) -> bytes:
-    verb, url = encoded(command.verb, VERB_BYTES_MAX), encoded(command.url, URL_BYTES_MAX)
-    name = encoded(command.name, COMMAND_NAME_BYTES_MAX)
-    if len(command.signature) != SIGNATURE_BYTES:
-        raise ValueError("a signature has 32 bytes")
-    head = COMMAND.pack(*command[:2], command.weight, len(verb), len(url), len(name), command.signature)
-    return head + verb + url + name
+def column_field(width: int, rows_max: int) -> Field:
+    """Return the field of one column of at most so many values of `width` bytes."""
+    return Field(None, partial(column, width=width, rows_max=rows_max))
 
 
-def unpack_commands(field: object) -> tuple[Command, ...]:
-    commands = []
-    for (clock, signed_ms, weight, *_, signature), (verb, url, name) in rows_with_parts(
-        field, COMMAND, slice(3, 6), COMMANDS_MAX, "command"
-    ):
-        verb_text, url_text = text(verb, VERB_BYTES_MAX), text(url, URL_BYTES_MAX)
-        name_text = text(name, COMMAND_NAME_BYTES_MAX)
-        commands.append(Command(clock, signed_ms, verb_text, url_text, amount(weight), name_text, signature))
-    return tuple(commands)
-
-
-def pack_voided(voided: tuple[VoidedAnswers, ...]) -> bytes:
-    """Bytes of each: 8 number | 4 age | 2 length of model | 1 of tenant | 1 of signature | the three."""
-    if len(voided) > VOIDED_MAX:
-        raise ValueError("too many invalidations for a message")
-    return b"".join(map(_pack_voided, voided))
-
-
-def _pack_voided(one: VoidedAnswers) -> bytes:
-    model, tenant, signature = encoded(one.model, MODEL_BYTES_MAX), one.tenant, one.signature
-    if len(tenant) not in (0, TENANT_BYTES) or len(signature) not in (0, SIGNATURE_BYTES):
-        raise ValueError("a tenant has 16 bytes, a signature 32")
-    return VOIDED.pack(one.number, one.older_ms, len(model), len(tenant), len(signature)) + model + tenant + signature
-
-
-def unpack_voided(field: object) -> tuple[VoidedAnswers, ...]:
-    found = []
-    for (number, older_ms, *_), (model, tenant, signature) in rows_with_parts(
-        field, VOIDED, slice(2, 5), VOIDED_MAX, "invalidation"
-    ):
-        if len(tenant) not in (0, TENANT_BYTES) or len(signature) not in (0, SIGNATURE_BYTES):
-            bad("tenant or signature of an invalidation")
-        if not number:
-            bad("an invalidation without a number")
-        found.append(VoidedAnswers(number, older_ms, text(model, MODEL_BYTES_MAX), tenant, signature))
-    return tuple(found)
-
-
-def pack_verdicts(verdicts: tuple[TrialResult, ...]) -> bytes:
-    """Bytes of each: 1 state | 1 length of rule | 1 of client | 2 of model | 1 of reason | 1 of node | the five."""
-    if len(verdicts) > VERDICTS_MAX:
-        raise ValueError("too many verdicts for a message")
-    return b"".join(map(_pack_verdict, verdicts))
-
-
-def _pack_verdict(verdict: TrialResult) -> bytes:
-    rule, client, model, state, why, node = verdict
-    parts = list(map(encoded, (rule, client, model, why, node), VERDICT_BYTES_MAX))
-    return b"".join([VERDICT.pack(DECIDED.index(state), *map(len, parts)), *parts])
-
-
-def unpack_verdicts(field: object) -> tuple[TrialResult, ...]:
-    found = []
-    for (state, *_), parts in rows_with_parts(field, VERDICT, slice(1, 6), VERDICTS_MAX, "verdict"):
-        if state >= len(DECIDED):
-            bad("state of a verdict")
-        rule, client, model, why, node = map(text, parts, VERDICT_BYTES_MAX)
-        found.append(TrialResult(rule, client, model, DECIDED[state], why, node))
-    return tuple(found)
-
-
-def pack_prefills(prefills: tuple[SharedPrefill, ...]) -> bytes:
-    """Bytes of each: 4 number | 8 backend | 1 generation | 2 length of fingerprints | the fingerprints."""
-    if len(prefills) > PREFILLS_MAX:
-        raise ValueError("too many prefills for a message")
-    return b"".join(map(_pack_prefill, prefills))
-
-
-def _pack_prefill(prefill: SharedPrefill) -> bytes:
-    *head, fingerprints = prefill
-    if not 0 < len(fingerprints) <= 8 * PREFILL_FINGERPRINTS_MAX or len(fingerprints) % 8:
-        raise ValueError(f"a prefill has 1 … {PREFILL_FINGERPRINTS_MAX} fingerprints")
-    return PREFILL.pack(*head, len(fingerprints)) + fingerprints
-
-
-def unpack_prefills(field: object) -> tuple[SharedPrefill, ...]:
-    found = []
-    for (*head, _), (names,) in rows_with_parts(field, PREFILL, slice(3, 4), PREFILLS_MAX, "prefill"):
-        number, backend, generation = head
-        found.append(SharedPrefill(number, backend, generation, column(names, 8, PREFILL_FINGERPRINTS_MAX)))
-        if not names:
-            bad("a prefill without a prefix")
-    return tuple(found)
-
-
-def unpack_ended(field: object) -> bytes:
-    return column(field, 4, ENTRIES_MAX)
-
-
-def unpack_answer_keys(field: object) -> bytes:
-    return column(field, 8, ANSWER_KEYS_MAX)
-
-
-def unpack_answer_name(field: object) -> bytes:
-    return field if type(field) is bytes and len(field) == ANSWER_NAME_BYTES else bad("name of an answer")
-
-
-def check_answer_keys(keys: AnswerKeys) -> None:
-    """Raise BadFrame unless each added answer has its age."""
-    if 4 * len(keys.ages) != len(keys.added):
-        bad("columns of different length")
-
-
-def unpack_snapshot_head(field: object) -> bytes:
-    return field if type(field) is bytes and len(field) == SNAPSHOT_HEAD_BYTES else bad("head of a copy")
+def bytes_field(size: int, what: str) -> Field:
+    """Return the field of a byte string of exactly this size."""
+    return Field(None, lambda field: field if type(field) is bytes and len(field) == size else bad(what))
 
 
 def unpack_group_sums(field: object) -> bytes:
@@ -303,18 +244,26 @@ def unpack_groups(field: object) -> bytes:
     return groups
 
 
-def check_part(part: PartSums) -> None:
-    """Raise BadFrame unless each group has all of its sums."""
-    if len(part.sums) != GROUP_BYTES * len(part.groups):
-        bad("sums of other groups")
-
-
 def unpack_buckets(field: object) -> bytes:
     """Return a column of bucket numbers. Raises BadFrame if one does not exist."""
     buckets = column(field, 2, BUCKETS)
     if buckets and int(np.frombuffer(buckets, "<u2").max()) >= BUCKETS:
         bad("no such bucket")
     return buckets
+
+
+COLUMN = column_field(1, FRAME_BYTES_MAX)  # its length is checked with the message's others (CHECKS), if at all
+GROUP_NUMBERS, GROUP_SUMS = Field(None, unpack_groups), Field(None, unpack_group_sums)
+BUCKET_NUMBERS = Field(None, unpack_buckets)
+ENDED = column_field(4, ENTRIES_MAX)
+ANSWER_KEYS, ANSWER_NAME = column_field(8, ANSWER_KEYS_MAX), bytes_field(32, "name of an answer")
+SNAPSHOT_HEAD = bytes_field(24, "head of a copy")
+
+
+def check_part(part: PartSums) -> None:
+    """Raise BadFrame unless each group has all of its sums."""
+    if len(part.sums) != GROUP_BYTES * len(part.groups):
+        bad("sums of other groups")
 
 
 def check_rows(rows: TableRows) -> None:
@@ -327,6 +276,15 @@ def check_rows(rows: TableRows) -> None:
         bad("no such backend")
 
 
-def rows_column(field: object) -> bytes:
-    """Return one of the columns of a message, whose length is checked with the others (`check_rows`), if at all."""
-    return column(field, 1, FRAME_BYTES_MAX)
+def check_answer_keys(keys: AnswerKeys) -> None:
+    """Raise BadFrame unless each added answer has its age."""
+    if 4 * len(keys.ages) != len(keys.added):
+        bad("columns of different length")
+
+
+CHECKS: dict[type, Callable[[Any], None]] = {
+    PartSums: check_part,
+    TableRows: check_rows,
+    AnswerKeys: check_answer_keys,
+}
+"""What is checked of a message when all of its fields have been read."""

@@ -18,8 +18,9 @@ from ranvier_py.core.gossip.wire import messages as m
 from ranvier_py.core.gossip.wire.codec import (
     BODY_BYTES_MIN,
     HELLO_BODY_BYTES_MIN,
+    KIND_OF,
     LAYOUT,
-    Kind,
+    TOPIC_OF,
     decode,
     encode,
 )
@@ -55,7 +56,7 @@ from tests.core.gossip.wire.wire_samples import (
 )
 from tests.examples import examples
 
-KINDS = [kind.value for kind in Kind]
+KINDS = list(TOPIC_OF)
 
 
 def refuses(kind: int, body: bytes) -> BadFrame:
@@ -80,10 +81,10 @@ def changed(message: m.Message, index: int, value: object) -> tuple[int, bytes]:
 
 
 def test_every_message_has_a_kind_and_all_its_members_travel() -> None:
-    assert {make for _, make, _ in LAYOUT} == set(get_args(m.Message))
-    assert [kind for kind, _, _ in LAYOUT] == list(Kind)
-    for _, make, layout in LAYOUT:
-        assert len(layout) == len(make._fields)  # type: ignore[attr-defined]
+    assert KIND_OF.keys() == set(get_args(m.Message))
+    assert len(KINDS) == len(LAYOUT), "a number of its own"
+    for _, _, make, layout in LAYOUT:
+        assert len(layout) == len(make._fields)
     assert {type(example) for example in EXAMPLES} == set(STRATEGIES) == set(get_args(m.Message))
 
 
@@ -100,7 +101,7 @@ def test_a_message_comes_back_as_it_was(make: type) -> None:
 
 
 def test_a_message_with_a_field_missing_is_refused() -> None:
-    for (_, _, layout), message in zip(LAYOUT, EXAMPLES, strict=True):
+    for (_, _, _, layout), message in zip(LAYOUT, EXAMPLES, strict=True):
         kind, values = fields(message)
         assert refuses(kind, msgpack.packb(values[: len(layout) - 1])).reason is Reason.BODY
 
@@ -176,14 +177,14 @@ def test_every_field_is_checked_for_its_type() -> None:
     """Each field of each kind gets a value of every other type. Only what has the right one may pass."""
     strange: tuple[object, ...] = (None, True, -1, 2**64 - 1, 1.5, "text", b"\xffseven!", [1], {"a": 1}, [])
     passed = []
-    for (_, make, layout), message in zip(LAYOUT, EXAMPLES, strict=True):
+    for (_, _, make, layout), message in zip(LAYOUT, EXAMPLES, strict=True):
         for index, value in product(range(len(layout)), strange):
             kind, body = changed(message, index, value)
             try:
                 decode(kind, body)
             except BadFrame:
                 continue
-            passed.append((make.__name__, make._fields[index], value))  # type: ignore[attr-defined]
+            passed.append((make.__name__, make._fields[index], value))
     odd = {case[:2] for case in passed if case[2] is not True and case[2] != 2**64 - 1}
     assert odd == {("AnswerPart", "data"), *(("SnapshotChunk", name) for name in m.SnapshotChunk._fields[4:])}, (
         "columns, which engine_cache.snapshot reads, and what answer_frames does"
@@ -221,12 +222,12 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize("kind", [Kind.PING, Kind.ROUTE_UPDATES, Kind.ROWS, Kind.COMMANDS])
-def test_no_bytes_make_the_reader_recurse_or_allocate_for_what_did_not_arrive(kind: Kind) -> None:
+@pytest.mark.parametrize("make", [m.Ping, m.RouteUpdates, m.TableRows, m.Commands])
+def test_no_bytes_make_the_reader_recurse_or_allocate_for_what_did_not_arrive(make: type) -> None:
     """memberlist#357: a header that promises much made the reader allocate it."""
     for body in NESTED:
         tracemalloc.start()
-        refuses(kind, body)
+        refuses(KIND_OF[make], body)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak <= 4 * len(body) + 8 * 1024, (body[:8], len(body), peak)
@@ -259,7 +260,7 @@ def test_memory_for_what_is_well_formed_is_bounded_by_its_objects() -> None:
 
 
 def test_a_body_beyond_the_largest_frame_is_refused_unread() -> None:
-    assert refuses(Kind.ROWS, b"\x91\xc6" + bytes(FRAME_BYTES_MAX)).reason is Reason.SIZE
+    assert refuses(KIND_OF[m.TableRows], b"\x91\xc6" + bytes(FRAME_BYTES_MAX)).reason is Reason.SIZE
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -339,19 +340,22 @@ BAD_ROWS = {
 
 @pytest.mark.parametrize("bad", BAD_ROWS.values(), ids=BAD_ROWS)
 def test_a_record_beyond_its_bounds_is_refused(bad: bytes) -> None:
-    assert refuses(*filled(Kind.PUSH, bad)).reason is Reason.BODY
-    assert refuses(*filled(Kind.MEMBERS, bad, after=(True,))).reason is Reason.BODY
+    assert refuses(*filled(KIND_OF[m.Push], bad)).reason is Reason.BODY
+    assert refuses(*filled(KIND_OF[m.Members], bad, after=(True,))).reason is Reason.BODY
 
 
-def test_the_row_that_is_spoilt_in_these_tests_is_a_good_one() -> None:
-    assert decode(*filled(Kind.PUSH, row())) == m.Push((m.Update(RECORD),))
+def test_the_rows_that_are_spoilt_in_these_tests_are_good_ones() -> None:
+    assert decode(*filled(KIND_OF[m.Push], row())) == m.Push((m.Update(RECORD),))
+    assert decode(*changed(m.Commands(()), 0, bytes(60))) == m.Commands((m.Command(0, 0, "", "", 0.0, "", bytes(32)),))
+    verdict, its_row = TrialResult("", "", "", "off", "", ""), bytes(4) + b"\x03" + bytes(2) + b"off"
+    assert decode(*changed(m.RuleVerdicts(1, ()), 1, its_row)) == m.RuleVerdicts(1, (verdict,))
 
 
 def test_a_greeting_has_exactly_one_record_and_nobody_accuses_in_it() -> None:
     one = pack_record(RECORD)
     for record in (b"", one + one, pack_record(RECORD, 5)):
-        refuses(*filled(Kind.HELLO, record, after=(1,)))
-    refuses(*filled(Kind.MEMBERS, pack_record(RECORD, 5), after=(True,)))
+        refuses(*filled(KIND_OF[m.Hello], record, after=(1,)))
+    refuses(*filled(KIND_OF[m.Members], pack_record(RECORD, 5), after=(True,)))
 
 
 BAD_FIELDS: dict[str, tuple[int, bytes]] = {
@@ -386,11 +390,11 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "verdict 4": changed(m.Facts(1, 1, ()), 2, bytes(20) + b"\x04" + bytes(5)),
     "neither draining nor not": changed(m.Facts(1, 1, ()), 2, bytes(21) + b"\x02" + bytes(4)),
     "started at no time": changed(m.Facts(1, 1, ()), 2, bytes(12) + b"\x00\x00\x00\x00\x00\x00\xf8\x7f" + bytes(6)),
-    "command cut off": changed(m.Commands(()), 0, bytes(51)),
-    "command without its verb": changed(m.Commands(()), 0, bytes(16) + b"\x03" + bytes(35)),
-    "command of infinite weight": changed(m.Commands(()), 0, bytes(14) + b"\xf0\x7f" + bytes(36)),
-    "command of negative weight": changed(m.Commands(()), 0, bytes(14) + b"\xf0\xbf" + bytes(36)),
-    "many commands": changed(m.Commands(()), 0, bytes(52 * (COMMANDS_MAX + 1))),
+    "command cut off": changed(m.Commands(()), 0, bytes(59)),
+    "command without its verb": changed(m.Commands(()), 0, bytes(56) + b"\x03" + bytes(3)),
+    "command of infinite weight": changed(m.Commands(()), 0, bytes(22) + b"\xf0\x7f" + bytes(36)),
+    "command of negative weight": changed(m.Commands(()), 0, bytes(22) + b"\xf0\xbf" + bytes(36)),
+    "many commands": changed(m.Commands(()), 0, bytes(60 * (COMMANDS_MAX + 1))),
     "commands that are no bytes": changed(m.Commands(()), 0, 7),
     "invalidation cut off": changed(m.Voided(()), 0, b"\x01" + bytes(14)),
     "invalidation without its model": changed(m.Voided(()), 0, b"\x01" + bytes(11) + b"\x05\x00" + bytes(2) + b"four"),
@@ -404,11 +408,11 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "prefill without its fingerprint": changed(m.Prefills((), b""), 0, bytes(13) + b"\x08\x00four"),
     "many prefills": changed(m.Prefills((), b""), 0, (bytes(13) + b"\x08\x00" + bytes(8)) * (PREFILLS_MAX + 1)),
     "ends that are no numbers": changed(m.Prefills((), b""), 1, bytes(7)),
-    "verdict of no state": changed(m.RuleVerdicts(1, ()), 1, b"\x02" + bytes(6)),
-    "verdict without its rule": changed(m.RuleVerdicts(1, ()), 1, b"\x01\x05" + bytes(5) + b"four"),
-    "verdict cut off": changed(m.RuleVerdicts(1, ()), 1, b"\x01" + bytes(5)),
-    "verdict with a line end": changed(m.RuleVerdicts(1, ()), 1, b"\x01\x01" + bytes(5) + b"\n"),
-    "many verdicts": changed(m.RuleVerdicts(1, ()), 1, (b"\x01" + bytes(6)) * 129),
+    "verdict of no state": changed(m.RuleVerdicts(1, ()), 1, bytes(4) + b"\x04" + bytes(2) + b"open"),
+    "verdict without its state": changed(m.RuleVerdicts(1, ()), 1, bytes(4) + b"\x03" + bytes(2) + b"of"),
+    "verdict cut off": changed(m.RuleVerdicts(1, ()), 1, bytes(6)),
+    "verdict with a line end": changed(m.RuleVerdicts(1, ()), 1, b"\x01" + bytes(3) + b"\x03" + bytes(2) + b"\noff"),
+    "many verdicts": changed(m.RuleVerdicts(1, ()), 1, (bytes(4) + b"\x03" + bytes(2) + b"off") * 129),
 }
 
 
@@ -457,9 +461,9 @@ def test_no_echo_is_longer_than_a_hello_and_no_challenge_than_any_message() -> N
     """So the answer to a stranger is never longer than what it sent."""
     assert len(encode(m.Echo(LONGEST, 2**64 - 1, 2**64 - 1))[1]) <= HELLO_BODY_BYTES_MIN
     for record in (RECORD, LONGEST):
-        assert len(encode(m.Hello(record, 1))[1]) == HELLO_BODY_BYTES_MIN
+        assert len(encode(m.Hello(record, 1))[1]) - HELLO_BODY_BYTES_MIN in (0, 1)
     shortest = m.Record("x", 1, 0, 0, m.State.ALIVE, "1.1.1.1", 1, 0)
-    assert len(encode(m.Hello(shortest, 1))[1]) == HELLO_BODY_BYTES_MIN
+    assert len(encode(m.Hello(shortest, 1))[1]) - HELLO_BODY_BYTES_MIN in (0, 1)
     assert len(encode(m.Challenge(2**64 - 1))[1]) == BODY_BYTES_MIN
     assert all(len(encode(example)[1]) >= BODY_BYTES_MIN for example in EXAMPLES)
     for seq in (0, 200, 60_000, 2**32 - 1):
