@@ -67,6 +67,8 @@ def test_the_number_of_a_key_is_the_same_in_every_version() -> None:
         ("é" * 43, "line 1 must be 32 bytes"),
         ("g" * 64, "line 1 must be 32 bytes"),
         ("\x00" * 43, "line 1 must be 32 bytes"),
+        ("correct-horse battery-staple is what we-use", "line 1 must be 32 bytes"),
+        ("    ".join((KEYS[0].hex()[:30], KEYS[0].hex()[30:60])), "line 1 must be 32 bytes"),
         (f"\n\n1:2:{KEYS[0].hex()}", "line 3 must be 32 bytes"),
         ("00" * 32, "line 1 is no secret"),
         ("QUFB" * 10 + "QUE", "line 1 is no secret"),
