@@ -197,6 +197,7 @@ class MemberTable:
 
     def _end(self, member: Member) -> None:
         self.suspicions.end(member.session)
+        self.probe_order.remove(member.session)
         self.neighbours.part(member.session)
         self.greetings.done(member.session)
         self.broadcasts.members = self.members

@@ -209,21 +209,25 @@ class ProbeOrder:
     """The order of probing: all live members, shuffled, each once; newcomers at random places (SWIM 4.3).
 
     Between two probes of one member lie at most 2n - 2 others; twice as many while urgent members, which get every
-    other turn, never run out. Sessions that are no longer live are skipped.
+    other turn, never run out. Bound: one place for each live member.
     """
 
-    __slots__ = ("_hastened", "_next", "_order", "_rng", "_urgent")
+    __slots__ = ("_hastened", "_rest", "_rng", "_urgent")
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self._order: list[int] = []
-        self._next = 0
+        self._rest: list[int] = []  # of this round
         self._urgent: dict[int, None] = {}
         self._hastened = False  # whether the last member was out of turn
 
     def insert(self, session: int) -> None:
         """Insert a newcomer at a random place in the rest of this round, so that it need not wait for the next one."""
-        self._order.insert(self._rng.randint(self._next, len(self._order)), session)
+        self._rest.insert(self._rng.randint(0, len(self._rest)), session)
+
+    def remove(self, session: int) -> None:
+        """Remove a member that is not live any more, if it has a place in the rest of this round."""
+        if session in self._rest:
+            self._rest.remove(session)
 
     def hasten(self, session: int) -> None:
         """Let this session be probed next, unless URGENT_MAX already are."""
@@ -236,13 +240,10 @@ class ProbeOrder:
         self._hastened = member is not None
         if member is not None:
             return member
-        member = self._next_in_order(roster)
-        if member is None:
-            self._order = [member.session for member in roster.alive()]
-            self._rng.shuffle(self._order)
-            self._next = 0
-            member = self._next_in_order(roster)
-        return member
+        if not self._rest:
+            self._rest = [member.session for member in roster.alive()]
+            self._rng.shuffle(self._rest)
+        return self._next_in_order(roster)
 
     def _next_urgent(self, roster: Roster) -> Member | None:
         while self._urgent:
@@ -254,14 +255,13 @@ class ProbeOrder:
 
     def _next_in_order(self, roster: Roster) -> Member | None:
         """Return the most silent of the next LOOK_AHEAD members; one that it overtakes keeps a place in the round."""
-        while self._next < len(self._order):
-            chosen, chosen_at = None, self._next
-            for at in range(self._next, min(self._next + LOOK_AHEAD, len(self._order))):
-                member = roster.get(self._order[at])
-                if member is not None and member.live and (chosen is None or member.received_at < chosen.received_at):
-                    chosen, chosen_at = member, at
-            self._order[chosen_at] = self._order[self._next]
-            self._next += 1
-            if chosen is not None:
-                return chosen
-        return None
+        chosen, chosen_at = None, 0
+        for at, session in enumerate(self._rest[:LOOK_AHEAD]):
+            member = roster.get(session)
+            assert member is not None
+            if chosen is None or member.received_at < chosen.received_at:
+                chosen, chosen_at = member, at
+        if chosen is not None:
+            self._rest[chosen_at] = self._rest[0]
+            del self._rest[0]
+        return chosen

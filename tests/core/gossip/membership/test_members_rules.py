@@ -177,6 +177,18 @@ def test_what_is_sent_of_somebody_unknown_is_kept_and_relayed(state: State) -> N
     assert node.spreads()[X.session].record.state is state
 
 
+def test_a_member_that_comes_and_goes_does_not_keep_the_others_from_being_probed() -> None:
+    """Each return gave it one more place in the round: whoever has the cluster's key can report that all day."""
+    node = Node(A, B)
+    for incarnation in range(100):
+        node.gets_updates(A, claimed(X, State.ALIVE, incarnation))
+        node.gets_updates(A, claimed(X, State.DEAD, incarnation))
+    node.gets_updates(A, claimed(X, State.ALIVE, 100))
+    node.outbox.clear()
+    node.run(7.0)  # X is probed four times meanwhile, ever more slowly
+    assert {out.session for out in node.outbox if isinstance(out.message, Ping)} == {A.session, B.session}
+
+
 # --- suspicion --------------------------------------------------------------------------------------------------------
 
 

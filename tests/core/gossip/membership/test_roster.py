@@ -22,10 +22,11 @@ def filled(count: int) -> Roster:
     return roster
 
 
-def bury(roster: Roster, session: int) -> None:
+def bury(roster: Roster, turns: ProbeOrder, session: int) -> None:
     member = roster.get(session)
     assert member is not None
     roster.change(member, member.record._replace(state=State.DEAD), 1.0)
+    turns.remove(session)
 
 
 def drawn(turns: ProbeOrder, roster: Roster, count: int) -> list[int]:
@@ -84,11 +85,11 @@ def test_a_newcomer_gets_a_random_place_in_what_is_left_of_the_round() -> None:
 def test_the_dead_are_passed_over() -> None:
     roster, turns = filled(4), ProbeOrder(Random(1))
     drawn(turns, roster, 1)
-    bury(roster, 2)
-    bury(roster, 3)
+    bury(roster, turns, 2)
+    bury(roster, turns, 3)
     assert sorted(drawn(turns, roster, 6)[-4:]) == [1, 1, 4, 4]
-    bury(roster, 1)
-    bury(roster, 4)
+    bury(roster, turns, 1)
+    bury(roster, turns, 4)
     assert drawn(turns, roster, 3) == [0, 0, 0]
 
 
