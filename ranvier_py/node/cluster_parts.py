@@ -29,6 +29,7 @@ from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerSettings
 from ranvier_py.core.gossip.peer_view import peer_view
 from ranvier_py.core.gossip.port_traffic import TrafficRates
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.wire.records import PUBLIC_BYTES_MAX
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.routing.router import Router
@@ -257,9 +258,10 @@ class ClusterParts:
 
 
 def public_address(listen: str, own: str) -> str:
-    """Return the address of the public port for peers to show: nobody can call 0.0.0.0."""
+    """Return the address of the public port for peers to show: nobody can call 0.0.0.0; records take no long name."""
     host, port = host_port(listen)
-    return spelled((own if is_wildcard(host) else host, port))
+    fits = len(spelled((host, port))) <= PUBLIC_BYTES_MAX
+    return spelled((host if fits and not is_wildcard(host) else own, port))
 
 
 def wall_ms() -> int:

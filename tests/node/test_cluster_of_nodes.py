@@ -11,6 +11,8 @@ import trio
 from ranvier_py.config.config_loader import load
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.gossip import RouterPeer
+from ranvier_py.core.gossip.wire.messages import Record, State
+from ranvier_py.core.gossip.wire.records import pack_record
 from ranvier_py.node.cluster_parts import FingerprintScheme, public_address
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, Node, cluster_lab, states, turn
 from tests.node.node_lab import lab as node_lab
@@ -288,10 +290,18 @@ def test_peers_without_a_key_are_refused_unless_it_is_stated() -> None:
 
 @pytest.mark.parametrize(
     ("listen", "shown"),
-    [("0.0.0.0:8080", "10.0.0.7:8080"), ("[::]:8080", "10.0.0.7:8080"), ("192.0.2.1:80", "192.0.2.1:80")],
+    [
+        ("0.0.0.0:8080", "10.0.0.7:8080"),
+        ("[::]:8080", "10.0.0.7:8080"),
+        ("192.0.2.1:80", "192.0.2.1:80"),
+        (f"router-0.{'a' * 60}.svc.cluster.local:80", "10.0.0.7:80"),
+    ],
 )
 def test_peers_get_a_public_address_that_can_be_called(listen: str, shown: str) -> None:
-    assert public_address(listen, "10.0.0.7") == shown
+    """And that fits into a record: with a longer name no node would start."""
+    public = public_address(listen, "10.0.0.7")
+    assert public == shown
+    assert pack_record(Record("n1", 1, 1, 0, State.ALIVE, "10.0.0.7", 7946, 0, public))
 
 
 def test_only_who_makes_equal_fingerprints_has_an_equal_schema() -> None:
