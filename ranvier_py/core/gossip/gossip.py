@@ -35,26 +35,16 @@ from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerSettings
-from ranvier_py.core.gossip.peer_answers.peer_answers import ANSWER_MESSAGES, AnswerSecrets, PeerAnswers
-from ranvier_py.core.gossip.readers.shared_streams import STREAM_MESSAGES, SharedStreams
-from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
+from ranvier_py.core.gossip.peer_answers.peer_answers import AnswerSecrets, PeerAnswers
+from ranvier_py.core.gossip.readers.shared_streams import SharedStreams
+from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.rule_verdicts import VerdictGossip
 from ranvier_py.core.gossip.wire.codec import KIND_OF, TOPIC_OF, decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing
-from ranvier_py.core.gossip.wire.messages import (
-    Command,
-    Commands,
-    Facts,
-    Loads,
-    Message,
-    Prefills,
-    Record,
-    RuleVerdicts,
-    State,
-)
+from ranvier_py.core.gossip.wire.messages import Command, Commands, Message, Prefills, Record, RuleVerdicts, State
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.seal import Sealer, Subkeys
 from ranvier_py.core.ids import BackendId
@@ -78,8 +68,6 @@ names all of them again and again."""
 
 TRIED_MAX = 4096  # addresses for which the plane of the next greeting is remembered
 SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)  # a packet of our format, sealed with another key or another label
-
-BESIDE_MEMBERSHIP = (Loads, Prefills, Facts, Commands, RuleVerdicts, *STREAM_MESSAGES, *ANSWER_MESSAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,20 +338,26 @@ class RouterPeer:
                 self._tried.pop(peer.address, None)
                 self.members.proved(proved, now)
                 self.live_members.proved(proved.session, now)
-            self._hand_on(peer, message, plane, now)
+            if message is None:
+                self.members.received_from(peer.session, now)
+            else:
+                self._hand_on(topic, peer, message, plane, now)
         self._settle(now)
 
-    def _hand_on(self, peer: Peer, message: Message | None, plane: Plane, now: float) -> None:
+    def _hand_on(self, topic: str, peer: Peer, message: Message, plane: Plane, now: float) -> None:
         """Pass a message to its machine. Route messages and prefills are taken from live members only (`admits`)."""
-        if isinstance(message, ROUTE_MESSAGES):
-            self.members.received_from(peer.session, now)
+        if topic == "membership":
+            self.members.receive(peer, message, now, plane)
+            return
+        self.members.received_from(peer.session, now)
+        if topic in ("routes", "rows"):
             if self.live_members.admits(peer.session, now):
                 self.routes.receive(peer, message, now)
-            return
-        if message is None or isinstance(message, BESIDE_MEMBERSHIP):
-            self.members.received_from(peer.session, now)
-        if isinstance(message, Loads | Facts):
-            self.facts.receive(peer, message, now)
+        elif topic == "streams":
+            self.streams.receive(peer, message, now)
+        elif topic == "answers":
+            self.live_members.admits(peer.session, now)
+            self.answers.receive(peer, message, now)
         elif isinstance(message, Prefills):
             if self.live_members.admits(peer.session, now):
                 self.prefills.receive(peer, message, now)
@@ -371,13 +365,8 @@ class RouterPeer:
             self.signed_commands.receive(message, now)
         elif isinstance(message, RuleVerdicts):
             self.verdicts.receive(message)
-        elif isinstance(message, STREAM_MESSAGES):
-            self.streams.receive(peer, message, now)
-        elif isinstance(message, ANSWER_MESSAGES):
-            self.live_members.admits(peer.session, now)
-            self.answers.receive(peer, message, now)
-        elif message is not None:
-            self.members.receive(peer, message, now, plane)
+        else:
+            self.facts.receive(peer, message, now)
 
     def _follow(self, now: float) -> None:
         self.backends.follow(now)

@@ -29,9 +29,6 @@ from ranvier_py.core.gossip.wire.messages import (
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.response_cache.invalidations import Invalidations
 
-ANSWER_MESSAGES = (AnswerKeys, AnswerDigest, AnswerWanted, AnswerPart, AnswerRefused, Voided)
-"""The messages that `PeerAnswers.receive` takes."""
-
 DIGEST_INTERVAL_S = 2.0  # the longest that a lost message stays unnoticed, while nothing else is sent
 
 
@@ -103,7 +100,7 @@ class PeerAnswers:
         self.fetches.forget(session, now)
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
-        """Take one of ANSWER_MESSAGES from a proved session."""
+        """Take a message about answers from a proved session."""
         if isinstance(message, Voided):
             self.invalidations.receive(message, now)
         elif isinstance(message, AnswerDigest):

@@ -34,8 +34,6 @@ from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 LEVEL_OF = {state: level for level, state in STATE_OF.items()}
 
-STREAM_MESSAGES = (ReaderClaims, SnapshotChunk, SnapshotWanted, SnapshotRefused)  # what `SharedStreams.receive` takes
-
 
 class SharedStreams(StreamSharing):
     """See the module. `moved` is called when the streams change that this node is to subscribe to or to read."""
@@ -131,7 +129,7 @@ class SharedStreams(StreamSharing):
         self.claims.forget(session)
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
-        """Take one of STREAM_MESSAGES from a proved session."""
+        """Take a message about streams from a proved session."""
         if isinstance(message, ReaderClaims):
             self.claims.receive(message)
         elif isinstance(message, SnapshotChunk | SnapshotWanted | SnapshotRefused):

@@ -50,12 +50,6 @@ from ranvier_py.core.gossip.wire.messages import (
 )
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 
-ROUTE_MESSAGES = (
-    *(RouteUpdates, Digest, Vector, Reset, TotalSum, PartSums, RowsWanted, TableRows, Busy),
-    *(SideStateWanted, SideState),
-)
-"""The messages that `RouteGossip.receive` takes."""
-
 INTAKE_SHARES = 4
 """One peer may bring this many fair shares of new rows: load is uneven, but no peer may fill all tables."""
 
@@ -200,7 +194,7 @@ class RouteGossip:
     # --- what peers send --------------------------------------------------------------------------------------------
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
-        """Take one of ROUTE_MESSAGES, in a few milliseconds at most. Those of other sessions than peers are dropped."""
+        """Take a message about routes or rows, in a few milliseconds at most. Those of strangers are dropped."""
         if peer.session not in self._outbox.peers:
             self._counters.strangers += 1
         elif isinstance(message, RouteUpdates):
