@@ -120,7 +120,7 @@ class SimNode(SimRouter):
         self.streams = NodeStreams(self.router, self.ids, self.peer.streams) if birth.cluster.events else None
 
     def rekey(self, keys: Sequence[int], now: float) -> None:  # noqa: ARG002  # as all calls
-        self.peer.rekey(ring_of(keys))
+        self.peer.sealer.rekey(ring_of(keys))
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

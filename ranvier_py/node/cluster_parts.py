@@ -125,7 +125,7 @@ class ClusterParts:
         self._started_at = time.monotonic()
         self._key_file = key_file
         if key_file is not None:
-            key_file.changed = peer.rekey
+            key_file.changed = peer.sealer.rekey
         self.port = port = GossipPort(peer, sockets, changed=self._log_changes, faults=faults)
         self._inbound = InboundStreams(sockets.listener, port)
         host = "" if is_wildcard(sockets.host) else sockets.host

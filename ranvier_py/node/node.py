@@ -181,7 +181,7 @@ class Node:
             log_transitions(peer.transitions())
             for backend in peer.doubted():
                 self.poller.probe_soon(backend)
-            for command in peer.commands():
+            for command in peer.signed_commands.take_new():
                 with self.faults.caught("commands"):
                     if not self._follow(command):
                         peer.signed_commands.failed(command)

@@ -8,7 +8,7 @@
 
 The shell (io/gossip/gossip_port.py, or the lab's simulator) calls `receive`, `contact`, `unreachable` and `tick`. After
 each call it looks at `wake_at` and carries what `take` returns. The shell owns the connections; this module knows
-addresses and planes only. Its owner drains `changes`, `transitions`, `doubted` and `commands` from time to time.
+addresses and planes only. Its owner drains `changes`, `transitions`, `doubted` and the commands from time to time.
 
 Rules: `receive` never raises, whatever the bytes. Nothing here waits, and no request waits for gossip: a request is
 placed by what the tables hold now and only appends to a queue. A message that can't be encoded or sealed is dropped and
@@ -44,7 +44,7 @@ from ranvier_py.core.gossip.rule_verdicts import VerdictGossip
 from ranvier_py.core.gossip.wire.codec import KIND_OF, TOPIC_OF, decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing
-from ranvier_py.core.gossip.wire.messages import Command, Commands, Message, Prefills, Record, RuleVerdicts, State
+from ranvier_py.core.gossip.wire.messages import Commands, Message, Prefills, Record, RuleVerdicts, State
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.seal import Sealer, Subkeys
 from ranvier_py.core.ids import BackendId
@@ -255,10 +255,6 @@ class RouterPeer:
         self.members.leave(now)
         self._settle(now)
 
-    def rekey(self, ring: KeyRing) -> None:
-        """Seal with the primary key of this ring from now on, and open with its keys alone."""
-        self.sealer.rekey(ring)
-
     # --- what it shows, and what the node does with it --------------------------------------------------------------
 
     @property
@@ -296,10 +292,6 @@ class RouterPeer:
         doubted = list(self.backends.doubted)
         self.backends.doubted.clear()
         return doubted
-
-    def commands(self) -> list[Command]:
-        """Return the signed commands of other nodes since the last call; the caller follows them."""
-        return self.signed_commands.take_new()
 
     # --- from the router --------------------------------------------------------------------------------------------
 
