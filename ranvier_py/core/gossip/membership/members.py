@@ -275,12 +275,11 @@ class Membership:
     def _take_in(self, peer: Peer, updates: Sequence[Update], now: float) -> None:
         """Merge the updates of a peer, and send it corrections of those that are stale."""
         if updates:
-            answers = [self._rules.merge(update, peer.session, now) for update in updates]
-            self._correct(peer, [correction for correction in answers if correction is not None])
+            self._correct(peer, self._rules.merge_all(updates, peer.session, now))
 
     def _read_list(self, peer: Peer, message: MemberList, now: float, plane: Plane) -> None:
         self._rules.joining = self.lists.joining
-        corrections = self._rules.merge_list(message.records, peer.session, now)
+        corrections = self._rules.merge_all(map(Update, message.records), peer.session, now, listed=True)
         if message.reply:
             self.lists.answer(peer, now, plane)
         else:

@@ -25,7 +25,7 @@ one. Bounds: SUPERSEDED_MAX, PEERS_MAX buckets. Cost: O(1) for each record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ranvier_py.core.bounded import BoundedDict
@@ -124,17 +124,10 @@ class MergeRules:
             return self._lost_name(member, record)
         return self._about_stranger(update, sender, now, listed)
 
-    def merge_list(self, records: Sequence[Record], sender: int, now: float) -> list[Update]:
-        """Merge a whole list. Returns what to send the sender."""
-        known, corrections = self._table.roster.get, []
-        for record in records:
-            member = known(record.session)
-            if member is not None and member.record is record and record.state is State.ALIVE:
-                continue
-            correction = self.merge(Update(record), sender, now, listed=True)
-            if correction is not None:
-                corrections.append(correction)
-        return corrections
+    def merge_all(self, updates: Iterable[Update], sender: int, now: float, listed: bool = False) -> list[Update]:
+        """Merge several records. Returns what to send the sender."""
+        corrections = [self.merge(update, sender, now, listed) for update in updates]
+        return [correction for correction in corrections if correction is not None]
 
     def superseded(self, session: int) -> Update | None:
         """Return what to send a live session that has lost its name: the record that has the name now."""
