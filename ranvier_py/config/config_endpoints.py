@@ -126,13 +126,13 @@ def address_problems(endpoints: GossipEndpoints) -> Iterator[Problem]:
     if endpoints.advertise is None:
         return
     host = endpoints.advertise[0]
-    if is_wildcard(host):
-        yield ("advertise",), f"{host} is no address that a peer could reach"
+    key = "gossip" if endpoints.advertise == endpoints.listen and not is_wildcard(host) else "advertise"
+    if is_wildcard(host) or "%" in host:  # an interface of this machine is another one elsewhere
+        yield (key,), f"{host} is no address that a peer could reach"
     elif not same_family(endpoints.listen[0], host):
         yield ("advertise", "gossip"), f"{host} can't be reached through {endpoints.listen[0]}: gossip on [::] has both"
     remote = [where for where in endpoints.join if is_address(where[0]) and not is_loopback(where[0])]
     if is_loopback(host) and remote:
-        key = "gossip" if endpoints.advertise == endpoints.listen else "advertise"
         yield (key, "join"), f"{host} can't be reached from {spelled(remote[0])}"
 
 

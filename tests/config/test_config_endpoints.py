@@ -115,6 +115,12 @@ def test_only_workers_without_other_peers_have_a_key_of_their_own() -> None:
         ),
         ({**KEYED, "gossip": "[fd00::7]:1", "advertise": "10.0.0.1"}, "advertise", "10.0.0.1 can't be reached"),
         ({**KEYED, "advertise": "::"}, "advertise", ":: is no address that a peer could reach"),
+        ({**KEYED, "gossip": "fe80::1%eth0"}, "gossip", "fe80::1%eth0 is no address that a peer could reach"),
+        (
+            {**KEYED, "gossip": "::", "advertise": "fe80::1%eth0"},
+            "advertise",
+            "fe80::1%eth0 is no address that a peer could reach",
+        ),
         (
             {**KEYED, "advertise": "127.0.0.1", "join": ("127.0.0.2", "10.0.0.2:5")},
             "advertise",
