@@ -116,5 +116,5 @@ def part_of(sums: bytes, groups: bytes) -> bytes:
 def with_part(sums: bytes, groups: bytes, part: bytes) -> bytes:
     """Return the same sums, with those of the buckets in these groups replaced by `part`."""
     whole = np.frombuffer(sums, "<u8").reshape(GROUPS, -1).copy()
-    whole[list(groups)] = np.frombuffer(part, "<u8").reshape(len(groups), -1)
+    whole[list(groups)] = np.frombuffer(part, "<u8").reshape(len(groups), whole.shape[1])
     return whole.tobytes()

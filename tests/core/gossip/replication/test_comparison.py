@@ -147,6 +147,15 @@ def test_sums_never_answer_an_earlier_question(kind: type[Message]) -> None:
     net.run_until(net.equal, limit_s=15.0)
 
 
+def test_sums_of_no_groups_are_a_question_like_any() -> None:
+    """No node of ours asks it, but whoever has the cluster's key can, and then each tick raised."""
+    net = Net(2)
+    net.run(1.0)
+    net.nodes[2].gossip.receive(peer_of(1), PartSums(b"", b"", True, 7), net.now)
+    net.run(1.0)
+    assert sent(net, PartSums, 2) == [PartSums(b"", b"", False, 7)]
+
+
 @pytest.mark.parametrize("log_entries_max", [10, 30, 100])
 def test_comparing_while_more_is_learned_leaves_no_hole(log_entries_max: int) -> None:
     """S3: whatever a number covers is in the table, though route updates, resets and sums were all under way at
