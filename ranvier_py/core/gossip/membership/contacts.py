@@ -8,13 +8,12 @@ longer times, until it proves itself, dies, or is no longer one to know.
 (weaviate#10698; foca keeps them 24 h, too). Each of n live nodes greets one every n seconds, at random times, so across
 a cut a node greets another about every second. Contacts from before a restart are greeted once soon, then as others.
 
-Bounds: one greeting for each live member, CONTACTS_MAX addresses (first come, first dropped), a rate for each kind.
-Cost: O(log members) for each greeting.
+Bounds: one greeting for each member to be known, at most those of a mesh; CONTACTS_MAX addresses (first come, first
+dropped). Cost: O(members to be greeted) for each greeting.
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from math import inf
 from random import Random
 
@@ -23,8 +22,6 @@ from ranvier_py.core.gossip.membership.membership_counters import MembershipCoun
 from ranvier_py.core.gossip.membership.neighbour_set import NeighbourSet
 from ranvier_py.core.gossip.membership.roster import Roster
 
-GREETING_S = 0.005  # between two greetings of members: the largest mesh is met in a third of a second
-GREETINGS_MAX = 16  # at once, after a pause
 SPREAD_S = 0.002  # times the members: the first greeting waits up to this, lest all greet a newcomer at once
 AGAIN_S = (1.0, 30.0)  # time until an unanswered greeting is repeated: at first and at most; doubled each time
 CONTACT_S = 24 * 3600.0  # a contact is forgotten after a day (foca)
@@ -39,49 +36,38 @@ class Greetings:
     def __init__(self, rng: Random) -> None:
         self.wake_at = inf
         self._rng = rng
-        self._due: list[tuple[float, int]] = []
         self._waits: dict[int, tuple[float, float]] = {}  # session -> (due at, time to the greeting after that)
-        self._free_at = -inf  # when the rate allows the next greeting
         self._urgent: dict[Address, None] = {}
 
     def urge(self, address: Address, now: float) -> None:
-        """Greet at once, whatever the rate, since a probe waits for it. There is one at a time, as of probes."""
+        """Greet at once, since a probe waits for it. There is one at a time, as of probes."""
         self._urgent[address] = None
         self.wake_at = min(self.wake_at, now)
 
     def want(self, session: int, members: int, now: float) -> None:
         """Plan to greet a member known by report."""
         if session not in self._waits:
-            self._plan(session, now + self._rng.uniform(0, SPREAD_S * members), AGAIN_S[0])
-            self.wake_at = min(self.wake_at, max(self._due[0][0], self._free_at))
+            due_at = now + self._rng.uniform(0, SPREAD_S * members)
+            self._waits[session] = (due_at, AGAIN_S[0])
+            self.wake_at = min(self.wake_at, due_at)
 
     def done(self, session: int) -> None:
-        """Stop greeting a member: it proved itself or is gone. Its entry in the heap is skipped when it is due."""
+        """Stop greeting a member: it proved itself or is gone."""
         self._waits.pop(session, None)
 
     def due(self, roster: Roster, neighbours: NeighbourSet, now: float) -> list[Address]:
         """Return the addresses to greet now."""
         addresses = list(self._urgent)
         self._urgent.clear()
-        self._free_at = max(self._free_at, now - GREETINGS_MAX * GREETING_S)
-        while self._due and self._due[0][0] <= now and self._free_at <= now:
-            at, session = heappop(self._due)
-            planned_at, wait_s = self._waits.get(session, (inf, 0.0))
-            if planned_at != at:
-                continue
+        for session in [session for session, (due_at, _) in self._waits.items() if due_at <= now]:
+            _, wait_s = self._waits.pop(session)
             member = roster.get(session)
-            if member is None or not member.live or member.proved or not neighbours.wants(session):
-                del self._waits[session]
-                continue
-            addresses.append(member.address)
-            self._free_at += GREETING_S
-            self._plan(session, now + self._rng.uniform(0.5, 1.0) * wait_s, min(2 * wait_s, AGAIN_S[1]))
-        self.wake_at = max(self._due[0][0], self._free_at) if self._due else inf
+            if member is not None and member.live and not member.proved and neighbours.wants(session):
+                addresses.append(member.address)
+                due_at = now + self._rng.uniform(0.5, 1.0) * wait_s
+                self._waits[session] = (due_at, min(2 * wait_s, AGAIN_S[1]))
+        self.wake_at = min([due_at for due_at, _ in self._waits.values()], default=inf)
         return addresses
-
-    def _plan(self, session: int, at: float, wait_s: float) -> None:
-        self._waits[session] = (at, wait_s)
-        heappush(self._due, (at, session))
 
 
 class Contacts:
