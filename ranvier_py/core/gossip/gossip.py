@@ -394,19 +394,17 @@ class RouterPeer:
     def _settle(self, now: float) -> None:
         """After any event: pass changes of membership to the machines, and seal the messages that wait."""
         members = self.members
-        if members.gone:
+        if members.gone or members.changes:
+            self.live_members.changed(now)
             for session in members.gone:
                 self.sessions.forget(session)
                 self.routes.forget(session, now)
                 self.facts.forget(session)
                 self.streams.forget(session)
-                self.prefills.forget(session)
                 self.answers.forget(session, now)
             members.gone.clear()
-        if members.changes:
             self._changes += members.changes
             members.changes.clear()
-            self.live_members.changed(now)
         self.sessions.me = members.me
         if self._sends:
             self._seal(now)

@@ -11,9 +11,10 @@ from cluster.simulation.sim_node import KEY, SimRouter
 from cluster.simulation.sim_router import Birth
 from ranvier_py.core.gossip.backend_state.signed_commands import signature_of
 from ranvier_py.core.gossip.gossip import STATE_HEAD, STATE_MAGIC, GossipSettings, RouterPeer, read_state
+from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.membership.identity import EPOCH_MAX
 from ranvier_py.core.gossip.wire.keyring import insecure_ring
-from ranvier_py.core.gossip.wire.messages import Command, Commands
+from ranvier_py.core.gossip.wire.messages import Command, Commands, Push, Record, State, Update
 
 NOON_MS = 1_795_262_400_000
 URL = "http://10.0.0.1:8000"
@@ -52,6 +53,23 @@ def test_a_command_from_before_a_later_one_is_refused_after_a_restart() -> None:
     after = started(before.state())
     after.signed_commands.receive(Commands((added,)), 0.0)
     assert after.signed_commands.take_new() == []
+
+
+def test_a_session_that_lost_its_name_is_no_peer_any_more() -> None:
+    """Membership forgot it without a word to the operator, and the machines above went on sending to it."""
+    peer = started()
+    schema = peer.me.schema
+    first, second = (Record(f"n{each}", each, each, 0, State.ALIVE, f"10.0.0.{each}", 7946, schema) for each in (8, 9))
+    for record in (first, second):
+        peer.members.proved(record, 1.0)
+    peer.tick(1.0)
+    peer.tick(2.0)
+    assert set(peer.live_members.sharing) == {8, 9}
+    claim = Push((Update(first._replace(name="n9", incarnation=1)),))
+    peer.members.receive(Peer(9, ("10.0.0.9", 7946)), claim, 2.0)
+    peer.tick(2.0)
+    peer.tick(3.0)
+    assert set(peer.live_members.sharing) == {9}
 
 
 def test_a_state_that_is_cut_off_or_something_else_is_none() -> None:
