@@ -19,14 +19,13 @@ from ranvier_py.core.gossip.wire.messages import Command, Commands, Push, Record
 NOON_MS = 1_795_262_400_000
 URL = "http://10.0.0.1:8000"
 ADMIN_KEY = b"k" * 32
-ADDRESS = ("10.0.0.1", 7946)
 
 
-def started(state: bytes = b"", wall_ms: int = NOON_MS) -> RouterPeer:
+def started(state: bytes = b"", wall_ms: int = NOON_MS, number: int = 1) -> RouterPeer:
     cluster = Cluster(nodes=1, engines=1)
-    birth = Birth(0, "n", ADDRESS, "seed", 0.0, wall_ms, state, (), "test", cluster, (URL,))
-    host, port = ADDRESS
-    settings = GossipSettings("n", host, port, 1, KEY, wall_ms=wall_ms, state=state, admin_key=ADMIN_KEY)
+    name, host, port = f"n{number}", f"10.0.0.{number}", 7946
+    birth = Birth(0, name, (host, port), "seed", 0.0, wall_ms, state, (), "test", cluster, (URL,))
+    settings = GossipSettings(name, host, port, number, KEY, wall_ms=wall_ms, state=state, admin_key=ADMIN_KEY)
     return RouterPeer(SimRouter(birth, Random(1)).router, settings, insecure_ring(), Random(1), 0.0)
 
 
