@@ -1,11 +1,8 @@
 """Challenges: numbers that a session has to repeat to prove that it is live, and the limits of answers to strangers.
 
-An answer to a stranger carries a keyed hash of its session and the time, so that no stranger can make us remember it. A
-greeting, which we send before we know any session, carries a random number that is kept for a while. Either number is
-good for CHALLENGE_S to 2 * CHALLENGE_S seconds, and only the session's own key can seal the answer, so an eavesdropper
-can't use it.
-
-Bound: GREETINGS_MAX greetings, the oldest goes first.
+A challenge is a keyed hash of the time and of the session that it is for, or of no session in a greeting, which we send
+before we know any. So no stranger can make us remember it. It is good for CHALLENGE_S to 2 * CHALLENGE_S seconds, and
+only the session's own key can seal the answer, so an eavesdropper can't use it.
 """
 
 from __future__ import annotations
@@ -13,46 +10,26 @@ from __future__ import annotations
 from hashlib import blake2b
 from random import Random
 
-from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.gossip_values import Address
 
 CHALLENGE_S = 2.0  # long enough for the way there and back over a stream that has to be opened first
-GREETINGS_MAX = 1024  # greetings within 4 s: a whole cluster of the largest size we aim at
+ANY = 0  # in place of a session: whichever answers
 
 
 class Challenges:
     """Makes challenges and checks their answers. `rng` is the system's where security matters."""
 
     def __init__(self, rng: Random) -> None:
-        self._rng = rng
         self._secret = rng.randbytes(32)
-        self.greetings: BoundedDict[int, float] = BoundedDict(GREETINGS_MAX)
 
     def ask(self, session: int, now: float) -> int:
-        """Return a challenge for this session, not 0. It is the same for CHALLENGE_S seconds; nothing is kept."""
+        """Return a challenge for this session, or for ANY; not 0. It is the same for CHALLENGE_S seconds."""
         return self._hash(session, int(now // CHALLENGE_S))
 
-    def greet(self, now: float) -> int:
-        """Return a challenge, not 0, for whichever session answers it, and keep it."""
-        self._expire(now)
-        challenge = self._rng.getrandbits(64) or 1
-        self.greetings[challenge] = now
-        return challenge
-
     def answered(self, session: int, nonce: int, now: float) -> bool:
-        """Whether `nonce` repeats a challenge of the last seconds: of this session, or of a greeting, which ends it."""
-        self._expire(now)
-        if self.greetings.pop(nonce, None) is not None:
-            return True
+        """Whether `nonce` repeats a challenge of the last seconds, for this session or for any."""
         period = int(now // CHALLENGE_S)
-        return nonce in (self._hash(session, period), self._hash(session, period - 1))
-
-    def _expire(self, now: float) -> None:
-        while self.greetings:
-            challenge = next(iter(self.greetings))
-            if self.greetings[challenge] > now - 2 * CHALLENGE_S:
-                return
-            del self.greetings[challenge]
+        return nonce in [self._hash(asked, at) for asked in (session, ANY) for at in (period, period - 1)]
 
     def _hash(self, session: int, period: int) -> int:
         data = session.to_bytes(8, "little") + period.to_bytes(8, "little", signed=True)

@@ -33,7 +33,7 @@ from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.bounded import BoundedDict
-from ranvier_py.core.gossip.contact.challenges import Challenges, RateLimit
+from ranvier_py.core.gossip.contact.challenges import ANY, Challenges, RateLimit
 from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.codec import BODY_BYTES_MIN, KIND_OF, TOPIC_OF, decode, encode
 from ranvier_py.core.gossip.wire.frame import BadFrame
@@ -75,7 +75,6 @@ class SessionCounters:
     resent: int = counter("Messages sent again with a proof.")
     greetings: int = counter("Greetings sent.")
     sessions: int = gauge("Sessions proved now.")
-    greetings_dropped: int = counter("Greetings forgotten before their answer, too many being open.")
 
 
 class Incoming(NamedTuple):
@@ -177,7 +176,6 @@ class Sessions:
         """The counters, with the gauges as they are now."""
         counters = self._counters
         counters.sessions = len(self._known)
-        counters.greetings_dropped = self._challenges.greetings.dropped
         return counters
 
     # --- what we send -------------------------------------------------------------------------------------------------
@@ -187,7 +185,7 @@ class Sessions:
         if address == (self.me.host, self.me.port) or not self._greetings.may(address, now):
             return False
         self._counters.greetings += 1
-        self._send(address, 0, plane, Hello(self.me, self._challenges.greet(now)))
+        self._send(address, 0, plane, Hello(self.me, self._challenges.ask(ANY, now)))
         return True
 
     def sent(self, outgoing: Outgoing, now: float) -> None:

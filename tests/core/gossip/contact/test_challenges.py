@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.gossip.contact.challenges import CHALLENGE_S, GREETINGS_MAX, Challenges, RateLimit
+from ranvier_py.core.gossip.contact.challenges import ANY, CHALLENGE_S, Challenges, RateLimit
 from tests.examples import examples
 
 
@@ -34,18 +34,11 @@ def test_an_answer_is_good_for_the_session_that_was_asked_and_the_node_that_aske
     assert not ours.answered(7, 0, 5.0)
 
 
-def test_a_greeting_is_answered_once_by_whoever_is_there() -> None:
+def test_a_greeting_is_answered_by_whoever_is_there() -> None:
     challenges = Challenges(Random(1))
-    nonce = challenges.greet(5.0)
-    assert challenges.answered(7, nonce, 6.0)
-    assert not challenges.answered(7, nonce, 6.0)
-
-
-def test_greetings_are_bounded_and_the_oldest_goes_first() -> None:
-    challenges = Challenges(Random(1))
-    nonces = [challenges.greet(5.0) for _ in range(GREETINGS_MAX + 2)]
-    assert challenges.greetings.dropped == 2
-    assert [challenges.answered(7, nonce, 5.0) for nonce in nonces[:3]] == [False, False, True]
+    nonce = challenges.ask(ANY, 5.0)
+    assert [challenges.answered(session, nonce, 6.0) for session in (7, 8)] == [True, True]
+    assert not challenges.answered(7, nonce, 5.0 + 2 * CHALLENGE_S)
 
 
 @settings(max_examples=examples(100))
