@@ -121,7 +121,7 @@ class MergeRules:
         if member is not None and (record.name == member.record.name or self._may_take_name(member, record)):
             return self._about_member(member, update, sender, now, listed)
         if member is not None:
-            return self._lost_name(member, record)
+            return self._lost_name(member, record, sender, now)
         return self._about_stranger(update, sender, now, listed)
 
     def merge_all(self, updates: Iterable[Update], sender: int, now: float, listed: bool = False) -> list[Update]:
@@ -192,8 +192,10 @@ class MergeRules:
         holder = self._table.roster.named(record.name)
         return holder is None or by_epoch(record) >= by_epoch(holder.record)
 
-    def _lost_name(self, member: Member, record: Record) -> Update | None:
+    def _lost_name(self, member: Member, record: Record, sender: int, now: float) -> Update | None:
         """Forget a known session that claims a name that a later session has. Returns the latter's record."""
+        if not self._may_change(sender, SELF_COST if sender == record.session else 1, now):
+            return None
         self._table.forget(member)
         self._superseded[record.session] = record.name
         return self._holder(record.name)

@@ -124,6 +124,15 @@ def test_a_name_is_not_taken_from_anybody_by_who_may_change_no_more() -> None:
     assert node.members.member(2) is not None
 
 
+def test_nobody_is_forgotten_for_a_name_by_who_may_change_no_more() -> None:
+    """Whoever claims the name of a later session is forgotten: another can claim it for each member without end."""
+    node = Listener()
+    node.reported(1, *strangers(4000))
+    node.reported(1, node.peers[2]._replace(name="n3", incarnation=1))
+    assert node.members.member(2) is not None
+    assert node.members.gone == []
+
+
 def test_an_accusation_can_not_rename_the_accused() -> None:
     """At one incarnation only the state may differ; a name of somebody else would put two members under it."""
     node = Listener()
