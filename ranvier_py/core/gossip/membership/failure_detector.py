@@ -49,7 +49,6 @@ class Probe:
     stream_first: bool = False
     tried: bool = False  # a datagram was sent
     relays: dict[int, bool] = field(default_factory=dict)  # session -> whether it sent a nack
-    nacks: int = 0
 
 
 class FailureDetector:
@@ -117,9 +116,8 @@ class FailureDetector:
     def nacked(self, session: int, seq: int) -> None:
         """Note the nack of a relay: the relay is well, but the target has not answered it."""
         probe = self._probe
-        if probe is not None and seq == probe.seq and probe.relays.get(session) is False:
+        if probe is not None and seq == probe.seq and session in probe.relays:
             probe.relays[session] = True
-            probe.nacks += 1
 
     def proved(self, session: int) -> None:
         """End the probe of a session that has just proved to be live: that is an answer."""
@@ -226,7 +224,7 @@ class FailureDetector:
             self._table.probe_order.hasten(member.session)
             return None
         self._counters.probes_failed += 1
-        self._health.worse(len(probe.relays) - probe.nacks if probe.relays else 1)
+        self._health.worse(len(probe.relays) - sum(probe.relays.values()) if probe.relays else 1)
         return member
 
     def _measure(self, probe: Probe, now: float) -> None:

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.wire.messages import Record, State
+from ranvier_py.core.gossip.wire.records import NAME_BYTES_MAX
 
 EPOCH_MAX = 2**63 - 1  # 292 million years of milliseconds: higher ones in records are dropped
 EPOCH_AHEAD_MAX = 2**42  # 139 years of milliseconds: no two clocks are further apart, however wrong they are
 INCARNATION_MAX = 2**32 - 1  # what the wire holds
 INCARNATION_STEP_MAX = 2**16  # the most that one message may raise ours: an honest accuser repeats our own record
-NAME_BYTES_MAX = 64
 
 OVERTAKEN_MAX = 2  # an earlier run of ours is overtaken once and stays silent; a session that comes back is alive
 NAMESAKES_MAX = 16  # sessions with our name that are remembered; the oldest is forgotten first

@@ -156,14 +156,6 @@ def text(value: bytes, bytes_max: int) -> str:
     return decoded
 
 
-def encoded(value: str, bytes_max: int) -> bytes:
-    """Encode a text of ours. Raises ValueError where `text` would refuse it."""
-    data = value.encode()
-    if len(data) > bytes_max or not value.isprintable():
-        raise ValueError("text too long or not printable")
-    return data
-
-
 def amount(value: float) -> float:
     """Check a finite number, not below 0."""
     if not math.isfinite(value) or value < 0:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from struct import Struct
 
-from ranvier_py.core.gossip.wire.frame import bad, encoded, text
+from ranvier_py.core.gossip.wire.frame import bad, text
 from ranvier_py.core.gossip.wire.messages import Record, State, Update
 
 NAME_BYTES_MAX = 64
@@ -50,13 +50,13 @@ def unpack_host(packed: bytes) -> str:
 def pack_record(record: Record, accuser: int = 0) -> bytes:
     """Return the row of a record. Raises ValueError (or struct.error) for one that breaks the bounds in `Record`."""
     host = pack_host(record.host)
-    name, public = encoded(record.name, NAME_BYTES_MAX), encoded(record.public, PUBLIC_BYTES_MAX)
-    if not (name and record.session and record.port):
-        raise ValueError("a record needs a name, a session and a port")
+    name, public = record.name.encode(), record.public.encode()
     flags = record.state | (IS_IPV6 if len(host) == HOST_BYTES_6 else 0) | (IS_ACCUSED if accuser else 0)
     numbers = record.session, record.epoch, record.incarnation, flags, len(name), len(public), record.port
     head = HEAD.pack(*numbers, record.schema)
-    return b"".join((head, host, name, public, ACCUSER.pack(accuser) if accuser else b""))
+    row = b"".join((head, host, name, public, ACCUSER.pack(accuser) if accuser else b""))
+    unpack_row(row)  # raises what a receiver would
+    return row
 
 
 @lru_cache(ROWS_REMEMBERED)
