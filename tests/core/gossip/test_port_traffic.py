@@ -1,12 +1,6 @@
 """What passes the gossip port, and what is logged of it."""
 
-from ranvier_py.core.gossip.port_traffic import (
-    LOOK_INTERVAL_S,
-    WINDOW_S,
-    TrafficRates,
-    plain_address,
-    socket_address,
-)
+from ranvier_py.core.gossip.port_traffic import LOOK_INTERVAL_S, WINDOW_S, TrafficRates, plain_address, socket_address
 
 
 def test_a_steady_flow_is_shown_as_what_it_is_each_second_and_path() -> None:

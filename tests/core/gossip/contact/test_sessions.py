@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.gossip.contact.sessions import Incoming
 from ranvier_py.core.gossip.gossip_values import Peer, Plane
 from ranvier_py.core.gossip.wire.codec import KIND_OF
-from ranvier_py.core.gossip.wire.messages import (
-    Ack,
-    Echo,
-    Hello,
-    Ping,
-    Record,
-    RouteUpdates,
-    State,
-    Update,
-)
+from ranvier_py.core.gossip.wire.messages import Ack, Echo, Hello, Ping, Record, RouteUpdates, State, Update
 from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, World, acquainted, kinds, pair
 from tests.core.gossip.wire.wire_samples import LONGEST
 from tests.examples import examples

@@ -10,16 +10,7 @@ from ranvier_py.core.gossip.contact.sessions import ANSWER_INTERVAL_S, ANSWERS_P
 from ranvier_py.core.gossip.gossip_values import Peer, Plane
 from ranvier_py.core.gossip.wire.codec import KIND_OF, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
-from ranvier_py.core.gossip.wire.messages import (
-    Challenge,
-    Echo,
-    Hello,
-    Message,
-    Nack,
-    Ping,
-    Push,
-    RouteUpdates,
-)
+from ranvier_py.core.gossip.wire.messages import Challenge, Echo, Hello, Message, Nack, Ping, Push, RouteUpdates
 from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, World, acquainted, kinds, pair
 from tests.core.gossip.wire.wire_samples import EXAMPLES, LONGEST
 

@@ -16,7 +16,7 @@ from typing import Any
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.members import Membership
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
-from ranvier_py.core.gossip.membership.roster import Member
+from ranvier_py.core.gossip.membership.roster import Member, Roster
 from ranvier_py.core.gossip.wire.messages import Message, Record, State
 
 PORT = 7946
@@ -28,6 +28,13 @@ def record_of(name: str, session: int, epoch: int = 1, host: str = "", incarnati
     host = host or f"10.0.{number >> 8}.{number & 255}"
     record = Record(name, session, epoch, incarnation, State.ALIVE, host, PORT, 7)
     return record._replace(**more)  # type: ignore[arg-type]
+
+
+def roster_of(count: int) -> Roster:
+    roster = Roster()
+    for number in range(1, count + 1):
+        roster.add(record_of(f"n{number}", number), 0.0)
+    return roster
 
 
 def named(members: Membership, name: str) -> Member | None:

@@ -7,17 +7,11 @@ from math import inf
 from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Address
-from ranvier_py.core.gossip.membership.contacts import (
-    CONTACT_S,
-    CONTACTS_MAX,
-    SPREAD_S,
-    Contacts,
-    Greetings,
-)
+from ranvier_py.core.gossip.membership.contacts import CONTACT_S, CONTACTS_MAX, SPREAD_S, Contacts, Greetings
 from ranvier_py.core.gossip.membership.membership_counters import MembershipCounters
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX, NeighbourSet
 from ranvier_py.core.gossip.membership.roster import Roster
-from tests.core.gossip.membership.small_cluster import PORT, record_of
+from tests.core.gossip.membership.small_cluster import PORT, roster_of
 
 MESH = NeighbourSet(9999, 0, Roster())
 """Nobody is in it yet: whoever is met is to be greeted."""
@@ -25,13 +19,6 @@ MESH = NeighbourSet(9999, 0, Roster())
 
 def place(number: int) -> Address:
     return (f"10.0.{number >> 8}.{number & 255}", PORT)
-
-
-def roster_of(count: int) -> Roster:
-    roster = Roster()
-    for number in range(1, count + 1):
-        roster.add(record_of(f"n{number}", number), 0.0)
-    return roster
 
 
 def greeted(greetings: Greetings, roster: Roster, until: float) -> list[tuple[float, Address]]:

@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.membership.roster import URGENT_MAX, ProbeOrder, Roster
 from ranvier_py.core.gossip.wire.messages import State
-from tests.core.gossip.membership.small_cluster import record_of
+from tests.core.gossip.membership.small_cluster import record_of, roster_of
 from tests.examples import examples
-
-
-def filled(count: int) -> Roster:
-    roster = Roster()
-    for number in range(1, count + 1):
-        roster.add(record_of(f"n{number}", number), 0.0)
-    return roster
 
 
 def bury(roster: Roster, turns: ProbeOrder, session: int) -> None:
@@ -37,7 +30,7 @@ def drawn(turns: ProbeOrder, roster: Roster, count: int) -> list[int]:
 @pytest.mark.parametrize("count", [1, 2, 5, 30])
 def test_between_two_probes_of_one_member_lie_at_most_2n_minus_2_others(count: int) -> None:
     """SWIM's bound: 2n - 1 periods. Whatever is received of whom meanwhile must not break it."""
-    roster, rng = filled(count), Random(1)
+    roster, rng = roster_of(count), Random(1)
     turns = ProbeOrder(Random(2))
     order = []
     for now in range(count * 40):
@@ -52,14 +45,14 @@ def test_between_two_probes_of_one_member_lie_at_most_2n_minus_2_others(count: i
 
 
 def test_every_round_has_an_order_of_its_own() -> None:
-    roster, turns = filled(8), ProbeOrder(Random(2))
+    roster, turns = roster_of(8), ProbeOrder(Random(2))
     rounds = [tuple(drawn(turns, roster, 8)) for _ in range(20)]
     assert all(sorted(order) == list(range(1, 9)) for order in rounds)
     assert len(set(rounds)) == 20
 
 
 def test_the_most_silent_of_the_next_few_goes_first() -> None:
-    roster, turns = filled(6), ProbeOrder(Random(2))
+    roster, turns = roster_of(6), ProbeOrder(Random(2))
     for session in range(1, 7):
         member = roster.get(session)
         member.received_at = 10.0 - session
@@ -70,7 +63,7 @@ def test_a_newcomer_gets_a_random_place_in_what_is_left_of_the_round() -> None:
     """At the end of a list it would wait for a whole round, and all newcomers would be probed in one go."""
     places = []
     for seed in range(60):
-        roster, turns = filled(20), ProbeOrder(Random(seed))
+        roster, turns = roster_of(20), ProbeOrder(Random(seed))
         drawn(turns, roster, 5)
         roster.add(record_of("n99", 99), 0.0).received_at = 5.0
         for member in roster.alive():
@@ -83,7 +76,7 @@ def test_a_newcomer_gets_a_random_place_in_what_is_left_of_the_round() -> None:
 
 
 def test_the_dead_are_passed_over() -> None:
-    roster, turns = filled(4), ProbeOrder(Random(1))
+    roster, turns = roster_of(4), ProbeOrder(Random(1))
     drawn(turns, roster, 1)
     bury(roster, turns, 2)
     bury(roster, turns, 3)
@@ -95,7 +88,7 @@ def test_the_dead_are_passed_over() -> None:
 
 def test_the_urgent_get_every_other_turn_and_no_more() -> None:
     """Under many suspicions a round that only saw suspects would never find the next dead."""
-    roster, turns = filled(10), ProbeOrder(Random(1))
+    roster, turns = roster_of(10), ProbeOrder(Random(1))
     order = []
     for _ in range(20):
         turns.hasten(3)
@@ -105,7 +98,7 @@ def test_the_urgent_get_every_other_turn_and_no_more() -> None:
 
 
 def test_urgency_is_bounded() -> None:
-    roster, turns = filled(100), ProbeOrder(Random(1))
+    roster, turns = roster_of(100), ProbeOrder(Random(1))
     for session in range(1, 101):
         turns.hasten(session)
     assert drawn(turns, roster, 2 * URGENT_MAX)[::2] == list(range(1, URGENT_MAX + 1))

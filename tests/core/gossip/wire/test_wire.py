@@ -38,22 +38,9 @@ from ranvier_py.core.gossip.wire.columns import (
     VERDICTS_MAX,
 )
 from ranvier_py.core.gossip.wire.frame import BadFrame, Reason
-from ranvier_py.core.gossip.wire.records import (
-    ROWS_REMEMBERED,
-    pack_record,
-    size_of,
-)
+from ranvier_py.core.gossip.wire.records import ROWS_REMEMBERED, pack_record, size_of
 from ranvier_py.core.gossip.wire.seal import BODY_BYTES_MAX
-from tests.core.gossip.wire.wire_samples import (
-    EXAMPLES,
-    IPV6,
-    LONGEST,
-    RECORD,
-    SESSION,
-    STRATEGIES,
-    messages,
-    rows_of,
-)
+from tests.core.gossip.wire.wire_samples import EXAMPLES, IPV6, LONGEST, RECORD, SESSION, STRATEGIES, messages, rows_of
 from tests.examples import examples
 
 KINDS = list(TOPIC_OF)
