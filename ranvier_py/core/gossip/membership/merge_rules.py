@@ -58,19 +58,16 @@ class Bucket:
     warned: bool = False
 
 
-class Allowance:
+class Allowance(BoundedDict[int, Bucket]):
     """How much each peer may still change, by session."""
 
     def __init__(self) -> None:
-        self._buckets: BoundedDict[int, Bucket] = BoundedDict(PEERS_MAX)
-
-    def __len__(self) -> int:
-        return len(self._buckets)
+        super().__init__(PEERS_MAX)
 
     def spend(self, peer: int, cost: int, members: int, now: float) -> bool:
         """Whether this peer may make a change of this cost in a cluster of so many; if so, it is paid."""
         most = BURST + BURST_PER_MEMBER * members
-        bucket = self._buckets[peer] = self._buckets.get(peer) or Bucket(most, now)
+        bucket = self[peer] = self.get(peer) or Bucket(most, now)
         bucket.left = min(most, bucket.left + max(0.0, now - bucket.at) * most / FILL_S)
         bucket.at = now
         bucket.warned = bucket.warned and bucket.left < most
@@ -81,7 +78,7 @@ class Allowance:
 
     def warn(self, peer: int) -> bool:
         """Whether to warn the operator of this peer now: once until its bucket is full again."""
-        bucket = self._buckets[peer]
+        bucket = self[peer]
         warned, bucket.warned = bucket.warned, True
         return not warned
 

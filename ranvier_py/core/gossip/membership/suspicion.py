@@ -28,29 +28,21 @@ class Suspicion:
         return next(iter(self.accusers))
 
 
-class Suspicions:
-    """All suspicions by session. `wake_at` is the nearest deadline."""
-
-    __slots__ = ("_suspicions", "wake_at")
+class Suspicions(dict[int, Suspicion]):
+    """All suspicions by session, to be changed by these methods alone. `wake_at` is the nearest deadline."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.wake_at = inf
-        self._suspicions: dict[int, Suspicion] = {}
-
-    def __len__(self) -> int:
-        return len(self._suspicions)
-
-    def get(self, session: int) -> Suspicion | None:
-        return self._suspicions.get(session)
 
     def begin(self, session: int, accuser: int, profile: Profile, members: int, now: float) -> None:
         """Start a suspicion, or start it again at a new incarnation: accusers of the old one do not count."""
-        self._suspicions[session] = Suspicion(now, {accuser: None}, now + profile.suspicion_s(members, 0))
+        self[session] = Suspicion(now, {accuser: None}, now + profile.suspicion_s(members, 0))
         self._arm()
 
     def confirm(self, session: int, accuser: int, profile: Profile, members: int) -> bool:
         """Add an accuser. Returns whether that shortened the suspicion, so that others should know."""
-        suspicion = self._suspicions.get(session)
+        suspicion = self.get(session)
         if suspicion is None or accuser in suspicion.accusers:
             return False
         if len(suspicion.accusers) > profile.confirmations(members):
@@ -62,27 +54,27 @@ class Suspicions:
 
     def rearm(self, session: int, deadline: float) -> None:
         """Set the deadline: nearer by a confirmation, later since a packet of the member itself came."""
-        self._suspicions[session].deadline = deadline
+        self[session].deadline = deadline
         self._arm()
 
     def postpone(self, by_s: float) -> None:
         """Postpone all deadlines: this node was not awake to receive a refutation."""
-        for suspicion in self._suspicions.values():
+        for suspicion in self.values():
             suspicion.deadline += by_s
             suspicion.postponed_s += by_s
         self._arm()
 
     def end(self, session: int) -> None:
         """End a suspicion, if there is one: its member has refuted it, is dead or forgotten."""
-        if self._suspicions.pop(session, None) is not None:
+        if self.pop(session, None) is not None:
             self._arm()
 
     def expired(self, now: float) -> list[int]:
         """Return the sessions whose suspicion is over, by deadline. The caller must end or re-arm each."""
         if now < self.wake_at:
             return []
-        over = [(one.deadline, session) for session, one in self._suspicions.items() if one.deadline <= now]
+        over = [(one.deadline, session) for session, one in self.items() if one.deadline <= now]
         return [session for _, session in sorted(over)]
 
     def _arm(self) -> None:
-        self.wake_at = min((suspicion.deadline for suspicion in self._suspicions.values()), default=inf)
+        self.wake_at = min((suspicion.deadline for suspicion in self.values()), default=inf)
