@@ -34,7 +34,7 @@ Problem = tuple[tuple[str, ...], str]  # (keys involved, what is wrong)
 
 
 class GossipEndpoints(NamedTuple):
-    """Where one node gossips. `advertise` None: the route to the peers will show it. Port 0: any free one."""
+    """Where one node gossips. `advertise` None: the socket or the route to peers shows it. Port 0: any."""
 
     listen: HostPort
     advertise: HostPort | None

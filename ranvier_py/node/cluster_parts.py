@@ -102,7 +102,9 @@ async def open_cluster(
 
 async def own_address(endpoints: GossipEndpoints, sockets: GossipSockets) -> HostPort:
     """Return the address at which peers reach this node. Raises ConfigError."""
-    host, port = endpoints.advertise or (await own_host(endpoints.join, sockets.family), 0)
+    host, port = endpoints.advertise or (sockets.host, 0)
+    if is_wildcard(host):
+        host = await own_host(endpoints.join, sockets.family)
     return str(ip_address(host)), port or sockets.port
 
 

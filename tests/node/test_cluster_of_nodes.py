@@ -8,12 +8,14 @@ import httpx
 import pytest
 import trio
 
+from ranvier_py.config.config_endpoints import GossipEndpoints
 from ranvier_py.config.config_loader import load
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.gossip import RouterPeer
 from ranvier_py.core.gossip.wire.messages import Record, State
 from ranvier_py.core.gossip.wire.records import pack_record
-from ranvier_py.node.cluster_parts import FingerprintScheme, public_address
+from ranvier_py.io.gossip.gossip_port import open_sockets
+from ranvier_py.node.cluster_parts import FingerprintScheme, own_address, public_address
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, Node, cluster_lab, states, turn
 from tests.node.node_lab import lab as node_lab
 
@@ -286,6 +288,13 @@ def test_peers_without_a_key_are_refused_unless_it_is_stated() -> None:
         load({"join": ["10.0.0.2"]})
     assert "peers need a cluster_key_file" in str(refused.value)
     assert load({"join": ["10.0.0.2"], "insecure_gossip": True})
+
+
+async def test_a_node_that_gossips_at_a_name_advertises_the_address_that_it_listens_on() -> None:
+    """It advertised the address of its default route, where nobody listened."""
+    sockets = await open_sockets("localhost", 0)
+    assert await own_address(GossipEndpoints(("localhost", 0), None, ()), sockets) == (sockets.host, sockets.port)
+    sockets.close()
 
 
 @pytest.mark.parametrize(
