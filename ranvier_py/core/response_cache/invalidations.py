@@ -21,6 +21,7 @@ SCOPES_MAX = 1024  # pairs of model and tenant within the time to live of an ans
 CLOSE_S = 1.0  # how far apart two nodes may date one invalidation: the transit time of messages
 NUMBER_BITS = 62  # of a new number, so that there is always a next one in 64
 NUMBER_MAX = 1 << NUMBER_BITS + 1  # greatest number taken from a peer: random ones, each raised a little, are below it
+STEP_SHIFT = 20  # from a new number to a step to it: 42 bits
 
 
 class VoidScope(NamedTuple):
@@ -62,7 +63,9 @@ class Invalidations:
     def give(self, scope: VoidScope, before: float, now: float, number: int) -> VoidMark:
         """Take an operator's invalidation, given at this node. `number`: random, of NUMBER_BITS."""
         known = self._latest.get(scope)
-        made = VoidMark(number if known is None else max(number, known.number + 1), scope, before)
+        if known is not None:  # a random step: another node that knows the same may give one, too
+            number = max(number, known.number + 1 + (number >> STEP_SHIFT))
+        made = VoidMark(number, scope, before)
         self.take(made, now)
         return self._latest.get(scope, made)
 

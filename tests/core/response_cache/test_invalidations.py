@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from itertools import permutations
+from random import Random
 
 from ranvier_py.core.response_cache.invalidations import (
     EVERYTHING,
+    NUMBER_BITS,
     SCOPES_MAX,
     Invalidations,
     VoidMark,
@@ -73,3 +75,19 @@ def test_one_more_subject_than_there_is_room_for_makes_them_one_of_everything() 
     assert known.void("m3", b"", 50.0)
     assert not known.take(VoidMark(4, VoidScope("m3"), 50.003), 60.0)
     assert not known.void("any", b"", 53.0)
+
+
+def test_what_two_nodes_give_that_know_the_same_holds_on_both() -> None:
+    """Cut off from each other, both called theirs by the next number, and each took the other's for its own."""
+    rng = Random(1)
+    one, other = Invalidations(TTL_S), Invalidations(TTL_S)
+    first = VoidMark((1 << NUMBER_BITS) - 1, EVERYTHING, 10.0)
+    for each, at in ((one, 20.0), (other, 60.0)):
+        each.take(first, 10.0)
+        each.give(EVERYTHING, at, at, rng.getrandbits(NUMBER_BITS))
+    for source, target in ((one, other), (other, one)):
+        for mark in list(source):
+            target.take(mark, 61.0)
+    assert one.void("m", b"", 60.0)
+    assert other.void("m", b"", 60.0)
+    assert one.digest == other.digest
