@@ -142,7 +142,7 @@ class RouterPeer:
         self.members = Membership(
             me, settings.profile, outbox, rng, now, room_bytes=room_bytes, datagrams=settings.datagrams
         )
-        self.facts = BackendFacts(session, outbox, rng, now, plane_of=self.members.plane_of)
+        self.facts = BackendFacts(outbox, rng, now, plane_of=self.members.plane_of)
         self.signed_commands = SignedCommands(
             settings.admin_key, outbox, rng, now, wall_ms=settings.wall_ms, floors=floors
         )
@@ -388,7 +388,7 @@ class RouterPeer:
         self.signed_commands.peers(live.near, now)
         self.streams.peers(live.sharing, live.met, live.able)
         self.answers.peers(live.near, live.sharing, now)
-        self.verdicts.peers(live.near)
+        self.verdicts.peers(live.near, now)
         self.prefills.peers(live.sharing)
 
     def _settle(self, now: float) -> None:

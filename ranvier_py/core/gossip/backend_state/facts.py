@@ -8,10 +8,8 @@
   it within DOUBT_S, or one does and we saw a failure ourselves. "Healthy" is only what this node saw itself.
 - *Load*: see `loads`.
 
-Generations and drains spread by repetition: a node that learns something sends its peers the new state, and every node
-sends all it knows to a random peer now and then. So they reach all that can be reached, in any order and however often.
-A node takes no claim on a backend until a peer has sent that backend's count. If counts are missing, it asks random
-peers, one at a time, by facts of no backend.
+How generations and drains spread: see `table_gossip`. A node takes no claim on a backend until a peer has sent that
+backend's count. If counts are missing, it asks random peers, one at a time, by facts of no backend.
 Facts of backends that are not ours are kept in case the operator adds them here. Each travels with the time since any
 node last had the backend, so facts of removed backends end everywhere, KEPT_S after the last registry had them.
 Bounds: BACKENDS_MAX backends. Ours always fit; for one more, the one that no node has had for longest is dropped, and
@@ -29,6 +27,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.gossip.backend_state.loads import BACKENDS_MAX, FactCounters, PeerLoads
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.table_gossip import TableGossip
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads, Message
 from ranvier_py.core.pauses import doubled
 from ranvier_py.core.routing.backend import same_process
@@ -37,7 +36,7 @@ FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
 REPAIR_INTERVAL_S = 10.0  # everything known, to one random peer
 ASK_S = 0.5  # before a missing count is asked for; doubled for each further question
 HELD_S = 3 * REPAIR_INTERVAL_S  # without any peer that has the draining backend: its order ends
-EVERYONE_MAX = 16  # up to this many peers are sent what is new; further ones get it through others
+EVERYONE_MAX = 16  # further peers get facts through others
 KEPT_S = 3600.0  # after the last registry lost the backend; a command that adds it may arrive that late
 COUNT_MAX = 2**32 - 1  # of generations and drain clocks: the wire's limit
 COUNT_STEP_MAX = 2**16  # most that one fact may raise a count: honest ones rise by one, and nobody may exhaust it
@@ -104,35 +103,32 @@ class KnownBackend:
 UNKNOWN = KnownBackend()  # stands for every backend that is not known; never changed
 
 
-class BackendFacts:
+class BackendFacts(TableGossip[int, Fact]):
     """One node's knowledge of all backends, by their key (`registry_sync`).
 
     `plane_of` returns how short and frequent messages reach a session.
     """
 
+    ROWS_MAX = FACTS_PER_MESSAGE
+    REPEAT_S = REPAIR_INTERVAL_S
+    EVERYONE_MAX = EVERYONE_MAX
+
     def __init__(
         self,
-        session: int,
         outbox: list[Outgoing],
         rng: Random,
         now: float,
         *,
         plane_of: Callable[[int], Plane] = lambda _: Plane.DATAGRAM,
     ) -> None:
+        super().__init__(outbox, rng, now)
         self.counters = FactCounters()
         self.changes: list[FactChange] = []  # drained by the owner after every call; at most two for each fact
         self.loads = PeerLoads(outbox, rng, self.counters, now, plane_of)
-        self._session = session
-        self._outbox = outbox
-        self._rng = rng
         self._known: dict[int, KnownBackend] = {}
         self._others: dict[int, float] = {}  # those of `_known` that are not ours: when any node last had each
         self._doubts: dict[int, dict[int, float]] = {}
-        self._peers: Sequence[Peer] = ()
         self._answered: dict[int, None] = {}  # live peers that sent us facts, and were then sent all of ours
-        self._seq = 0
-        self._changed: dict[int, None] = {}
-        self._repair_at = now + rng.uniform(0, REPAIR_INTERVAL_S)
         self._uncounted: dict[int, None] = {}  # backends of which no peer has sent a count
         self._ask_at = inf  # when to ask for missing counts; inf until there are peers
         self._asked = 0  # questions since the last newcomer
@@ -141,9 +137,9 @@ class BackendFacts:
         """How many backends anything is known of."""
         return len(self._known)
 
-    def known(self, now: float) -> list[Fact]:
+    def known(self, now: float) -> Sequence[Fact]:
         """Return all that is known, in the form sent to peers."""
-        return [self._fact(backend, now) for backend in self._known]
+        return self._rows(None, now)
 
     def observe(self, backend: int, verdict: Verdict, started_at: float) -> None:
         """Note our own view of one of our backends; cheap when nothing changed."""
@@ -226,27 +222,19 @@ class BackendFacts:
 
     @property
     def wake_at(self) -> float:
-        if self._changed:
-            return 0.0
-        if not self._peers:
-            return self.loads.wake_at
-        ask_at = inf if not self._uncounted else 0.0 if self._ask_at == inf else self._ask_at
-        return min(self._repair_at, self.loads.wake_at, ask_at)
+        asks = self._peers and self._uncounted
+        ask_at = inf if not asks else 0.0 if self._ask_at == inf else self._ask_at
+        return min(super().wake_at, self.loads.wake_at, ask_at)
 
     def peers(self, live: Sequence[Peer], now: float, load_peers: Sequence[Peer] | None = None) -> None:
         """Set the live peers. A newcomer is sent everything; loads of a peer that is gone are dropped.
 
         `load_peers`: the peers to exchange loads with, if these are others.
         """
-        before = {peer.session for peer in self._peers}
-        self._peers = live
         self.loads.peers(live if load_peers is None else load_peers)
         now_there = {peer.session for peer in live}
         self._answered = {session: None for session in self._answered if session in now_there}
-        newcomers = [peer for peer in live if peer.session not in before]
-        if newcomers:
-            targets = self._some(newcomers)  # each also gets everything from as many other nodes
-            self._send(targets, list(self._known), now)
+        if self._meet(live, now):
             self.loads.newcomers()
             self._asked, self._ask_at = 0, inf
 
@@ -256,31 +244,27 @@ class BackendFacts:
             observers.pop(session, None)
 
     def tick(self, now: float) -> None:
-        if self._changed:
-            self._send(self._some(self._peers), list(self._changed), now)
-            self._changed.clear()
-        self.loads.tick(now)
-        if now >= self._repair_at:
-            self._repair_at = now + REPAIR_INTERVAL_S * self._rng.uniform(0.8, 1.2)
+        if now >= self._repeat_at:
             for backend in [backend for backend, had_at in self._others.items() if now - had_at > KEPT_S]:
                 self._drop(backend)
-            if self._peers and self._known:
-                self._send([self._rng.choice(self._peers)], list(self._known), now)
-                draining = [each for each, known in self._known.items() if known.draining and each not in self._others]
-                self._send(self._some(self._peers), draining, now)
+            draining = {key: None for key, known in self._known.items() if known.draining and key not in self._others}
+            self._send(self._some(self._peers), self._rows(draining, now))
+        super().tick(now)
+        self.loads.tick(now)
         if self._ask_at == inf and self._peers:
             self._ask_at = now + ASK_S
         if now >= self._ask_at and self._uncounted and self._peers:
             self._ask_at = now + doubled(ASK_S, self._asked, REPAIR_INTERVAL_S) * self._rng.uniform(0.8, 1.2)
             self._asked += 1
-            self._put(self._rng.choice(self._peers), self._numbered((), now))
+            peer = self._rng.choice(self._peers)
+            self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, Facts(())))
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
         if isinstance(message, Loads):
             self.loads.receive(peer, message, now)
-        elif isinstance(message, Facts) and message.observer == peer.session:
+        elif isinstance(message, Facts):
             if not message.facts:
-                self._send([peer], list(self._known), now)
+                self._send([peer], self._rows(None, now))
                 return
             for fact in message.facts:
                 self._take_fact(peer, fact, now)
@@ -290,7 +274,7 @@ class BackendFacts:
         """Send all to a peer that sends facts for the first time: what we sent when we met may have come too early."""
         if peer.session not in self._answered and len(self._peers) <= EVERYONE_MAX:
             self._answered[peer.session] = None
-            self._send([peer], list(self._known), now)
+            self._send([peer], self._rows(None, now))
 
     def _take_fact(self, peer: Peer, fact: Fact, now: float) -> None:
         self.counters.facts_received += 1
@@ -378,21 +362,11 @@ class BackendFacts:
         for known in (self._known, self._others, self._doubts, self._changed):
             known.pop(backend, None)
 
-    def _some(self, peers: Sequence[Peer]) -> Sequence[Peer]:
-        return peers if len(peers) <= EVERYONE_MAX else self._rng.sample(peers, EVERYONE_MAX)
+    def _rows(self, keys: dict[int, None] | None, now: float) -> Sequence[Fact]:
+        return [self._fact(backend, now) for backend in (self._known if keys is None else keys)]
 
-    def _send(self, targets: Sequence[Peer], backends: Sequence[int], now: float) -> None:
-        for start in range(0, len(backends), FACTS_PER_MESSAGE):
-            message = self._numbered(backends[start : start + FACTS_PER_MESSAGE], now)
-            for peer in targets:
-                self._put(peer, message)
-
-    def _put(self, peer: Peer, message: Facts) -> None:
-        self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
-
-    def _numbered(self, backends: Sequence[int], now: float) -> Facts:
-        self._seq += 1
-        return Facts(self._session, self._seq, tuple([self._fact(backend, now) for backend in backends]))
+    def _message(self, rows: Sequence[Fact]) -> Facts:
+        return Facts(tuple(rows))
 
     def _fact(self, backend: int, now: float) -> Fact:
         known, idle_s = self._known[backend], now - self._others.get(backend, now)

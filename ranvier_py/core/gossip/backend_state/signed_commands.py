@@ -5,10 +5,9 @@ with the admin key, which a node has only where its operator allows such command
 follows nothing, and does not even pass on what peers send.
 
 Rules: one command for each URL, the one with the greatest clock. A removal is kept like an addition, or an old addition
-would return. A node sends commands that are new here to all peers, all commands to a newcomer, and all to a random peer
-now and then. At most COMMANDS_MAX URLs: a later command about one more URL replaces the oldest removal; it is refused
-if there is none, or if it is no later than a removal that was replaced. A command that the wire can't carry is refused,
-too, since no other could travel with it. All refusals are counted.
+would return. How commands spread: see `table_gossip`. At most COMMANDS_MAX URLs: a later command about one more URL
+replaces the oldest removal; it is refused if there is none, or if it is no later than a removal that was replaced. A
+command that the wire can't carry is refused, too, since no other could travel with it. All refusals are counted.
 
 Time: a recorded command must not return when all nodes that knew a later one are gone. So each command says when it was
 signed, and is taken for VALID_S only. Nodes that follow a command sign it anew before that, with its old clock: it
@@ -24,12 +23,12 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b, sha256
-from math import inf
 from random import Random
 from struct import pack
 from typing import NamedTuple
 
-from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
+from ranvier_py.core.gossip.table_gossip import TableGossip
 from ranvier_py.core.gossip.wire.codec import encode
 from ranvier_py.core.gossip.wire.columns import COMMANDS_MAX as COMMANDS_PER_MESSAGE
 from ranvier_py.core.gossip.wire.columns import SIGNATURE_BYTES
@@ -54,11 +53,14 @@ class HeldCommand(NamedTuple):
     signed_at: float
 
 
-class SignedCommands:
+class SignedCommands(TableGossip[str, Command]):
     """The commands that one node knows. With an empty `admin_key` none are given or taken.
 
     `wall_ms` is the time of day at `now`; the owner repeats it by `set_wall_clock`, as the clock may be corrected.
     """
+
+    ROWS_MAX = COMMANDS_PER_MESSAGE
+    REPEAT_S = REPAIR_INTERVAL_S
 
     def __init__(
         self,
@@ -70,29 +72,19 @@ class SignedCommands:
         wall_ms: int = 0,
         floors: Mapping[int, int] = {},
     ) -> None:
+        super().__init__(outbox, rng, now)
         self.new: list[Command] = []  # to be followed, see `take_new`
         self.refused: dict[str, int] = dict.fromkeys(("signature", "time", "old", "full", "wire"), 0)
         self._key = admin_key
-        self._outbox = outbox
-        self._rng = rng
         self._floors = dict(floors)
         self._forgotten = 0  # the greatest clock of a removal that was replaced
         self._known: dict[str, HeldCommand] = {}
-        self._fresh: list[Command] = []
         self._failed: dict[str, Command] = {}  # by URL, until the next try
         self._retry_at = now
-        self._peers: Sequence[Peer] = ()
-        self._repair_at = now + rng.uniform(0, REPAIR_INTERVAL_S)
         self.set_wall_clock(wall_ms, now)
 
     def __len__(self) -> int:
         return len(self._known)
-
-    @property
-    def wake_at(self) -> float:
-        if self._fresh and self._peers:
-            return 0.0
-        return self._repair_at if self._known else inf
 
     @property
     def floors(self) -> dict[int, int]:
@@ -124,7 +116,8 @@ class SignedCommands:
         if not self._has_room(command):
             increment(self.refused, "full")
             return False
-        self._fresh.append(self._signed(command, now))
+        self._signed(command, now)
+        self._changed[url] = None
         return True
 
     def take_new(self) -> list[Command]:
@@ -151,25 +144,16 @@ class SignedCommands:
         return held is not None and by_clock(held.command) == by_clock(command)
 
     def peers(self, live: Sequence[Peer], now: float) -> None:
-        before = {peer.session for peer in self._peers}
-        self._peers = live
-        newcomers = [peer for peer in live if peer.session not in before]
-        if newcomers:
-            self._renew(now)
-            self._send(newcomers, self._commands())
+        """Set the live peers. A newcomer is sent all commands."""
+        self._meet(live, now)
 
     def tick(self, now: float) -> None:
-        if self._fresh and self._peers:
-            self._send(self._peers, self._fresh)
-            self._fresh = []
-        if now >= self._repair_at:
-            self._repair_at = now + REPAIR_INTERVAL_S * self._rng.uniform(0.8, 1.2)
+        if now >= self._repeat_at:
             self._send(self._peers, self._renew(now))
             if now >= self._retry_at and self._failed:
                 self._retry_at = now + RETRY_S
                 self._try_again()
-            if self._peers:
-                self._send([self._rng.choice(self._peers)], self._commands())
+        super().tick(now)
 
     def receive(self, message: Commands, now: float) -> None:
         for command in message.commands:
@@ -205,6 +189,7 @@ class SignedCommands:
         if oldest.clock >= command.clock:
             return False
         del self._known[oldest.url]
+        self._changed.pop(oldest.url, None)
         self._forgotten = max(self._forgotten, oldest.clock)
         return True
 
@@ -219,7 +204,7 @@ class SignedCommands:
         age_s = (self._wall_ms(now) - command.signed_ms) / 1000
         self._known[command.url] = HeldCommand(command, now - max(0.0, age_s))
         if is_later:
-            self._fresh.append(command)
+            self._changed[command.url] = None
             self.new.append(command)
 
     def _renew(self, now: float) -> list[Command]:
@@ -233,14 +218,14 @@ class SignedCommands:
         self._known[command.url] = HeldCommand(command, now)
         return command
 
-    def _commands(self) -> list[Command]:
+    def _rows(self, keys: dict[str, None] | None, now: float) -> Sequence[Command]:
+        if keys is not None:
+            return [self._known[url].command for url in keys]
+        self._renew(now)
         return [held.command for held in self._known.values()]
 
-    def _send(self, targets: Sequence[Peer], commands: Sequence[Command]) -> None:
-        for start in range(0, len(commands), COMMANDS_PER_MESSAGE):
-            message = Commands(tuple(commands[start : start + COMMANDS_PER_MESSAGE]))
-            for peer in targets:
-                self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+    def _message(self, rows: Sequence[Command]) -> Commands:
+        return Commands(tuple(rows))
 
 
 def by_clock(command: Command) -> tuple[int, str, float, str]:

@@ -1,7 +1,7 @@
 """Invalidations of stored answers: they reach all nodes at once, and again those that were away.
 
-What an operator invalidates here is sent to all peers; a node that learns of an invalidation passes it on. A newcomer
-is sent all that count. Peers send each other digests: one whose digest differs is sent all of ours, and sends its own.
+How they spread: see `table_gossip`. Instead of repeating all, peers send each other digests: one whose digest differs
+is sent all of ours, and sends its own.
 
 Rules: where there is an admin key it signs invalidations, and no others are taken. The signature covers what is void,
 not since when: replaying one voids its scope once more, which costs hits. How old answers must be to be void is sent
@@ -11,14 +11,15 @@ rounded down, so it covers no less at the next node.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from math import inf
 from random import Random
 from struct import pack
 
-from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerCounters
+from ranvier_py.core.gossip.table_gossip import TableGossip
 from ranvier_py.core.gossip.wire.columns import VOIDED_MAX
 from ranvier_py.core.gossip.wire.messages import Voided, VoidedAnswers
 from ranvier_py.core.response_cache.invalidations import NUMBER_BITS, NUMBER_MAX, Invalidations, VoidMark, VoidScope
@@ -28,21 +29,21 @@ OLDER_MS_MAX = (1 << 32) - 1
 SIGNED = b"voided answers"
 
 
-class InvalidationGossip:
+class InvalidationGossip(TableGossip[VoidScope, VoidedAnswers]):
     """Sends and receives invalidations. `invalidated` is called with each that is new here, from operator or peer."""
+
+    ROWS_MAX = VOIDED_MAX
+    REPEAT_S = inf
 
     def __init__(
         self, known: Invalidations, admin_key: bytes, counters: PeerAnswerCounters, outbox: list[Outgoing], rng: Random
     ) -> None:
+        super().__init__(outbox, rng, 0.0)
         self.known = known
         self.invalidated: Callable[[VoidMark], object] = lambda _: None
         self._key = admin_key
         self._counters = counters
-        self._outbox = outbox
-        self._rng = rng
-        self._peers: Sequence[Peer] = ()
-        self._fresh: dict[VoidScope, None] = {}
-        self._sent_at: dict[int, float] = {}
+        self._listed_at: dict[int, float] = {}
 
     def give(self, scope: VoidScope, before: float, now: float) -> None:
         """Take an invalidation that the operator gave here, and send it."""
@@ -64,26 +65,18 @@ class InvalidationGossip:
 
     def compare(self, peer: Peer, digest: int, now: float) -> None:
         """Send a peer all that count if the digest of what it knows differs from ours."""
-        if digest != self.known.digest and now - self._sent_at.get(peer.session, -inf) >= RESEND_S:
-            self._sent_at[peer.session] = now
-            self._send([peer], self.known, now)
+        if digest != self.known.digest and now - self._listed_at.get(peer.session, -inf) >= RESEND_S:
+            self._listed_at[peer.session] = now
+            self._send([peer], self._rows(None, now))
 
     def peers(self, live: Sequence[Peer], now: float) -> None:
         """Set the live peers. A newcomer is sent everything."""
-        before = {peer.session: None for peer in self._peers}
-        self._peers = live
         there = {peer.session for peer in live}
-        self._sent_at = {session: at for session, at in self._sent_at.items() if session in there}
-        self._send([peer for peer in live if peer.session not in before], self.known, now)
-
-    @property
-    def wake_at(self) -> float:
-        return 0.0 if self._fresh else inf
+        self._listed_at = {session: at for session, at in self._listed_at.items() if session in there}
+        self._meet(live, now)
 
     def tick(self, now: float) -> None:
-        if self._fresh:
-            fresh, self._fresh = self._fresh, {}
-            self._send(self._peers, [one for one in self.known if one.scope in fresh], now)
+        super().tick(now)
         self.known.expire(now)
         self._counters.invalidations = len(self.known)
         self._counters.invalidations_folded = self.known.folded
@@ -92,15 +85,14 @@ class InvalidationGossip:
         """Send on, and report, what holds for this scope now: too many scopes are folded into one of everything."""
         for one in self.known:
             if one.scope == scope or len(self.known) == 1:
-                self._fresh[one.scope] = None
+                self._changed[one.scope] = None
                 self.invalidated(one)
 
-    def _send(self, peers: Sequence[Peer], chosen: Iterable[VoidMark], now: float) -> None:
-        rows = [self._row(one, now) for one in chosen] if peers else []
-        for start in range(0, len(rows), VOIDED_MAX):
-            message = Voided(tuple(rows[start : start + VOIDED_MAX]))
-            for peer in peers:
-                self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+    def _rows(self, keys: dict[VoidScope, None] | None, now: float) -> Sequence[VoidedAnswers]:
+        return [self._row(one, now) for one in self.known if keys is None or one.scope in keys]
+
+    def _message(self, rows: Sequence[VoidedAnswers]) -> Voided:
+        return Voided(tuple(rows))
 
     def _row(self, one: VoidMark, now: float) -> VoidedAnswers:
         older_ms = int(min(OLDER_MS_MAX, max(0.0, 1000 * (now - one.before))))

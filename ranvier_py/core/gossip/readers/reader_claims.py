@@ -1,9 +1,7 @@
 """Which members subscribe to which event stream, and how well they know it: each member's own latest report counts.
 
-A node sends its changed reports to its peers together, at most every `REPORT_INTERVAL_S`; all reports that it knows of
-live members to a newcomer; and all of these to a random peer from time to time. In a cluster whose members are not all
-peers, a node passes on the reports that are new to it. So they reach every node that can be reached, in any order and
-however often.
+How reports spread: see `table_gossip`. A node sends changed ones together, at most every `REPORT_INTERVAL_S`, and only
+those of live members otherwise. It passes on the reports of others in a cluster whose members are not all peers.
 
 Rules: no node reports about another; a report counts while its member lives, which the user of this table checks. A
 member outbids a report in its name that is not its own. A report whose number is far ahead of the last is dropped.
@@ -14,10 +12,10 @@ a new report beyond the bound the oldest of these is dropped, or the new one if 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import inf
 from random import Random
 
-from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
+from ranvier_py.core.gossip.table_gossip import TableGossip
 from ranvier_py.core.gossip.wire.messages import ReaderClaim, ReaderClaims
 
 CLAIMS_MAX = 16_384  # two subscribers and two former ones of each of 4096 engines
@@ -26,32 +24,29 @@ CLOCK_STEP_MAX = 2**30  # most that a report may be ahead: ten changes a second 
 PER_MESSAGE = 2048  # 43 kB: far below a frame
 REPORT_INTERVAL_S = 0.25  # the level of an engine whose stream has gaps changes many times a second
 REPAIR_INTERVAL_S = 10.0
-EVERYONE_MAX = 16  # up to this many peers are sent what is new; further ones get it through others
+EVERYONE_MAX = 16  # further peers get reports through others
+
+Place = tuple[int, int]  # a member and a backend
 
 
-class ReaderClaimTable:
+class ReaderClaimTable(TableGossip[Place, ReaderClaim]):
     """The reports of this node and those that it has received. `new`: those just received; the owner drains it."""
 
+    ROWS_MAX = PER_MESSAGE
+    REPEAT_S = REPAIR_INTERVAL_S
+    GATHER_S = REPORT_INTERVAL_S
+    EVERYONE_MAX = EVERYONE_MAX
+
     def __init__(self, session: int, outbox: list[Outgoing], rng: Random, now: float) -> None:
+        super().__init__(outbox, rng, now)
         self.new: list[ReaderClaim] = []
         self.received = self.dropped = 0
         self._session = session
-        self._outbox = outbox
-        self._rng = rng
-        self.known: dict[tuple[int, int], ReaderClaim] = {}  # by member and backend
-        self._ended: dict[tuple[int, int], None] = {}  # those of `known` whose member reads the stream no more
+        self.known: dict[Place, ReaderClaim] = {}
+        self._ended: dict[Place, None] = {}  # those of `known` whose member reads the stream no more
         self._clock = 0  # the greatest of our dropped reports: later ones begin above it
-        self._changed: dict[tuple[int, int], None] = {}
-        self._peers: Sequence[Peer] = ()
         self._passes_on = False
         self._members: dict[int, None] = {session: None}  # those that live, and this node
-        self._sent_at = -inf
-        self._repair_at = now + rng.uniform(0, REPAIR_INTERVAL_S)
-
-    @property
-    def wake_at(self) -> float:
-        at = self._repair_at if self._peers and self.known else inf
-        return min(at, self._sent_at + REPORT_INTERVAL_S) if self._changed else at
 
     def report(self, backend: int, state: int) -> None:
         """Report our state of a stream; cheap when nothing changed."""
@@ -66,28 +61,14 @@ class ReaderClaimTable:
 
     def peers(self, live: Sequence[Peer], members: Iterable[int], *, passes_on: bool) -> None:
         """Set the live peers and the live members. `passes_on`: there are members that are no peers of ours."""
-        before = {peer.session: None for peer in self._peers}
-        self._peers = live
         self._members = {self._session: None, **dict.fromkeys(members)}
         self._passes_on = passes_on or len(live) > EVERYONE_MAX
-        newcomers = [peer for peer in live if peer.session not in before]
-        if newcomers and self.known:
-            self._send(self._some(newcomers), self._of_members())
+        self._meet(live, 0.0)  # reports have no age
 
     def forget(self, session: int) -> None:
         """Drop the reports of a member that is gone for good."""
         for place in [place for place in self.known if place[0] == session]:
             self._drop(place)
-
-    def tick(self, now: float) -> None:
-        if self._changed and now >= self._sent_at + REPORT_INTERVAL_S:
-            self._sent_at = now
-            changed, self._changed = [self.known[place] for place in self._changed], {}
-            self._send(self._some(self._peers), changed)
-        if now >= self._repair_at:
-            self._repair_at = now + REPAIR_INTERVAL_S * self._rng.uniform(0.8, 1.2)
-            if self._peers and self.known:
-                self._send([self._rng.choice(self._peers)], self._of_members())
 
     def receive(self, message: ReaderClaims) -> None:
         for claim in message.claims:
@@ -132,22 +113,18 @@ class ReaderClaimTable:
             self.dropped += 1
         return len(self.known) < CLAIMS_MAX
 
-    def _drop(self, place: tuple[int, int]) -> None:
+    def _drop(self, place: Place) -> None:
         claim = self.known.pop(place)
         if claim.member == self._session:
             self._clock = max(self._clock, claim.clock)
         self._changed.pop(place, None)
         self._ended.pop(place, None)
 
-    def _of_members(self) -> Sequence[ReaderClaim]:
-        """Return the reports of members that live. Peers may have forgotten the others, and would never do so again."""
+    def _rows(self, keys: dict[Place, None] | None, _now: float) -> Sequence[ReaderClaim]:
+        """Of all only those of members that live. Peers may have forgotten the others, and would never do so again."""
+        if keys is not None:
+            return [self.known[place] for place in keys]
         return [claim for claim in self.known.values() if claim.member in self._members]
 
-    def _some(self, peers: Sequence[Peer]) -> Sequence[Peer]:
-        return peers if len(peers) <= EVERYONE_MAX else self._rng.sample(peers, EVERYONE_MAX)
-
-    def _send(self, peers: Sequence[Peer], claims: Sequence[ReaderClaim]) -> None:
-        for start in range(0, len(claims), PER_MESSAGE):
-            message = ReaderClaims(tuple(claims[start : start + PER_MESSAGE]))
-            for peer in peers:
-                self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+    def _message(self, rows: Sequence[ReaderClaim]) -> ReaderClaims:
+        return ReaderClaims(tuple(rows))

@@ -73,7 +73,7 @@ LAYOUT: tuple[tuple[str, int, type[Any], tuple[Field, ...]], ...] = (
     ("rows", 42, m.SideStateWanted, (U32,)),
     ("rows", 43, m.SideState, (U32, FLAG, columns.ENTRIES)),
     ("backends", 48, m.Loads, (U32, columns.LOADS, columns.WAITS)),
-    ("backends", 49, m.Facts, (IDENTITY, U32, columns.FACTS)),
+    ("backends", 49, m.Facts, (columns.FACTS,)),
     ("backends", 50, m.Commands, (columns.COMMANDS,)),
     ("streams", 51, m.ReaderClaims, (columns.READER_CLAIMS,)),
     ("backends", 52, m.Prefills, (columns.PREFILLS, columns.ENDED)),

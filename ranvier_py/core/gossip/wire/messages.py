@@ -257,10 +257,8 @@ class Fact(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Facts of one observer, the sender's session: others are ignored. Empty: asks for all facts of the receiver."""
+    """What the sender knows. Empty: asks for all that the receiver knows."""
 
-    observer: int
-    seq: int
     facts: tuple[Fact, ...]
 
 

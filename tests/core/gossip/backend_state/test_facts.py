@@ -30,7 +30,7 @@ class Net:
 
     def __init__(self, *peers: Peer) -> None:
         self.outbox: dict[Peer, list[Outgoing]] = {peer: [] for peer in peers}
-        self.nodes = {peer: BackendFacts(peer.session, self.outbox[peer], Random(peer.session), 0.0) for peer in peers}
+        self.nodes = {peer: BackendFacts(self.outbox[peer], Random(peer.session), 0.0) for peer in peers}
         for peer, node in self.nodes.items():
             node.peers([other for other in peers if other != peer], 0.0)
 
@@ -54,7 +54,7 @@ def fact(
 
 
 def receive(node: BackendFacts, peer: Peer, *facts: Fact, now: float = 1.0) -> None:
-    node.receive(peer, Facts(peer.session, 1, facts), now)
+    node.receive(peer, Facts(facts), now)
 
 
 def test_loads_of_all_peers_add_up() -> None:
@@ -110,7 +110,7 @@ def test_load_travels_by_stream_to_those_alone_whom_datagrams_do_not_reach() -> 
     """In a cluster without UDP nobody ever knew what the others had in flight."""
     outbox: list[Outgoing] = []
     planes = {B.session: Plane.DATAGRAM, C.session: Plane.PROBE}
-    node = BackendFacts(A.session, outbox, Random(1), 0.0, plane_of=planes.__getitem__)
+    node = BackendFacts(outbox, Random(1), 0.0, plane_of=planes.__getitem__)
     node.peers([B, C], 0.0)
     node.loads.carry({ENGINE: Load(1)})
     node.tick(1.0)
@@ -195,7 +195,7 @@ def test_counts_that_peers_drove_to_their_end_still_travel() -> None:
     assert net[A].generation_of(ENGINE, 5) > COUNT_MAX
     net[A].restarted(ENGINE, 1.0)
     net[A].drain(ENGINE, draining=True)
-    encode(Facts(A.session, 1, tuple(net[A].known(1.0))))
+    encode(Facts(tuple(net[A].known(1.0))))
 
 
 def test_what_is_ill_is_a_doubt_that_passes() -> None:
@@ -217,12 +217,6 @@ def test_an_observer_that_reports_it_well_again_withdraws_its_doubt_and_heals_no
     receive(node, B, fact(verdict=1, draining=False), now=1.5)
     assert node.doubts(ENGINE, 1.5) == 0
     assert not node.changes
-
-
-def test_a_fact_reported_in_the_name_of_another_is_ignored() -> None:
-    node = Net(A, B)[A]
-    node.receive(B, Facts(C.session, 1, (fact(9, draining=False),)), 1.0)
-    assert node.generation(ENGINE) == 1
 
 
 def test_facts_of_more_backends_than_there_can_be_are_dropped_and_counted() -> None:
@@ -287,7 +281,7 @@ def test_facts_of_a_backend_that_no_registry_has_end_on_all_nodes_though_they_ar
 def test_what_drains_is_repeated_to_everybody() -> None:
     """Whoever adds it must know; all else is repeated to one peer at a time."""
     outbox: list[Outgoing] = []
-    node = BackendFacts(A.session, outbox, Random(1), 0.0)
+    node = BackendFacts(outbox, Random(1), 0.0)
     for backend in (ENGINE, OTHER):
         node.observe(backend, Verdict.HEALTHY, 1.0)
     node.drain(ENGINE, draining=True)
@@ -326,7 +320,7 @@ def test_a_node_that_was_sent_its_peers_counts_too_early_asks_for_them() -> None
         net[node].observe(ENGINE, Verdict.HEALTHY, 1.0)
     net.run(0.0)
     assert net[A].of(ENGINE).counted
-    late = BackendFacts(A.session, net.outbox[A], Random(1), 0.0)  # all that came before it could read is lost
+    late = BackendFacts(net.outbox[A], Random(1), 0.0)  # all that came before it could read is lost
     late.peers([B], 0.0)
     late.observe(ENGINE, Verdict.HEALTHY, 1.0)
     net.nodes[A] = late
@@ -340,7 +334,7 @@ def test_a_node_that_was_sent_its_peers_counts_too_early_asks_for_them() -> None
 
 def test_who_has_no_answer_asks_ever_more_seldom() -> None:
     outbox: list[Outgoing] = []
-    alone = BackendFacts(A.session, outbox, Random(1), 0.0)
+    alone = BackendFacts(outbox, Random(1), 0.0)
     alone.observe(ENGINE, Verdict.HEALTHY, 1.0)
     alone.peers([B], 0.0)
     for tick in range(1200):

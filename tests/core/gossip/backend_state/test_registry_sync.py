@@ -140,7 +140,7 @@ def test_what_peers_report_of_a_backend_that_was_removed_a_moment_ago_changes_no
     first.registry.remove(ENGINE)
     reports_of_it = Fact(key, 1, 0.0, 1, True, 1), Fact(key, 9, 0.0, 1, False, 2), Fact(key, 9, 0.0, 3, False, 2)
     for now, sent in enumerate(reports_of_it):
-        first.facts.receive(second.peer, Facts(second.session, 1, (sent,)), float(now))
+        first.facts.receive(second.peer, Facts((sent,)), float(now))
         first.backends.follow(float(now))
     assert first.registry.find(ENGINE) is None
     assert not first.backends.doubted

@@ -148,10 +148,21 @@ def test_commands_are_shared_however_many_backends_there_were_in_the_life_of_the
         giver.tick(0.0)
         sent = commands(outbox)
         taker.receive(Commands(tuple(sent)), port)
-        assert [(new.verb, new.url) for new in taker.new] == [("add", url), ("remove", url)]
+        assert [(new.verb, new.url) for new in taker.new] == [("remove", url)], "the last one of each URL"
         taker.new.clear()
     assert len(giver) == len(taker) == COMMANDS_MAX
     assert taker.refused["full"] == 0
+
+
+def test_a_node_without_peers_keeps_the_last_command_of_each_url_alone() -> None:
+    """Until the first peer came it kept all that the operator ever said, and sent it then."""
+    giver, outbox = node()
+    for at in range(100):
+        assert giver.give("remove" if at % 2 else "add", URL, 1.0, "", at)
+        giver.tick(at)
+    giver.peers([PEER], 100.0)
+    giver.tick(100.0)
+    assert [each.verb for each in commands(outbox)] == ["remove"]
 
 
 def test_an_addition_whose_removal_gave_its_place_away_can_not_be_brought_back() -> None:

@@ -31,7 +31,7 @@ class StreamNode:
         self.registry = Registry(BackendLimits())
         for url in rng.sample(urls, len(urls)):
             self.registry.add(url)
-        backends = RegistrySync(self.registry, BackendFacts(session, self.outbox, rng, now), b"a cluster secret")
+        backends = RegistrySync(self.registry, BackendFacts(self.outbox, rng, now), b"a cluster secret")
         backends.look(now)
         self.gossip = SharedStreams(session, backends, hasher(), self.outbox, rng, now)
         self.held: dict[Subject, tuple[Residency, int, int]] = {}

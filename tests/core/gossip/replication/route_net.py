@@ -53,7 +53,7 @@ class RouteNode:
         self.peer = peer_of(session)
         self.outbox: list[Outgoing] = []
         self.registry = Registry(BackendLimits())
-        self.facts = BackendFacts(session, self.outbox, Random(session), 0.0)
+        self.facts = BackendFacts(self.outbox, Random(session), 0.0)
         self.backends = RegistrySync(self.registry, self.facts, KEY)
         self.table = RouteTable(capacity=capacity, ttl_s=ttl_s)
         self.table.outgoing.collect()
@@ -98,13 +98,13 @@ class RouteNode:
     def meet(self, other: RouteNode, now: float = 0.0) -> None:
         """Each sends the other what it knows of its backends, as peers do at once."""
         for one, two in ((self, other), (other, self)):
-            two.facts.receive(one.peer, Facts(one.session, 1, tuple(one.facts.known(now))), now)
+            two.facts.receive(one.peer, Facts(tuple(one.facts.known(now))), now)
             two.backends.follow(now)
 
     def receive(self, other: RouteNode, now: float, **changes: object) -> None:
         """A fact about ENGINE that the other might send."""
         fact = Fact(self.key(), 1, 0.0, 1, False, 0)._replace(**changes)  # type: ignore[arg-type]
-        self.facts.receive(other.peer, Facts(other.session, 1, (fact,)), now)
+        self.facts.receive(other.peer, Facts((fact,)), now)
         self.backends.follow(now)
 
     def updates(self, now: float = 10.0, *, everything: bool = False) -> list[tuple[bytes, float]]:
@@ -136,7 +136,7 @@ class GossipNode(RouteNode):
         self, session: int, urls: Sequence[str], capacity: int, settings: RouteGossipSettings, now: float
     ) -> None:
         super().__init__(session, urls, capacity, settings.ttl_s)
-        self.facts.receive(peer_of(0), Facts(0, 1, tuple(self.facts.known(now))), now)  # so that they count
+        self.facts.receive(peer_of(0), Facts(tuple(self.facts.known(now))), now)  # so that they count
         self.backends.follow(now)
         self.gossip = RouteGossip(session, self.sync, settings, self.outbox, Random(session), now)
         self.outbox.clear()
