@@ -9,7 +9,7 @@ that of the whole table, is the XOR of the buckets' sums. So one equal number st
 chance in 2**64. All sums are little-endian columns, as in messages.
 
 Rule: our sums are begun when the comparison begins or later; the peer's after our question came (`OwnSums`).
-Memory: 32 KiB until the next comparison begins.
+Memory: 32 KiB while it runs.
 """
 
 from __future__ import annotations
@@ -17,68 +17,63 @@ from __future__ import annotations
 from math import inf
 
 import numpy as np
+import numpy.typing as npt
 
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
 from ranvier_py.core.gossip.replication.table_copy import OwnSums
-from ranvier_py.core.gossip.wire.columns import GROUPS
+from ranvier_py.core.gossip.wire.columns import BUCKETS, GROUPS
 from ranvier_py.core.gossip.wire.messages import PartSums, TotalSum
 
 NO_ROOM_S = 0.05  # until a question is sent again for which there was no room
 
+GROUP_BUCKETS = BUCKETS // GROUPS
+
 AnySums = TotalSum | PartSums
+Buckets = npt.NDArray[np.uint16]
 
 
 class Comparison:
-    """The asking side of one comparison (see the module)."""
+    """The asking side of one comparison with a peer (see the module)."""
 
-    def __init__(self, outbox: RouteOutbox, sums: OwnSums) -> None:
+    def __init__(self, outbox: RouteOutbox, sums: OwnSums, peer: Peer, request: int, now: float) -> None:
         self.own: bytes | None = None  # our sums, once the peer was sent their total
-        self.wake_at = inf  # when `tick` must be called; inf while we wait for an answer
+        self.wake_at = now  # when `tick` must be called; inf while we wait for an answer
         self._outbox = outbox
         self._sums = sums
-        self._peer: Peer | None = None
-        self._request = 0
-        self._begun_at = 0.0
+        self._peer = peer
+        self._request = request
+        self._begun_at = now
         self._groups = b""  # groups of buckets to ask the peer about
-
-    def begin(self, peer: Peer, request: int, now: float) -> None:
-        self._peer, self._request, self._begun_at, self.wake_at = peer, request, now, now
-        self.own, self._groups = None, b""
-
-    def end(self) -> None:
-        self._peer, self.own, self.wake_at = None, None, inf
 
     def tick(self, now: float) -> None:
         """Compute our sums or send a question: at most one step of 2 ms."""
-        peer = self._peer
-        if peer is None or now < self.wake_at:
+        if now < self.wake_at:
             return
         if self.own is not None:
             part = part_of(self.own, self._groups)
-            self._ask(peer, PartSums(self._groups, part, reply=True, request=self._request), now)
+            self._ask(PartSums(self._groups, part, reply=True, request=self._request), now)
             return
         sums = self._sums.step(self._begun_at, now)
-        if sums is not None and self._ask(peer, TotalSum(total_of(sums), b"", reply=True, request=self._request), now):
+        if sums is not None and self._ask(TotalSum(total_of(sums), b"", reply=True, request=self._request), now):
             self.own = sums
 
-    def receive(self, message: AnySums, now: float) -> bytes | None:
-        """Return the peer's sums: ours, with those of the groups that differ replaced. None if the message is no answer
-        to us, or if one more question is needed."""
+    def receive(self, message: AnySums, now: float) -> Buckets | None:
+        """Return the buckets that differ. None if the message is no answer to us, or if one more question is needed."""
         own = self.own
         if own is None or message.reply or message.request != self._request:
             return None
         if isinstance(message, PartSums):
-            return with_part(own, message.groups, message.sums)
+            return differing_buckets(own, message)
         if message.total == total_of(own):
-            return own
+            return np.array((), np.uint16)
         self._groups = differing_groups(own, message.groups) if message.groups else b""
         if self._groups:
             self.wake_at = now
         return None
 
-    def _ask(self, peer: Peer, question: AnySums, now: float) -> bool:
-        asked = self._outbox.send_bulk(peer, question, now)
+    def _ask(self, question: AnySums, now: float) -> bool:
+        asked = self._outbox.send_bulk(self._peer, question, now)
         self.wake_at = inf if asked else now + NO_ROOM_S
         return asked
 
@@ -113,8 +108,9 @@ def part_of(sums: bytes, groups: bytes) -> bytes:
     return np.frombuffer(sums, "<u8").reshape(GROUPS, -1)[list(groups)].tobytes()
 
 
-def with_part(sums: bytes, groups: bytes, part: bytes) -> bytes:
-    """Return the same sums, with those of the buckets in these groups replaced by `part`."""
-    whole = np.frombuffer(sums, "<u8").reshape(GROUPS, -1).copy()
-    whole[list(groups)] = np.frombuffer(part, "<u8").reshape(len(groups), whole.shape[1])
-    return whole.tobytes()
+def differing_buckets(sums: bytes, theirs: PartSums) -> Buckets:
+    """Return the buckets whose sums differ from the peer's, of the groups that it sent. `sums` are ours of all."""
+    groups = np.frombuffer(theirs.groups, np.uint8).astype(np.uint16)
+    ours, part = (np.frombuffer(each, "<u8") for each in (part_of(sums, theirs.groups), theirs.sums))
+    differing = np.flatnonzero(ours != part).astype(np.uint16)
+    return groups[differing // GROUP_BUCKETS] * GROUP_BUCKETS + differing % GROUP_BUCKETS

@@ -1,11 +1,12 @@
-"""Getting a table from a peer: the whole table when a node joins, the buckets that differ when a log was trimmed.
+"""Getting from a peer what route updates did not bring: its table, the buckets that differ from ours, its side state.
 
-    join    we send Vector () and RowsWanted (all) to one peer; it answers with its Vector and its Rows, or with Busy:
-            then we ask another peer
-    repair  we compare sums with the peer that sent Reset (`comparison`), then send it RowsWanted (the buckets that
-            differ); it answers with its Rows
-    audit   the same from time to time with any peer, for some of the buckets: equal vectors need not mean equal tables.
-            The peer compares as well and asks back (`differs`), so that afterwards both tables are equal
+    join        we send Vector () and RowsWanted (all) to one peer; it answers with its Vector and its Rows, or with
+                Busy: then we ask another peer
+    repair      we compare sums with the peer that sent Reset (`comparison`), then send it RowsWanted (the buckets that
+                differ); it answers with its Rows
+    audit       the same from time to time with any peer, for some of the buckets: equal vectors need not mean equal
+                tables. The peer compares as well and asks back (`differs`), so that afterwards both tables are equal
+    side state  we send RowsWanted (side state) to some peer, after whatever may have cost us some (`side_state`)
 
 The peer sends chunks as fast as we merge them. RowsWanted with the next chunk as cursor lets WINDOW_CHUNKS more come;
 with the same cursor again it means that the chunks after it were lost. Once the last chunk is merged, everything that
@@ -24,19 +25,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 from random import Random
 
-import numpy as np
-
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.replication.budget import wire_bytes
-from ranvier_py.core.gossip.replication.comparison import AnySums, Comparison
+from ranvier_py.core.gossip.replication.comparison import AnySums, Buckets, Comparison
 from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
-from ranvier_py.core.gossip.replication.table_copy import WINDOW_CHUNKS, TableCopy
+from ranvier_py.core.gossip.replication.route_sync import RouteSync
+from ranvier_py.core.gossip.replication.side_state import SIDE_CHUNKS_MAX, SideTurns
+from ranvier_py.core.gossip.replication.table_copy import WINDOW_CHUNKS, OwnSums
 from ranvier_py.core.gossip.replication.update_log import UpdateLogs
-from ranvier_py.core.gossip.wire.messages import Busy, RowsWanted, TableRows, Vector
+from ranvier_py.core.gossip.wire.messages import Busy, RowsWanted, SideState, TableRows, Vector
 
 ALONE_S = 2.0
 """A node that finds no peer for this long counts as synced: there is nobody to copy from."""
@@ -73,99 +75,109 @@ MANY_BUCKETS = 2048
 """If more buckets differ, the whole table is asked for: one pass over it costs the peer the same."""
 
 
-class Phase(Enum):
-    IDLE = auto()
-    COMPARE = auto()  # our sums are computed and compared with the peer's
-    ROWS = auto()
+class Use(Enum):
+    """What a pull is for."""
+
+    JOIN = auto()
+    REPAIR = auto()
+    AUDIT = auto()
+    SIDE_STATE = auto()
+
+
+@dataclass(slots=True)
+class RunningPull:
+    """What is got from one peer now, and how far it has come."""
+
+    use: Use
+    peer: Peer
+    request: int
+    deadline: float
+    comparison: Comparison | None = None  # what is compared with the peer's sums; None: chunks were asked for
+    numbers: dict[int, int] = field(default_factory=dict)  # of origins: all up to them is here at the end
+    buckets: bytes = b""
+    chunks: int = 0  # that have come
+    allowed: deque[tuple[int, float]] = field(default_factory=deque)  # (end, t): chunks below `end` were asked for at t
+    resumes: int = 0
+    bytes: int = 0
 
 
 class Pull:
-    """The asking side of the transfer of tables; `snapshot_source` is the giving side."""
+    """The asking side of all transfers; `snapshot_source` is the giving side."""
 
     def __init__(
         self,
         logs: UpdateLogs,
         outbox: RouteOutbox,
-        copy: TableCopy,
-        comparison: Comparison,
+        sync: RouteSync,
+        sums: OwnSums,
         missed: Callable[[int, float], None],
         rng: Random,
         now: float,
     ) -> None:
         self.synced = False
-        self.adopted: Callable[[float], object] = lambda _: None  # called when updates count as received by their rows
+        self._settings = outbox.settings
         self._counters = outbox.counters
         self._logs = logs
         self._outbox = outbox
-        self._copy = copy
-        self._comparison = comparison
+        self._sync = sync
+        self._sums = sums
         self._missed = missed
         self._rng = rng
-        self._phase = Phase.IDLE
-        self._peer: Peer | None = None
-        self._targets: dict[int, int] = {}
+        self._running: RunningPull | None = None
         self._request = rng.getrandbits(32)
-        self._buckets = b""
-        self._next = 0
-        self._allowed: deque[tuple[int, float]] = deque()  # (end, t): chunks below `end` were asked for at `t`
-        self._resumes = 0
-        self._bytes = 0
-        self._deadline = inf
-        self._vector_came = False
         self._not_before = now
         self._tried: dict[int, bool] = {}  # peers asked in this round of joining -> whether that peer is new, too
         self._round_at = now
         self._alone_until = now + ALONE_S
         self._give_up_at = inf
-        self._audit_interval_s = inf
-        self._audit_at = inf
-        self._auditing = False
-        self._soon_interval_s = inf
+        self._audit_at = now + self._settings.audit_interval_s * rng.uniform(0.2, 1.0)
         self._soon = 0  # audits still to come because of a disturbance
+        self._side = SideTurns()
         self._others = 0  # live nodes beside us
         self._met_nobody = False  # we count as synced because there was no peer
 
     @property
     def wake_at(self) -> float:
-        if self._phase is not Phase.IDLE:
-            return min(self._deadline, self._comparison.wake_at)
+        running = self._running
+        if running is not None:
+            return min(running.deadline, running.comparison.wake_at if running.comparison is not None else inf)
         if self.synced:
-            return self._audit_at if self._outbox.order else inf
+            return min(self._audit_at, self._side.at) if self._outbox.order else inf
         return self._round_at if self._outbox.order else self._alone_until
 
     def meet(self, others: int, now: float) -> None:
         """React to a change of the live peers. `others`: how many live nodes there are beside us."""
         peers, self._others = self._outbox.peers, others
-        if self._peer is not None and self._peer.session not in peers:
-            self._break_off(now)
+        if self._running is not None and self._running.peer.session not in peers:
+            self._break_off(self._running, now)
         if self._met_nobody and peers:
             self._met_nobody = False
             self.disturbed(now)
 
     def disturbed(self, now: float) -> None:
-        """Schedule audits soon: a node may have routes that others lack, and no log shows it."""
+        """Schedule audits soon, and ask for side state: a node may have what others lack, and no log shows it."""
         self._soon = SOON_MORE + self._others.bit_length()
         self._audit_at = min(self._audit_at, now + self._soon_s())
+        self._side.want(now + self._settings.soon_interval_s)
 
     def _soon_s(self) -> float:
-        return self._soon_interval_s * self._rng.uniform(0.5, 1.5) * max(1.0, self._others / SOON_NODES)
+        return self._settings.soon_interval_s * self._rng.uniform(0.5, 1.5) * max(1.0, self._others / SOON_NODES)
 
     def tick(self, now: float) -> None:
         """Do what is due: at most one step of 2 ms."""
-        if self._phase is Phase.IDLE:
+        running = self._running
+        if running is None:
             if not self.synced:
                 self._join(now)
+            elif now >= self._side.at and self._outbox.order:
+                peer = self._side.next_peer(self._outbox.order, self._rng)
+                self._ask(self._begin(Use.SIDE_STATE, peer), b"", now)
             elif now >= self._audit_at:
                 self.audit(now)
-        elif now >= self._deadline:
-            self._late(now)
-        else:
-            self._comparison.tick(now)
-
-    def audit_every(self, interval_s: float, soon_s: float, now: float) -> None:
-        """Set the regular interval and that after a disturbance. Nodes that start together begin at random times."""
-        self._audit_interval_s, self._soon_interval_s = interval_s, soon_s
-        self._audit_at = now + interval_s * self._rng.uniform(0.2, 1.0)
+        elif now >= running.deadline:
+            self._late(running, now)
+        elif running.comparison is not None:
+            running.comparison.tick(now)
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
@@ -180,7 +192,9 @@ class Pull:
             return
         candidates = [peer for peer in order if peer.session not in self._tried]
         if candidates:
-            self._ask(self._rng.choice(candidates), b"", now)
+            running = self._begin(Use.JOIN, self._rng.choice(candidates))
+            self._outbox.send(running.peer, Vector((), reply=True), now)
+            self._ask(running, b"", now)
         elif all(self._tried.get(peer.session) for peer in order) or now >= self._give_up_at:
             self.synced = True
             self.disturbed(now)
@@ -190,165 +204,169 @@ class Pull:
 
     def vector(self, peer: Peer, message: Vector) -> None:
         """Take the vector of the peer that we join from: after its last chunk all that it lists will be here."""
-        if self._is_from(peer, Phase.ROWS) and not (self.synced or message.reply or self._next or self._vector_came):
-            self._vector_came = True
-            self._targets = dict(message.entries)
+        running = self._with(peer)
+        if running is None or running.use is not Use.JOIN or running.chunks or running.numbers:
+            return
+        if not message.reply:
+            running.numbers = dict(message.entries)
 
     def busy(self, peer: Peer, message: Busy, now: float) -> None:
-        if self._is_from(peer, Phase.ROWS) and message.request == self._request:
-            self._break_off(now)
+        running = self._with(peer)
+        if running is not None and message.request == running.request:
+            self._break_off(running, now)
 
     # --- repair -----------------------------------------------------------------------------------------------------
 
     def reset(self, peer: Peer, origin: int, base: int, now: float) -> None:
         """Compare tables with a peer: it has route updates that we lack, and they can't be had from any log."""
-        if self._is_from(peer, Phase.COMPARE) and self._comparison.own is None:
-            self._targets[origin] = max(base, self._targets.get(origin, 0))
-        elif self._phase is not Phase.IDLE or not self.synced or now < self._not_before:
+        running = self._with(peer)
+        if running is not None and running.comparison is not None and running.comparison.own is None:
+            running.use = Use.REPAIR  # an audit may leave out buckets that differ
+            running.numbers[origin] = max(base, running.numbers.get(origin, 0))
+        elif self._running is not None or not self.synced or now < self._not_before:
             self._counters.resets_deferred += 1
         else:
-            self._compare(peer, now)
-            self._targets = {origin: base}
+            self._compare(Use.REPAIR, peer, now).numbers[origin] = base
 
     def audit(self, now: float) -> None:
         """Compare tables with a random peer, and schedule the next audit."""
-        wait_s = self._audit_interval_s * self._rng.uniform(0.8, 1.2)
+        wait_s = self._settings.audit_interval_s * self._rng.uniform(0.8, 1.2)
         if self._soon:
             wait_s = min(wait_s, self._soon_s())
         self._audit_at = max(now + wait_s, self._not_before)
         if self._outbox.order and now >= self._not_before:
-            self._compare(self._rng.choice(self._outbox.order), now)
-            self._auditing = True
+            self._compare(Use.AUDIT, self._rng.choice(self._outbox.order), now)
 
-    def _compare(self, peer: Peer, now: float) -> None:
-        self._begin(Phase.COMPARE, peer, SUMS_S, now)
-        self._request = (self._request + 1) & 0xFFFFFFFF
-        self._comparison.begin(peer, self._request, now)
+    def _compare(self, use: Use, peer: Peer, now: float) -> RunningPull:
+        running = self._begin(use, peer)
+        running.deadline = now + SUMS_S
+        running.comparison = Comparison(self._outbox, self._sums, peer, running.request, now)
+        return running
 
     def sums(self, peer: Peer, message: AnySums, now: float) -> None:
         """Take the peer's sums, and ask for the buckets that differ. Sums of an earlier comparison don't count."""
-        if not self._is_from(peer, Phase.COMPARE):
+        running = self._with(peer)
+        if running is None or running.comparison is None:
             return
-        ours, theirs = self._comparison.own, self._comparison.receive(message, now)
-        if ours is None or theirs is None:
+        differing = running.comparison.receive(message, now)
+        if differing is None:
             return
-        buckets = self._differing(ours, theirs)
-        if buckets is None:
-            self._done(now)
+        self._counters.differing_buckets = len(differing)
+        if len(differing):
+            self._ask(running, self._chosen(running.use, differing), now)
         else:
-            self._ask(peer, buckets, now)
+            self._done(running, now)
 
-    def differs(self, peer: Peer, ours: bytes, theirs: bytes, now: float) -> None:
+    def differs(self, peer: Peer, differing: Buckets, now: float) -> None:
         """Ask back: a peer that compares with us was sent our sums, and may have rows that we lack.
 
         Never for the whole table: if nearly all buckets differ, one of the two is new, or a Reset made it compare.
         """
-        if self._phase is Phase.IDLE and self.synced and now >= self._not_before:
-            self._targets, self._auditing = {}, True
-            buckets = self._differing(ours, theirs)
+        if self._running is None and self.synced and now >= self._not_before:
+            self._counters.differing_buckets = len(differing)
+            buckets = self._chosen(Use.AUDIT, differing)
             if buckets:
-                self._ask(peer, buckets, now)
+                self._ask(self._begin(Use.AUDIT, peer), buckets, now)
 
-    def _differing(self, ours: bytes, theirs: bytes) -> bytes | None:
-        """Return the buckets to ask for, u16 each; empty for the whole table, None if no bucket differs."""
-        differing = np.flatnonzero(np.frombuffer(ours, "<u8") != np.frombuffer(theirs, "<u8"))
-        self._counters.differing_buckets = len(differing)
-        if self._auditing and not self._soon and len(differing) > AUDIT_BUCKETS_MAX:
+    def _chosen(self, use: Use, differing: Buckets) -> bytes:
+        """Return the buckets to ask for, u16 each; empty for the whole table, or if no bucket differs."""
+        if use is Use.AUDIT and not self._soon and len(differing) > AUDIT_BUCKETS_MAX:
             differing = differing[self._rng.sample(range(len(differing)), AUDIT_BUCKETS_MAX)]
-        if not len(differing):
-            return None
         return differing.astype("<u2").tobytes() if len(differing) <= MANY_BUCKETS else b""
 
-    # --- rows -------------------------------------------------------------------------------------------------------
+    # --- chunks -----------------------------------------------------------------------------------------------------
 
-    def take(self, peer: Peer, message: TableRows, now: float) -> None:
+    def take(self, peer: Peer, message: TableRows | SideState, now: float) -> None:
         """Merge a chunk at once, in at most 2 ms, and let more chunks come."""
-        if not self._is_from(peer, Phase.ROWS) or message.request != self._request or message.chunk != self._next:
+        running = self._with(peer)
+        if (
+            running is None
+            or running.comparison is not None
+            or isinstance(message, SideState) is not (running.use is Use.SIDE_STATE)
+            or (message.request, message.chunk) != (running.request, running.chunks)
+        ):
             self._counters.stray_chunks += 1
             return
-        while len(self._allowed) > 1 and self._allowed[0][0] <= message.chunk:
-            self._allowed.popleft()
-        self._counters.pulled_rows += self._copy.merge(message, self._allowed[0][1], now)
-        self._next += 1
-        self._bytes += wire_bytes(message)
-        self._deadline = now + PROGRESS_S
-        self._resumes = 0
-        if message.last:
-            self._done(now)
-        elif self._next % (WINDOW_CHUNKS // 2) == 0:
-            self._send_wanted(b"", now)
-
-    def _ask(self, peer: Peer, buckets: bytes, now: float) -> None:
-        targets, auditing = self._targets, self._auditing
-        self._begin(Phase.ROWS, peer, PROGRESS_S, now)
-        self._auditing = auditing
-        self._request = (self._request + 1) & 0xFFFFFFFF
-        self._buckets = buckets
-        if self.synced:
-            self._targets = targets
+        while len(running.allowed) > 1 and running.allowed[0][0] <= message.chunk:
+            running.allowed.popleft()
+        if isinstance(message, SideState):
+            self._sync.take_side_state([update for _, update in message.entries], now)
         else:
-            self._outbox.send(peer, Vector((), reply=True), now)
-        self._send_wanted(buckets, now)
+            self._counters.pulled_rows += self._sync.copy.merge(message, running.allowed[0][1], now)
+        running.chunks += 1
+        running.bytes += wire_bytes(message)
+        running.deadline, running.resumes = now + PROGRESS_S, 0
+        if message.last or (running.use is Use.SIDE_STATE and running.chunks >= SIDE_CHUNKS_MAX):
+            self._done(running, now)
+        elif running.chunks % (WINDOW_CHUNKS // 2) == 0:
+            self._send_wanted(running, now)
 
-    def _send_wanted(self, buckets: bytes, now: float) -> None:
+    def _ask(self, running: RunningPull, buckets: bytes, now: float) -> None:
+        running.comparison, running.deadline, running.buckets = None, now + PROGRESS_S, buckets
+        self._send_wanted(running, now)
+
+    def _send_wanted(self, running: RunningPull, now: float) -> None:
         """Let more chunks come. The same cursor as last time asks for the chunks after it again."""
-        assert self._peer is not None
-        self._outbox.send(self._peer, RowsWanted(self._request, self._next, buckets), now)
-        if not self._allowed or self._allowed[-1][0] < self._next + WINDOW_CHUNKS:
-            self._allowed.append((self._next + WINDOW_CHUNKS, now))
+        request, cursor, allowed = running.request, running.chunks, running.allowed
+        buckets = b"" if cursor else running.buckets
+        self._outbox.send(running.peer, RowsWanted(request, cursor, buckets, running.use is Use.SIDE_STATE), now)
+        if not allowed or allowed[-1][0] < cursor + WINDOW_CHUNKS:
+            allowed.append((cursor + WINDOW_CHUNKS, now))
 
     # --- beginnings and ends ----------------------------------------------------------------------------------------
 
-    def _begin(self, phase: Phase, peer: Peer, limit_s: float, now: float) -> None:
-        self._phase, self._peer, self._deadline, self._auditing = phase, peer, now + limit_s, False
-        self._targets, self._next, self._resumes, self._bytes = {}, 0, 0, 0
-        self._vector_came = False
-        self._comparison.end()
-        self._allowed.clear()
+    def _begin(self, use: Use, peer: Peer) -> RunningPull:
+        self._request = (self._request + 1) & 0xFFFFFFFF
+        self._running = RunningPull(use, peer, self._request, inf)
+        return self._running
 
-    def _is_from(self, peer: Peer, phase: Phase) -> bool:
-        return self._phase is phase and self._peer is not None and self._peer.session == peer.session
+    def _with(self, peer: Peer) -> RunningPull | None:
+        """Return what is got from this peer now, if anything."""
+        running = self._running
+        return running if running is not None and running.peer.session == peer.session else None
 
-    def _late(self, now: float) -> None:
+    def _late(self, running: RunningPull, now: float) -> None:
         """Nothing came in time: ask for the next chunk again, or break off after RESUMES_MAX times."""
-        if self._phase is Phase.ROWS and self._resumes < RESUMES_MAX:
-            self._resumes += 1
-            self._deadline = now + PROGRESS_S
-            self._send_wanted(b"" if self._next else self._buckets, now)
+        if running.comparison is None and running.resumes < RESUMES_MAX:
+            running.resumes += 1
+            running.deadline = now + PROGRESS_S
+            self._send_wanted(running, now)
         else:
-            self._break_off(now)
+            self._break_off(running, now)
 
-    def _break_off(self, now: float) -> None:
-        peer = self._peer
-        assert peer is not None
-        if self.synced:
-            self._counters.given_up += 1
+    def _break_off(self, running: RunningPull, now: float) -> None:
+        self._running = None
+        if running.use is Use.JOIN:
+            numbers = running.numbers
+            self._tried[running.peer.session] = bool(numbers) and sum(numbers.values()) <= NEW_UPDATES_MAX
+            return
+        self._counters.given_up += 1
+        if running.use is Use.SIDE_STATE:
+            self._side.failed(now)
+        else:
             self._not_before = now + self._rng.uniform(*ROUND_S)
-        else:
-            self._tried[peer.session] = self._vector_came and sum(self._targets.values()) <= NEW_UPDATES_MAX
-        self._phase, self._peer, self._deadline = Phase.IDLE, None, inf
-        self._comparison.end()
 
-    def _done(self, now: float) -> None:
-        """All rows are merged: adopt the numbers of what the peer had when it began, and go on from there."""
-        peer = self._peer
-        assert peer is not None
+    def _done(self, running: RunningPull, now: float) -> None:
+        """All chunks are merged: adopt the numbers of what the peer had when it began, and go on from there."""
+        self._running = None
+        if running.use is Use.SIDE_STATE:
+            self._side.came(now)
+            return
         adopted = [
             self._logs.open(origin, now) and self._logs.adopt(origin, number)
-            for origin, number in self._targets.items()
+            for origin, number in running.numbers.items()
         ]
-        if any(adopted) or not self.synced:
-            self.adopted(now)
-        if self.synced:
-            self._counters.repairs += not self._auditing
-            self._counters.audits += self._auditing
-            self._soon = max(0, self._soon - self._auditing)
-            self._not_before = now + self._bytes / PULL_BYTES_PER_S
-        else:
+        if any(adopted) or running.use is Use.JOIN:
+            self._side.want(now)
+        if running.use is Use.JOIN:
             self._counters.joins += 1
             self.synced = True
             self.disturbed(now)
-        self._phase, self._peer, self._deadline = Phase.IDLE, None, inf
-        self._comparison.end()
-        if self._targets:  # route updates go on after the numbers that were adopted
-            self._missed(peer.session, now)
+        else:
+            is_audit = running.use is Use.AUDIT
+            self._counters.repairs += not is_audit
+            self._counters.audits += is_audit
+            self._soon = max(0, self._soon - is_audit)
+            self._not_before = now + running.bytes / PULL_BYTES_PER_S
+        if running.numbers:  # route updates go on after the numbers that were adopted
+            self._missed(running.peer.session, now)

@@ -3,8 +3,7 @@
     update_log              the updates of every origin, numbered, and up to which number each is here
     eager_push              sends what is new within a tick
     repair                  digests, vectors and pieces of logs, for peers that missed something
-    pull, snapshot_source   whole tables, for peers that join or missed too much
-    side_state              what no row of a table has, for the same peers
+    pull, snapshot_source   whole tables, and what no row has (side_state), for peers that join or missed too much
     route_outbox            the live peers, and budgets in bytes
 
 Rules: updates of an origin are taken in the order of their numbers, each once. A batch that leaves a gap is dropped,
@@ -21,7 +20,6 @@ from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.replication.budget import Window
-from ranvier_py.core.gossip.replication.comparison import Comparison
 from ranvier_py.core.gossip.replication.eager_push import EagerPush
 from ranvier_py.core.gossip.replication.pull import Pull
 from ranvier_py.core.gossip.replication.repair import Repair
@@ -29,7 +27,6 @@ from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters, RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX, row_count
-from ranvier_py.core.gossip.replication.side_state import SideStateSync
 from ranvier_py.core.gossip.replication.snapshot_source import SnapshotSource
 from ranvier_py.core.gossip.replication.table_copy import OwnSums
 from ranvier_py.core.gossip.replication.update_log import BATCH_ENTRIES_MAX, LoggedUpdate, UpdateLogs, fits
@@ -43,7 +40,6 @@ from ranvier_py.core.gossip.wire.messages import (
     RouteUpdates,
     RowsWanted,
     SideState,
-    SideStateWanted,
     TableRows,
     TotalSum,
     Vector,
@@ -100,12 +96,8 @@ class RouteGossip:
         self._eager = EagerPush(self._logs, self._outbox, settings.tick_s)
         self._repair = Repair(self._logs, self._outbox, self._eager, settings, rng, now)
         sums = OwnSums(sync.copy)
-        comparison = Comparison(self._outbox, sums)
-        self._side = SideStateSync(self._outbox, sync, rng)
-        self._pull = Pull(self._logs, self._outbox, sync.copy, comparison, self._repair.missed, rng, now)
-        self._pull.adopted = self._side.want
-        self._pull.audit_every(settings.audit_interval_s, settings.soon_interval_s, now)
-        self._source = SnapshotSource(self._outbox, sync.copy, sums, self._pull.differs)
+        self._pull = Pull(self._logs, self._outbox, sync, sums, self._repair.missed, rng, now)
+        self._source = SnapshotSource(self._outbox, sync, sums, self._pull.differs)
         self._members: Sequence[int] = ()
         self._met: Mapping[int, None] = {}  # live sessions at the last call of `peers`: peers and other members
         self._intake: dict[int, Window] = {}
@@ -139,7 +131,6 @@ class RouteGossip:
         self._repair.meet()
         self._source.meet()
         self._pull.meet(len(everybody), now)
-        self._side.meet()
         if everybody.keys() != self._met.keys():
             self.compare_soon(now)  # a member that comes may have been behind a cut, with rows of its own
         self._met = everybody
@@ -152,8 +143,6 @@ class RouteGossip:
     def compare_soon(self, now: float) -> None:
         """Schedule audits soon: the table may lack routes whose updates the logs count as taken."""
         self._pull.disturbed(now)
-        if self._pull.synced:
-            self._side.want(now + self._settings.soon_interval_s)
 
     def compare_now(self, now: float) -> None:
         """Compare tables with a random peer now."""
@@ -175,10 +164,7 @@ class RouteGossip:
     def wake_at(self) -> float:
         """When `tick` must be called next. Any call may bring it nearer."""
         repair_at = self._repair.wake_at if self._pull.synced else inf  # `tick` does not tick it before
-        return min(
-            *(self._eager.wake_at, repair_at, self._pull.wake_at, self._source.wake_at),
-            *(self._side.wake_at, self._prune_at),
-        )
+        return min(self._eager.wake_at, repair_at, self._pull.wake_at, self._source.wake_at, self._prune_at)
 
     def tick(self, now: float) -> None:
         """Do what is due. Long work goes on by one step of about 2 ms."""
@@ -187,7 +173,6 @@ class RouteGossip:
             self._repair.tick(now)
         self._pull.tick(now)
         self._source.tick(now)
-        self._side.tick(now)
         if now >= self._prune_at and self._logs.prune(now):
             self._prune_at = now + PRUNE_INTERVAL_S
 
@@ -199,7 +184,7 @@ class RouteGossip:
             self._counters.strangers += 1
         elif isinstance(message, RouteUpdates):
             self._take(peer, message, now)
-        elif isinstance(message, TableRows):
+        elif isinstance(message, TableRows | SideState):
             self._pull.take(peer, message, now)
         elif isinstance(message, Digest):
             if self._pull.synced:
@@ -216,8 +201,6 @@ class RouteGossip:
             self._source.wanted(peer, message, now, serving=self._pull.synced)
         elif isinstance(message, Busy):
             self._pull.busy(peer, message, now)
-        elif isinstance(message, SideState | SideStateWanted):
-            self._side.receive(peer, message, now, serving=self._pull.synced)
 
     def _take(self, peer: Peer, message: RouteUpdates, now: float) -> None:
         """Learn the unknown updates of a batch that leaves no gap, and log them for peers that miss them."""

@@ -16,7 +16,7 @@ from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.neighbour_set import RINGS_MAX, positions_of
 from ranvier_py.core.gossip.replication.budget import Window, wire_bytes
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters, RouteGossipSettings
-from ranvier_py.core.gossip.wire.messages import Message, TableRows
+from ranvier_py.core.gossip.wire.messages import Message
 from ranvier_py.core.prompts.fingerprint import MASK
 
 
@@ -31,14 +31,14 @@ class RouteOutbox:
         self.relays = False  # whether we pass on what we receive
         self.bulk = Window(settings.bulk_bytes_per_s)
         self._rings = Rings(session, settings.fan_out)
-        self._settings = settings
+        self.settings = settings
         self._outbox = outbox
         self._node = Window(settings.node_bytes_per_s)
         self._windows: dict[int, Window] = {}
 
     def meet(self, live: Sequence[Peer], members: int = 0) -> None:
         """Set the live peers, and how many other live members there are: in a large cluster only some are peers."""
-        settings = self._settings
+        settings = self.settings
         self.order = tuple(live)
         self.peers = {peer.session: peer for peer in live}
         self.relays = max(len(live), members) >= settings.mesh_nodes_max
@@ -73,21 +73,18 @@ class RouteOutbox:
 
     def send_bulk(self, peer: Peer, message: Message, now: float) -> bool:
         """Send sums within the budget for rows. Returns False if there is no room or no such peer."""
-        size = wire_bytes(message)
-        if peer.session not in self.peers or size > self.bulk.room(now):
+        if peer.session not in self.peers or wire_bytes(message) > self.bulk.room(now):
             self.counters.over_budget += 1
             return False
-        self.bulk.spend(size, now)
-        self.counters.sent_rows_bytes += size
-        self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+        self.send_chunk(peer, message, now)
         return True
 
-    def send_rows(self, peer: Peer, rows: TableRows, now: float) -> None:
-        """Send rows unconditionally: the caller looked at `bulk` before it read them from the table."""
-        size = wire_bytes(rows)
+    def send_chunk(self, peer: Peer, chunk: Message, now: float) -> None:
+        """Send a chunk unconditionally: the caller looked at `bulk` before it read it from the table."""
+        size = wire_bytes(chunk)
         self.bulk.spend(size, now)
         self.counters.sent_rows_bytes += size
-        self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, rows))
+        self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, chunk))
 
 
 class Rings:

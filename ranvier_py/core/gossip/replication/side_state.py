@@ -5,140 +5,83 @@ the side state in them. A node that was behind a cut, or that adds a backend lat
 one peer for all of its side state, and another peer if the answer does not arrive whole. A while later it asks once
 more, because the peer may have missed the same updates.
 
-Rules: a node that has not joined answers nobody. What a node learns from an answer it does not send on. Answers leave
-within the budget for rows, one message at a time. Each is encoded just before it leaves, in about 2 ms, with the ages
-that its entries have then.
-Bounds: a node asks one question at a time, at most TRIES_MAX peers for each cause, and takes MESSAGES_MAX messages of
-an answer. It answers ASKERS_MAX peers at a time; others get no answer and ask another peer.
+Rules: what a node learns from an answer it does not send on. Each chunk of an answer is encoded just before it leaves,
+in about 2 ms, with the ages that its entries have then.
+Bounds: a node asks at most TRIES_MAX peers for each answer, and takes SIDE_CHUNKS_MAX chunks of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 from math import inf
 from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Peer
-from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
 from ranvier_py.core.gossip.replication.route_sync import RouteSync, SidePiece
-from ranvier_py.core.gossip.wire.messages import Entry, SideState, SideStateWanted
+from ranvier_py.core.gossip.replication.table_copy import WINDOW_CHUNKS
+from ranvier_py.core.gossip.wire.messages import Entry, SideState
 
-ANSWER_S = 3.0
-"""Time without a message after which another peer is asked."""
-
-ROUNDS, ROUND_S = 2, 5.0
-"""A node wants ROUNDS whole answers for each cause, ROUND_S apart."""
+ANSWERS, AGAIN_S = 2, 5.0
+"""A node wants ANSWERS whole answers for each cause, AGAIN_S apart."""
 
 TRIES_MAX = 8
-MESSAGES_MAX = 256
-ASKERS_MAX = 4
-NO_ROOM_S = 0.05
+FAILED_S = 1.0  # until the next try: a busy peer answers at once
+SIDE_CHUNKS_MAX = 256
 
 
-@dataclass(slots=True)
-class PendingState:
-    """The part of an answer that one peer has yet to be sent."""
+class SideTurns:
+    """When this node asks for side state next, and whom."""
 
-    request: int
-    pieces: Iterator[SidePiece]
-    piece: SidePiece | None  # the next one to encode
-    message: SideState | None = None  # it waits for room
-
-
-class SideStateSync:
-    """Asks for side state and answers peers. Times are seconds of one monotonic clock."""
-
-    def __init__(self, outbox: RouteOutbox, sync: RouteSync, rng: Random) -> None:
-        self._outbox = outbox
-        self._sync = sync
-        self._rng = rng
-        self._ask_at = inf
-        self._asked: int | None = None  # the session of the peer that is answering
-        self._request = rng.getrandbits(32)
-        self._deadline = inf
-        self._messages = self._tries = self._rounds = 0
+    def __init__(self) -> None:
+        self.at = inf
+        self._tries = self._answers = 0  # tries since the last answer; answers that are still wanted
         self._last: Peer | None = None  # the peer asked last
-        self._answers: dict[int, PendingState] = {}  # by session
-        self._send_at = inf
-
-    @property
-    def wake_at(self) -> float:
-        return min(self._ask_at if self._asked is None else self._deadline, self._send_at)
 
     def want(self, at: float) -> None:
         """Ask at that time, because this node may lack side state, even if an answer is arriving just now."""
-        self._ask_at = min(self._ask_at, at)
-        self._tries, self._rounds = 0, ROUNDS
+        self.at = min(self.at, at)
+        self._tries, self._answers = 0, ANSWERS
 
-    def meet(self) -> None:
-        """Drop all that concerns peers that are gone."""
-        peers = self._outbox.peers
-        self._answers = {session: answer for session, answer in self._answers.items() if session in peers}
-        if self._asked is not None and self._asked not in peers:
-            self._deadline = -inf
-
-    def tick(self, now: float) -> None:
-        if self._asked is not None and now >= self._deadline:
-            self._asked = None
-            if self._tries < TRIES_MAX:
-                self._ask_at = min(self._ask_at, now)
-        if self._asked is None and now >= self._ask_at:
-            self._ask(now)
-        if now >= self._send_at:
-            self._send(now)
-
-    def _ask(self, now: float) -> None:
-        self._ask_at = inf
-        peers = [peer for peer in self._outbox.order if peer != self._last] or self._outbox.order
-        if not peers:
-            return  # a peer that comes will be asked
-        peer = self._last = self._rng.choice(peers)
-        self._request = (self._request + 1) & 0xFFFFFFFF
-        self._outbox.send(peer, SideStateWanted(self._request), now)
-        self._asked, self._deadline, self._messages = peer.session, now + ANSWER_S, 0
+    def next_peer(self, peers: Sequence[Peer], rng: Random) -> Peer:
+        """Choose whom to ask now."""
+        self.at = inf
         self._tries += 1
+        self._last = rng.choice([peer for peer in peers if peer != self._last] or peers)
+        return self._last
 
-    def receive(self, peer: Peer, message: SideState | SideStateWanted, now: float, *, serving: bool) -> None:
-        """Take a part of the answer, or a peer's question, which replaces its question before. `serving`: whether we
-        have joined ourselves."""
-        if isinstance(message, SideState):
-            if peer.session == self._asked and message.request == self._request:
-                self._take(message, now)
-        elif serving and (peer.session in self._answers or len(self._answers) < ASKERS_MAX):
-            pieces = self._sync.side_state()
-            self._answers[peer.session] = PendingState(message.request, pieces, next(pieces, SidePiece()))
-            self._send_at = now
+    def came(self, now: float) -> None:
+        """Note that an answer arrived whole."""
+        self._tries = 0
+        self._answers -= 1
+        if self._answers > 0:
+            self.at = min(self.at, now + AGAIN_S)
 
-    def _take(self, message: SideState, now: float) -> None:
-        self._sync.take_side_state([update for _, update in message.entries], now)
-        self._messages += 1
-        self._deadline = now + ANSWER_S
-        if message.last or self._messages >= MESSAGES_MAX:
-            self._asked, self._tries = None, 0
-            self._rounds -= 1
-            if self._rounds > 0:
-                self._ask_at = min(self._ask_at, now + ROUND_S)
+    def failed(self, now: float) -> None:
+        if self._tries < TRIES_MAX:
+            self.at = min(self.at, now + FAILED_S)
 
-    def _send(self, now: float) -> None:
-        """Send one message to one peer; it goes to the end of the queue."""
-        session = next(iter(self._answers), None)
-        if session is None:
-            self._send_at = inf
-            return
-        answer = self._answers[session]
-        if answer.message is None:
-            answer.message = self._encoded(answer, now)
-        if not self._outbox.send_bulk(self._outbox.peers[session], answer.message, now):
-            self._send_at = now + NO_ROOM_S
-            return
-        answer.message = None
-        del self._answers[session]
-        if answer.piece is not None:
-            self._answers[session] = answer  # behind the other peers
 
-    def _encoded(self, answer: PendingState, now: float) -> SideState:
-        piece, answer.piece = answer.piece, next(answer.pieces, None)
-        assert piece is not None
-        updates = self._sync.side_updates(piece, now)
-        return SideState(answer.request, answer.piece is None, tuple([Entry(0, update) for update in updates]))
+class SideWalk:
+    """One pass over the side state of this node, a chunk at a time: what `TableWalk` is for rows."""
+
+    def __init__(self, sync: RouteSync) -> None:
+        self._sync = sync
+        self._unread = sync.side_state()
+        self._next = deque([next(self._unread, SidePiece())])
+        self._taken: deque[SidePiece] = deque(maxlen=WINDOW_CHUNKS)
+
+    def take(self, now: float) -> SideState:
+        """Return the next chunk with request and number 0, the last one with `last`."""
+        piece = self._next.popleft()
+        self._taken.append(piece)
+        if not self._next:
+            self._next.extend(islice(self._unread, 1))
+        entries = tuple([Entry(0, update) for update in self._sync.side_updates(piece, now)])
+        return SideState(0, 0, not self._next, entries)
+
+    def back(self, chunks: int) -> None:
+        """Go back by this many chunks, at most WINDOW_CHUNKS, since they were lost."""
+        for _ in range(min(chunks, len(self._taken))):
+            self._next.appendleft(self._taken.pop())

@@ -1,4 +1,4 @@
-"""Giving our table to peers that join, and to peers whose sums differ from ours: the other side of `pull`.
+"""Giving our table and side state to peers that join, or whose sums differ from ours: the other side of `pull`.
 
 A transfer reads the table chunk by chunk, one chunk each tick, and no further than the peer has said that it will take.
 It is kept for a while after its last chunk, which might have been lost.
@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.replication.budget import Window, wire_bytes
-from ranvier_py.core.gossip.replication.comparison import AnySums, answer_to, with_part
+from ranvier_py.core.gossip.replication.comparison import AnySums, Buckets, answer_to, differing_buckets
 from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
-from ranvier_py.core.gossip.replication.table_copy import WINDOW_CHUNKS, OwnSums, TableCopy, TableWalk
+from ranvier_py.core.gossip.replication.route_sync import RouteSync
+from ranvier_py.core.gossip.replication.side_state import SideWalk
+from ranvier_py.core.gossip.replication.table_copy import WINDOW_CHUNKS, OwnSums, TableWalk
 from ranvier_py.core.gossip.wire.messages import Busy, PartSums, RowsWanted, TotalSum
 
 TRANSFERS_MAX = 2
@@ -51,7 +53,7 @@ class Transfer:
 
     peer: Peer
     request: int
-    walk: TableWalk
+    walk: TableWalk | SideWalk
     share: Window
     until: float  # when it ends, if the peer stays silent
     cursor: int = 0  # the peer has all chunks before this one
@@ -70,15 +72,15 @@ class SnapshotSource:
     def __init__(
         self,
         outbox: RouteOutbox,
-        copy: TableCopy,
+        sync: RouteSync,
         sums: OwnSums,
-        differs: Callable[[Peer, bytes, bytes, float], None],
+        differs: Callable[[Peer, Buckets, float], None],
     ) -> None:
         self._outbox = outbox
         self._counters = outbox.counters
-        self._copy = copy
+        self._sync = sync
         self._sums = sums
-        self._differs = differs  # called with the peer, our sums and its sums, when a comparison found a difference
+        self._differs = differs  # called with the buckets that a comparison with this peer found to differ
         self._transfers: dict[int, Transfer] = {}  # by session; the one whose turn it is comes first
         self._sums_wanted: dict[int, SumsWanted] = {}  # by session
         self._answered: dict[int, SumsWanted] = {}  # the last TotalSum of each peer, by session
@@ -151,7 +153,7 @@ class SnapshotSource:
         while len(self._transfers) >= KEPT_MAX:  # at most one runs, so there is a finished one
             del self._transfers[next(session for session, each in self._transfers.items() if each.finished)]
         share = Window(self._outbox.bulk.per_s // SHARE_OF_ONE)
-        walk = self._copy.rows(message.buckets)
+        walk = SideWalk(self._sync) if message.side else self._sync.copy.rows(message.buckets)
         self._transfers[peer.session] = Transfer(peer, message.request, walk, share, now + SILENCE_S)
 
     def _go_on(self, transfer: Transfer, cursor: int, now: float) -> None:
@@ -182,7 +184,7 @@ class SnapshotSource:
             if isinstance(asked, TotalSum):
                 self._answered[session] = wanted
             else:
-                self._differs(peer, value, with_part(value, asked.groups, asked.sums), now)
+                self._differs(peer, differing_buckets(value, asked), now)
 
     def _has_room(self, transfer: Transfer, now: float) -> bool:
         if self._outbox.bulk.room(now) < CHUNK_BYTES:
@@ -190,15 +192,15 @@ class SnapshotSource:
         return self.running() < TRANSFERS_MAX or transfer.share.room(now) >= CHUNK_BYTES
 
     def _send_chunk(self, transfer: Transfer, now: float) -> None:
-        rows = transfer.walk.take(now)
-        if rows is None:
+        chunk = transfer.walk.take(now)
+        if chunk is None:
             return
-        rows = rows._replace(request=transfer.request, chunk=transfer.sent)
+        chunk = chunk._replace(request=transfer.request, chunk=transfer.sent)
         transfer.sent += 1
-        transfer.finished = rows.last
-        transfer.share.spend(wire_bytes(rows), now)
+        transfer.finished = chunk.last
+        transfer.share.spend(wire_bytes(chunk), now)
         self._counters.chunks_sent += 1
-        self._outbox.send_rows(transfer.peer, rows, now)
+        self._outbox.send_chunk(transfer.peer, chunk, now)
 
     def _end(self, session: int) -> None:
         self._counters.broken_transfers += not self._transfers.pop(session).finished

@@ -4,7 +4,7 @@
     membership  Ping, Ack, PingRequest, Nack, Push, Members   SWIM with Lifeguard, and push-pull of the whole list
     routes      RouteUpdates, Digest, Vector, Reset           eager updates, and repair by version vectors
                 TotalSum, PartSums, RowsWanted, Rows, Busy    repair of whole tables by buckets, and the first sync
-                SideStateWanted, SideState                    what no row has, for peers that missed updates of it
+                SideState                                     what no row has, for peers that missed updates of it
     backends    Loads, Prefills, Facts, Commands              what is in flight, generations, verdicts, signed commands
     streams     ReaderClaims, SnapshotWanted,           who reads which engine's events, and snapshots of what an
                 SnapshotChunk, SnapshotRefused          engine holds
@@ -176,12 +176,13 @@ class PartSums(NamedTuple):
 
 
 class RowsWanted(NamedTuple):
-    """Asks for the rows of these buckets, or of all when empty, in chunks. A later `cursor` lets more chunks come; the
-    same one again asks for them again."""
+    """Asks for the rows of these buckets, or of all when empty, or for side state, in chunks. A later `cursor` lets
+    more chunks come; the same one again asks for them again."""
 
     request: int  # u32, chosen by the asker
     cursor: int  # u32: index of the first chunk wanted
     buckets: bytes  # u16 each, little-endian; empty = whole table
+    side: bool = False  # asks for what no row has: owners of responses and sessions, checkpoints of hybrid models
 
 
 class TableRows(NamedTuple):
@@ -205,16 +206,11 @@ class Busy(NamedTuple):
     request: int
 
 
-class SideStateWanted(NamedTuple):
-    """Asks for what no row of a table has: owners of responses and sessions, checkpoints of hybrid models."""
-
-    request: int  # u32, chosen by the asker
-
-
 class SideState(NamedTuple):
-    """A part of the answer, as route updates that have no number and are not passed on."""
+    """One chunk of side state, as route updates that have no number and are not passed on."""
 
     request: int
+    chunk: int  # u32: chunks count from 0
     last: bool
     entries: tuple[Entry, ...]  # their age is 0: the entries in an update have ages of their own
 
@@ -392,7 +388,7 @@ Message = (
     Hello | Echo | Challenge
     | Ping | Ack | PingRequest | Nack | Push | Members
     | RouteUpdates | Digest | Vector | Reset | TotalSum | PartSums | RowsWanted | TableRows | Busy
-    | SideStateWanted | SideState
+    | SideState
     | Loads | Prefills | Facts | Commands
     | ReaderClaims | SnapshotWanted | SnapshotChunk | SnapshotRefused
     | AnswerKeys | AnswerDigest | AnswerWanted | AnswerPart | AnswerRefused | Voided

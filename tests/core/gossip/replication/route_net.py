@@ -22,7 +22,7 @@ from ranvier_py.core.gossip.replication.route_settings import RouteGossipSetting
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.wire.codec import decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
-from ranvier_py.core.gossip.wire.messages import Fact, Facts, Message, TableRows
+from ranvier_py.core.gossip.wire.messages import Fact, Facts, Message, RowsWanted, TableRows
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.backends import Backend, BackendLimits, ProbeResult, Registry
@@ -284,6 +284,15 @@ def sent(net: Net, kind: type[Message], source: int = 0, target: int = 0) -> lis
         for _, origin, to, message, _ in net.sent
         if isinstance(message, kind) and source in (0, origin) and target in (0, to)
     ]
+
+
+def wanted(net: Net, source: int = 0, *, side: bool = False) -> list[RowsWanted]:
+    """The first message of each question for rows, or for side state."""
+    found: dict[int, RowsWanted] = {}
+    for message in sent(net, RowsWanted, source):
+        if isinstance(message, RowsWanted) and message.side is side:
+            found.setdefault(message.request, message)
+    return list(found.values())
 
 
 def claims(messages: Iterable[Message]) -> int:

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from ranvier_py.core.gossip.replication.eager_push import IN_TRANSIT_S
 from ranvier_py.core.gossip.replication.pull import ALONE_S, AUDIT_BUCKETS_MAX
 from ranvier_py.core.gossip.replication.route_updates import UpdateRow, encode_rows
 from ranvier_py.core.gossip.wire.messages import (
@@ -14,13 +15,12 @@ from ranvier_py.core.gossip.wire.messages import (
     PartSums,
     Reset,
     RouteUpdates,
-    RowsWanted,
     TableRows,
     TotalSum,
     Vector,
 )
 from ranvier_py.core.routing.route_table import Trust
-from tests.core.gossip.replication.route_net import Net, claims, peer_of, sent, turn
+from tests.core.gossip.replication.route_net import Net, claims, peer_of, sent, turn, wanted
 
 # --- comparing --------------------------------------------------------------------------------------------------------
 
@@ -61,9 +61,8 @@ def test_after_a_trimmed_log_only_what_differs_is_sent() -> None:
     net = parted(100)
     net.run_until(net.equal, limit_s=3.0)
     assert len(sent(net, TotalSum)) == len(sent(net, PartSums)) == 2
-    wanted = [message for message in sent(net, RowsWanted, 2) if isinstance(message, RowsWanted) and not message.cursor]
-    assert len(wanted) == 1
-    assert 300 <= len(wanted[0].buckets) // 2 <= 400
+    (question,) = wanted(net, 2)
+    assert 300 <= len(question.buckets) // 2 <= 400
     assert claims(sent(net, TableRows, 1, 2)) < 3200 / 3
     assert net.nodes[2].gossip.counters.repairs == 1
     net.sent.clear()
@@ -74,8 +73,7 @@ def test_after_a_trimmed_log_only_what_differs_is_sent() -> None:
 def test_when_nearly_everything_differs_the_whole_table_is_sent() -> None:
     net = parted(2500)
     net.run_until(net.equal, limit_s=3.0)
-    wanted = [message for message in sent(net, RowsWanted, 2) if isinstance(message, RowsWanted) and not message.cursor]
-    assert [message.buckets for message in wanted] == [b""]
+    assert [question.buckets for question in wanted(net, 2)] == [b""]
 
 
 def test_both_sides_of_a_partition_get_what_the_other_learned() -> None:
@@ -122,7 +120,7 @@ def test_the_origin_is_asked_before_tables_are_compared() -> None:
     net.link.drop = lambda *sent: isinstance(sent[-1], RouteUpdates) or apart(*sent)
     for _ in range(5):
         net.learn(1, turn(rng), 0)
-    net.run(0.1)
+    net.run(2 * IN_TRANSIT_S)  # no node takes them for still on their way
     net.link.cut = lambda source, target: {source, target} == {2, 3}
     net.add(2)
     net.run_until(lambda: net.nodes[2].gossip.synced)
@@ -283,6 +281,25 @@ def test_an_answer_that_states_nothing_of_what_differs_ends_nothing() -> None:
     assert gossip.counters.audits == before + 1, "it is equal, and ours"
 
 
+def test_a_reset_during_an_audit_adopts_no_number_whose_rows_the_audit_left_out() -> None:
+    """Nobody would ever ask for those updates again: an audit takes some of the buckets that differ."""
+    net = Net(2, log_entries_max=50)
+    net.run(1.0)
+    rng, second = Random(1), net.nodes[2].gossip
+    for _ in range(5):  # those that follow a disturbance leave out nothing
+        second.compare_now(net.now)
+        net.run(0.2)
+    net.link.drop = lambda source, target, message: isinstance(message, Vector | Digest | RouteUpdates)
+    for number in range(600):
+        net.learn(1, turn(rng), number % 4)
+    net.run(0.1)
+    second.compare_now(net.now)
+    second.receive(peer_of(1), Reset(1, 600), net.now)
+    net.run_until(lambda: second.vector().get(1) == 600, limit_s=5.0)
+    assert net.equal()
+    assert second.counters.repairs == 1
+
+
 # --- auditing ---------------------------------------------------------------------------------------------------------
 
 
@@ -320,9 +337,9 @@ def test_an_audit_finds_what_no_number_reports() -> None:
 
 def test_an_audit_asks_for_a_part_of_what_differs() -> None:
     net = differing(5.0, 4000)
-    net.run_until(lambda: sent(net, RowsWanted, 2) != [], limit_s=10.0)
-    (wanted,) = (message for message in sent(net, RowsWanted, 2) if isinstance(message, RowsWanted))
-    assert len(wanted.buckets) == 2 * AUDIT_BUCKETS_MAX
+    net.run_until(lambda: wanted(net, 2) != [], limit_s=10.0)
+    (question,) = wanted(net, 2)
+    assert len(question.buckets) == 2 * AUDIT_BUCKETS_MAX
     net.run_until(net.equal, limit_s=120.0, step_s=1.0)
 
 

@@ -34,7 +34,6 @@ from ranvier_py.core.gossip.wire.messages import (
     RouteUpdates,
     RowsWanted,
     SideState,
-    SideStateWanted,
     TableRows,
     TotalSum,
     Vector,
@@ -324,8 +323,7 @@ def test_messages_of_strangers_are_counted_and_ignored() -> None:
         RowsWanted(1, 0, b""),
         TableRows(1, 0, True, (), b"", b"", b"", b"", b"", b""),
         Busy(1),
-        SideStateWanted(1),
-        SideState(1, True, ()),
+        SideState(1, 0, True, ()),
     ]
     taken = {make for topic, _, make, _ in LAYOUT if topic in ("routes", "rows")}
     assert {type(message) for message in messages} == taken

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from random import Random
 
-from ranvier_py.core.gossip.replication.pull import ALONE_S
+from ranvier_py.core.gossip.replication.pull import ALONE_S, PROGRESS_S, RESUMES_MAX
 from ranvier_py.core.gossip.replication.route_sync import PIECE_MAX
 from ranvier_py.core.gossip.replication.route_updates import decode_process
-from ranvier_py.core.gossip.replication.side_state import ANSWER_S, ASKERS_MAX, MESSAGES_MAX, TRIES_MAX
-from ranvier_py.core.gossip.wire.messages import Entry, SideState, SideStateWanted
-from tests.core.gossip.replication.route_net import GossipNode, Net, sent, turn
+from ranvier_py.core.gossip.replication.side_state import FAILED_S, SIDE_CHUNKS_MAX, TRIES_MAX
+from ranvier_py.core.gossip.replication.snapshot_source import TRANSFERS_MAX
+from ranvier_py.core.gossip.wire.messages import Busy, Entry, RowsWanted, SideState
+from tests.core.gossip.replication.route_net import GossipNode, Net, sent, turn, wanted
 
 HOUR_S = 3600.0
+TRY_S = PROGRESS_S * (RESUMES_MAX + 1) + FAILED_S  # at a peer that does not answer
 
 
 def keep(net: Net, session: int, count: int, first: int = 0) -> list[int]:
@@ -62,7 +64,7 @@ def test_a_node_whose_missed_updates_are_in_no_log_any_more_asks_for_what_tables
     net.link.cut = lambda source, target: False
     net.run_until(lambda: known(net.nodes[3], digests, net.now) == 5, limit_s=30.0)
     assert net.nodes[3].gossip.counters.repairs == 1
-    assert net.equal()
+    net.run_until(net.equal, limit_s=5.0)
 
 
 def test_an_answer_that_is_lost_is_asked_of_another_peer() -> None:
@@ -79,16 +81,16 @@ def test_an_answer_that_is_lost_is_asked_of_another_peer() -> None:
 
     net.link.drop = drop
     newcomer = net.add(4)
-    took_s = net.run_until(lambda: known(newcomer, digests, net.now) == 3, limit_s=(TRIES_MAX + 1) * ANSWER_S)
-    assert took_s > ANSWER_S
+    took_s = net.run_until(lambda: known(newcomer, digests, net.now) == 3, limit_s=(TRIES_MAX + 1) * TRY_S)
+    assert took_s > TRY_S
 
 
 def test_a_node_that_gets_no_answer_stops_asking() -> None:
     net = cluster(2)
     net.link.drop = lambda source, target, message: isinstance(message, SideState)
     net.add(3)
-    net.run(100 * ANSWER_S)
-    assert len(sent(net, SideStateWanted, source=3)) == TRIES_MAX
+    net.run(3 * TRIES_MAX * TRY_S)
+    assert len(wanted(net, 3, side=True)) == TRIES_MAX
 
 
 def test_much_of_it_comes_in_pieces_within_the_budget_for_rows() -> None:
@@ -110,31 +112,31 @@ def test_what_nobody_asked_for_is_not_learned_and_an_answer_has_an_end() -> None
     first, second = net.nodes[1], net.nodes[2]
     [digest] = keep(net, 1, 1)
     [update] = first.sync.side_updates(next(first.sync.side_state()), net.now)
-    part = SideState(7, False, (Entry(0, update),))
+    part = SideState(7, 0, False, (Entry(0, update),))
     second.gossip.receive(first.peer, part, net.now)
     assert known(second, [digest], net.now) == 0
     second.gossip.compare_soon(net.now)
     net.link.drop = lambda source, target, message: isinstance(message, SideState)
-    net.run_until(lambda: bool(sent(net, SideStateWanted, source=2)), limit_s=5.0)
-    [asked, *_] = sent(net, SideStateWanted, source=2)
-    assert isinstance(asked, SideStateWanted)
+    net.run_until(lambda: bool(wanted(net, 2, side=True)), limit_s=5.0)
+    [question, *_] = wanted(net, 2, side=True)
     before = second.sync.counters.entries_received["owned"]
-    for _ in range(2 * MESSAGES_MAX):
-        second.gossip.receive(first.peer, part._replace(request=asked.request), net.now)
-    assert second.sync.counters.entries_received["owned"] == before + MESSAGES_MAX
+    for chunk in range(2 * SIDE_CHUNKS_MAX):
+        second.gossip.receive(first.peer, part._replace(request=question.request, chunk=chunk), net.now)
+    assert second.sync.counters.entries_received["owned"] == before + SIDE_CHUNKS_MAX
 
 
 def test_a_node_answers_few_peers_at_a_time_and_those_that_are_gone_not_at_all() -> None:
-    net = cluster(ASKERS_MAX + 4)
+    net = cluster(TRANSFERS_MAX + 3)
     keep(net, 1, 10)
     net.run(1.0)
     net.sent.clear()
-    for session in range(2, ASKERS_MAX + 4):
-        net.nodes[1].gossip.receive(net.nodes[session].peer, SideStateWanted(session), net.now)
+    for session in range(2, TRANSFERS_MAX + 4):
+        net.nodes[1].gossip.receive(net.nodes[session].peer, RowsWanted(session, 0, b"", side=True), net.now)
     net.kill(2)
     net.run(1.0)
     answered = [target for _, source, target, message, _ in net.sent if isinstance(message, SideState) and source == 1]
-    assert answered == list(range(3, ASKERS_MAX + 2))
+    assert answered == list(range(3, TRANSFERS_MAX + 2))
+    assert len(sent(net, Busy, 1)) == 2, "they ask another peer"
 
 
 def test_an_answer_is_encoded_piece_by_piece_as_it_leaves_with_the_ages_of_that_moment() -> None:
@@ -143,13 +145,13 @@ def test_an_answer_is_encoded_piece_by_piece_as_it_leaves_with_the_ages_of_that_
     keep(net, 1, PIECE_MAX + 1)
     node, peer, sent_before = net.nodes[1], net.nodes[2], net.nodes[1].sync.counters.entries_sent["owned"]
     node.outbox.clear()
-    node.gossip.receive(peer.peer, SideStateWanted(7), net.now)
+    node.gossip.receive(peer.peer, RowsWanted(7, 0, b"", side=True), net.now)
     assert node.sync.counters.entries_sent["owned"] == sent_before
-    for late_s in (20, 30):
+    for late_s in (2, 4):
         node.gossip.tick(net.now + late_s)
     messages = [each.message for each in node.outbox if isinstance(each.message, SideState)]
     assert [message.last for message in messages] == [False, True]
-    for message, late_s, count in zip(messages, (20, 30), (PIECE_MAX, 1), strict=True):
+    for message, late_s, count in zip(messages, (2, 4), (PIECE_MAX, 1), strict=True):
         ages = [age for _, update in message.entries for age in decode_process(update).columns[1]]
         assert ages == [late_s] * count
 
@@ -163,3 +165,22 @@ def test_a_newcomer_has_owners_in_the_order_in_which_its_peer_drops_them() -> No
     net.run_until(lambda: known(newcomer, digests, net.now) == 3, limit_s=5.0)
     for node in (net.nodes[1], newcomer):
         assert [owner.digest for owner in node.owners.latest()] == digests
+
+
+def test_lost_chunks_of_side_state_are_sent_again() -> None:
+    net = cluster(2)
+    digests = list[int]()
+    for first in range(0, 6000, 1000):
+        digests += keep(net, 1, 1000, first)
+        net.run(1.0)
+    lost = {1, 2, 5}
+
+    def drop(_source: int, _target: int, message: object) -> bool:
+        is_lost = isinstance(message, SideState) and message.chunk in lost
+        lost.discard(message.chunk if isinstance(message, SideState) else -1)
+        return is_lost
+
+    net.link.drop = drop
+    newcomer = net.add(3)
+    net.run_until(lambda: known(newcomer, digests, net.now) == 6000, limit_s=TRY_S)
+    assert len(wanted(net, 3, side=True)) == 1

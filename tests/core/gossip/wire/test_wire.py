@@ -176,7 +176,8 @@ def test_every_field_is_checked_for_its_type() -> None:
     assert odd == {("AnswerPart", "data"), *(("SnapshotChunk", name) for name in m.SnapshotChunk._fields[4:])}, (
         "columns, which engine_cache.snapshot reads, and what answer_frames does"
     )
-    assert {name for make, name, value in passed if value is True} == {"reply", "last", "busy", "whole", "wanted"}
+    flags = {"reply", "last", "busy", "whole", "wanted", "side"}
+    assert {name for make, name, value in passed if value is True} == flags
     wide = {(make, name) for make, name, value in passed if value == 2**64 - 1}
     assert wide == {
         ("Hello", "challenge"), ("Echo", "nonce"), ("Echo", "challenge"), ("Challenge", "challenge"),
