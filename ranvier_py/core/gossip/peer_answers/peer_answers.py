@@ -124,6 +124,8 @@ class PeerAnswers:
 
     def _compare(self, peer: Peer, message: AnswerDigest, now: float) -> None:
         self.invalidations.compare(peer, message.voided, now)
+        if not self._has_any and message.voided:
+            self._send([peer], wanted=False)  # it sends us none otherwise: nothing else shows it what we lack
         if not self.settings.shares:
             return
         if message.wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -84,6 +85,23 @@ def test_a_node_that_missed_it_without_being_cut_off_learns_of_it_by_digests() -
     assert holders(net, 1) == [3]
     net.run(5.0)
     assert holders(net, 1) == []
+
+
+def test_nodes_that_share_no_answers_learn_by_digests_what_they_missed() -> None:
+    """One that knew of no invalidation at all said nothing, so its peers never saw that it lacked theirs."""
+    net = AnswerNet(2)
+    for node in net.nodes.values():
+        node.answers.settings = replace(node.answers.settings, shares=False)
+    net.cut = [frozenset((1, 2))]  # nobody notices
+    void(net, 1)
+    at = net.now
+    net.run(1.0)
+    net.cut = []
+    net.run(5.0)
+    assert net.nodes[2].answers.invalidations.known.void("m", TENANT, at)
+    sent = len(net.sent)
+    net.run(20.0)
+    assert len(net.sent) - sent < 25, "digests alone"
 
 
 def test_a_restarted_node_learns_what_is_void_before_it_takes_anything() -> None:
