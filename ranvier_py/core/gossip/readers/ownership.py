@@ -107,12 +107,13 @@ class Ownership:
 
     def members(self, live: Iterable[int], now: float) -> None:
         """Set the live members; this node is one of them in any case."""
-        members = sorted({self._me: None, **dict.fromkeys(live)})
+        there = {self._me: None, **dict.fromkeys(live)}
+        members = sorted(there)
         if members == self._members:
             return
         self._members = members
         for key, stream in self._streams.items():
-            stream.others = {member: state for member, state in stream.others.items() if member in members}
+            stream.others = {member: state for member, state in stream.others.items() if member in there}
             self._rank(key, stream, now)
         self._tick_at = now
 
@@ -173,6 +174,11 @@ class Ownership:
         """Whether this node is to apply the stream for all."""
         stream = self._streams.get(backend)
         return stream is not None and stream.reads and stream.mine.subscribes
+
+    def is_unable(self, backend: int) -> bool:
+        """Whether we reported that we can't subscribe."""
+        stream = self._streams.get(backend)
+        return stream is not None and stream.mine is ReaderState.UNABLE
 
     def mine(self) -> dict[int, ReaderState]:
         """Our own state, by stream."""

@@ -69,7 +69,7 @@ class SharedStreams(StreamSharing):
 
     def unable(self, backend: BackendId, is_unable: bool, now: float) -> None:
         key = self._keys.get(backend)
-        if key is not None and is_unable is not (self.ownership.mine().get(key) is ReaderState.UNABLE):
+        if key is not None and is_unable is not self.ownership.is_unable(key):
             self._reach(key, ReaderState.UNABLE if is_unable else ReaderState.NONE, now)
 
     def ask(self, backend: BackendId, rank: int, ask: int, now: float) -> None:
