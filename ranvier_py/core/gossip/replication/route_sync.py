@@ -302,7 +302,7 @@ class RouteSync:
         for process, found in waiting.items():
             name = self._registry.name_of(*process)
             if name is None:
-                self.counters.outdated += len(found)
+                self.counters.outdated += len(found) * (kind == REMOVED)
                 continue
             sent[KIND_NAMES[kind]] += len(found)
             for start in range(0, len(found), ENTRIES_MAX[kind]):

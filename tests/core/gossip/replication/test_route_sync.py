@@ -359,6 +359,17 @@ def test_of_a_process_that_is_gone_nothing_is_sent_or_taken() -> None:
     assert first.sync.counters.outdated == 20
 
 
+def test_what_peers_ask_of_a_process_that_is_gone_counts_as_no_row_that_was_not_sent() -> None:
+    """Each peer that asked for side state counted the same entries once more."""
+    first, _ = two()
+    engine = first.engine()
+    first.owners.learn(first.owners.response_key("a response", b""), engine.id, engine.generation, 10.0)
+    first.restart(11.0)
+    for _ in range(3):
+        assert [list(first.sync.side_updates(piece, 12.0)) for piece in first.sync.side_state()] == [[]]
+    assert first.sync.counters.outdated == 0
+
+
 def test_what_was_withdrawn_meanwhile_is_not_sent() -> None:
     first, second = two()
     first.serve(CHAT)
