@@ -18,6 +18,7 @@ counted. Observers are live peers.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -93,7 +94,7 @@ class KnownBackend:
     """What this node knows of one backend, from all observers."""
 
     generation: int = 1
-    started_at: float = 0.0
+    started_at: float = 0.0  # of its process, as the engine or a peer reports it; 0: not known
     counted: bool = False  # a peer has sent its count; before that, one number may stand for two processes
     verdict: Verdict = Verdict.UNKNOWN  # our own
     draining: bool = False
@@ -127,6 +128,7 @@ class BackendFacts(TableGossip[int, Fact]):
         self.loads = PeerLoads(outbox, rng, self.counters, now, plane_of)
         self._known: dict[int, KnownBackend] = {}
         self._others: dict[int, float] = {}  # those of `_known` that are not ours: when any node last had each
+        self._oldest: list[tuple[float, int]] = []  # the same, in the order of these times
         self._doubts: dict[int, dict[int, float]] = {}
         self._answered: dict[int, None] = {}  # live peers that sent us facts, and were then sent all of ours
         self._uncounted: dict[int, None] = {}  # backends of which no peer has sent a count
@@ -148,7 +150,7 @@ class BackendFacts(TableGossip[int, Fact]):
             known = self._made(backend)
             self._changed[backend] = None
         elif backend in self._others:
-            del self._others[backend]
+            self._note_had(backend, None)
             self._changed[backend] = None
             if not known.counted:
                 self._uncounted[backend] = None
@@ -191,15 +193,8 @@ class BackendFacts(TableGossip[int, Fact]):
     def left(self, backend: int, now: float) -> None:
         """Note that our registry has the backend no more."""
         if backend in self._known:
-            self._others[backend] = now
+            self._note_had(backend, now)
             self._uncounted.pop(backend, None)
-
-    def generation(self, backend: int) -> int:
-        return self._known.get(backend, UNKNOWN).generation
-
-    def started_at(self, backend: int) -> float:
-        """Return when its process started, by the engine or a peer; 0 when it is not known."""
-        return self._known.get(backend, UNKNOWN).started_at
 
     def of(self, backend: int) -> KnownBackend:
         """Return what is known of a backend. The caller must neither change nor keep it."""
@@ -207,7 +202,7 @@ class BackendFacts(TableGossip[int, Fact]):
 
     def generation_of(self, backend: int, low_bits: int) -> int:
         """Return the generation whose low bits an update carries: the nearest to ours. A later one is adopted."""
-        generation = self.generation(backend)
+        generation = self.of(backend).generation
         ahead = (low_bits - generation) % (1 << GENERATION_BITS)
         if ahead == 0:
             return generation
@@ -290,14 +285,13 @@ class BackendFacts(TableGossip[int, Fact]):
                 self.counters.dropped += 1
                 return
             known = self._known[fact.backend] = KnownBackend(fact.generation, fact.started_at)
-            self._others[fact.backend] = had_at
+            self._note_had(fact.backend, had_at)
             self._changed[fact.backend] = None
             self.changes.append(NewGeneration(fact.backend, fact.generation, fact.started_at))
         else:
             self._merge_generation(fact, known)
             if had_at > self._others.get(fact.backend, inf):
-                del self._others[fact.backend]
-                self._others[fact.backend] = had_at  # moves to the end, as the latest
+                self._note_had(fact.backend, had_at)
         known.counted = True
         self._uncounted.pop(fact.backend, None)
         if fact.drain_clock > known.drain_clock or (
@@ -351,16 +345,25 @@ class BackendFacts(TableGossip[int, Fact]):
     def _has_room(self, had_at: float) -> bool:
         """Whether one more backend fits, last had at `had_at`; if full, it replaces one that was last had earlier."""
         if len(self._known) >= BACKENDS_MAX:
-            oldest = next(iter(self._others), None)
-            if oldest is None or self._others[oldest] >= had_at:
+            if not self._oldest or self._oldest[0][0] >= had_at:
                 return False
-            self._drop(oldest)
+            self._drop(self._oldest[0][1])
             self.counters.dropped += 1
         return True
 
     def _drop(self, backend: int) -> None:
-        for known in (self._known, self._others, self._doubts, self._changed):
+        self._note_had(backend, None)
+        for known in (self._known, self._doubts, self._changed):
             known.pop(backend, None)
+
+    def _note_had(self, backend: int, at: float | None) -> None:
+        """Note when any node last had a backend that is not ours; None: it is ours, or dropped."""
+        before = self._others.pop(backend, None)
+        if before is not None:
+            del self._oldest[bisect_left(self._oldest, (before, backend))]
+        if at is not None:
+            self._others[backend] = at
+            insort(self._oldest, (at, backend))
 
     def _rows(self, keys: dict[int, None] | None, now: float) -> Sequence[Fact]:
         return [self._fact(backend, now) for backend in (self._known if keys is None else keys)]

@@ -78,7 +78,7 @@ class RegistrySync:
         found = self.find(key) if key is not None else None
         if key is None or found is None or found.generation != generation:
             return None
-        return key, self.facts.generation(key) % (1 << GENERATION_BITS)
+        return key, self.facts.of(key).generation % (1 << GENERATION_BITS)
 
     def names(self) -> BackendNames:
         """Return the keys and shared generations of this node's backend ids, for scans of the table."""
@@ -89,7 +89,7 @@ class RegistrySync:
         for backend, key in self._keys.items():
             seen = self._seen[key]
             if not seen.backend.removed and seen.backend.generation == seen.generation:
-                keys[backend], shared[backend] = key, self.facts.generation(key)
+                keys[backend], shared[backend] = key, self.facts.of(key).generation
                 generations[backend] = seen.generation
         return BackendNames(keys, shared, generations)
 
@@ -160,7 +160,7 @@ class RegistrySync:
 
     def _settle(self, key: int, seen: Seen, now: float) -> None:
         backend = seen.backend
-        started_at, shared = backend.process.started_at or 0.0, self.facts.started_at(key)
+        started_at, shared = backend.process.started_at or 0.0, self.facts.of(key).started_at
         if backend.generation == seen.generation and started_at and shared and not same_process(started_at, shared):
             self._log(self.registry.restart(backend, "peers knew another process", now))
         if backend.generation != seen.generation:

@@ -143,7 +143,7 @@ def test_a_newcomer_takes_over_the_count_without_voiding_its_claims() -> None:
     node = Net(A, B)[A]
     node.observe(ENGINE, Verdict.HEALTHY, 100.0)
     receive(node, B, fact(5, 100.0, draining=False))
-    assert node.generation(ENGINE) == 5
+    assert node.of(ENGINE).generation == 5
     assert not [change for change in node.changes if isinstance(change, NewGeneration)]
 
 
@@ -152,7 +152,7 @@ def test_of_two_processes_with_one_number_the_later_one_counts_everywhere() -> N
     net[A].observe(ENGINE, Verdict.HEALTHY, 100.0)
     net[B].observe(ENGINE, Verdict.HEALTHY, 900.0)
     net.run(1.0)
-    assert net[A].generation(ENGINE) == net[B].generation(ENGINE) == 2
+    assert net[A].of(ENGINE).generation == net[B].of(ENGINE).generation == 2
     assert NewGeneration(ENGINE, 2, 900.0) in net[A].changes
     assert not [change for change in net[B].changes if isinstance(change, NewGeneration)]
 
@@ -161,9 +161,9 @@ def test_a_route_update_of_an_unknown_generation_is_believed_and_an_old_one_is_n
     node = Net(A, B)[A]
     node.observe(ENGINE, Verdict.HEALTHY, 0.0)
     assert node.generation_of(ENGINE, 1) == 1
-    assert node.generation_of(ENGINE, 3) == 3 == node.generation(ENGINE)
-    assert node.generation_of(ENGINE, 2) == 2 < node.generation(ENGINE)
-    assert node.generation_of(ENGINE, 250) < node.generation(ENGINE)
+    assert node.generation_of(ENGINE, 3) == 3 == node.of(ENGINE).generation
+    assert node.generation_of(ENGINE, 2) == 2 < node.of(ENGINE).generation
+    assert node.generation_of(ENGINE, 250) < node.of(ENGINE).generation
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_count_far_ahead_of_ours_is_not_taken(changes: dict[str, int], taken: 
     receive(node, B, fact(draining=True)._replace(**changes))  # type: ignore[arg-type]
     assert node.of(ENGINE).counted is taken
     assert node.counters.facts_absurd == (not taken)
-    assert (node.generation(ENGINE) > 1) is taken
+    assert (node.of(ENGINE).generation > 1) is taken
 
 
 def test_counts_that_peers_drove_to_their_end_still_travel() -> None:
@@ -191,7 +191,7 @@ def test_counts_that_peers_drove_to_their_end_still_travel() -> None:
         net[node].observe(ENGINE, Verdict.HEALTHY, 0.0)
     for count in (*range(1, COUNT_MAX, COUNT_STEP_MAX), COUNT_MAX):
         receive(net[A], B, fact(count, drain_clock=count, draining=False))
-    assert net[A].of(ENGINE).drain_clock == net[A].generation(ENGINE) == COUNT_MAX
+    assert net[A].of(ENGINE).drain_clock == net[A].of(ENGINE).generation == COUNT_MAX
     assert net[A].generation_of(ENGINE, 5) > COUNT_MAX
     net[A].restarted(ENGINE, 1.0)
     net[A].drain(ENGINE, draining=True)
@@ -264,6 +264,19 @@ def test_what_longer_nobody_had_takes_the_place_of_no_later_fact() -> None:
     assert node.counters.dropped == 2
 
 
+def test_whatever_order_they_come_in_the_one_that_no_node_had_for_longest_makes_room() -> None:
+    """The first that had come went, though a node had it just now; or nothing did, and the later fact was dropped."""
+    node, others = Net(A, B)[A], range(100, 99 + BACKENDS_MAX)
+    receive(node, B, *[Fact(key, 1, 0.0, 1, False, 0, 10) for key in others], now=100.0)
+    receive(node, B, Fact(9001, 1, 0.0, 1, False, 0, 60), now=100.0)
+    receive(node, B, Fact(9002, 1, 0.0, 1, False, 0, 30), now=100.0)
+    assert (node.of(9001).counted, node.of(9002).counted) == (False, True)
+    node.observe(ENGINE, Verdict.HEALTHY, 0.0)
+    receive(node, B, Fact(9003, 1, 0.0, 1, False, 0, 40), now=100.0)
+    assert (node.of(9002).counted, node.of(9003).counted, node.counters.dropped) == (False, False, 3)
+    assert {fact.backend for fact in node.known(100.0)} == {*others, ENGINE}
+
+
 def test_facts_of_a_backend_that_no_registry_has_end_on_all_nodes_though_they_are_repeated() -> None:
     net = Net(A, B, C)
     net[A].observe(ENGINE, Verdict.HEALTHY, 1.0)
@@ -302,7 +315,7 @@ def test_a_backend_that_is_ours_again_is_counted_by_what_was_known_of_it() -> No
     net[A].left(ENGINE, 2.0)
     net[A].observe(ENGINE, Verdict.HEALTHY, 2.0)
     assert net[A].of(ENGINE).counted
-    assert net[A].generation(ENGINE) == 2
+    assert net[A].of(ENGINE).generation == 2
 
 
 def test_a_peer_that_reports_no_waits_is_received_all_the_same() -> None:

@@ -187,7 +187,7 @@ def test_one_restart_that_a_peer_reported_first_is_one_restart() -> None:
     first.serve(CHAT, 2.0)
     first.probe(3.0, 500.2)
     first.backends.look(3.0)
-    assert (first.engine().generation, first.facts.generation(first.key())) == (generation, 2)
+    assert (first.engine().generation, first.facts.of(first.key()).generation) == (generation, 2)
     assert first.holders(CHAT, 3.0)
 
 
@@ -240,7 +240,7 @@ def test_claims_of_a_process_that_nobody_knows_are_void_when_a_peer_knows_the_ne
     first.backends.look(2.0)
     first.meet(second, 2.1)
     assert not second.holders(CHAT, 2.2)
-    assert second.facts.generation(second.key()) == 2
+    assert second.facts.of(second.key()).generation == 2
     third.meet(second, 2.2)
     assert not third.holders(CHAT, 2.3), "it had them by the number of the first"
     first.meet(second, 2.3)
@@ -271,7 +271,7 @@ def test_a_restart_that_only_the_registry_has_seen_voids_what_peers_still_report
     assert not first.holders(CHAT, 2.0)
     first.backends.look(3.0)
     assert not first.holders(CHAT, 3.0)
-    assert first.facts.generation(first.key()) == 2
+    assert first.facts.of(first.key()).generation == 2
 
 
 def test_nothing_is_taken_from_peers_before_their_counts_are_known() -> None:
@@ -286,7 +286,7 @@ def test_nothing_is_taken_from_peers_before_their_counts_are_known() -> None:
     assert not first.holders(CHAT, 2.0)
     assert not first.backends.regained()
     first.meet(second, 3.0)
-    assert first.facts.generation(first.key()) == second.facts.generation(second.key()) == 2
+    assert first.facts.of(first.key()).generation == second.facts.of(second.key()).generation == 2
     assert first.backends.regained(), "what was not taken is to be had by comparing tables"
     assert not first.backends.regained()
 

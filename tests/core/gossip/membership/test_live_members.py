@@ -38,7 +38,7 @@ def sim_nodes() -> list[SimNode]:
 @pytest.mark.slow
 def test_a_restart_that_one_node_saw_is_known_to_all() -> None:
     """Facts go to neighbours, and on from there."""
-    assert [node.peer.facts.generation(BACKEND) for node in sim_nodes()] == [2] * NODES
+    assert [node.peer.facts.of(BACKEND).generation for node in sim_nodes()] == [2] * NODES
 
 
 @pytest.mark.slow

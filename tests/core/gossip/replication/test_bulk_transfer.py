@@ -342,7 +342,7 @@ def test_rows_of_an_earlier_generation_are_left_out_and_a_later_one_is_adopted()
     net.meet()
     net.run(1.0)
     assert {holder.backend for view in earlier.table.subtree(0) for holder in view.holders} == {earlier.id(1)}
-    assert later.facts.generation(later.key(URLS[1])) == 2
+    assert later.facts.of(later.key(URLS[1])).generation == 2
     assert {holder.backend for view in later.table.subtree(0) for holder in view.holders} == {later.id(0), later.id(1)}
 
 
