@@ -192,7 +192,9 @@ class SimNode(SimRouter):
 
     def sums(self, now: float) -> Sequence[int]:
         """Return the bucket sums, as the node would send them to a peer."""
-        found = next(sums for sums in self.peer.route_sync.copy.sums(now) if sums is not None)
+        scan = self.peer.route_sync.copy.sums()
+        while (found := scan.step(now)) is None:
+            pass
         return memoryview(found).cast("Q")
 
 

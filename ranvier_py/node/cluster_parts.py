@@ -252,11 +252,10 @@ class ClusterParts:
 
     async def route_sums(self) -> bytes:
         """Return the sums of the route table's buckets, computed in steps."""
-        for sums in self.peer.route_sync.copy.sums(time.monotonic()):
-            if sums is not None:
-                return sums
+        scan = self.peer.route_sync.copy.sums()
+        while (sums := scan.step(time.monotonic())) is None:
             await trio.lowlevel.checkpoint()
-        return b""
+        return sums
 
 
 def public_address(listen: str, own: str) -> str:

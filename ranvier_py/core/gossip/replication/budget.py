@@ -14,16 +14,7 @@ from collections import deque
 
 from ranvier_py.core.gossip.wire.columns import ENTRY_BYTES
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
-from ranvier_py.core.gossip.wire.messages import (
-    Message,
-    PartSums,
-    RouteUpdates,
-    RowsWanted,
-    SideState,
-    TableRows,
-    TotalSum,
-    Vector,
-)
+from ranvier_py.core.gossip.wire.messages import Message, RouteUpdates, SideState, TableRows, Vector
 
 SLOTS_PER_S = 20
 
@@ -65,18 +56,11 @@ class Window:
 
 def wire_bytes(message: Message) -> int:
     """Return what a route message takes on the wire, at most some 40 bytes too many."""
-    size = MESSAGE_BYTES
     if isinstance(message, RouteUpdates | SideState):
-        return size + sum(len(route_update) + ENTRY_BYTES for _, route_update in message.entries)
+        return MESSAGE_BYTES + sum([len(route_update) + ENTRY_BYTES for _, route_update in message.entries])
     if isinstance(message, Vector):
-        return size + VECTOR_ENTRY_BYTES * len(message.entries)
-    if isinstance(message, TotalSum):
-        return size + len(message.groups)
-    if isinstance(message, PartSums):
-        return size + len(message.groups) + len(message.sums)
-    if isinstance(message, RowsWanted):
-        return size + len(message.buckets)
+        return MESSAGE_BYTES + VECTOR_ENTRY_BYTES * len(message.entries)
+    columns = sum([len(member) for member in message if isinstance(member, bytes)])
     if isinstance(message, TableRows):
-        columns = message[4:]
-        return OVERHEAD_BYTES + ROWS_FIELDS_BYTES + BACKEND_BYTES * len(message.backends) + sum(map(len, columns))
-    return size
+        return OVERHEAD_BYTES + ROWS_FIELDS_BYTES + BACKEND_BYTES * len(message.backends) + columns
+    return MESSAGE_BYTES + columns

@@ -24,7 +24,6 @@ from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.replication.budget import MESSAGE_BYTES, wire_bytes
 from ranvier_py.core.gossip.replication.eager_push import EagerPush
 from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
-from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.replication.update_log import BATCH_BYTES_MAX, UpdateLogs
 from ranvier_py.core.gossip.wire.messages import Digest, Reset, Vector
 
@@ -38,21 +37,13 @@ REPAIR_S = 4.0
 class Repair:
     """Sends and answers digests and vectors, and supplies peers from the logs."""
 
-    def __init__(
-        self,
-        logs: UpdateLogs,
-        outbox: RouteOutbox,
-        eager: EagerPush,
-        settings: RouteGossipSettings,
-        rng: Random,
-        now: float,
-    ) -> None:
+    def __init__(self, logs: UpdateLogs, outbox: RouteOutbox, eager: EagerPush, rng: Random, now: float) -> None:
         self._logs = logs
         self._outbox = outbox
         self._eager = eager
-        self._settings = settings
+        self._settings = outbox.settings
         self._rng = rng
-        self._digest_at = now + rng.uniform(0, settings.digest_interval_s)
+        self._digest_at = now + rng.uniform(0, outbox.settings.digest_interval_s)
         self._ask_at: dict[int, float] = {}
         self._asked_at: dict[int, float] = {}
 

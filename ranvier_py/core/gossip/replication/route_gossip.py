@@ -94,7 +94,7 @@ class RouteGossip:
             forget_after_s=settings.forget_after_s,
         )
         self._eager = EagerPush(self._logs, self._outbox, settings.tick_s)
-        self._repair = Repair(self._logs, self._outbox, self._eager, settings, rng, now)
+        self._repair = Repair(self._logs, self._outbox, self._eager, rng, now)
         sums = OwnSums(sync.copy)
         self._pull = Pull(self._logs, self._outbox, sync, sums, self._repair.missed, rng, now)
         self._source = SnapshotSource(self._outbox, sync, sums, self._pull.differs)

@@ -10,7 +10,7 @@ tables are compared. Rows of backends that are not known here are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -19,7 +19,7 @@ from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.wire.messages import TableRows
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.route_table.route_values import BackendNames, RouteColumns
-from ranvier_py.core.routing.route_table.scan import CHUNKS_KEPT, Chunk, RowsScan
+from ranvier_py.core.routing.route_table.scan import CHUNKS_KEPT, Chunk, RowsScan, SumsScan
 
 WINDOW_CHUNKS = CHUNKS_KEPT
 """Chunks that may be in transit at once. At 17 kB each: 250 MB/s over a millisecond, 5 MB/s over 50 ms."""
@@ -46,12 +46,10 @@ class TableCopy:
         """Claims that expire sooner than this are not for peers."""
         return max(MARGIN_S, self._table.ttl_s - AGE_MAX_S)
 
-    def sums(self, now: float) -> Iterator[bytes | None]:
-        """Compute the bucket sums in steps. Yields None for each step before the last, which yields the sums."""
+    def sums(self) -> SumsScan:
+        """Begin to compute the bucket sums."""
         self.asked()
-        scan = self._table.sums(self._registry.names(), self._margin_s)
-        while True:
-            yield scan.step(now)
+        return self._table.sums(self._registry.names(), self._margin_s)
 
     def rows(self, buckets: bytes) -> TableWalk:
         """Begin a walk over the rows of these buckets (u16 each); over the whole table if there are none."""
@@ -92,19 +90,19 @@ class OwnSums:
     def __init__(self, copy: TableCopy) -> None:
         self.begun_at = -inf  # when the last finished sums were begun
         self._copy = copy
-        self._steps: Iterator[bytes | None] | None = None
-        self._steps_begun_at = -inf
+        self._scan: SumsScan | None = None
+        self._scan_begun_at = -inf
         self._value = b""
 
     def step(self, since: float, now: float) -> bytes | None:
         """Do one step, at most 2 ms, and return sums begun at `since` or later. None: not ready, call again."""
         if self.begun_at >= since:
             return self._value
-        if self._steps is None:
-            self._steps, self._steps_begun_at = self._copy.sums(now), now
-        value = next(self._steps)
+        if self._scan is None:
+            self._scan, self._scan_begun_at = self._copy.sums(), now
+        value = self._scan.step(now)
         if value is not None:
-            self._value, self.begun_at, self._steps = value, self._steps_begun_at, None
+            self._value, self.begun_at, self._scan = value, self._scan_begun_at, None
         return value if self.begun_at >= since else None
 
 

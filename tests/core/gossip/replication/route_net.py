@@ -126,7 +126,10 @@ class RouteNode:
         return fingerprint in self.table.names()
 
     def sums(self, now: float) -> bytes:
-        return next(sums for sums in self.sync.copy.sums(now) if sums is not None)
+        scan = self.sync.copy.sums()
+        while (sums := scan.step(now)) is None:
+            pass
+        return sums
 
 
 class GossipNode(RouteNode):

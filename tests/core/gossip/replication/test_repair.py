@@ -31,7 +31,7 @@ class Side:
             ME.session, self.route_outbox.counters, entries_max=entries_max, ttl_s=100.0, forget_after_s=60.0
         )
         self.eager = EagerPush(self.logs, self.route_outbox, chosen.tick_s)
-        self.repair = Repair(self.logs, self.route_outbox, self.eager, chosen, Random(1), NOW)
+        self.repair = Repair(self.logs, self.route_outbox, self.eager, Random(1), NOW)
         self.meet(B, C)
 
     def meet(self, *peers: Peer) -> None:
