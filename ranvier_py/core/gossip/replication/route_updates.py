@@ -21,7 +21,7 @@ has a depth and one fingerprint or two that differ, and is not its own parent. W
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import eq
 from struct import Struct, calcsize, error, pack, unpack
@@ -96,16 +96,17 @@ def encode_rows(rows: Sequence[UpdateRow]) -> bytes:
     """Encode an update of rows. Raises BadRouteUpdate for rows that break a rule."""
     if not 0 < len(rows) <= ROWS_MAX:
         raise BadRouteUpdate(f"an update has 1 … {ROWS_MAX} rows, not {len(rows)}")
-    check(rows)
-    backend, parent, tokens, token, text = zip(*rows, strict=True)
-    numbers = {each: number for number, each in enumerate(dict.fromkeys(backend))}
+    names, parent, tokens, token, text = zip(*rows, strict=True)
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(names))}
+    backend = list(map(numbers.__getitem__, names))
+    check_columns(UpdateColumns(list(numbers), backend, parent, tokens, token, text))
     kinds = TOKENS * any(token) | TEXTS * any(text)
     if len(numbers) > 1 or any(below.parent != (above.token or above.text) for above, below in pairwise(rows)):
         kinds |= PARENTS
     columns = [*(parent if kinds & PARENTS else parent[:1]), *tokens]
     columns += token if kinds & TOKENS else ()
     columns += text if kinds & TEXTS else ()
-    columns += map(numbers.__getitem__, backend) if len(numbers) > 1 else ()
+    columns += backend if len(numbers) > 1 else ()
     try:
         head = HEAD.pack(kinds, len(numbers)) + b"".join([BACKEND.pack(*each) for each in numbers])
         return head + pack(layout(kinds, len(numbers), len(rows)), *columns)
@@ -154,14 +155,9 @@ def check_columns(columns: UpdateColumns) -> None:
         raise BadRouteUpdate("a row without a backend")
     if not all(tokens) or any(map(eq, token, text)):  # a row without a name has two equal ones, 0
         raise BadRouteUpdate("a row without a depth, or a name of its own")
-    if any(map(eq, parent, token)) or any(map(eq, parent, text)):  # perhaps only zeros: look row by row
-        check(map(UpdateRow, map(backends.__getitem__, backend), parent, tokens, token, text))
-
-
-def check(rows: Iterable[UpdateRow]) -> None:
-    for (key, _), parent, tokens, token, text in rows:
-        if not (key and tokens and (token or text)) or token == text or (parent and parent in (token, text)):
-            raise BadRouteUpdate("a row without a backend, a name, a place or a depth")
+    is_like_its_parent = any(map(eq, parent, token)) or any(map(eq, parent, text))  # perhaps only zeros are
+    if is_like_its_parent and any(above and above in names for above, *names in zip(parent, token, text, strict=True)):
+        raise BadRouteUpdate("a row that is its own parent")
 
 
 def row_count(data: bytes) -> int:
