@@ -86,13 +86,7 @@ class RouteGossip:
         self._round_trip_s = round_trip_s
         self._outbox = RouteOutbox(session, settings, outbox)
         self._counters = self._outbox.counters
-        self._logs = UpdateLogs(
-            session,
-            self._counters,
-            entries_max=settings.log_entries_max,
-            ttl_s=settings.ttl_s,
-            forget_after_s=settings.forget_after_s,
-        )
+        self._logs = UpdateLogs(session, settings, self._counters)
         self._eager = EagerPush(self._logs, self._outbox, settings.tick_s)
         self._repair = Repair(self._logs, self._outbox, self._eager, rng, now)
         sums = OwnSums(sync.copy)

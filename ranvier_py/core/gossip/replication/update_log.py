@@ -26,7 +26,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from ranvier_py.core.bounded import BoundedDict
-from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters, RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.wire.messages import Entry, RouteUpdates
 from ranvier_py.core.prompts.fingerprint import GOLDEN, MASK, mix
@@ -169,21 +169,17 @@ class OriginLog:
 class UpdateLogs:
     """The logs of all origins and the version vector. A route update expires `ttl_s` after its evidence."""
 
-    def __init__(
-        self, session: int, counters: RouteGossipCounters, *, entries_max: int, ttl_s: float, forget_after_s: float
-    ) -> None:
+    def __init__(self, session: int, settings: RouteGossipSettings, counters: RouteGossipCounters) -> None:
         self.session = session
         self.vector = VersionVector()
         self.counters = counters
-        self._entries_max = entries_max
-        self._bytes_max = entries_max * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES)
+        self._entries_max = settings.log_entries_max
+        self._bytes_max = self._entries_max * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES)
         self.bytes_kept = 0  # on the wire, of all updates in the logs
-        self._ttl_s = ttl_s
-        self._forget_after_s = forget_after_s
+        self._ttl_s = settings.ttl_s
+        self._forget_after_s = settings.forget_after_s
         self._logs: dict[int, OriginLog] = {session: OriginLog(0, inf)}
-        self._order: deque[OriginLog] = (
-            deque()
-        )  # the log of each kept route update, oldest update first; cleared logs may be among them
+        self._order = deque[OriginLog]()  # the log of each kept route update, oldest first; some may be cleared
         self._live: dict[int, None] = {}
         self._forgotten = BoundedDict[int, float](FORGOTTEN_MAX)  # origin -> until when it counts as forgotten
 

@@ -24,12 +24,10 @@ class Side:
     """One node's repair, with what it is made of."""
 
     def __init__(self, entries_max: int = 10_000, **settings: float) -> None:
-        chosen = RouteGossipSettings(schema=SCHEMA, ttl_s=100.0, **settings)  # type: ignore[arg-type]
+        chosen = RouteGossipSettings(schema=SCHEMA, ttl_s=100.0, log_entries_max=entries_max, **settings)  # type: ignore[arg-type]
         self.outbox: list[Outgoing] = []
         self.route_outbox = RouteOutbox(ME.session, chosen, self.outbox)
-        self.logs = UpdateLogs(
-            ME.session, self.route_outbox.counters, entries_max=entries_max, ttl_s=100.0, forget_after_s=60.0
-        )
+        self.logs = UpdateLogs(ME.session, chosen, self.route_outbox.counters)
         self.eager = EagerPush(self.logs, self.route_outbox, chosen.tick_s)
         self.repair = Repair(self.logs, self.route_outbox, self.eager, Random(1), NOW)
         self.meet(B, C)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters, RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.replication.update_log import (
     AGE_MAX_S,
@@ -38,8 +38,9 @@ NOW = 1000.0
 TTL_S = 100.0
 
 
-def logs(entries_max: int = 1000, forget_after_s: float = 60.0) -> UpdateLogs:
-    return UpdateLogs(ME, RouteGossipCounters(), entries_max=entries_max, ttl_s=TTL_S, forget_after_s=forget_after_s)
+def logs(entries_max: int = 1000, forget_after_s: float = 60.0, ttl_s: float = TTL_S) -> UpdateLogs:
+    chosen = RouteGossipSettings(ttl_s=ttl_s, log_entries_max=entries_max, forget_after_s=forget_after_s)
+    return UpdateLogs(ME, chosen, RouteGossipCounters())
 
 
 def kept(number: int, at: float = NOW) -> LoggedUpdate:
@@ -164,8 +165,8 @@ def test_of_what_has_expired_only_the_number_is_sent() -> None:
     batch = source.batch(OTHER, 0, NOW + 50)
     assert batch is not None
     assert batch.entries == (Entry(50, b"young"), Entry(110, b""), Entry(50, b"young"))
-    assert UpdateLogs(ME, RouteGossipCounters(), entries_max=9, ttl_s=1e6, forget_after_s=1).batch(ME, 0, NOW) is None
-    ancient = UpdateLogs(ME, RouteGossipCounters(), entries_max=9, ttl_s=1e6, forget_after_s=1)
+    ancient = logs(entries_max=9, ttl_s=1e6)
+    assert ancient.batch(ME, 0, NOW) is None
     ancient.append(b"x", 0.0)
     batch = ancient.batch(ME, 0, 100_000.0)
     assert batch is not None
@@ -305,7 +306,7 @@ def test_what_a_dead_origin_learned_is_kept_until_it_expires() -> None:
 
 def test_a_dead_origin_is_not_forgotten_before_its_death_is_settled() -> None:
     """chitchat#155: two nodes disagree for a while on who is dead; a short TTL must not make that a difference."""
-    target = UpdateLogs(ME, RouteGossipCounters(), entries_max=10, ttl_s=1.0, forget_after_s=60.0)
+    target = logs(entries_max=10, ttl_s=1.0)
     extend(target, OTHER, 1)
     target.prune(NOW + 59)
     assert target.vector[OTHER] == 1
