@@ -193,9 +193,7 @@ class SimNode(SimRouter):
     def sums(self, now: float) -> Sequence[int]:
         """Return the bucket sums, as the node would send them to a peer."""
         scan = self.peer.route_sync.copy.sums()
-        while (found := scan.step(now)) is None:
-            pass
-        return memoryview(found).cast("Q")
+        return memoryview(next(filter(None, iter(lambda: scan.step(now), b"")))).cast("Q")
 
 
 Maker = Callable[[Birth], SimNode]

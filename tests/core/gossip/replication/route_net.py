@@ -127,9 +127,7 @@ class RouteNode:
 
     def sums(self, now: float) -> bytes:
         scan = self.sync.copy.sums()
-        while (sums := scan.step(now)) is None:
-            pass
-        return sums
+        return next(filter(None, iter(lambda: scan.step(now), b"")))
 
 
 class GossipNode(RouteNode):
