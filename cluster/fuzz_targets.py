@@ -101,7 +101,7 @@ def beginnings() -> Sequence[bytes]:
         RouteUpdates(0, 41, (Entry(0, route_update), Entry(9, b"")), 12),
         Digest(1, 2),
         Vector(((11, 5), (12, 9)), True),
-        Loads(3, ((7, 2), (8, 1)), ((1, 600), (0, 0))),
+        Loads(3, ((7, 2, 1, 600), (8, 1, 0, 0))),
     )
     written = [wire.encode(message) for message in messages]
     found = [bytes((KINDS.index(kind),)) + body for kind, body in written]

@@ -158,5 +158,5 @@ def lies(peer: HostilePeer) -> Iterator[tuple[str, m.Message]]:
     yield "rows of a sync that nobody asked for", m.Busy(U32)
     yield "a whole table, from its last chunk", m.RowsWanted(1, U32, b"")
     yield "sums of a table that nobody has", m.TotalSum(U64, bytes(8), True, U32)
-    yield "a load beyond all", m.Loads(U32, ((U64, U16),), ())
+    yield "a load beyond all", m.Loads(U32, ((U64, U16, U16, U32),))
     yield "a snapshot that nobody keeps", m.SnapshotWanted(1, U64, U16, U32)

@@ -162,15 +162,15 @@ class PeerLoads:
 
 
 def loads_message(seq: int, loads: Mapping[int, Load]) -> Loads:
-    requests = tuple((backend, min(load.requests, 0xFFFF)) for backend, load in loads.items())
-    waits = tuple((min(load.waiting, 0xFFFF), min(load.tokens, 0xFFFF_FFFF)) for load in loads.values())
-    return Loads(seq, requests, waits)
+    rows = [
+        (backend, min(load.requests, 0xFFFF), min(load.waiting, 0xFFFF), min(load.tokens, 0xFFFF_FFFF))
+        for backend, load in loads.items()
+    ]
+    return Loads(seq, tuple(rows))
 
 
 def loads_of(message: Loads) -> dict[int, Load]:
     """Return a report's loads by backend. Of waiting requests no more count than the peer has in flight."""
-    waits = message.waits if len(message.waits) >= len(message.loads) else ((0, 0),) * len(message.loads)
     return {
-        backend: Load(requests, min(waiting, requests), tokens)
-        for (backend, requests), (waiting, tokens) in zip(message.loads, waits, strict=False)
+        backend: Load(requests, min(waiting, requests), tokens) for backend, requests, waiting, tokens in message.loads
     }

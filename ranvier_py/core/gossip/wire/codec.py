@@ -71,7 +71,7 @@ LAYOUT: tuple[tuple[str, int, type[Any], tuple[Field, ...]], ...] = (
     ("rows", 40, m.TotalSum, (U64, columns.GROUP_SUMS, FLAG, U32)),
     ("rows", 41, m.PartSums, (columns.GROUP_NUMBERS, COLUMN, FLAG, U32)),
     ("rows", 43, m.SideState, (U32, U32, FLAG, columns.ENTRIES)),
-    ("backends", 48, m.Loads, (U32, columns.LOADS, columns.WAITS)),
+    ("backends", 48, m.Loads, (U32, columns.LOADS)),
     ("backends", 49, m.Facts, (columns.FACTS,)),
     ("backends", 50, m.Commands, (columns.COMMANDS,)),
     ("streams", 51, m.ReaderClaims, (columns.READER_CLAIMS,)),

@@ -99,8 +99,7 @@ def read_reader_claim(backend: int, member: int, clock: int, state: int) -> Read
 
 VECTOR = rows_field("<QQ", VECTOR_ENTRIES_MAX)
 BACKENDS = rows_field("<QI", BACKENDS_MAX)
-LOADS = rows_field("<QH", BACKENDS_MAX)
-WAITS = rows_field("<HI", BACKENDS_MAX)
+LOADS = rows_field("<QHHI", BACKENDS_MAX)
 FACTS = rows_field("<QIdBBIH", BACKENDS_MAX, read_fact)
 READER_CLAIMS = rows_field("<QQIB", READER_CLAIMS_MAX, read_reader_claim)
 

@@ -219,9 +219,8 @@ class Loads(NamedTuple):
     """What the sender has in flight; nothing at backends that are not listed. An older `seq` is ignored."""
 
     seq: int  # u32
-    loads: tuple[tuple[int, int], ...]  # (backend key, requests in flight u16)
-    waits: tuple[tuple[int, int], ...]  # (requests without a first token u16, tokens to be computed before it u32)
-    """One for each of `loads`, in the same order."""
+    loads: tuple[tuple[int, int, int, int], ...]
+    """(backend key, requests in flight u16, of these without a first token u16, tokens to be computed before it u32)"""
 
 
 class SharedPrefill(NamedTuple):

@@ -33,7 +33,7 @@ def test_a_route_update_of_a_later_generation_voids_what_the_earlier_process_hel
 
 def test_peers_load_enters_ours_and_leaves_with_them() -> None:
     first, second = RouteNode(1, [ENGINE]), RouteNode(2, [ENGINE])
-    first.facts.receive(second.peer, Loads(1, ((first.key(), 9),), ()), 1.0)
+    first.facts.receive(second.peer, Loads(1, ((first.key(), 9, 0, 0),)), 1.0)
     first.backends.follow(1.0)
     assert first.engine().load == 9
     first.facts.forget(second.session)
@@ -43,7 +43,7 @@ def test_peers_load_enters_ours_and_leaves_with_them() -> None:
 
 def test_a_backend_added_later_starts_with_the_load_peers_already_reported() -> None:
     first, second = RouteNode(1, []), RouteNode(2, [ENGINE])
-    first.facts.receive(second.peer, Loads(1, ((second.key(), 9),), ()), 1.0)
+    first.facts.receive(second.peer, Loads(1, ((second.key(), 9, 0, 0),)), 1.0)
     first.backends.follow(1.0)
     first.registry.add(ENGINE)
     first.backends.look(2.0)
@@ -57,7 +57,7 @@ def test_our_own_requests_in_flight_are_reported() -> None:
     first.backends.look(1.0)
     first.facts.tick(1.0)
     (loads,) = [outgoing.message for outgoing in first.outbox if isinstance(outgoing.message, Loads)]
-    assert loads.loads == ((first.key(), 1),)
+    assert loads.loads == ((first.key(), 1, 1, 0),)
 
 
 def test_a_drain_ordered_on_one_node_holds_on_another_until_it_is_taken_back() -> None:
