@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from typing import NamedTuple
 
 from ranvier_py.core.gossip.gossip_values import Peer
@@ -23,7 +23,7 @@ from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.replication.side_state import SideWalk
 from ranvier_py.core.gossip.replication.table_copy import WINDOW_CHUNKS, OwnSums, TableWalk
-from ranvier_py.core.gossip.wire.messages import Busy, PartSums, RowsWanted, TotalSum
+from ranvier_py.core.gossip.wire.messages import Busy, PartSums, RowsWanted
 
 TRANSFERS_MAX = 2
 KEPT_MAX = 4
@@ -41,7 +41,7 @@ NO_ROOM_S = 0.05
 
 
 class SumsWanted(NamedTuple):
-    """One peer's question for our sums. `since` is when the first question of its comparison came."""
+    """One peer's question for our sums, which must have been begun at `since` or later."""
 
     message: AnySums
     since: float
@@ -83,7 +83,6 @@ class SnapshotSource:
         self._differs = differs  # called with the buckets that a comparison with this peer found to differ
         self._transfers: dict[int, Transfer] = {}  # by session; the one whose turn it is comes first
         self._sums_wanted: dict[int, SumsWanted] = {}  # by session
-        self._answered: dict[int, SumsWanted] = {}  # the last TotalSum of each peer, by session
         self._no_room_until = 0.0
 
     @property
@@ -103,7 +102,6 @@ class SnapshotSource:
         for session in [session for session in self._transfers if session not in peers]:
             self._end(session)
         self._sums_wanted = {session: wanted for session, wanted in self._sums_wanted.items() if session in peers}
-        self._answered = {session: wanted for session, wanted in self._answered.items() if session in peers}
 
     def tick(self, now: float) -> None:
         """Send sums or one chunk: at most one step of 2 ms."""
@@ -128,15 +126,14 @@ class SnapshotSource:
     # --- what peers ask ---------------------------------------------------------------------------------------------
 
     def sums(self, peer: Peer, message: AnySums, now: float) -> None:
-        """Queue a peer's question for our sums. Its second question is answered from the sums of the first."""
+        """Queue a peer's question for our sums. Its second one is answered from those of the first, or later ones."""
         if not message.reply:
             return
         if peer.session not in self._sums_wanted and len(self._sums_wanted) >= SUMS_WAITING_MAX:
             self._counters.sums_refused += 1
         else:
-            first = self._answered.pop(peer.session, None)
-            known = isinstance(message, PartSums) and first is not None and first.message.request == message.request
-            self._sums_wanted[peer.session] = SumsWanted(message, first.since if first is not None and known else now)
+            is_second = isinstance(message, PartSums) and isfinite(self._sums.begun_at)
+            self._sums_wanted[peer.session] = SumsWanted(message, self._sums.begun_at if is_second else now)
 
     def wanted(self, peer: Peer, message: RowsWanted, now: float, *, serving: bool) -> None:
         """Take a peer's request, or a cursor of a running one. `serving`: whether this node has joined itself."""
@@ -181,9 +178,7 @@ class SnapshotSource:
                 self._no_room_until = now + NO_ROOM_S
                 return
             del self._sums_wanted[session]
-            if isinstance(asked, TotalSum):
-                self._answered[session] = wanted
-            else:
+            if isinstance(asked, PartSums):
                 self._differs(peer, differing_buckets(value, asked), now)
 
     def _has_room(self, transfer: Transfer, now: float) -> bool:
