@@ -78,7 +78,7 @@ class ResponseCache:
         self.tenants = tenants
         self.elsewhere = elsewhere
         self._uses_memory = elsewhere is None or elsewhere.uses_memory
-        self.voids: Callable[[VoidScope, float, float], object] = partial(store.invalidations.give, number=1)
+        self.voids: Callable[[VoidScope, float, float], object] = partial(store.invalidations.give, giver=1)
         self._shared: dict[bytes, SharedAnswer] = {}  # answers in progress, by key
 
     def answer(self, served: ServedRequest, forward: Callable[[ServedRequest], Steps[None]]) -> Steps[None]:

@@ -5,23 +5,22 @@ as long as such an answer could still come: from a peer that was cut off, or fro
 Between nodes it travels as a duration, "those older than this", so no two machines' clocks are compared. Transit makes
 the moment later, never earlier: a little more may be void, but nothing less.
 
-Rules: of two invalidations with one scope the greater number and the later moment hold. If these come from different
-ones, the result is a third with the next number, at which all nodes arrive, so they agree in whatever order they take
-them. After the answers' time to live nothing is left to void, and the invalidation is forgotten; nor is one kept that
-an invalidation of everything covers.
-Bound: SCOPES_MAX scopes. One more merges them all into one of everything, so what was void stays void.
+Rules: each node counts what was given to it, and dates what it takes. Of one scope the last of each giver holds, which
+is never older than those before; those of several givers hold side by side. So all nodes know the same, in whatever
+order they take it. After the answers' time to live nothing is left to void, and the invalidation is forgotten.
+Bound: MARKS_MAX invalidations. One more merges them all into one of everything, so what was void stays void; until that
+is forgotten, none is taken that it covers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import NamedTuple
 
-SCOPES_MAX = 1024  # pairs of model and tenant within the time to live of an answer; 200 bytes each
-CLOSE_S = 1.0  # how far apart two nodes may date one invalidation: the transit time of messages
-NUMBER_BITS = 62  # of a new number, so that there is always a next one in 64
-NUMBER_MAX = 1 << NUMBER_BITS + 1  # greatest number taken from a peer: random ones, each raised a little, are below it
-STEP_SHIFT = 20  # from a new number to a step to it: 42 bits
+MARKS_MAX = 1024  # within the time to live of an answer; 200 bytes each
+COUNT_BITS = 24  # of a number: the giver's count; the bits above name the giver
+GIVER_BITS = 38
 
 
 class VoidScope(NamedTuple):
@@ -37,7 +36,8 @@ EVERYTHING = VoidScope()
 class VoidMark(NamedTuple):
     """Answers of this scope that were asked for at `before`, or earlier, are void.
 
-    `number` identifies it at all nodes. `signature` is of the node that gave it, if the operator requires signatures.
+    `number` identifies it at all nodes: who gave it, and a count. `signature` is of that node, if the operator requires
+    signatures.
     """
 
     number: int
@@ -52,53 +52,50 @@ class Invalidations:
     def __init__(self, ttl_s: float) -> None:
         self.ttl_s = ttl_s
         self.folded = 0
-        self._latest: dict[VoidScope, VoidMark] = {}
+        self._folded_before = -inf
+        self._given = 0
+        self._marks: dict[VoidScope, dict[int, VoidMark]] = {}  # of each scope, by giver
 
     def __len__(self) -> int:
-        return len(self._latest)
+        return sum(map(len, self._marks.values()))
 
     def __iter__(self) -> Iterator[VoidMark]:
-        return iter(self._latest.values())
+        for alike in self._marks.values():
+            yield from alike.values()
 
-    def give(self, scope: VoidScope, before: float, now: float, number: int) -> VoidMark:
-        """Take an operator's invalidation, given at this node. `number`: random, of NUMBER_BITS."""
-        known = self._latest.get(scope)
-        if known is not None:  # a random step: another node that knows the same may give one, too
-            number = max(number, known.number + 1 + (number >> STEP_SHIFT))
-        made = VoidMark(number, scope, before)
-        self.take(made, now)
-        return self._latest.get(scope, made)
+    def give(self, scope: VoidScope, before: float, now: float, giver: int) -> VoidMark | None:
+        """Take an operator's invalidation, given at this node: `giver`, a random number. Returns as `take`."""
+        first, last = giver << COUNT_BITS, self._marks.get(scope, {}).get(giver)
+        taken = 0 if last is None else last.number - first  # perhaps by another node in our name
+        self._given = 1 + max(self._given, taken)
+        return self.take(VoidMark(first + self._given, scope, before), now)
 
-    def take(self, new: VoidMark, now: float) -> bool:
-        """Take an invalidation. Returns whether it changed anything."""
-        known = self._latest.get(new.scope)
-        everything = self._latest.get(EVERYTHING)
-        if new.before + self.ttl_s <= now or (known is not None and new.number == known.number):
-            return False
-        if everything is not None and known is None and new.before <= everything.before:
-            return False
-        merged = new if known is None else merge(known, new)
-        if merged == known:
-            return False
-        if new.scope == EVERYTHING:
-            self._latest = {one.scope: one for one in self if one.before > merged.before}
-        self._latest[new.scope] = merged
-        if len(self._latest) > SCOPES_MAX:
-            self._fold()
-        return True
+    def take(self, new: VoidMark, now: float) -> VoidMark | None:
+        """Take an invalidation. Returns it, or the one that it was merged into; None if it changes nothing."""
+        giver = new.number >> COUNT_BITS
+        known = self._marks.get(new.scope, {}).get(giver)
+        if new.before <= max(now - self.ttl_s, self._folded_before) or (known and known.number >= new.number):
+            return None
+        if known is not None:
+            new = new._replace(before=max(new.before, known.before))
+        self._marks.setdefault(new.scope, {})[giver] = new
+        return new if len(self) <= MARKS_MAX else self._fold()
 
     def void(self, model: str, tenant: bytes, asked_at: float) -> bool:
         """Whether an answer that was asked for at that time is void."""
-        latest = self._latest
-        if not latest:
+        marks = self._marks
+        if not marks:
             return False
         scopes = (EVERYTHING, VoidScope(model), VoidScope("", tenant), VoidScope(model, tenant))
-        return any(one in latest and asked_at <= latest[one].before for one in scopes)
+        return any(asked_at <= one.before for scope in scopes if scope in marks for one in marks[scope].values())
 
     def expire(self, now: float) -> None:
         """Forget invalidations that can void nothing any more."""
-        for scope in [one.scope for one in self if one.before + self.ttl_s <= now]:
-            del self._latest[scope]
+        for one in [one for one in self if one.before + self.ttl_s <= now]:
+            alike = self._marks[one.scope]
+            del alike[one.number >> COUNT_BITS]
+            if not alike:
+                del self._marks[one.scope]
 
     @property
     def digest(self) -> int:
@@ -108,19 +105,13 @@ class Invalidations:
             found ^= one.number
         return found
 
-    def _fold(self) -> None:
+    def _fold(self) -> VoidMark:
         latest = max(self, key=lambda one: (one.before, one.number))
         self.folded += 1
-        self._latest = {EVERYTHING: VoidMark(latest.number, EVERYTHING, latest.before)}
-
-
-def merge(known: VoidMark, new: VoidMark) -> VoidMark:
-    """Return the invalidation that follows from two with one scope."""
-    greater = max(known, new, key=lambda one: one.number)
-    before = max(known.before, new.before)
-    if before - greater.before > CLOSE_S:  # the other is later, of a node that did not know the greater
-        return VoidMark(greater.number + 1, known.scope, before)
-    return greater._replace(before=before)
+        self._folded_before = latest.before
+        made = VoidMark(latest.number, EVERYTHING, latest.before)
+        self._marks = {EVERYTHING: {made.number >> COUNT_BITS: made}}
+        return made
 
 
 def covers(scope: VoidScope, model: str, tenant: bytes) -> bool:

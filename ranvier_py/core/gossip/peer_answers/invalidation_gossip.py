@@ -22,14 +22,14 @@ from ranvier_py.core.gossip.peer_answers.answer_values import PeerAnswerCounters
 from ranvier_py.core.gossip.table_gossip import TableGossip
 from ranvier_py.core.gossip.wire.columns import VOIDED_MAX
 from ranvier_py.core.gossip.wire.messages import Voided, VoidedAnswers
-from ranvier_py.core.response_cache.invalidations import NUMBER_BITS, NUMBER_MAX, Invalidations, VoidMark, VoidScope
+from ranvier_py.core.response_cache.invalidations import GIVER_BITS, Invalidations, VoidMark, VoidScope
 
 RESEND_S = 2.0  # the shortest time between two lists to one peer whose digest differs
 OLDER_MS_MAX = (1 << 32) - 1
 SIGNED = b"voided answers"
 
 
-class InvalidationGossip(TableGossip[VoidScope, VoidedAnswers]):
+class InvalidationGossip(TableGossip[int, VoidedAnswers]):
     """Sends and receives invalidations. `invalidated` is called with each that is new here, from operator or peer."""
 
     ROWS_MAX = VOIDED_MAX
@@ -43,25 +43,22 @@ class InvalidationGossip(TableGossip[VoidScope, VoidedAnswers]):
         self.invalidated: Callable[[VoidMark], object] = lambda _: None
         self._key = admin_key
         self._counters = counters
+        self._giver = rng.getrandbits(GIVER_BITS) or 1
         self._listed_at: dict[int, float] = {}
 
     def give(self, scope: VoidScope, before: float, now: float) -> None:
         """Take an invalidation that the operator gave here, and send it."""
-        self.known.give(scope, before, now, self._rng.getrandbits(NUMBER_BITS) or 1)
-        self._took(scope)
+        self._took(self.known.give(scope, before, now, self._giver))
 
     def receive(self, message: Voided, now: float) -> None:
         for one in message.invalidations:
             scope = VoidScope(one.model, one.tenant)
-            if one.number > NUMBER_MAX:
-                self._counters.invalidations_refused += 1
-                continue
             if self._key and not hmac.compare_digest(signature_of(self._key, one.number, scope), one.signature):
                 self._counters.invalidations_refused += 1
                 continue
-            if self.known.take(VoidMark(one.number, scope, now - one.older_ms / 1000, one.signature), now):
-                self._counters.invalidations_received += 1
-                self._took(scope)
+            taken = self.known.take(VoidMark(one.number, scope, now - one.older_ms / 1000, one.signature), now)
+            self._counters.invalidations_received += taken is not None
+            self._took(taken)
 
     def compare(self, peer: Peer, digest: int, now: float) -> None:
         """Send a peer all that count if the digest of what it knows differs from ours."""
@@ -81,15 +78,13 @@ class InvalidationGossip(TableGossip[VoidScope, VoidedAnswers]):
         self._counters.invalidations = len(self.known)
         self._counters.invalidations_folded = self.known.folded
 
-    def _took(self, scope: VoidScope) -> None:
-        """Send on, and report, what holds for this scope now: too many scopes are folded into one of everything."""
-        for one in self.known:
-            if one.scope == scope or len(self.known) == 1:
-                self._changed[one.scope] = None
-                self.invalidated(one)
+    def _took(self, new: VoidMark | None) -> None:
+        if new is not None:
+            self._changed[new.number] = None
+            self.invalidated(new)
 
-    def _rows(self, keys: dict[VoidScope, None] | None, now: float) -> Sequence[VoidedAnswers]:
-        return [self._row(one, now) for one in self.known if keys is None or one.scope in keys]
+    def _rows(self, keys: dict[int, None] | None, now: float) -> Sequence[VoidedAnswers]:
+        return [self._row(one, now) for one in self.known if keys is None or one.number in keys]
 
     def _message(self, rows: Sequence[VoidedAnswers]) -> Voided:
         return Voided(tuple(rows))

@@ -365,7 +365,7 @@ class AnswerRefused(NamedTuple):
 class VoidedAnswers(NamedTuple):
     """An invalidation, new or passed on: answers of this model and tenant that are older than `older_ms` are void."""
 
-    number: int  # u64, not 0: its name at all nodes; of two with one model and tenant the greater holds
+    number: int  # u64, not 0: who gave it, and a count; of one scope the last of each giver holds
     older_ms: int  # u32, counted from when this message was sent
     model: str  # at most 1024 bytes; empty: any
     tenant: bytes  # 16, or empty: any

@@ -44,7 +44,6 @@ def test_a_number_at_its_end_keeps_no_invalidation_from_the_others() -> None:
     net = AnswerNet(2)
     last = VoidedAnswers(2**64 - 1, 0, "m", b"", b"")
     net.nodes[1].answers.receive(peer_of(2), Voided((last, last._replace(model="other", number=5))), net.now)
-    assert net.nodes[1].answers.counters.invalidations_refused == 1
     assert net.nodes[1].answers.invalidations.known.void("other", TENANT, net.now)
     net.run(1.0)
     void(net, 1, VoidScope("m"))
@@ -133,7 +132,7 @@ def test_what_was_asked_for_before_it_was_made_void_is_kept_nowhere() -> None:
     assert holders(net, 2) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [*range(5), 8, 13])
 def test_all_nodes_agree_on_what_is_void_however_it_was_given_and_lost(seed: int) -> None:
     net, rng = AnswerNet(5, seed), Random(seed)
     net.lose = 0.3
