@@ -15,7 +15,7 @@ import trio
 
 from ranvier_py.core.gossip.peer_answers.answer_fetches import ENCODING_BYTES, Fetched
 from ranvier_py.core.gossip.peer_answers.answer_values import ANSWER_BYTES_MAX
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Sample, values
 from ranvier_py.core.response_cache.answer_frames import decoded, encoded
 from ranvier_py.core.response_cache.answer_store import ResponseCacheOptions
 from ranvier_py.core.response_cache.invalidations import VoidMark, VoidScope
@@ -106,7 +106,7 @@ class ClusterAnswers:
         return 0
 
     def view(self) -> Mapping[str, Any]:
-        return {"peers": self._answers.view()}
+        return {"peers": values(self._answers.counters)}
 
     def samples(self) -> Iterator[Sample]:
         """Yield nothing: gossip has the metrics."""

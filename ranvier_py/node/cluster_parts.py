@@ -243,7 +243,7 @@ class ClusterParts:
         yield from samples("gossip_facts", peer.facts.counters)
         yield from samples("gossip_port", port.counters)
         yield from peer.streams.samples()
-        yield from peer.answers.samples()
+        yield from samples("peer_answers", peer.answers.counters)
         for name, counters in self._beside().items():
             yield from samples(f"gossip_{name}", counters)
         lag = "From being learned anywhere to being received here, as the senders held it."

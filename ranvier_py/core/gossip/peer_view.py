@@ -36,7 +36,7 @@ def peer_view(peer: RouterPeer, now: float) -> dict[str, Any]:
         "route_sync": values(peer.route_sync.counters),
         "facts": values(peer.facts.counters),
         **peer.streams.view(),
-        "peer_answers": peer.answers.view(),
+        "peer_answers": values(peer.answers.counters),
         "membership": values(peer.members.statistics()),
         "lag_ms": {name: rounded(peer.routes.lag.quantile(share) * 1000, 1) for name, share in QUANTILES.items()},
         "sessions": values(peer.sessions.statistics()),

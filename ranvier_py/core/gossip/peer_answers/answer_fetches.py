@@ -154,7 +154,8 @@ class AnswerFetches:
         fetch.asked_at, fetch.parts, fetch.size = now, [], 0
         self._holder(fetch.peer).open += 1
         age_max_ms = int(min(AGE_MS_MAX, 1000 * fetch.age_max_s))
-        self._send(fetch.peer, AnswerWanted(fetch.request, fetch.name, age_max_ms))
+        question = AnswerWanted(fetch.request, fetch.name, age_max_ms)
+        self._outbox.append(Outgoing(fetch.peer.address, fetch.peer.session, Plane.ANSWERS, question))
 
     def _part(self, fetch: _Fetch, message: AnswerPart, now: float) -> None:
         fetch.size += len(message.data)
@@ -196,9 +197,6 @@ class AnswerFetches:
         holder = self._holders.get(fetch.peer.session)
         if holder is not None:
             holder.open -= 1
-
-    def _send(self, peer: Peer, message: AnswerWanted) -> None:
-        self._outbox.append(Outgoing(peer.address, peer.session, Plane.ANSWERS, message))
 
 
 class AnswerSource:

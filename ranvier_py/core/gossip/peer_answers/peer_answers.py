@@ -7,10 +7,10 @@ are called for what peers send. Only peers whose fingerprints are made like ours
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.peer_answers.answer_fetches import AnswerFetches, AnswerSource
@@ -26,7 +26,6 @@ from ranvier_py.core.gossip.wire.messages import (
     Message,
     Voided,
 )
-from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.response_cache.invalidations import Invalidations
 
 DIGEST_INTERVAL_S = 2.0  # the longest that a lost message stays unnoticed, while nothing else is sent
@@ -114,13 +113,6 @@ class PeerAnswers:
             self.source.receive(peer, message, now)
         elif isinstance(message, AnswerPart | AnswerRefused):
             self.fetches.receive(peer, message, now)
-
-    def view(self) -> dict[str, Any]:
-        return values(self.counters)
-
-    def samples(self) -> Iterator[Sample]:
-        """Yield the samples for metrics."""
-        yield from samples("peer_answers", self.counters)
 
     def _compare(self, peer: Peer, message: AnswerDigest, now: float) -> None:
         self.invalidations.compare(peer, message.voided, now)

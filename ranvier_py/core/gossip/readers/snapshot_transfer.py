@@ -8,7 +8,7 @@
 Rules: a transfer is one request of one peer; chunks of another, or out of order, are dropped. After PROGRESS_S of
 silence A repeats its cursor, and gives up on that peer after RESUMES_MAX times. A busy peer is asked again; if a
 snapshot breaks or is refused, the next peer that may have one is asked. Nobody waits: A applies events meanwhile.
-Bounds: GIVEN_MAX given and TAKEN_MAX taken at a time, others wait and are asked for later; bytes by `bytes_per_s`.
+Bounds: GIVEN_MAX given and TAKEN_MAX taken at a time, others wait and are asked for later; BYTES_PER_S.
 """
 
 from __future__ import annotations
@@ -117,17 +117,13 @@ class SnapshotTransfers:
     rng: Random
     source: Callable[[Subject], SnapshotWriter | None] = lambda _subject: None
     entries_max: int = 2_000_000
-    bytes_per_s: int = BYTES_PER_S
     taken: list[Taken] = field(default_factory=list)
     counters: SnapshotCounters = field(default_factory=SnapshotCounters)
     _peers: dict[int, Peer] = field(default_factory=dict)
     _given: dict[tuple[int, int], _Given] = field(default_factory=dict)  # by (session, request), next first
     _taking: dict[Subject, _Taking] = field(default_factory=dict)
-    window: Window = field(init=False)
+    window: Window = field(default_factory=lambda: Window(BYTES_PER_S))
     _no_room_until: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.window = Window(self.bytes_per_s)
 
     @property
     def wake_at(self) -> float:
