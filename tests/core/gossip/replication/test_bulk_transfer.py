@@ -7,14 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from ranvier_py.core.gossip.replication.pull import (
-    ALONE_S,
-    JOIN_LIMIT_S,
-    NEW_UPDATES_MAX,
-    PROGRESS_S,
-    RESUMES_MAX,
-    Use,
-)
+from ranvier_py.core.gossip.replication.pull import ALONE_S, JOIN_LIMIT_S, NEW_UPDATES_MAX, PROGRESS_S, RESUMES_MAX, Use
 from ranvier_py.core.gossip.replication.snapshot_source import SILENCE_S, TRANSFERS_MAX
 from ranvier_py.core.gossip.replication.table_copy import MARGIN_S, WINDOW_CHUNKS
 from ranvier_py.core.gossip.wire.messages import (
