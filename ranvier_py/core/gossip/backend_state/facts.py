@@ -201,7 +201,10 @@ class BackendFacts(TableGossip[int, Fact]):
         return self._known.get(backend, UNKNOWN)
 
     def generation_of(self, backend: int, low_bits: int) -> int:
-        """Return the generation whose low bits an update carries: the nearest to ours. A later one is adopted."""
+        """Return the generation whose low bits an update carries: the nearest to ours. A later one is adopted.
+
+        Above COUNT_MAX nothing is counted: what is returned then is no generation of ours, and the update is dropped.
+        """
         generation = self.of(backend).generation
         ahead = (low_bits - generation) % (1 << GENERATION_BITS)
         if ahead == 0:
