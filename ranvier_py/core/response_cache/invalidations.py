@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import NamedTuple
 
-MARKS_MAX = 1024  # within the time to live of an answer; 200 bytes each
+MARKS_MAX = 4096  # within the time to live of an answer, of each scope one for each node that gave some; 200 bytes each
 COUNT_BITS = 24  # of a number: the giver's count; the bits above name the giver
 GIVER_BITS = 38
 
@@ -55,9 +55,10 @@ class Invalidations:
         self._folded_before = -inf
         self._given = 0
         self._marks: dict[VoidScope, dict[int, VoidMark]] = {}  # of each scope, by giver
+        self._count = 0  # of all of these
 
     def __len__(self) -> int:
-        return sum(map(len, self._marks.values()))
+        return self._count
 
     def __iter__(self) -> Iterator[VoidMark]:
         for alike in self._marks.values():
@@ -78,6 +79,7 @@ class Invalidations:
             return None
         if known is not None:
             new = new._replace(before=max(new.before, known.before))
+        self._count += known is None
         self._marks.setdefault(new.scope, {})[giver] = new
         return new if len(self) <= MARKS_MAX else self._fold()
 
@@ -94,6 +96,7 @@ class Invalidations:
         for one in [one for one in self if one.before + self.ttl_s <= now]:
             alike = self._marks[one.scope]
             del alike[one.number >> COUNT_BITS]
+            self._count -= 1
             if not alike:
                 del self._marks[one.scope]
 
@@ -110,7 +113,7 @@ class Invalidations:
         self.folded += 1
         self._folded_before = latest.before
         made = VoidMark(latest.number, EVERYTHING, latest.before)
-        self._marks = {EVERYTHING: {made.number >> COUNT_BITS: made}}
+        self._marks, self._count = {EVERYTHING: {made.number >> COUNT_BITS: made}}, 1
         return made
 
 
