@@ -85,9 +85,13 @@ class Supervisor:
             return
         for worker in self.workers:
             if worker.pid == 0 and now >= worker.restart_at:
-                worker.pid = fork(lambda index=worker.index: self.start(index))  # type: ignore[misc]
                 worker.started_at = now
-                log.info("worker.started %d, process %d", worker.index, worker.pid)
+                try:
+                    worker.pid = fork(lambda index=worker.index: self.start(index))  # type: ignore[misc]
+                except OSError as error:  # for lack of memory or processes just now; the other workers go on
+                    log.error("worker.not_started %d: %s; next try in %.1f s", worker.index, error, self._delay(worker))
+                else:
+                    log.info("worker.started %d, process %d", worker.index, worker.pid)
 
     def _pause_s(self) -> float:
         """Return the seconds until something is due without a signal."""
@@ -132,12 +136,17 @@ class Supervisor:
             self.exit_code = code
             self._stop(signal.SIGTERM)
             return
+        self.restarts += 1
+        delay_s = self._delay(worker)
+        log.error("worker.ended %d (process %d) with code %d; next in %.1f s", worker.index, pid, code, delay_s)
+
+    def _delay(self, worker: Worker) -> float:
+        """Put off the worker's next start. Returns the seconds until then."""
         now = time.monotonic()
         worker.deaths = 1 if now - worker.started_at >= STABLE_S else worker.deaths + 1
         delay_s = doubled(self.restart_delay_s, worker.deaths - 1, RESTART_DELAY_S_MAX)
         worker.restart_at = now + delay_s
-        self.restarts += 1
-        log.error("worker.ended %d (process %d) with code %d; next in %.1f s", worker.index, pid, code, delay_s)
+        return delay_s
 
 
 def fork(body: Callable[[], int]) -> int:

@@ -31,6 +31,7 @@ def start(index):
     {body}
     return 0
 
+{before}
 sys.exit(Supervisor({count}, start, stop_timeout_s={stop_timeout_s}, fatal=(2, 3), restart_delay_s=0.01).run())
 """
 WAIT_FOR_SIGTERM = (
@@ -60,9 +61,14 @@ class Run:
 
 @contextmanager
 def running(
-    body: str, count: int = 2, stop_timeout_s: float = 30.0, stderr: int = subprocess.DEVNULL, deaths: int = 0
+    body: str,
+    count: int = 2,
+    stop_timeout_s: float = 30.0,
+    stderr: int = subprocess.DEVNULL,
+    deaths: int = 0,
+    before: str = "",
 ) -> Iterator[Run]:
-    program = PROGRAM.format(body=body, count=count, stop_timeout_s=stop_timeout_s, deaths=deaths)
+    program = PROGRAM.format(body=body, count=count, stop_timeout_s=stop_timeout_s, deaths=deaths, before=before)
     root = Path(__file__).parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=root
@@ -97,6 +103,18 @@ def test_a_worker_that_died_a_thousand_times_is_started_again() -> None:
     with running("return 1", count=1, deaths=1023) as run:
         assert [run.line()[:2] for _ in range(5)] == [["worker", "0"]] * 5
         assert run.process.poll() is None
+
+
+def test_workers_for_which_there_is_no_process_now_are_started_later() -> None:
+    lacking = """
+real, failures = os.fork, [OSError(11, "no process")] * 3
+os.fork = lambda: real() if not failures else (_ for _ in ()).throw(failures.pop())
+"""
+    with running(WAIT_FOR_SIGTERM, before=lacking) as run:
+        run.pids(2)
+        run.process.terminate()
+        assert [words[0] for words in run.lines(2)] == ["reported", "reported"]
+        assert run.process.wait(DEADLINE_S) == 0
 
 
 def test_a_worker_that_can_not_be_helped_ends_all_with_its_code() -> None:
