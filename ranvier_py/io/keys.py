@@ -108,6 +108,8 @@ def read_keys(path: Path) -> Keys:
 # --- reading again --------------------------------------------------------------------------------------------------
 
 Signature = tuple[int, int, int]
+UNREAD: Signature = (0, 0, 0)
+"""Of a file that can't be read or used: it is read again at each look, since a change of its mode does not show."""
 
 
 class KeyFile:
@@ -144,7 +146,7 @@ class KeyFile:
         signature = await trio.to_thread.run_sync(signature_of, self.path, abandon_on_cancel=True)
         if signature == self._signature and not asked:
             return
-        self._signature = signature
+        self._signature = signature and UNREAD
         try:
             keys = await trio.to_thread.run_sync(read_keys, self.path, abandon_on_cancel=True)
         except ConfigError as error:
@@ -153,7 +155,7 @@ class KeyFile:
                 log.error("gossip.keys_refused %s; going on with the old ones", "; ".join(error.problems))
             self._trouble = str(error)
             return
-        self._trouble = ""
+        self._signature, self._trouble = signature, ""
         self._take(keys)
 
     def _take(self, keys: Keys) -> None:

@@ -14,6 +14,7 @@ import trio.testing
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.io.keys import FILE_BYTES_MAX, KeyFile, Keys, insecure_keys, keys_of, parse_keys, read_keys
+from tests.proxy.wire import no_more_descriptors
 
 A, B, C = (bytes(range(start, start + 32)).hex() for start in (1, 60, 120))
 
@@ -149,6 +150,17 @@ async def test_a_file_of_no_use_changes_nothing_and_is_reported_once(
     follower.write(f"{B}\n{A}")
     await follower.file.look()
     assert len(follower.rings) == 1
+
+
+async def test_a_file_that_could_not_be_read_is_read_as_soon_as_it_can_be(follower: Follower) -> None:
+    """Neither its time nor its size shows that."""
+    await follower.file.look()
+    follower.write(f"{A}\n{B}")
+    with no_more_descriptors():
+        await follower.file.look()
+    assert (follower.file.counters.failures, follower.rings) == (1, [])
+    await follower.file.look()
+    assert [len(ring.keys) for ring in follower.rings] == [2]
 
 
 async def test_a_symlink_that_is_turned_is_seen(tmp_path: Path) -> None:
