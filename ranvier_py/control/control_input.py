@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 from quart import request
 
-from ranvier_py.core.errors import BadRequest, ConfigError, NotFound
+from ranvier_py.core.errors import BadRequest
 
 NAME_SHOWN = 64  # characters of an unknown name that are shown: enough to see the typing error
 LISTED = 50  # routes or decisions in an answer unless `limit` is given: a screen
-
-
-@contextmanager
-def input_errors() -> Iterator[None]:
-    """Turn errors about input into 4xx: BadRequest, or NotFound for a LookupError."""
-    try:
-        yield
-    except (ValueError, ConfigError) as error:
-        raise BadRequest(str(error)) from error
-    except LookupError as error:
-        raise NotFound(str(error.args[0]) if error.args else "not found") from error
 
 
 async def raw_body() -> bytes:

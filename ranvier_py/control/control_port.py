@@ -29,7 +29,6 @@ from ranvier_py.control.control_input import (
     bearer,
     field_lines,
     fingerprint_of,
-    input_errors,
     json_body,
     limit_of,
     raw_body,
@@ -42,10 +41,9 @@ from ranvier_py.control.operations import Admin
 from ranvier_py.control.response_admin import CHOICES
 from ranvier_py.control.worker_reports import ReportHandlers, admitted
 from ranvier_py.core.addresses import is_address, is_loopback
-from ranvier_py.core.errors import BadRequest, Forbidden, NotFound, RanvierError, Unauthorized
+from ranvier_py.core.errors import BadRequest, ConfigError, Forbidden, NotFound, RanvierError, Unauthorized
 from ranvier_py.node.node import Node
 from ranvier_py.node.reload import Reloads
-from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
 
@@ -66,24 +64,9 @@ async def serve_node(
     shutdown: trio.Event,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve the control port of a node; `reloads` reads its configuration again. See `serve`."""
-    port = Admin(node, reloads)
-    await serve(port, node.control, shutdown=shutdown, faults=node.faults, task_status=task_status)
-
-
-async def serve(
-    port: Admin,
-    settings: ControlSettings,
-    *,
-    shutdown: trio.Event,
-    faults: Faults | None = None,
-    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Serve until `shutdown` is set or the task cancelled, then end within `close_grace_s`, whatever clients do.
-
-    Reports the URL it listens on through `task_status`. Raises OSError if the address can't be bound.
-    """
-    await serve_app(make_app(port, settings), settings, shutdown=shutdown, faults=faults, task_status=task_status)
+    """Serve the control port of a node as `serve_app` does; `reloads` reads its configuration again."""
+    app = make_app(Admin(node, reloads), node.control)
+    await serve_app(app, node.control, shutdown=shutdown, faults=node.faults, task_status=task_status)
 
 
 def make_app(port: Admin, settings: ControlSettings) -> QuartTrio:
@@ -123,8 +106,10 @@ class Guard:
             if not is_key and not admitted(request.path, given, key):
                 raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
             return
-        with input_errors():  # urlsplit refuses some brackets
+        try:
             self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
+        except ValueError as error:  # urlsplit refuses some brackets
+            raise BadRequest(str(error)) from error
 
     def _check_browser(self, host_field: str, origin: str | None) -> None:
         """Refuse a page from elsewhere that uses the browser of someone on this machine, if there is no key.
@@ -142,9 +127,8 @@ def view_of(handler: Callable[..., Any]) -> Callable[..., Any]:
     """Return Quart's view for a route: `handler` returns a JSON value or a Response, or an awaitable of one."""
 
     async def view(**path: str) -> Response:
-        with input_errors():
-            made = handler(**path)
-            answer = await made if isawaitable(made) else made
+        made = handler(**path)
+        answer = await made if isawaitable(made) else made
         return answer if isinstance(answer, Response) else json_response(answer)
 
     return view
@@ -258,6 +242,8 @@ def error_response(status: int, message: str, kind: str, code: str) -> Response:
 
 
 async def refused(error: RanvierError) -> Response:
+    if isinstance(error, ConfigError):  # about a backend, or a configuration, that an operator gave
+        error = BadRequest(str(error))
     return error_response(error.status, str(error), error.kind, error.code)
 
 

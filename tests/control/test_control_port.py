@@ -11,9 +11,10 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from ranvier_py.config.config_loader import read_backend
+from ranvier_py.config.control_settings import ControlSettings
 from ranvier_py.control import control_server
-from ranvier_py.control.control_port import ControlSettings, serve
-from ranvier_py.control.control_server import DeadlineStream
+from ranvier_py.control.control_port import make_app
+from ranvier_py.control.control_server import DeadlineStream, serve_app
 from ranvier_py.control.response_admin import invalidate_responses
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.metrics import Sample
@@ -32,14 +33,14 @@ class FakePort:
         self.explained: list[bytes] = []
         self.readiness = (False, "no backend may be used")
         self.metric_names = "ranvier"
-        self.broken = False
+        self.bug: Exception | None = None
         self.lonely = False
         self.huge_asked = trio.Event()
         self.worker_reports: Any = None
 
     def backends(self) -> Sequence[Mapping[str, Any]]:
-        if self.broken:
-            raise RuntimeError("a bug that shows s3cret")
+        if self.bug is not None:
+            raise self.bug
         return list(self.known.values())
 
     def add_backend(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -48,10 +49,9 @@ class FakePort:
         return self.known[spec.url]
 
     def remove_backend(self, url: str) -> Mapping[str, Any]:
-        try:
-            return self.known.pop(url)
-        except KeyError as error:
-            raise LookupError(f"no backend {url}") from error
+        if url not in self.known:
+            raise NotFound(f"no backend {url}")
+        return self.known.pop(url)
 
     def drain_backend(self, url: str, draining: bool) -> Mapping[str, Any]:
         if url not in self.known:
@@ -108,7 +108,7 @@ class FakePort:
 
     def cluster(self) -> Mapping[str, Any]:
         if self.lonely:
-            raise LookupError("this node does not gossip")
+            raise NotFound("this node does not gossip")
         return {"name": "n1", "members": []}
 
     async def route_sums(self) -> bytes:
@@ -139,7 +139,7 @@ async def start(nursery: trio.Nursery, worker_reports: Any = None, **options: An
     settings = ControlSettings(**{"host": "127.0.0.1", "port": 0, **options})
 
     async def run(task_status: trio.TaskStatus[str]) -> None:
-        await serve(control, settings, shutdown=shutdown, task_status=task_status)
+        await serve_app(make_app(control, settings), settings, shutdown=shutdown, task_status=task_status)
         ended.set()
 
     return Served(port, await nursery.start(run), shutdown, ended)
@@ -275,10 +275,11 @@ async def test_the_answer_to_a_wrong_method_names_the_right_one(served: Served) 
         assert (await client.get("/explain")).headers["allow"] == "POST"
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, KeyError])
 async def test_a_bug_is_a_500_that_shows_nothing_and_the_log_has_it(
-    served: Served, caplog: pytest.LogCaptureFixture
+    served: Served, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
-    served.port.broken = True
+    served.port.bug = kind("a bug that shows s3cret")
     with caplog.at_level(logging.ERROR):
         async with served.client() as client:
             response = await client.get("/admin/backends")
@@ -513,4 +514,4 @@ async def test_nobody_is_followed_to_another_protocol(
 async def test_an_address_in_use_is_an_error_at_once(served: Served) -> None:
     taken = ControlSettings(host="127.0.0.1", port=int(served.url.rpartition(":")[2]))
     with pytest.raises(OSError, match="in use"):
-        await serve(FakePort(), taken, shutdown=trio.Event())
+        await serve_app(None, taken, shutdown=trio.Event())
