@@ -36,6 +36,7 @@ from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.redis_commands import Command, RedisCommands, RedisFailure, RedisRefusal
 from ranvier_py.core.response_cache.answer_store import AnswerStore, ResponseCacheOptions
+from ranvier_py.core.response_cache.invalidations import VoidScope
 from ranvier_py.core.response_cache.redis_answer_options import RedisAnswerCounters, RedisAnswerOptions
 from ranvier_py.core.response_cache.redis_entries import (
     GENERATION_BYTES_MAX,
@@ -214,9 +215,10 @@ class RedisAnswers:
         """Invalidate answers; what Redis can't take now is owed. Returns how many: of all, those that this node wrote;
         of a part None, since only a search could count it; if owed, those in memory."""
         before = inf if older_than_s is None else time.monotonic() - older_than_s
-        self._waiting.invalidate(model, tenant, before)
+        scope = VoidScope(model or "", tenant or b"")
+        self._waiting.void(scope, before)
         self.counters.waiting = len(self._waiting)
-        cleared = self.memory.invalidate(model, tenant, before) if self.memory is not None else 0
+        cleared = self.memory.void(scope, before) if self.memory is not None else 0
         is_all = model is None and tenant is None and older_than_s is None
         written = self._written.total(time.monotonic())[0]
         is_done = self.sharing and await (self._renew() if is_all else self._void(model, tenant, older_than_s))
@@ -339,7 +341,7 @@ class RedisAnswers:
         self.sharing, self.trouble = True, ""
         self._tick_at = -inf if self._is_owed else time.monotonic() + TICK_S
         if self.memory is not None:
-            self.memory.invalidate()
+            self.memory.void()
         log.info("response_cache.shared %s", self._commands.place)
 
     async def _tick(self) -> None:

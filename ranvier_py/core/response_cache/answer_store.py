@@ -13,7 +13,7 @@ from math import inf
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.options import Options, option, part, seconds
 from ranvier_py.core.response_cache.cache_keys import CacheKeyOptions
-from ranvier_py.core.response_cache.invalidations import Invalidations, VoidScope
+from ranvier_py.core.response_cache.invalidations import EVERYTHING, Invalidations, VoidScope
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 
 ENTRY_BYTES = 700
@@ -120,16 +120,12 @@ class AnswerStore:
             self._drop(next(iter(self._answers)))
             counters.evictions += 1
 
-    def void(self, scope: VoidScope, before: float) -> int:
+    def void(self, scope: VoidScope = EVERYTHING, before: float = inf) -> int:
         """Drop the answers of this scope that were stored at `before` or earlier. Returns how many."""
-        return self.invalidate(scope.model or None, scope.tenant or None, before)
-
-    def invalidate(self, model: str | None = None, tenant: bytes | None = None, before: float = inf) -> int:
-        """Drop answers of this model and tenant (None: any) stored at `before` or earlier. Returns how many."""
         chosen = [
             key
             for key, answer in self._answers.items()
-            if model in (None, answer.model) and tenant in (None, answer.tenant) and answer.stored_at <= before
+            if scope.covers(answer.model, answer.tenant) and answer.stored_at <= before
         ]
         for key in chosen:
             self._drop(key)

@@ -29,6 +29,10 @@ class VoidScope(NamedTuple):
     model: str = ""
     tenant: bytes = b""
 
+    def covers(self, model: str, tenant: bytes) -> bool:
+        """Whether answers of this model and tenant belong to it."""
+        return self.model in ("", model) and self.tenant in (b"", tenant)
+
 
 EVERYTHING = VoidScope()
 
@@ -115,8 +119,3 @@ class Invalidations:
         made = VoidMark(latest.number, EVERYTHING, latest.before)
         self._marks, self._count = {EVERYTHING: {made.number >> COUNT_BITS: made}}, 1
         return made
-
-
-def covers(scope: VoidScope, model: str, tenant: bytes) -> bool:
-    """Whether answers of this model and tenant belong to the scope."""
-    return scope.model in ("", model) and scope.tenant in (b"", tenant)

@@ -10,6 +10,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+from ranvier_py.core.response_cache.invalidations import VoidScope
 from ranvier_py.core.response_cache.redis_entries import Generation
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 
@@ -57,10 +58,10 @@ class WaitingAnswers:
             del self._waiting[key]
             self._bytes -= waiting.answer.size
 
-    def invalidate(self, model: str | None, tenant: bytes | None, before: float = inf) -> None:
-        """Remove answers of this model and tenant (None: of any) that were stored at `before` or earlier."""
+    def void(self, scope: VoidScope, before: float = inf) -> None:
+        """Remove the answers of this scope that were stored at `before` or earlier."""
         for key, (answer, _) in list(self._waiting.items()):
-            if model in (None, answer.model) and tenant in (None, answer.tenant) and answer.stored_at <= before:
+            if scope.covers(answer.model, answer.tenant) and answer.stored_at <= before:
                 self.remove(key)
 
     def drain(self) -> Iterator[tuple[bytes, StoredAnswer]]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.response_cache.answer_store import ENTRY_BYTES, AnswerStore, ResponseCacheOptions
+from ranvier_py.core.response_cache.invalidations import VoidScope
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 
 
@@ -48,11 +49,11 @@ def test_answers_are_invalidated_by_model_tenant_and_age() -> None:
     answers = store(capacity=10)
     for number, (model, tenant, at) in enumerate([("a", b"t", 0), ("a", b"u", 0), ("b", b"t", 20), ("b", b"t", 50)]):
         answers.keep(b"%d" % number, answer(at, model=model, tenant=tenant))
-    assert answers.invalidate(model="a", tenant=b"u") == 1
-    assert answers.invalidate(before=20) == 2
+    assert answers.void(VoidScope("a", b"u")) == 1
+    assert answers.void(before=20) == 2
     assert keys(answers, 50) == [b"3"]
-    assert answers.invalidate() == 1
-    assert answers.invalidate() == 0
+    assert answers.void() == 1
+    assert answers.void() == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30_000)), max_size=40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ranvier_py.core.response_cache.invalidations import VoidScope
 from ranvier_py.core.response_cache.stored_answers import StoredAnswer
 from ranvier_py.core.response_cache.waiting_answers import ANSWERS_MAX, BYTES_MAX, WaitingAnswers
 
@@ -54,6 +55,6 @@ def test_waiting_answers_are_invalidated_by_model_tenant_and_age() -> None:
     waiting = WaitingAnswers()
     for number, (model, tenant, at) in enumerate([("a", b"t", 0), ("a", b"u", 0), ("b", b"t", 20), ("b", b"t", 50)]):
         waiting.add(b"%d" % number, answer(1, model, tenant, at), None)
-    waiting.invalidate("a", b"u")
-    waiting.invalidate(None, None, 20)
+    waiting.void(VoidScope("a", b"u"))
+    waiting.void(VoidScope(), 20)
     assert [key for key, _ in waiting.drain()] == [b"3"]
