@@ -423,16 +423,13 @@ def status_command(options: argparse.Namespace) -> int:
 def node_status(client: httpx.Client, other: httpx.Client | None) -> NodeStatus:
     ready = asked(client, "GET", "/readyz", also=503)
     cluster = asked(client, "GET", "/admin/cluster", also=404)
-    engine_caches = asked(client, "GET", "/admin/engine-cache", also=404)
-    calibration = asked(client, "GET", "/admin/calibration", also=404)
-    responses = asked(client, "GET", "/admin/response-cache/stats", also=404)
     sums = [asked(each, "GET", "/admin/cluster/sums").content for each in (client, other) if each and other]
     return NodeStatus(
         cluster=cluster.json() if cluster.status_code == httpx.codes.OK else None,
         divergence=divergence(*sums) if sums else "",
-        engine_caches=engine_caches.json() if engine_caches.status_code == httpx.codes.OK else None,
-        calibration=calibration.json() if calibration.status_code == httpx.codes.OK else None,
-        responses=responses.json() if responses.status_code == httpx.codes.OK else None,
+        engine_caches=asked(client, "GET", "/admin/engine-cache").json(),
+        calibration=asked(client, "GET", "/admin/calibration").json(),
+        responses=asked(client, "GET", "/admin/response-cache/stats").json(),
         address=str(client.base_url),
         ready=ready.status_code == httpx.codes.OK,
         reason=ready.json().get("reason", ""),
