@@ -103,6 +103,7 @@ class Conversations:
                 yield client.transport.handshake
             while not client.must_close:
                 client.started = client.head_only = False
+                client.request_id = b""
                 client.must_close = self.draining
                 if not data:
                     if client.last_head is not None and client.last_head.is_large:
@@ -148,7 +149,6 @@ class Conversations:
         request = head.request
         client.must_close |= not request.keep_alive
         client.api = api_of(request.target)
-        client.request_id = b""
         client.head_only = request.method == b"HEAD"
         rest = end + head.length
         whole = end <= rest <= len(data)
