@@ -103,7 +103,9 @@ class Client:
 
     def arm(self, phase: WaitPhase, seconds: float) -> None:
         """Wait for `phase` from now on, for at most so many seconds."""
-        self.arm_until(phase, self.watchdog.clock() + seconds)
+        self.phase = phase
+        self.deadline = self.watchdog.clock() + seconds
+        self.watchdog.armed = True
 
     def arm_until(self, phase: WaitPhase, deadline: float) -> None:
         """Wait for `phase` until this moment of the watchdog's time."""

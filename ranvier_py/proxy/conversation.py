@@ -34,7 +34,7 @@ from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import api_of
-from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
+from ranvier_py.proxy.http_values import NO_REQUEST, HttpRequest, WaitPhase
 from ranvier_py.proxy.request_reader import RequestHead, ServerLimits
 from ranvier_py.proxy.transport import RECEIVE_BYTES, TlsTransport, received
 
@@ -213,7 +213,7 @@ class Conversations:
 
     def _refuse(self, client: Client, error: RanvierError) -> None:
         """Answer a request that no handler got, and report it."""
-        request = client.last_head.request if client.last_head is not None else HttpRequest(b"", b"", [])
+        request = client.last_head.request if client.last_head is not None else NO_REQUEST
         client.api = api_of(request.target)  # not set yet if the head itself was refused
         self._answer_error(client, error)
         if self.report is not None:

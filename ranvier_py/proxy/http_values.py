@@ -152,6 +152,9 @@ class RequestFields(NamedTuple):
         return cls(b"".join(lines), request_id, authorized, readable, multipart, control_key, cache_control, *last)
 
 
+NO_REQUEST_FIELDS = RequestFields(b"", None, False, True, False, None, b"")
+
+
 class ResponseFields(NamedTuple):
     """What matters of an answer's head: the lines to pass on to the client, and what the pipeline needs to know.
 
@@ -185,6 +188,9 @@ class ResponseFields(NamedTuple):
         return cls(b"".join(lines), names_request, readable)
 
 
+NO_RESPONSE_FIELDS = ResponseFields(b"", False, True)
+
+
 def names_the_message(connection: bytes) -> bool:
     """Whether a Connection field names fields that the message needs."""
     return not OF_THE_MESSAGE.isdisjoint(options_of(connection))
@@ -208,7 +214,10 @@ def dropped_fields(headers: Headers) -> frozenset[bytes]:
 
 @dataclass(slots=True)
 class HttpRequest:
-    """One complete request, as parsed. `target` is in origin-form; `body` has no transfer coding any more."""
+    """One complete request, as parsed. `target` is in origin-form; `body` has no transfer coding any more.
+
+    `fields` are what matters of `headers`, and `path` is the target without its query: made here unless both are known.
+    """
 
     method: bytes
     target: bytes
@@ -216,26 +225,21 @@ class HttpRequest:
     body: bytes = b""
     http_minor: int = 1
     keep_alive: bool = True
-    fields_read: RequestFields | None = None
-    path_read: bytes | None = None
+    fields: RequestFields = NO_REQUEST_FIELDS
+    path: bytes = b""
 
-    @property
-    def fields(self) -> RequestFields:
-        """What matters of `headers`, which must not change any more."""
-        if self.fields_read is None:
-            self.fields_read = RequestFields.of(self.headers)
-        return self.fields_read
-
-    @property
-    def path(self) -> bytes:
-        """The target without its query. The target must not change once this was read."""
-        if self.path_read is None:
-            self.path_read = self.target.partition(b"?")[0]
-        return self.path_read
+    def __post_init__(self) -> None:
+        if self.fields is NO_REQUEST_FIELDS:
+            self.fields, self.path = RequestFields.of(self.headers), self.target.partition(b"?")[0]
 
     def with_body(self, body: bytes) -> HttpRequest:
         """Return the same request with another body."""
-        return HttpRequest(self.method, self.target, self.headers, body, self.http_minor, self.keep_alive, self.fields)
+        known = self.http_minor, self.keep_alive, self.fields, self.path
+        return HttpRequest(self.method, self.target, self.headers, body, *known)
+
+
+NO_REQUEST = HttpRequest(b"", b"", [])
+"""Stands for a request whose head was not read."""
 
 
 @dataclass(slots=True)
@@ -243,21 +247,18 @@ class HttpResponseHead:
     """Status line and fields of a backend's answer; its body follows as raw bytes in the backend's own framing.
 
     Several answers may share one head, so it never changes. `framing` is how the body ends: "length", "chunked",
-    "close" (with the connection) or "none"; "upgraded" if what follows is not HTTP.
+    "close" (with the connection) or "none"; "upgraded" if what follows is not HTTP. `fields` are made unless known.
     """
 
     status: int
     reason: bytes
     headers: Headers = field(default_factory=list)
     framing: str = "none"
-    fields_read: ResponseFields | None = None
+    fields: ResponseFields = NO_RESPONSE_FIELDS
 
-    @property
-    def fields(self) -> ResponseFields:
-        """What matters of this head, given its framing."""
-        if self.fields_read is None:
-            self.fields_read = ResponseFields.of(self)
-        return self.fields_read
+    def __post_init__(self) -> None:
+        if self.fields is NO_RESPONSE_FIELDS:
+            self.fields = ResponseFields.of(self)
 
 
 def misleads(path: bytes) -> bool:

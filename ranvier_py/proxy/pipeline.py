@@ -192,7 +192,7 @@ class Pipeline:
         if router.too_little(prompt, found):
             yield partial(self.tokenizer.tokenize_first, prompt, self.limits.tokenize_deadline_s)
             found = router.find(prompt, time.monotonic())
-        budget, judged = RetryBudget(self.limits.retries), is_inference(request.method, request.path)
+        judged = is_inference(request.method, request.path)
         elsewhere: PoolMatch | None = found
         while elsewhere is not None:
             decision = router.place(prompt, elsewhere)
@@ -200,7 +200,7 @@ class Pipeline:
             attempt.judged = judged
             served.attempt = attempt
             served.tries += 1
-            elsewhere = yield from self._attempt(served, attempt, budget)
+            elsewhere = yield from self._attempt(served, attempt)
 
     def _read(self, served: ServedRequest) -> Prompt:
         """Read the prompt of the request, and note whether an engine may keep its answer."""
@@ -249,7 +249,7 @@ class Pipeline:
             raise BadRequest("tenants are kept apart here: the body must not be compressed")
         return self.tenants.of(request.headers)
 
-    def _attempt(self, served: ServedRequest, attempt: Attempt, budget: RetryBudget) -> Steps[PoolMatch | None]:
+    def _attempt(self, served: ServedRequest, attempt: Attempt) -> Steps[PoolMatch | None]:
         """Ask one backend, relay its answer and finish the attempt. Returns whom to ask instead; None at the end."""
         client = served.client
         outcome, exchange = Outcome.CANCELLED, None
@@ -258,7 +258,7 @@ class Pipeline:
             attempt.status = exchange.head.status
             answered = outcome_of(attempt.status)
             if self.limits.retries.retries(attempt.status):
-                elsewhere = self._elsewhere(served, attempt, answered, budget)
+                elsewhere = self._elsewhere(served, attempt, answered)
                 if elsewhere is not None:
                     outcome = answered
                     return elsewhere
@@ -280,7 +280,7 @@ class Pipeline:
             is_last = tried_s + 2 * self.limits.first_byte_s > FIRST_BYTE_TOTAL_S
             if client.started or (is_last and outcome is Outcome.TIMEOUT):
                 raise
-            elsewhere = self._elsewhere(served, attempt, outcome, budget)
+            elsewhere = self._elsewhere(served, attempt, outcome)
             if elsewhere is None:
                 if attempt.prompt.kept and outcome is Outcome.CONNECT_ERROR:
                     raise ResponseLost("the engine that keeps this response is not there") from error
@@ -295,13 +295,12 @@ class Pipeline:
         served.outcome = outcome.value
         return None
 
-    def _elsewhere(
-        self, served: ServedRequest, attempt: Attempt, outcome: Outcome, budget: RetryBudget
-    ) -> PoolMatch | None:
+    def _elsewhere(self, served: ServedRequest, attempt: Attempt, outcome: Outcome) -> PoolMatch | None:
         """Return whom to ask after a failed attempt; None if the request ends here."""
         request = served.request
         if outcome is not Outcome.CONNECT_ERROR and not may_repeat(request.method, request.path, request.body):
             return None
+        budget = served.budget = served.budget or RetryBudget(self.limits.retries)
         others = self._found_without(attempt.prompt, (*budget.tried, attempt.backend))
         step = budget.next_attempt(attempt.backend, outcome, relayed=False, others=others is not None)
         if step is Next.AGAIN:
@@ -379,7 +378,7 @@ class Pipeline:
         if not fields.readable:
             self.asking.unreadable(attempt.backend, attempt.generation)
             return None
-        return UsageRemover(exchange.head.framing, exchange.mark_chunks())
+        return UsageRemover(exchange.head.framing, exchange.marks)
 
     # --- relay ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import httptools
 
 from ranvier_py.core.errors import BadRequest, BodyTooLarge, ExpectationFailed, HeaderTooLarge, MethodNotAllowed
 from ranvier_py.core.options import Options, option, seconds
-from ranvier_py.proxy.http_values import Headers, HeadShape, HttpRequest, names_the_message
+from ranvier_py.proxy.http_values import NO_REQUEST, Headers, HeadShape, HttpRequest, names_the_message
 
 KEPT_HEAD_BYTES_MAX = 8192
 """Longest request head that is kept for the next one, in about three copies: bearer tokens and traces need less."""
@@ -85,7 +85,7 @@ class RequestHead:
         self.headers: Headers = []
         self.length = 0
         self.waits = self.is_large = False
-        self.request = HttpRequest(b"", b"", self.headers)
+        self.request = NO_REQUEST
         self._shape: HeadShape | None = None  # set by `finish`
         self._target = b""
         self._length_at = 0  # index of the content-length in `headers`, if there is one
@@ -162,6 +162,7 @@ class RequestHead:
             raise MethodNotAllowed(f"{request.method.decode()} is not served here")
         if request.target[:7].lower() == b"http://":  # absolute-form, as to a proxy: RFC 9112 3.2.2
             request.target = origin_form(request.target, request.method)
+            request.path = request.target.partition(b"?")[0]
         if request.target[:1] != b"/" and not (request.target == b"*" and request.method == b"OPTIONS"):
             raise BadRequest("the request target must be a path")
 

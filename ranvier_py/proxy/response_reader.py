@@ -78,9 +78,9 @@ class KnownHead:
         return HeadReading(known, int(digits), self._reading.reusable, None)
 
 
-def chunk_parser() -> MarkingParser:
+def chunk_parser() -> ResponseParser:
     """Return a parser that is ready for the first chunk of a body."""
-    parser = MarkingParser()
+    parser = ResponseParser()
     parser.parse(CHUNKED_HEAD, b"POST")
     return parser
 
@@ -93,12 +93,15 @@ class ResponseParser:
 
     Attributes:
         done: the chunked message has ended.
+        inside: the last piece ended inside a chunk.
+        chunks: how many chunks have ended since this was set to 0.
     """
 
-    __slots__ = ("_complete", "_headers", "_parser", "_reason", "_reusable", "_split", "done")
+    __slots__ = ("_complete", "_headers", "_parser", "_reason", "_reusable", "_split", "chunks", "done", "inside")
 
     def __init__(self) -> None:
-        self.done = False
+        self.done = self.inside = False
+        self.chunks = 0
         self._split = False  # the last piece ended within what may be an empty line
         self._headers: Headers = []
         self._reason = b""
@@ -119,6 +122,13 @@ class ResponseParser:
     def on_headers_complete(self) -> None:
         self._complete = True
         self._reusable = self._parser.should_keep_alive()
+
+    def on_chunk_header(self) -> None:
+        self.inside = True
+
+    def on_chunk_complete(self) -> None:
+        self.inside = False
+        self.chunks += 1
 
     def on_message_complete(self) -> None:
         self.done = True
@@ -193,23 +203,3 @@ class ResponseParser:
         if status < 200 or status in (204, 304) or method == b"HEAD" or (framing == "length" and length == 0):
             return "none", 0
         return framing, length
-
-
-class MarkingParser(ResponseParser):
-    """A parser for bodies. It also knows whether the last piece ended `inside` a chunk, and how many `chunks` ended
-    since that was set to 0.
-    """
-
-    __slots__ = ("chunks", "inside")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = False
-        self.chunks = 0
-
-    def on_chunk_header(self) -> None:
-        self.inside = True
-
-    def on_chunk_complete(self) -> None:
-        self.inside = False
-        self.chunks += 1

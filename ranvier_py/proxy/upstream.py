@@ -36,9 +36,9 @@ from ranvier_py.proxy.connection_pool import (
     UpstreamLimits,
 )
 from ranvier_py.proxy.driver import Steps, Wait
-from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead
+from ranvier_py.proxy.http_values import NO_RESPONSE_FIELDS, Fields, HttpRequest, HttpResponseHead
 from ranvier_py.proxy.readiness import Readiness
-from ranvier_py.proxy.response_reader import HeadReading, MarkingParser, ResponseParser, chunk_parser
+from ranvier_py.proxy.response_reader import HeadReading, ResponseParser
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport
 
 BODILESS = (b"GET", b"HEAD", b"OPTIONS", b"DELETE")
@@ -252,7 +252,8 @@ class Exchange:
         self.complete = False
         if dechunked and chunks is not None:
             chunks.close()
-            self.head, self._chunks = replace(self.head, framing="close", fields_read=None), ChunkedReader(keep=True)
+            self.head = replace(self.head, framing="close", fields=NO_RESPONSE_FIELDS)
+            self._chunks = ChunkedReader(keep=True)
         if self.head.framing == "none":
             self._ended(len(pending))
             self._pending = b""
@@ -263,15 +264,10 @@ class Exchange:
         assert self._connection is not None, "released"
         return self._connection.transport.readable
 
-    def mark_chunks(self) -> MarkingParser | None:
-        """Note where chunks begin and end, from the first byte of the body on; return None if it has none."""
-        if self._chunks is None or self.head.framing != "chunked":
-            return None
-        if not isinstance(self._chunks, MarkingParser):  # it is the parser of the head
-            if isinstance(self._chunks, ResponseParser):
-                self._chunks.close()
-            self._chunks = chunk_parser()
-        return self._chunks
+    @property
+    def marks(self) -> ResponseParser | None:
+        """What notes where the chunks of the body begin and end; None if it has none."""
+        return self._chunks if isinstance(self._chunks, ResponseParser) else None
 
     @property
     def transport(self) -> PlainTransport:
