@@ -296,7 +296,9 @@ def shared_answer_problems(config: Config) -> Iterator[tuple[tuple[str, ...], st
 
 
 def listed_twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a problem if two backends share a URL or a name."""
+    """Yield a problem if two backends share a URL or a name, or if there are too many."""
+    if len(config.backend) > config.health.backends_max:
+        yield ("backend",), f"must be at most {config.health.backends_max} backends"
     for what, values in (("URL", [item.url for item in config.backend]), ("name", [b.label for b in config.backend])):
         for index, value in enumerate(values):
             if value in values[:index]:

@@ -183,7 +183,9 @@ class BackendSpec(BaseModel):
     hosted: bool | None = None
 
     @model_validator(mode="after")
-    def _kv_events_come_first(self) -> Self:
+    def _fits_together(self) -> Self:
+        if len(self.label) > NAME_CHARS_MAX:
+            raise ValueError(f"name is missing, and the URL has more than {NAME_CHARS_MAX} characters to stand for it")
         if self.kv_events in ("", OFF) and (self.kv_replay or self.kv_ranks != 1):
             raise ValueError(NEEDS_EVENTS)
         return self
