@@ -323,12 +323,12 @@ def config_command(options: argparse.Namespace) -> int:
 
 
 def check_files(config: Config) -> None:
-    """Check the files that a node reads at its start. Raises ConfigError with all that is wrong. Asks no hub."""
+    """Check the files and URLs that a node uses from its start. Raises ConfigError with all problems. Asks nobody."""
     from ranvier_py.io.keys import read_keys
     from ranvier_py.io.tokenizer import check_files as check_tokenizer
-    from ranvier_py.node.parts import tls_context
+    from ranvier_py.node.parts import redis_pools_of, tls_context
 
-    checks: list[Callable[[], object]] = [partial(tls_context, config)]
+    checks: list[Callable[[], object]] = [partial(tls_context, config), partial(redis_pools_of, config)]
     checks.append(partial(check_tokenizer, config.tokenizer, str(config.chat_template or "")))
     if config.cluster_key_file is not None:
         checks.append(partial(read_keys, config.cluster_key_file))
