@@ -38,7 +38,8 @@ from ranvier_py.control.control_input import (
 from ranvier_py.control.control_server import serve_app
 from ranvier_py.control.exposition import render
 from ranvier_py.control.operations import Admin
-from ranvier_py.control.response_admin import CHOICES
+from ranvier_py.control.prefix_admin import prefix_routing_view
+from ranvier_py.control.response_admin import CHOICES, invalidate_responses, response_cache_view
 from ranvier_py.control.worker_reports import ReportHandlers, admitted
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.errors import BadRequest, ConfigError, Forbidden, NotFound, RanvierError, Unauthorized
@@ -65,12 +66,13 @@ async def serve_node(
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the control port of a node as `serve_app` does; `reloads` reads its configuration again."""
-    app = make_app(Admin(node, reloads), node.control)
-    await serve_app(app, node.control, shutdown=shutdown, faults=node.faults, task_status=task_status)
+    settings, reports = node.control, ReportHandlers(node.worker_reports, node.control)
+    app = make_app({**Handlers(node, reloads).table(), **reports.table()}, settings)
+    await serve_app(app, settings, shutdown=shutdown, faults=node.faults, task_status=task_status)
 
 
-def make_app(port: Admin, settings: ControlSettings) -> QuartTrio:
-    """Return the app with the routes of one control port."""
+def make_app(routes: Mapping[str, Callable[..., Any]], settings: ControlSettings) -> QuartTrio:
+    """Return the app of one control port; `routes` has what answers each method and path, see `view_of`."""
     app = QuartTrio(__name__, static_folder=None)
     app.config.update(
         RESPONSE_TIMEOUT=None,  # the default is 60 s for a whole streamed answer; here each send has its own deadline
@@ -83,7 +85,7 @@ def make_app(port: Admin, settings: ControlSettings) -> QuartTrio:
     app.register_error_handler(RanvierError, refused)
     app.register_error_handler(HTTPException, refused_by_framework)
     app.register_error_handler(Exception, failed)
-    for route, handler in {**Handlers(port).table(), **ReportHandlers(port, settings).table()}.items():
+    for route, handler in routes.items():
         method, path = route.split(" ")
         app.add_url_rule(path, route, view_of(handler), methods=[method])
     return app
@@ -137,12 +139,12 @@ def view_of(handler: Callable[..., Any]) -> Callable[..., Any]:
 class Handlers:
     """The handlers of the routes."""
 
-    def __init__(self, port: Admin) -> None:
-        self._port = port
+    def __init__(self, node: Node, reloads: Reloads | None = None) -> None:
+        self._node, self._port = node, Admin(node, reloads)
 
     def table(self) -> Mapping[str, Callable[..., Any]]:
         """Return the handlers by method and path. /…_worker answer as SGLang's router does."""
-        port = self._port
+        node, port = self._node, self._port
         return {
             "GET /healthz": lambda: {"status": "ok"},
             "GET /readyz": self.readyz,
@@ -154,18 +156,18 @@ class Handlers:
             "GET /admin/routes": port.routes,
             "GET /admin/routes/<fingerprint>": self.route_tree,
             "GET /admin/decisions": lambda: {"decisions": port.decisions(limit_of(DECISIONS_MAX))},
-            "GET /admin/config": port.config,
+            "GET /admin/config": lambda: node.config.masked(),  # noqa: PLW0108  # a reload replaces it
             "POST /admin/reload": port.reload,
-            "GET /admin/engine-cache": port.engine_caches,
+            "GET /admin/engine-cache": node.engine_events.view,
             "GET /admin/calibration": port.calibration,
-            "GET /admin/cluster": port.cluster,
+            "GET /admin/cluster": lambda: port.clustering.view(),  # noqa: PLW0108  # not every node gossips
             "GET /admin/cluster/sums": self.route_sums,
-            "GET /admin/kv-index/stats": lambda: port.kv_index.stats(),  # noqa: PLW0108  # there once the node is
-            "GET /admin/kv-index/backends": lambda: port.kv_index.backends(),  # noqa: PLW0108
-            "POST /admin/kv-index/clear": lambda: port.kv_index.clear(),  # noqa: PLW0108
-            "GET /admin/clients": port.clients,
-            "GET /admin/prefix-routing/stats": port.prefix_routing,
-            "GET /admin/response-cache/stats": port.response_cache,
+            "GET /admin/kv-index/stats": node.indexing.stats,
+            "GET /admin/kv-index/backends": node.indexing.backends,
+            "POST /admin/kv-index/clear": node.indexing.clear,
+            "GET /admin/clients": node.clients.view,
+            "GET /admin/prefix-routing/stats": lambda: prefix_routing_view(node),
+            "GET /admin/response-cache/stats": lambda: response_cache_view(node.pipeline.responses),
             "POST /admin/response-cache/invalidate": self.invalidate_responses,
             "POST /explain": self.explain,
             "POST /add_worker": self.add_worker,
@@ -178,7 +180,8 @@ class Handlers:
         return json_response({"ready": ready, "reason": reason}, 200 if ready else 503)
 
     def metrics(self) -> Response:
-        body, content_type = render(self._port.metrics(), request.headers.get("accept", ""), self._port.metric_names)
+        accept, names = request.headers.get("accept", ""), self._node.config.metric_names
+        body, content_type = render(self._port.metrics(), accept, names)
         return Response(body, content_type=content_type)
 
     async def add_backend(self) -> Mapping[str, Any]:
@@ -206,13 +209,13 @@ class Handlers:
         return {"fingerprint": f"{number:016x}", "routes": found}
 
     async def route_sums(self) -> Response:
-        return Response(await self._port.route_sums(), content_type="application/octet-stream")
+        return Response(await self._port.clustering.route_sums(), content_type="application/octet-stream")
 
     async def explain(self) -> Mapping[str, Any]:
         return await self._port.explain(await raw_body(), field_lines())
 
     async def invalidate_responses(self) -> Mapping[str, Any]:
-        return await self._port.invalidate_responses(await json_body("clear_all", *CHOICES))
+        return await invalidate_responses(self._node.pipeline.responses, await json_body("clear_all", *CHOICES))
 
     def add_worker(self) -> Response:
         url = worker_url()

@@ -1,4 +1,4 @@
-"""Operations of the control port on a node: every command, every metric and every view of the node as JSON."""
+"""Operations of the control port on a node: commands, all metrics, and those views as JSON that no part has itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 import orjson
 
 from ranvier_py.config.config_loader import read_backend
-from ranvier_py.control.prefix_admin import prefix_routing_samples, prefix_routing_view
-from ranvier_py.control.response_admin import invalidate_responses, response_cache_view
+from ranvier_py.control.prefix_admin import prefix_routing_samples
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.routing.backends import Backend, Circuit, Health
@@ -20,9 +19,7 @@ from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.core.routing.shadow import Shadow
 from ranvier_py.node.cluster_parts import ClusterParts
-from ranvier_py.node.index_parts import Indexing
 from ranvier_py.node.node import Node
-from ranvier_py.node.push_parts import WorkerReports
 from ranvier_py.node.reload import Reloads
 
 KEYS_SHOWN_MAX = 64
@@ -125,45 +122,17 @@ class Admin:
         chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)
         return {**router.explain(prompt, time.monotonic()), "chain": [prefix_key_view(*key) for key in chain]}
 
-    def prefix_routing(self) -> Mapping[str, Any]:
-        return prefix_routing_view(self._node.router, marks_system=self._node.config.anthropic_cache_control)
-
-    def clients(self) -> Mapping[str, Any]:
-        return self._node.clients.view()
-
-    def response_cache(self) -> Mapping[str, Any]:
-        return response_cache_view(self._node.pipeline.responses)
-
-    async def invalidate_responses(self, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await invalidate_responses(self._node.pipeline.responses, wanted)
-
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         now = time.monotonic()
         newest = islice(reversed(self._node.router.recent), limit)
         return [decision_view(decision, request_id, now - at) for at, request_id, decision in newest]
 
     @property
-    def kv_index(self) -> Indexing:
-        return self._node.indexing
-
-    @property
-    def worker_reports(self) -> WorkerReports:
-        return self._node.worker_reports
-
-    def cluster(self) -> Mapping[str, Any]:
-        return self._clustering().view()
-
-    async def route_sums(self) -> bytes:
-        return await self._clustering().route_sums()
-
-    def _clustering(self) -> ClusterParts:
+    def clustering(self) -> ClusterParts:
         """Return the parts of gossip. Raises NotFound if the node does not gossip."""
         if self._node.clustering is None:
             raise NotFound("this node does not gossip")
         return self._node.clustering
-
-    def engine_caches(self) -> Mapping[str, Any]:
-        return self._node.engine_events.view()
 
     def calibration(self) -> Mapping[str, Any]:
         return {**self._node.calibrating.view(), "polls": values(self._node.poller.counters)}
@@ -176,10 +145,6 @@ class Admin:
         if not self._node.registry.pool("", time.monotonic()).ids:
             return False, "no backend can be asked"
         return True, ""
-
-    @property
-    def metric_names(self) -> str:
-        return self._node.config.metric_names
 
     def metrics(self) -> Sequence[Sample]:
         """Return every metric of the node."""
@@ -225,9 +190,6 @@ class Admin:
         if self._reloads is None:
             raise NotFound("this node has no configuration to read again")
         return await self._reloads.ordered()
-
-    def config(self) -> Mapping[str, Any]:
-        return self._node.config.masked()
 
     def _view(self, name_or_url: str) -> Mapping[str, Any]:
         backend = self._node.registry.find(name_or_url)

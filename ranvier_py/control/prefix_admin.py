@@ -8,12 +8,14 @@ from typing import Any
 from ranvier_py.core.metrics import Sample
 from ranvier_py.core.routing.placement.kv_score import ring_of
 from ranvier_py.core.routing.router import Router
+from ranvier_py.node.node import Node
 
 STRATEGIES = ("prefix_hash", "overflow", "fallback")
 
 
-def prefix_routing_view(router: Router, *, marks_system: bool) -> Mapping[str, Any]:
+def prefix_routing_view(node: Node) -> Mapping[str, Any]:
     """Answer GET /admin/prefix-routing/stats."""
+    router = node.router
     ring = ring_of(router.policy)
     if ring is None:
         return {"enabled": False}
@@ -26,7 +28,7 @@ def prefix_routing_view(router: Router, *, marks_system: bool) -> Mapping[str, A
             "prefix_source": router.policy.opening_source,
             "load_factor_epsilon": ring.options.load_factor_epsilon,
             "virtual_nodes": ring.options.virtual_nodes,
-            "anthropic_cache_control_injection": marks_system,
+            "anthropic_cache_control_injection": node.config.anthropic_cache_control,
         },
         "routing_decisions": {
             "total": total,

@@ -17,10 +17,10 @@ from quart import request
 
 from ranvier_py.config.control_settings import ControlSettings
 from ranvier_py.control.control_input import bearer, object_of, raw_body
-from ranvier_py.control.operations import Admin
 from ranvier_py.core.engine_cache.sources.push_credentials import worker_of
 from ranvier_py.core.engine_cache.sources.push_messages import hash_in, read_events, read_eviction, read_sync
 from ranvier_py.core.errors import Forbidden
+from ranvier_py.node.push_parts import WorkerReports
 
 INTERNAL = "/internal/"
 
@@ -39,8 +39,8 @@ def admitted(path: str, bearer_key: str, control_key: str) -> bool:
 class ReportHandlers:
     """The handlers of the routes."""
 
-    def __init__(self, port: Admin, settings: ControlSettings) -> None:
-        self._port = port
+    def __init__(self, reports: WorkerReports, settings: ControlSettings) -> None:
+        self._reports = reports
         self._settings = settings
         self._readers = trio.CapacityLimiter(READERS_MAX)
 
@@ -54,18 +54,18 @@ class ReportHandlers:
         }
 
     async def eviction(self) -> Mapping[str, Any]:
-        return await self._port.worker_reports.evicted(await self._read(read_eviction))
+        return await self._reports.evicted(await self._read(read_eviction))
 
     async def sync(self) -> Mapping[str, Any]:
-        return await self._port.worker_reports.synced(await self._read(read_sync))
+        return await self._reports.synced(await self._read(read_sync))
 
     async def events(self) -> Mapping[str, Any]:
-        return await self._port.worker_reports.batched(await self._read(read_events))
+        return await self._reports.batched(await self._read(read_events))
 
     def workers(self) -> Mapping[str, Any]:
         """Answer the list of workers; with ?hash=5f30… which of them hold that."""
         text = request.args.get("hash", "")
-        return {"workers": self._port.worker_reports.views(hash_in(text, "hash") if text else None)}
+        return {"workers": self._reports.views(hash_in(text, "hash") if text else None)}
 
     async def _read(self, read: Callable[[Mapping[str, Any]], Any]) -> Any:
         """Return the report in the body. Raises BadRequest, and Forbidden for a credential of another worker."""

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import trio
 
+from ranvier_py.control.worker_reports import ReportHandlers
 from ranvier_py.core.engine_cache.sources.push_credentials import credential, worker_of
 from ranvier_py.core.ids import BackendId
 from tests.control.test_control_port import error_of
@@ -38,7 +39,10 @@ class Served:
 async def start(nursery: trio.Nursery, at: int = 0, **options: Any) -> Served:
     """A control port, on any free port or at this one, in front of a node's core."""
     world = World()
-    return Served(world, (await start_port(nursery, world.reports, port=at, **options)).url)
+    port = await start_port(
+        nursery, lambda settings: ReportHandlers(world.reports, settings).table(), port=at, **options
+    )
+    return Served(world, port.url)
 
 
 @pytest.fixture
