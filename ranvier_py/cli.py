@@ -30,7 +30,7 @@ from ranvier_py.config.config_loader import (
     FILE_VARIABLE,
     Loaded,
     flag_of,
-    load_noted,
+    load,
     read_secret_file,
     variable_of,
 )
@@ -229,7 +229,7 @@ def load_from(options: argparse.Namespace, file: Path | None = None) -> Loaded:
     given = vars(options)
     flags = {name: given[name] for name in KEYS if name in given}
     try:
-        loaded = load_noted(flags, file or options.config)
+        loaded = load(flags, file or options.config)
     except ConfigError as error:
         raise ConfigError([*options.problems, *error.problems]) from error
     if options.problems:

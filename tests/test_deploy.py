@@ -71,7 +71,7 @@ def documents(path: Path) -> list[Object]:
 
 def test_the_annotated_configuration_is_the_one_that_the_program_prints_and_can_be_loaded() -> None:
     assert (DEPLOY / "ranvier.toml").read_text() == reference()
-    config, _ = load({}, DEPLOY / "ranvier.toml")
+    config, *_ = load({}, DEPLOY / "ranvier.toml")
     assert config.policy == "affinity"
 
 
@@ -196,7 +196,7 @@ def load_in_a_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoadInAPod
             monkeypatch.setenv(variable["name"], value)
         key_file = tmp_path / "control-key"
         key_file.write_text("a-key-of-the-control-port\n")
-        config, _ = load({"control_key_file": str(key_file)}, written)
+        config, *_ = load({"control_key_file": str(key_file)}, written)
         return config
 
     return loaded
@@ -438,7 +438,7 @@ def composed_config(monkeypatch: pytest.MonkeyPatch) -> Config:
     (command,) = dockerfile("CMD")
     flag, listen = YAML(typ="safe", pure=True).load(command)
     assert flag == "--listen"
-    config, _ = load({"listen": listen})
+    config, *_ = load({"listen": listen})
     return config
 
 

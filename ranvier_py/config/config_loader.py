@@ -79,12 +79,7 @@ class Loaded(NamedTuple):
     notes: Sequence[str]
 
 
-def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tuple[Config, Mapping[str, str]]:
-    """Return the configuration, and where each key that was set came from. See `load_noted`."""
-    return load_noted(flags, file)[:2]
-
-
-def load_noted(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Loaded:
+def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Loaded:
     """Load all sources. `flags` are values of the command line by key. Without a `file`, $RANVIER_CONFIG may name one.
 
     Raises ConfigError with every problem found.

@@ -94,7 +94,7 @@ def test_our_nodes_are_started_with_flags_that_the_configuration_knows(tmp_path:
                     flags.setdefault(name, []).append(value)
                 else:
                     flags[name] = value
-            config, _ = load(flags)
+            config, *_ = load(flags)
             assert (gossip_endpoints(config) is not None) is shared
             assert len(config.backend) == kind.settings.engines
 

@@ -38,7 +38,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path, mo
     file = written(tmp_path, 'policy = "random"\nload_factor = 3.0\nload_floor = 7\n')
     monkeypatch.setenv("RANVIER_POLICY", "round_robin")
     monkeypatch.setenv("RANVIER_LOAD_FACTOR", "4")
-    config, origins = load({"policy": "least_loaded"}, file)
+    config, origins, _ = load({"policy": "least_loaded"}, file)
     assert (config.policy, config.load_factor, config.load_floor) == ("least_loaded", 4.0, 7)
     assert origins == {"policy": "--policy", "load_factor": "RANVIER_LOAD_FACTOR", "load_floor": str(file)}
     assert config.block_size_tokens == 16
@@ -54,7 +54,7 @@ def test_every_key_can_be_set_in_all_three_places(tmp_path: Path, monkeypatch: p
         assert load(None, written(tmp_path, f"{name} = {toml_value(value)}"))[0].masked() == defaults
         with monkeypatch.context() as patch:
             patch.setenv(variable_of(name), spelled)
-            config, origins = load()
+            config, origins, _ = load()
             assert config.masked() == defaults
             assert origins == {name: variable_of(name)}
 
@@ -90,7 +90,7 @@ def test_a_variable_names_the_file_unless_a_flag_does(tmp_path: Path, monkeypatc
 def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANVIER_WORKERS", "")
     monkeypatch.setenv("RANVIER_CONTROL_KEY", "")
-    config, origins = load()
+    config, origins, _ = load()
     assert (config.workers, config.control_key, origins) == (1, None, {})
 
 
@@ -215,7 +215,7 @@ def test_variables_that_kubernetes_sets_for_a_service_are_no_problem(monkeypatch
 def test_a_secret_comes_from_its_file_and_is_never_shown(name: str, tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text(f"{SECRET}\n")
-    config, _ = load({f"{name}_file": str(path)})
+    config, *_ = load({f"{name}_file": str(path)})
     assert getattr(config, name).get_secret_value() == SECRET
     assert config.secret_values() == [SECRET]
     assert config.masked()[name] == "***"
@@ -288,7 +288,7 @@ def test_a_reachable_control_port_needs_a_key(tmp_path: Path) -> None:
 def test_the_reference_has_every_key_with_its_help_and_loads_to_the_defaults(tmp_path: Path) -> None:
     text = reference()
     assert list(tomllib.loads(text)) == list(KEYS)
-    config, origins = load(None, written(tmp_path, text))
+    config, origins, _ = load(None, written(tmp_path, text))
     assert config == Config()
     assert set(origins) == set(KEYS)
     for key in KEYS.values():
@@ -433,7 +433,7 @@ def test_where_kv_events_can_not_be_is_refused(options: str, problem: str) -> No
 
 
 def test_policies_and_their_options_are_checked_by_name() -> None:
-    config, _ = load({"policy": "cache_aware", "policy_option": ["cache_threshold=0.5"], "shadow": "ttft,chwbl"})
+    config, *_ = load({"policy": "cache_aware", "policy_option": ["cache_threshold=0.5"], "shadow": "ttft,chwbl"})
     assert (config.policy, config.shadow) == ("cache_aware", ("ttft", "chwbl"))
     with pytest.raises(ConfigError) as caught:
         load({"policy": "best", "policy_option": ["cache_threshold"], "shadow": ["ttft", "worse"]})

@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from ranvier_py import cli
-from ranvier_py.config.config_loader import Loaded, load_noted
+from ranvier_py.config.config_loader import Loaded, load
 from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.config.continuum_file import REDIS_TARGETS, SWITCHES, TARGETS
 from ranvier_py.config.yaml_file import DEPTH_MAX, FILE_BYTES_MAX
@@ -61,7 +61,7 @@ kv_cache_index:
 def loaded(folder: Path, text: str | bytes, **flags: object) -> Loaded:
     file = folder / "router.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return load_noted(flags, file)
+    return load(flags, file)
 
 
 def problems(folder: Path, text: str | bytes) -> list[str]:
@@ -226,7 +226,7 @@ def test_a_flag_wins_over_the_file_and_its_backends_get_the_event_sources(tmp_pa
 def test_a_toml_file_is_read_as_ever(tmp_path: Path) -> None:
     file = tmp_path / "router.toml"
     file.write_text('policy = "random"')
-    assert load_noted({}, file).config.policy == "random"
+    assert load({}, file).config.policy == "random"
 
 
 def test_what_is_not_enabled_has_no_effect_and_a_note_names_it(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_an_empty_file_sets_nothing_and_one_that_is_not_there_is_named(tmp_path:
     assert loaded(tmp_path, "# nothing\n").config == Config()
     assert loaded(tmp_path, "\ufeffpolicy: ttft").config.policy == "ttft"
     with pytest.raises(ConfigError, match="can't be read: No such file"):
-        load_noted({}, tmp_path / "gone.yml")
+        load({}, tmp_path / "gone.yml")
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_a_file_is_printed_as_toml_that_loads_to_the_same(tmp_path: Path, capsys
     assert tomllib.loads(printed)["response_cache_capacity"] == 5000
     file = tmp_path / "router.toml"
     file.write_text(printed)
-    again, _, notes = load_noted({}, file)
+    again, _, notes = load({}, file)
     assert {**again.masked(), "control_key": "***"} == config.masked()
     assert not notes
 

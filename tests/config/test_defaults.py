@@ -91,5 +91,5 @@ def test_a_key_is_written_once() -> None:
 
 
 def test_without_any_setting_every_component_has_its_own_defaults() -> None:
-    config, origins = load({})
+    config, origins, _ = load({})
     assert (config, origins) == (Config(), {})

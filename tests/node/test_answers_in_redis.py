@@ -228,9 +228,9 @@ response_cache_backend = "redis"
 response_cache_redis_url_file = "{tmp_path}/url"
 """
     )
-    of_file, _ = load(file=tmp_path / "node.toml")
+    of_file, *_ = load(file=tmp_path / "node.toml")
     monkeypatch.setenv("RANVIER_RESPONSE_CACHE_REDIS_URL", URL)
-    of_environment, _ = load()
+    of_environment, *_ = load()
     for config in (of_file, of_environment):
         assert config.response_cache_redis_url is not None
         assert config.response_cache_redis_url.get_secret_value() == URL

@@ -182,7 +182,7 @@ kv_index_entries_max = 500000
 kv_index_ttl_s = 900
 """
     )
-    config, _ = load(file=file)
+    config, *_ = load(file=file)
     assert config.redis.prefix == "cr:kvidx:"
     assert config.masked()["kv_redis_url"] == "***"
     assert "hunter2" not in repr(config)

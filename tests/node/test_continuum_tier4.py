@@ -250,5 +250,5 @@ kv_index = "http://vllm-1:8000/v1/kv_events"
 def test_cr34_the_recipes_of_tier_one_and_four_load(recipe: str, tmp_path: Any) -> None:
     file = tmp_path / "node.toml"
     file.write_text(recipe)
-    config, _ = load(file=file)
+    config, *_ = load(file=file)
     assert config.policy in ("chwbl", "kv_score")

@@ -22,7 +22,7 @@ import trustme
 
 from cluster.dns.addresses import free_port
 from ranvier_py.config.config_endpoints import config_of_worker
-from ranvier_py.config.config_loader import load_noted
+from ranvier_py.config.config_loader import load
 from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.config.config_reference import toml_value
 from ranvier_py.control.control_port import serve_node
@@ -51,13 +51,13 @@ class ReloadLab(Lab):
 
     async def start(self, **settings: Any) -> Node:
         self.write(**settings)
-        scope, load = trio.CancelScope(), partial(load_noted, {}, self.file)
+        scope, loaded = trio.CancelScope(), partial(load, {}, self.file)
 
         async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
             with scope:
-                source = ConfigSource(load, self.own)
+                source = ConfigSource(loaded, self.own)
                 await run(
-                    load().config, serve_node, tokenizer_of=self.tokenizer_of, source=source, task_status=task_status
+                    loaded().config, serve_node, tokenizer_of=self.tokenizer_of, source=source, task_status=task_status
                 )
 
         return Node(self, await self.nursery.start(serve), scope)
