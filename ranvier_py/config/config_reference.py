@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
-from urllib.parse import urlsplit
 
 from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key
 from ranvier_py.core.routing.placement.policies import option_reference
@@ -57,7 +56,7 @@ def as_toml(config: Config, origins: Mapping[str, str], notes: Sequence[str]) ->
         value, secret = values[name], KEYS[name].value_in(config)
         if name in SECRETS:
             value = secret.get_secret_value() if secret is not None else ""
-            if value and ("://" not in value or urlsplit(value).password is not None):
+            if value and ("://" not in value or "@" in value or "?" in value):
                 lines.append(f"\n# {name} is a secret: write it into a file that {name}_file names ({origins[name]})")
                 continue
         lines.append(f"\n# {origins[name]}\n{name} = {toml_value(value)}")

@@ -84,6 +84,12 @@ def empty_is_none(value: object) -> object:
     return None if value == "" else value
 
 
+def file_name(value: object) -> object:
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("must be a path, which has no NUL")
+    return empty_is_none(value)
+
+
 def secret_line(value: object) -> object:
     """Strip the blanks and the line end that files and variables often end with: no header could carry them."""
     if not isinstance(value, str):
@@ -203,7 +209,7 @@ class BackendSpec(BaseModel):
 
 
 Address = Annotated[str, AfterValidator(address)]
-OptionalPath = Annotated[Path | None, BeforeValidator(empty_is_none)]
+OptionalPath = Annotated[Path | None, BeforeValidator(file_name)]
 Secret = Annotated[SecretStr | None, BeforeValidator(secret_line)]
 Backends = Annotated[tuple[Annotated[BackendSpec, BeforeValidator(backend_fields)], ...], BeforeValidator(split_text)]
 Place = Annotated[str | None, AfterValidator(place_or_off), BeforeValidator(empty_is_none)]

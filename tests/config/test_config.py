@@ -135,6 +135,7 @@ def test_all_problems_are_reported_at_once_each_with_its_key_and_origin(
         ({"backend": ["http://a,name=x", "http://b,name=x"]}, "backend[1]: x has the name of an earlier backend"),
         ({"backend": [f"http://{'a.' * 64}b"]}, "backend[0]: name is missing, and the URL has more than 128"),
         ({"backend": [f"http://a:{port}" for port in range(1, 4098)]}, "backend: must be at most 4096 backends"),
+        ({"record_file": "a\0b"}, "record_file: must be a path, which has no NUL (from --record-file)"),
         ({"tls_key_file": "k.pem"}, "tls_certificate_file: set tls_certificate_file and tls_key_file together"),
         ({"workers": "2", "listen": "127.0.0.1:0"}, "listen: several workers can't share port 0 (from --listen)"),
         ({"workers": "2", "control": "127.0.0.1:65535"}, "control: the last worker's control port is above 65535"),

@@ -417,6 +417,16 @@ def test_a_file_is_printed_as_toml_that_loads_to_the_same(tmp_path: Path, capsys
     assert not notes
 
 
+@pytest.mark.parametrize("url", ["redis://:s3cret@a", "redis://a?password=s3cret", "redis://s3cret@["])
+def test_an_address_with_a_secret_in_it_is_not_printed(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text(f'kv_index_backend: redis\nkv_redis_url: "{url}"\n')
+    assert cli.main(["config", "--from", str(file)]) == cli.EXIT_OK
+    assert "s3cret" not in capsys.readouterr().out
+
+
 def test_a_broken_file_is_not_printed_but_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("polcy: ttft\n")
