@@ -41,6 +41,10 @@ FAULT = re.compile(
 )
 """Shows that a stream failed: by how it finished, or by an error event. Quotes in generated text are escaped."""
 
+MISSHAPEN = (AttributeError, LookupError, TypeError, ValueError)
+"""What reading JSON raises that does not have the shape of its API. An engine may send anything: such an answer is not
+kept, or not converted, and no request fails for it. ChunkError is one, too."""
+
 CONTENT_TYPES = {False: b"application/json", True: b"text/event-stream"}
 """Content type by whether the answer is a stream."""
 
@@ -78,10 +82,13 @@ class StoredAnswer:
 
     def reply(self, question: Question) -> bytes | None:
         """Return the body that answers this question, a stream in chunks; None if it cannot be made of this."""
+        if self.stream != question.stream:
+            try:
+                return split_answer(self, wants_usage=question.wants_usage) if question.stream else merged_answer(self)
+            except MISSHAPEN:
+                return None
         if not question.stream:
-            return merged_answer(self) if self.stream else self.body
-        if not self.stream:
-            return split_answer(self, wants_usage=question.wants_usage)
+            return self.body
         if self.api not in OBJECTS:
             return self.body
         if question.wants_usage and not self.counts:
@@ -103,12 +110,12 @@ def stored_answer(
     """Return what to keep of a complete answer of status 200; None for an error, or beyond `bytes_max` when whole."""
     try:
         pieces = pieces_of(arrived)
-    except ChunkError:
+        if question.stream:
+            found = kept_stream(question.api, pieces, arrived.counts, bytes_max)
+        else:
+            found = kept_whole(question.api, b"".join(pieces), bytes_max)
+    except MISSHAPEN:
         return None
-    if question.stream:
-        found = kept_stream(question.api, pieces, arrived.counts, bytes_max)
-    else:
-        found = kept_whole(question.api, b"".join(pieces), bytes_max)
     if found is None:
         return None
     body, counts, tokens = found
@@ -133,16 +140,13 @@ Kept = tuple[bytes, bytes, tuple[int, int]]
 def kept_whole(api: str, body: bytes, bytes_max: int) -> Kept | None:
     if len(body) > bytes_max or excess(body):
         return None
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    if type(fields) is not dict or fields.get("error") or fields.get("type") == "error":
+    fields = orjson.loads(body)
+    if fields.get("error") or fields.get("type") == "error":
         return None
     if api == "responses" and fields.get("status") != "completed":
         return None
     choices = fields.get("choices") or ()
-    if any(type(one) is not dict or one.get("finish_reason") in FAULTY for one in choices):
+    if any(one.get("finish_reason") in FAULTY for one in choices):
         return None
     if api in OBJECTS and not (choices and all(one.get("finish_reason") for one in choices)):
         return None

@@ -173,6 +173,17 @@ def test_no_whole_answer_is_kept_that_is_none(fields: Any) -> None:
     assert whole(fields) is None
 
 
+@pytest.mark.parametrize("odd", [0.5, True, "x", {"a": 1}, [None], [[]], ["x"], [{"index": None}, {"index": 1}]])
+def test_an_answer_of_another_shape_than_its_api_has_is_not_converted_and_fails_nobody(odd: Any) -> None:
+    choices = [{"delta": odd}, {"delta": {"tool_calls": odd}}, {"logprobs": odd}, {"finish_reason": odd, "message": {}}]
+    for fields in ({"choices": odd}, *({"choices": [choice]} for choice in choices)):
+        for stored in (streamed(event({**HEAD, **fields}), COUNTS, DONE), whole({**HEAD, **fields, "usage": USAGE})):
+            if stored is not None:
+                for stream in (True, False):
+                    body = stored.reply(asked(stream=stream, usage=True))
+                    assert body is not None or stored.stream is not stream
+
+
 def test_what_is_too_large_is_not_kept_and_a_stream_counts_as_the_answer_it_adds_up_to() -> None:
     long = completion(content="x" * 1000)
     assert whole(long, most=900) is None
