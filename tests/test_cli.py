@@ -148,8 +148,7 @@ def test_config_check_refuses_an_address_of_redis_that_a_node_would(
     for url, code in (("http://:s3cret@10.0.0.1:6379", cli.EXIT_CONFIG), ("redis://10.0.0.1:6379", cli.EXIT_OK)):
         monkeypatch.setenv("RANVIER_KV_REDIS_URL", url)
         assert cli.main(["config", "--check", "--kv-index-backend", "redis"]) == code
-    reported = capsys.readouterr().err
-    assert "kv_redis_url: must be like redis://" in reported
+    assert "kv_redis_url: must be like redis://" in (reported := capsys.readouterr().err)
     assert "s3cret" not in reported
 
 

@@ -14,13 +14,9 @@ DEADLINE_S = 60.0
 ROUTES = (
     *("GET /healthz", "GET /readyz", "GET /metrics", "GET /admin/backends", "POST /admin/backends"),
     *("DELETE /admin/backends", "POST /admin/backends/drain", "GET /admin/routes", "GET /admin/routes/abc"),
-    *(
-        "GET /admin/decisions",
-        "GET /admin/config",
-        "GET /admin/clients",
-        "GET /admin/engine-cache",
-        "GET /admin/calibration",
-    ),
+    *("GET /admin/decisions", "GET /admin/config", "GET /admin/clients", "GET /admin/engine-cache"),
+    *("GET /admin/calibration", "GET /admin/prefix-routing/stats", "GET /admin/response-cache/stats"),
+    "POST /admin/response-cache/invalidate",
     *("GET /admin/cluster", "GET /admin/cluster/sums", "GET /admin/kv-index/stats", "GET /admin/kv-index/backends"),
     *("POST /admin/kv-index/clear", "POST /explain", "POST /add_worker", "POST /remove_worker", "GET /list_workers"),
     *("POST /internal/eviction", "POST /internal/sync", "POST /internal/events", "GET /internal/workers"),

@@ -39,9 +39,7 @@ class Served:
 async def start(nursery: trio.Nursery, at: int = 0, **options: Any) -> Served:
     """A control port, on any free port or at this one, in front of a node's core."""
     world = World()
-    port = await start_port(
-        nursery, lambda settings: ReportHandlers(world.reports, settings).table(), port=at, **options
-    )
+    port = await start_port(nursery, lambda those: ReportHandlers(world.reports, those).table(), port=at, **options)
     return Served(world, port.url)
 
 

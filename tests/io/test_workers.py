@@ -60,15 +60,9 @@ class Run:
 
 
 @contextmanager
-def running(
-    body: str,
-    count: int = 2,
-    stop_timeout_s: float = 30.0,
-    stderr: int = subprocess.DEVNULL,
-    deaths: int = 0,
-    before: str = "",
-) -> Iterator[Run]:
-    program = PROGRAM.format(body=body, count=count, stop_timeout_s=stop_timeout_s, deaths=deaths, before=before)
+def running(body: str, count: int = 2, stderr: int = subprocess.DEVNULL, **more: object) -> Iterator[Run]:
+    fields = {"stop_timeout_s": 30.0, "deaths": 0, "before": "", **more}
+    program = PROGRAM.format(body=body, count=count, **fields)
     root = Path(__file__).parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=root

@@ -18,7 +18,7 @@ from ranvier_py.proxy.readiness import Readiness
 from ranvier_py.proxy.transport import PlainTransport, received
 from tests.node.node_lab import QUESTION, Node, chat, lab
 from tests.proxy.test_pipeline import at_rest, sharing
-from tests.proxy.wire import END, GOOD, STREAM_HEAD, TEST_S, TOKEN, Wire, post
+from tests.proxy.wire import END, GOOD, STREAM_HEAD, TOKEN, Wire, post
 
 REPLY = {"role": "assistant", "content": "hi"}
 
@@ -223,34 +223,27 @@ async def test_a_task_that_is_cancelled_closes_its_steps(at_socket: bool) -> Non
 class Turns(trio.abc.Instrument):
     """Counts the turns of the event loop."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    count = 0
 
     def before_io_wait(self, timeout: float) -> None:
         self.count += 1
 
 
 async def test_what_arrives_while_another_is_served_is_served_in_the_same_turn() -> None:
-    readiness, turns, seen = Readiness(), Turns(), list[int]()
-    pairs = [socket.socketpair() for _ in range(2)]
-    first, second = (readiness.watch(ours.fileno()) for ours, _ in pairs)
-
-    def serve() -> None:
-        seen.append(turns.count)
-        pairs[1][1].send(b"x")
-
-    first.call, second.call = serve, lambda: seen.append(turns.count)
-    trio.lowlevel.add_instrument(turns)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(readiness.run)
+    turns, seen = Turns(), list[int]()
+    ours, backend = socket.socketpair()
+    async with pipe() as (transport, client):
+        assert transport.watch is not None
+        second = transport.watch.readiness.watch(ours.fileno())
         await trio.testing.wait_all_tasks_blocked()
-        pairs[0][1].send(b"x")
-        with trio.fail_after(TEST_S):
-            while len(seen) < 2:
-                await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
-    trio.lowlevel.remove_instrument(turns)
-    readiness.close()
-    for sock in (each for pair in pairs for each in pair):
-        sock.close()
+        transport.watch.call = lambda: (seen.append(turns.count), backend.send(b"x"))
+        second.call = lambda: seen.append(turns.count)
+        trio.lowlevel.add_instrument(turns)
+        client.send(b"x")
+        while len(seen) < 2:
+            await trio.lowlevel.checkpoint()
+        trio.lowlevel.remove_instrument(turns)
+        second.close()
+    ours.close()
+    backend.close()
     assert seen[0] == seen[1]

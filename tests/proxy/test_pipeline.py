@@ -27,7 +27,6 @@ from tests.proxy.wire import (
     TOKEN,
     Scripted,
     Step,
-    Wire,
     answer,
     event,
     post,
@@ -316,23 +315,10 @@ async def test_paths_with_odd_ids_reach_the_engine_as_they_came() -> None:
     assert [head.split(b" ")[1] for head in backend.heads] == PLAIN
 
 
-class Listing:
-    """An engine that lists models, in its own words."""
-
-    def __init__(self, page: bytes) -> None:
-        self.page = page
-
-    async def serve(self, stream: trio.SocketStream) -> None:
-        with suppress(trio.BrokenResourceError):
-            async with Wire(stream) as wire:
-                while (request := await wire.next_request()) is not None:
-                    await wire.send(answer(self.page if request[0].startswith(b"GET /v1/models ") else b"{}"))
-
-
 async def test_one_engines_odd_list_of_models_costs_no_other_its_own() -> None:
     odd = b'{"data":[{"id":"odd","max_model_len":99999999999999999999,"p":NaN,"x":"\\ud800"},{"id":"\\ud800"}]}'
     pages = [odd, b'{"data":[{"id":7},null]}', b"not json", b"[" * 10_000, b'{"data":[{"id":"good","n":1}]}']
-    async with lab(*[Listing(page) for page in pages]) as node:
+    async with lab(*[Scripted(page=page) for page in pages]) as node:
         listed = await node.http.get(f"{node.url}/v1/models")
     assert listed.status_code == 200
     cards = {card["id"]: card for card in listed.json()["data"]}

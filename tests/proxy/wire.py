@@ -297,9 +297,9 @@ class Scripted:
         asked, left: the node sent a request; it hung up.
     """
 
-    def __init__(self, *script: Step, turns: Iterator[Sequence[Step]] | None = None) -> None:
+    def __init__(self, *script: Step, turns: Iterator[Sequence[Step]] | None = None, page: bytes = b"{}") -> None:
         self.turns = turns or repeat(script)
-        self.page = b"{}"
+        self.page = page
         self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
         self.asked = trio.Event()
