@@ -140,6 +140,8 @@ class Admin:
     def ready(self) -> tuple[bool, str]:
         if self._node.draining:
             return False, "draining"
+        if not self._node.server.is_open:
+            return False, "the public port is not open yet"
         if self._node.clustering is not None and not self._node.clustering.synced:
             return False, "waiting for the routes of a peer"
         if not self._node.registry.pool("", time.monotonic()).ids:

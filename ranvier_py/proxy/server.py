@@ -173,6 +173,11 @@ class DataServer:
         connections.start_soon(self._faults.once, "refusal", self._refuse, self._client(PlainTransport(sock), ""))
 
     @property
+    def is_open(self) -> bool:
+        """Whether clients can connect."""
+        return bool(self._listeners)
+
+    @property
     def _is_full(self) -> bool:
         return len(self._clients) >= self.conversations.limits.connections_max
 

@@ -32,8 +32,7 @@ class Served:
 
     async def post(self, path: str, body: Any, bearer: str = "") -> httpx.Response:
         async with self.client(bearer) as client:
-            content = {"content": body} if isinstance(body, bytes) else {"json": body}
-            return await client.post(path, **content)
+            return await client.post(path, **{"content" if isinstance(body, bytes) else "json": body})
 
 
 async def start(nursery: trio.Nursery, at: int = 0, **options: Any) -> Served:

@@ -122,6 +122,11 @@ async def test_a_step_that_fails_leaves_nothing_of_a_backend(
                 assert clustering.ordered == [("add", FIELDS["url"])]
 
 
+async def test_a_node_with_backends_is_not_ready_before_its_public_port_is_open() -> None:
+    async with built(Clustering()) as node:
+        assert Admin(node).ready() == (False, "the public port is not open yet")
+
+
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_whoever_adds_or_removes_a_backend_learns_whether_the_peers_are_sent_it(is_shared: bool) -> None:
     async with built(Clustering(is_shared=is_shared)) as node:

@@ -221,8 +221,6 @@ async def test_a_task_that_is_cancelled_closes_its_steps(at_socket: bool) -> Non
 
 
 class Turns(trio.abc.Instrument):
-    """Counts the turns of the event loop."""
-
     count = 0
 
     def before_io_wait(self, timeout: float) -> None:
