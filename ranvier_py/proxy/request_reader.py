@@ -124,8 +124,10 @@ class RequestHead:
         if version not in (b"HTTP/1.1", b"HTTP/1.0"):
             raise BadRequest("only HTTP/1.1 and HTTP/1.0 are served here")
         minor = version[7] - 48
-        self.request = HttpRequest(self._parser.get_method(), self._target, self.headers, b"", minor, minor == 1)
-        if len(self.headers) > limits.headers_max:
+        too_many = len(self.headers) > limits.headers_max  # to read what they mean would take long
+        headers = [] if too_many else self.headers
+        self.request = HttpRequest(self._parser.get_method(), self._target, headers, b"", minor, minor == 1)
+        if too_many:
             raise HeaderTooLarge(f"more than {limits.headers_max} header fields")
         self._read_fields(minor)
         self._check_line()
