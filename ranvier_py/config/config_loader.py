@@ -295,8 +295,9 @@ def listed_twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     if len(config.backend) > config.health.backends_max:
         yield ("backend",), f"must be at most {config.health.backends_max} backends"
     for what, values in (("URL", [item.url for item in config.backend]), ("name", [b.label for b in config.backend])):
+        first = {value: index for index, value in reversed(list(enumerate(values)))}
         for index, value in enumerate(values):
-            if value in values[:index]:
+            if first[value] < index:
                 yield (f"backend[{index}]", "backend"), f"{value} has the {what} of an earlier backend"
                 return
 
