@@ -110,7 +110,7 @@ class Calibrating:
         for backend, look in list(self._looks.items()):
             if now - look.at > STALE_INTERVALS * max(self.metrics_interval_s, 1.0) + LOOK_S:
                 del self._looks[backend]
-                if self._slot(backend) is not None:
+                if self._registry.current(backend) is not None:
                     self._registry.set_foreign_load(backend, 0)
 
     def _recognise(self, backend: Backend) -> None:
@@ -136,8 +136,8 @@ class Calibrating:
 
     def looked(self, backend: BackendId, metrics: EngineMetrics) -> None:
         """Take an engine's metrics page."""
-        slot = self._slot(backend)
-        if slot is None or slot.removed:
+        slot = self._registry.current(backend)
+        if slot is None:
             return
         before = self._looks.get(backend)
         sent = slot.inflight + slot.peers.requests
@@ -208,11 +208,8 @@ class Calibrating:
             "biases": [bias.value for bias in known.biases],
         }
 
-    def _slot(self, backend: BackendId) -> Backend | None:
-        return self._registry.slots[backend] if backend < len(self._registry.slots) else None
-
     def _name(self, backend: BackendId) -> str:
-        slot = self._slot(backend)
+        slot = self._registry.current(backend)
         return slot.name if slot is not None else f"#{backend}"
 
 

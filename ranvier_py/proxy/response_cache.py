@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -154,7 +153,9 @@ class ResponseCache:
         """Look outside, or let a backend answer, for this client and for those that ask the same meanwhile."""
         options = self.store.options
         bytes_max = options.stream_bytes_max if question.stream else options.answer_bytes_max + CHUNKING_BYTES
-        with self._leading(SharedAnswer(question, served.request, served.client, bytes_max)) as shared:
+        shared = SharedAnswer(question, served.request, served.client, bytes_max)
+        self._shared.setdefault(question.key, shared)
+        try:
             if self.elsewhere is not None and question.max_age_s > 0:
                 shared.stored = yield partial(self._find_elsewhere, question)
                 if shared.stored is not None:
@@ -163,6 +164,10 @@ class ResponseCache:
             served.shared = shared
             yield from forward(served)
             self._keep(question, tenant, shared)
+        finally:
+            if self._shared.get(question.key) is shared:
+                del self._shared[question.key]
+            shared.end()
         if not shared.has_client:
             raise ClientGone("the client closed the connection")
         return MISS
@@ -204,17 +209,6 @@ class ResponseCache:
             more = await self.elsewhere.invalidate(model, tenant, older_than_s)
             cleared = None if cleared is None or more is None else cleared + more
         return cleared
-
-    @contextmanager
-    def _leading(self, shared: SharedAnswer) -> Iterator[SharedAnswer]:
-        key = shared.question.key
-        self._shared.setdefault(key, shared)
-        try:
-            yield shared
-        finally:
-            if self._shared.get(key) is shared:
-                del self._shared[key]
-            shared.end()
 
     def _keep(self, question: Question, tenant: bytes, shared: SharedAnswer) -> None:
         """Keep the answer, if it is complete and may be kept."""

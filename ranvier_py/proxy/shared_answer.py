@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import trio
 
@@ -24,13 +25,11 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase
 
 
+@dataclass(slots=True, eq=False)
 class Follower:
     """How many bytes of the body one follower has taken."""
 
-    __slots__ = ("at",)
-
-    def __init__(self) -> None:
-        self.at = 0
+    at: int = 0
 
 
 class SharedAnswer:
