@@ -86,11 +86,11 @@ class Node:
         """`tokenizer` must have started; `key` keys its fingerprints and this node's."""
         self.config, self.tokenizer = config, tokenizer
         self.faults = Faults()
-        self.resolver = Resolver(self.faults)
+        self.resolver, self.registry = Resolver(self.faults), Registry(config.health)
         self.drained = trio.Event()  # set once no request is served any more, and the peers know it
+        self.first_round = trio.CancelScope()  # the wait for the first answers of engines
         self.addresses: dict[str, BackendAddress] = {}
         self.scheme = scheme_of(config, tokenizer.facts, key)
-        self.registry = Registry(config.health)
         self.keys = keys = key_inbox(config, self.scheme)
         self.router = make_router(config, tokenizer.facts, self.scheme, self.registry, rng, keys.hasher)
         self.shadows = shadows_of(config, self.router, rng)
@@ -234,6 +234,7 @@ class Node:
                 log.info("node.draining after %s, up to %g s", signal.Signals(number).name, self.config.drain_timeout_s)
                 break
             self.draining = True
+            self.first_round.cancel()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cut_at_next, signals, nursery.cancel_scope)
                 await self.server.drain(self.config.drain_timeout_s)

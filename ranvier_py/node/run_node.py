@@ -134,7 +134,8 @@ async def run_parts(
         await nursery.start(node.stop_on_signal)
         if reloads is not None and signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:  # else it ends a process
             nursery.start_soon(faults.keep, "reload", reloads.run)
-        with trio.move_on_after(config.polls.probe_timeout_s):  # who serves which model, before the first request asks
+        node.first_round.deadline = trio.current_time() + config.polls.probe_timeout_s
+        with node.first_round:  # who serves which model, before the first request asks
             await node.poller.wait_first_round()
         async with trio.open_nursery() as serving:
             host, port = host_port(config.listen)
@@ -143,8 +144,9 @@ async def run_parts(
             addresses = Addresses(bound, url)
             if not config.backend:
                 log.warning("node.no_backends every request gets a 503 until one is added: POST /admin/backends")
-            log.info("node.ready on %s", addresses)
-            announce(f"ranvier listening on {addresses}")
+            if not node.draining:  # by a signal that came meanwhile
+                log.info("node.ready on %s", addresses)
+                announce(f"ranvier listening on {addresses}")
             task_status.started(addresses)
         await node.drained.wait()
         shutdown.set()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -23,13 +24,13 @@ DEADLINE_S = 10.0
 HUGE_CHARACTERS = 32 * 1024 * 1024  # more than the socket buffers of loopback ever take
 
 
+@dataclass
 class Routes:
     """What a port of these tests serves, and what became of it."""
 
-    def __init__(self) -> None:
-        self.added: list[str] = []
-        self.bug: Exception | None = None
-        self.huge_asked = trio.Event()
+    added: list[str] = field(default_factory=list)
+    bug: Exception | None = None
+    huge_asked: trio.Event = field(default_factory=trio.Event)
 
     def table(self, _: ControlSettings) -> Mapping[str, Callable[..., Any]]:
         return {
@@ -56,22 +57,20 @@ class Routes:
         return {}
 
 
+@dataclass
 class Served:
     """A control port, and how to end it."""
 
-    def __init__(self, routes: Routes, url: str, shutdown: trio.Event, ended: trio.Event) -> None:
-        self.routes = routes
-        self.url = url
-        self.shutdown = shutdown
-        self.ended = ended
+    routes: Routes
+    url: str
+    shutdown: trio.Event
+    ended: trio.Event
 
     def client(self, **options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=DEADLINE_S, trust_env=False, verify=NO_TLS, **options)
 
 
-async def start(
-    nursery: trio.Nursery, table: Callable[[ControlSettings], Mapping[str, Any]] | None = None, **options: Any
-) -> Served:
+async def start(nursery: trio.Nursery, table: Callable[..., Mapping[str, Any]] | None = None, **options: Any) -> Served:
     """The real server, on port 0 unless it is given one."""
     routes, shutdown, ended = Routes(), trio.Event(), trio.Event()
     settings = ControlSettings(**{"host": "127.0.0.1", "port": 0, **options})

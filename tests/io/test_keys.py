@@ -153,7 +153,6 @@ async def test_a_file_of_no_use_changes_nothing_and_is_reported_once(
 
 
 async def test_a_file_that_could_not_be_read_is_read_as_soon_as_it_can_be(follower: Follower) -> None:
-    """Neither its time nor its size shows that."""
     follower.write(f"{A}\n{B}")
     with no_more_descriptors():
         await follower.file.look()

@@ -100,10 +100,8 @@ def test_a_worker_that_died_a_thousand_times_is_started_again() -> None:
 
 
 def test_workers_for_which_there_is_no_process_now_are_started_later() -> None:
-    lacking = """
-real, failures = os.fork, [OSError(11, "no process")] * 3
-os.fork = lambda: real() if not failures else (_ for _ in ()).throw(failures.pop())
-"""
+    lacking = "real, failures = os.fork, [OSError(11, 'no process')] * 3\n"
+    lacking += "os.fork = lambda: real() if not failures else (_ for _ in ()).throw(failures.pop())"
     with running(WAIT_FOR_SIGTERM, before=lacking) as run:
         run.pids(2)
         run.process.terminate()

@@ -2,11 +2,13 @@
 
 import errno
 import io
+import logging
 import os
 import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,9 +34,11 @@ from tests.node.node_lab import (
     MODEL,
     PLACES,
     SYSTEM,
+    Lab,
     Node,
     chat,
     lab,
+    opened,
     start_engine,
     turn,
 )
@@ -366,3 +370,15 @@ async def test_a_template_that_must_be_read_in_full_is_a_warning_and_another_is_
     async with lab(chat_template=file if template else None):
         pass
     assert ("node.tokenizer incremental=False" in caplog.text) == (template is not None)
+
+
+async def test_a_signal_while_a_node_starts_ends_it_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        async with opened(Lab, 0, DEADLINE_S / 2) as place, trio.open_nursery() as nursery:
+            place.engines.append(f"http://127.0.0.1:{hanging.getsockname()[1]}")
+            nursery.start_soon(partial(place.start, probe_timeout_s=DEADLINE_S))
+            while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # noqa: ASYNC110  # of the process
+                await trio.sleep(BETWEEN_LOOKS_S)
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert "node.ready" not in caplog.text

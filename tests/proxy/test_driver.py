@@ -228,8 +228,7 @@ class Turns(trio.abc.Instrument):
 
 
 async def test_what_arrives_while_another_is_served_is_served_in_the_same_turn() -> None:
-    turns, seen = Turns(), list[int]()
-    ours, backend = socket.socketpair()
+    turns, seen, (ours, backend) = Turns(), list[int](), socket.socketpair()
     async with pipe() as (transport, client):
         assert transport.watch is not None
         second = transport.watch.readiness.watch(ours.fileno())
@@ -240,7 +239,6 @@ async def test_what_arrives_while_another_is_served_is_served_in_the_same_turn()
         client.send(b"x")
         while len(seen) < 2:
             await trio.lowlevel.checkpoint()
-        trio.lowlevel.remove_instrument(turns)
         second.close()
     ours.close()
     backend.close()

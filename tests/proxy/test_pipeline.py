@@ -247,6 +247,14 @@ async def test_a_request_id_of_the_backend_is_not_doubled() -> None:
         assert served.headers.get_list("x-request-id") == ["theirs"]
 
 
+async def test_the_refusal_of_a_request_does_not_bear_the_id_of_the_one_before_it() -> None:
+    async with lab(Scripted(GOOD)) as node, await node.wire() as client:
+        await client.send(post(chat(), b"x-request-id: first"))
+        assert (await client.response())[1]["x-request-id"] == "first"
+        await client.send(b"nonsense\r\n\r\n")
+        assert "x-request-id" not in (await client.response())[1]
+
+
 async def test_a_prompt_without_a_template_for_it_is_placed_by_load_and_not_refused() -> None:
     backend = Scripted(GOOD)
     async with lab(backend) as node:

@@ -264,20 +264,6 @@ async def test_a_large_body_arrives_whole() -> None:
         assert server.counters.request_bytes == 2 * len(body)
 
 
-async def test_the_refusal_of_a_request_does_not_bear_the_id_of_the_one_before_it() -> None:
-    @awaiting
-    async def named(request: HttpRequest, client: Client) -> None:
-        client.request_id = b"first"
-        client.respond(200, b"{}")
-
-    async with serving(named) as (_, port), await Wire.connect(port) as wire:
-        await wire.send(GET)
-        assert (await wire.response())[1]["x-request-id"] == "first"
-        await wire.send(b"nonsense\r\n\r\n")
-        status, headers, _ = await wire.response()
-        assert (status, headers.get("x-request-id")) == (400, None)
-
-
 FRAGMENTS = st.sampled_from(
     [
         b"GET / HTTP/1.1\r\n",

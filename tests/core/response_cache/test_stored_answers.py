@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -177,11 +178,9 @@ def test_no_whole_answer_is_kept_that_is_none(fields: Any) -> None:
 def test_an_answer_of_another_shape_than_its_api_has_is_not_converted_and_fails_nobody(odd: Any) -> None:
     choices = [{"delta": odd}, {"delta": {"tool_calls": odd}}, {"logprobs": odd}, {"finish_reason": odd, "message": {}}]
     for fields in ({"choices": odd}, *({"choices": [choice]} for choice in choices)):
-        for stored in (streamed(event({**HEAD, **fields}), COUNTS, DONE), whole({**HEAD, **fields, "usage": USAGE})):
-            if stored is not None:
-                for stream in (True, False):
-                    body = stored.reply(asked(stream=stream, usage=True))
-                    assert body is not None or stored.stream is not stream
+        kept = streamed(event({**HEAD, **fields}), COUNTS, DONE), whole({**HEAD, **fields, "usage": USAGE})
+        for stored, stream in product(filter(None, kept), (True, False)):
+            assert stored.reply(asked(stream=stream, usage=True)) is not None or stored.stream is not stream
 
 
 def test_what_is_too_large_is_not_kept_and_a_stream_counts_as_the_answer_it_adds_up_to() -> None:
