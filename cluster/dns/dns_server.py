@@ -80,7 +80,8 @@ class Zone:
         self.zone = zone.lower()
         self.ttl_s = ttl_s
         self.names: dict[str, tuple[str, ...]] = {}
-        self.faults: dict[tuple[str, str], DnsFault] = {}
+        self.faults: dict[tuple[str, str], Sequence[DnsFault | None]] = {}
+        self.turns: dict[tuple[str, str], int] = {}
         self.lookups: dict[tuple[str, RdataType], int] = {}
         self.counts: dict[str, int] = {}
         for name, addresses in names.items():
@@ -96,13 +97,10 @@ class Zone:
     def contains(self, name: str) -> bool:
         return name == self.zone or name.endswith(f".{self.zone}")
 
-    def fault(self, name: str, fault: DnsFault | None, asker: str = "") -> None:
-        """Set the fault of a name, for the asker with this IP or (empty) for all; None ends it."""
-        name = name.lower()
-        if fault is None:
-            self.faults.pop((name, asker), None)
-            return
-        self.faults[name, asker] = fault
+    def fault(self, name: str, *faults: DnsFault | None, asker: str = "") -> None:
+        """Set the faults of a name, for the asker with this IP or (empty) for all. Several take turns from one look-up
+        of an A record to the next. None is the right answer."""
+        self.faults[name.lower(), asker] = faults
 
     def answer(self, data: bytes, asker: str) -> DnsAnswer:
         """Answer one message. Never raises, whatever the bytes are."""
@@ -126,7 +124,7 @@ class Zone:
     def answer_query(self, query: dns.message.Message, asker: str) -> DnsAnswer:
         question = query.question[0]
         name = question.name.to_text(omit_final_dot=True).lower()
-        fault = self.faults.get((name, asker)) or self.faults.get((name, ""))
+        fault = self.fault_of(name, asker, question.rdtype)
         code, addresses = self.decide(name, question.rdtype, fault, asker)
         self.count(code.name.lower())
         reply = dns.message.make_response(query)
@@ -140,6 +138,13 @@ class Zone:
             reply.authority.append(dns.rrset.from_text(f"{self.zone}.", self.ttl_s, "IN", "SOA", start))
         delay_s = fault.delay_s if fault is not None and fault.kind is DnsFaultKind.SLOW else 0.0
         return DnsAnswer(reply.to_wire(want_shuffle=False), delay_s)
+
+    def fault_of(self, name: str, asker: str, kind: RdataType) -> DnsFault | None:
+        faults = self.faults.get((name, asker)) or self.faults.get((name, ""), (None,))
+        turn = self.turns.get((name, asker), 0)
+        if len(faults) > 1 and kind == RdataType.A:
+            self.turns[name, asker] = turn + 1
+        return faults[turn % len(faults)]
 
     def decide(self, name: str, kind: RdataType, fault: DnsFault | None, asker: str) -> tuple[Rcode, Sequence[str]]:
         if fault is not None and fault.kind is DnsFaultKind.SERVFAIL:

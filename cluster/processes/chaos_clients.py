@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from random import Random
 
 import trio
@@ -102,14 +103,13 @@ def in_mid_answer(failure: Failure) -> bool:
 
 
 def rates_of(load: Load, steps: Sequence[Step]) -> Rates:
-    """Return how many chats begin per second, over time, by the scenario's load and its `load` steps."""
-    changes = [(0.0, load.chats_per_s)]
-    for step in steps:
-        if step.do == "load":
-            changes.append((step.at_s, step.chats_per_s))
-            if step.for_s:
-                changes.append((step.at_s + step.for_s, load.chats_per_s))
-    return sorted(changes, key=lambda change: change[0])
+    """Return how many chats begin per second, over time: by the latest `load` step in force, or the scenario's load."""
+    spans = [(step.at_s, step.at_s + (step.for_s or inf), step.chats_per_s) for step in steps if step.do == "load"]
+    moments = sorted({0.0, *(at_s for span in spans for at_s in span[:2] if at_s < inf)})
+    return [
+        (at_s, next((rate for from_s, to_s, rate in reversed(spans) if from_s <= at_s < to_s), load.chats_per_s))
+        for at_s in moments
+    ]
 
 
 def arrivals(rates: Rates, until_s: float, rng: Random) -> Iterator[float]:

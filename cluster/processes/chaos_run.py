@@ -181,8 +181,6 @@ class Run:
             self.control = LinkControl(self.relay.wake)
         self.server = await nursery.start(serve_dns, self.zone, *self.plan.dns)
         self.steps = self.make_steps(fleet)
-        if self.scenario.cluster.dns != "all":
-            self.steps.set_dns(self.scenario.cluster.dns, [""])
         for place in self.plan.nodes:
             write_keys(place, [FIRST_KEY], self.options.seed)
         async with trio.open_nursery() as starting:
@@ -213,10 +211,19 @@ class Run:
                 starting.start_soon(self.steps.start_node, number)
 
     def make_steps(self, fleet: Fleet) -> ProcessSteps:
-        beginning = tuple(self.plan.nodes[number].ip for number in numbers(self.scenario.cluster.running))
-        seed = self.options.seed
+        cluster = self.scenario.cluster
         return ProcessSteps(
-            self.plan, fleet, self.nodes, self.engines, self.zone, self.links, self.control, beginning, seed, self.watch
+            self.plan,
+            fleet,
+            self.nodes,
+            self.engines,
+            self.zone,
+            self.links,
+            self.control,
+            beginning=tuple(self.plan.nodes[number].ip for number in numbers(cluster.running)),
+            dns=cluster.dns,
+            seed=self.options.seed,
+            watch=self.watch,
         )
 
     async def traffic_and_steps(self) -> None:
@@ -271,6 +278,7 @@ class Run:
         """Ask all running processes to end. Each must exit with code 0."""
         async with trio.open_nursery() as ending:
             for member in (*self.nodes, *self.engines):
+                fleet.wake(member)  # a pause may be longer than the run
                 ending.start_soon(fleet.stop, member)
 
     def outcome(self, took_s: float, timed_out: bool) -> Outcome:

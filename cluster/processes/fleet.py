@@ -5,7 +5,6 @@ A process that ends unasked is logged as a crash. No process is left behind, how
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import trio
 
+from cluster.overlapping import Overlapping
 from cluster.processes.children import Child, Command, start, stop, tail, wait_end, wait_ready
 from cluster.processes.request_log import RequestLog
 
@@ -46,8 +46,14 @@ class Member:
     child: Child | None = None
     generation: int = 0
     wanted: bool = False
-    still: int = 0  # how many faults keep it from running just now
-    slowing: trio.CancelScope | None = None
+    pauses: Overlapping[bool] = field(init=False)  # faults of the present process that keep it from running at all
+    slices: Overlapping[bool] = field(init=False)  # of slowed processes: those in which it stands still just now
+    exhausted: Overlapping[tuple[int, int]] = field(init=False)  # with the limits of descriptors before
+    slowing: list[trio.CancelScope] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pauses, self.slices = (Overlapping(False, self._hold) for _ in "12")
+        self.exhausted = Overlapping((0, 0))
 
     @property
     def running(self) -> bool:
@@ -57,6 +63,23 @@ class Member:
     def pid(self) -> int:
         """The running process's id; 0 without one."""
         return self.child.process.pid if self.child is not None and self.running else 0
+
+    def _hold(self, _: bool) -> None:
+        self.signal(signal.SIGSTOP if self.pauses or self.slices else signal.SIGCONT)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.running and self.child is not None:
+            self.child.process.send_signal(number)
+
+    def forget(self) -> None:
+        """End the faults of a process that has ended."""
+        for faults in (self.pauses, self.slices, self.exhausted):
+            faults.clear()
+
+    def end_slowing(self) -> None:
+        for scope in self.slowing:
+            scope.cancel()
+        self.slowing.clear()
 
 
 @dataclass(slots=True)
@@ -73,6 +96,7 @@ class Fleet:
         """Start a process and wait until it is ready. Raises ChildNotReady, OSError."""
         if member.running:
             return
+        member.forget()
         member.generation += 1
         command = member.command()
         name = command.name if member.generation == 1 else f"{command.name}-{member.generation}"
@@ -106,7 +130,7 @@ class Fleet:
     async def kill(self, member: Member) -> None:
         """Kill with SIGKILL, and wait until the process has ended."""
         member.wanted = False
-        self.end_slowing(member)
+        member.end_slowing()
         child = member.child
         if child is None or not member.running:
             return
@@ -119,7 +143,7 @@ class Fleet:
     async def stop(self, member: Member) -> None:
         """Send SIGTERM, and wait until the process has drained."""
         member.wanted = False
-        self.end_slowing(member)
+        member.end_slowing()
         child = member.child
         if child is None or not member.running:
             return
@@ -139,72 +163,61 @@ class Fleet:
         if not member.running:
             return None
         self.note(f"{member.name} paused")
-        member.still += 1
-        self.signal(member, signal.SIGSTOP)
+        end = member.pauses.begin(True)
 
         async def undo() -> None:
-            member.still -= 1
-            if not member.still:
-                self.signal(member, signal.SIGCONT)
-            self.note(f"{member.name} goes on")
+            if end() and not member.pauses:
+                self.note(f"{member.name} goes on")
 
         return undo
 
     def slow(self, member: Member, factor: float) -> Undo:
-        """Let a process run only a part of the time until that is undone."""
-        self.end_slowing(member)
+        """Let a process run only a part of the time until that is undone; from STALL_FACTOR on it is a pause."""
+        if factor >= STALL_FACTOR:
+            return self.pause(member)
         self.note(f"{member.name} slowed {factor:g} times")
-        member.slowing = scope = trio.CancelScope()
+        scope = trio.CancelScope()
+        member.slowing.append(scope)
         self.nursery.start_soon(self.run_slowed, member, factor, scope)
 
         async def undo() -> None:
-            if member.slowing is scope:
-                self.end_slowing(member)
+            scope.cancel()
 
         return undo
 
     async def run_slowed(self, member: Member, factor: float, scope: trio.CancelScope) -> None:
         with scope:
-            try:
-                while member.running:
-                    self.signal(member, signal.SIGSTOP)
-                    await trio.sleep(math.inf if factor >= STALL_FACTOR else SLICE_S * (factor - 1))
-                    self.signal(member, signal.SIGCONT)
-                    await trio.sleep(SLICE_S)
-            finally:
-                self.signal(member, signal.SIGCONT)
-                self.note(f"{member.name} is as fast as ever")
+            while member.running:
+                end = member.slices.begin(True)
+                try:
+                    await trio.sleep(SLICE_S * (factor - 1))
+                finally:
+                    end()
+                await trio.sleep(SLICE_S)
+        self.note(f"{member.name} is slowed no more")
 
     def exhaust(self, member: Member) -> Undo:
         """Leave a process SPARE_DESCRIPTORS descriptors; the undo restores its limit. Linux only."""
         if not member.running:
             return None
-        before = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
+        exhausted = member.exhausted
+        before = exhausted.value if exhausted else resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
         limit = limit_leaving(SPARE_DESCRIPTORS, {int(name) for name in os.listdir(f"/proc/{member.pid}/fd")})
         resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
         self.note(f"{member.name} has {SPARE_DESCRIPTORS} descriptors left")
-        child = member.child
+        end = exhausted.begin(before)
 
         async def undo() -> None:
-            if member.running and member.child is child:
+            if end() and not exhausted and member.running:
                 resource.prlimit(member.pid, resource.RLIMIT_NOFILE, before)
                 self.note(f"{member.name} has descriptors again")
 
         return undo
 
     def wake(self, member: Member) -> None:
-        """End the slowing and the pause of a process."""
-        self.end_slowing(member)
-        self.signal(member, signal.SIGCONT)
-
-    def end_slowing(self, member: Member) -> None:
-        if member.slowing is not None:
-            member.slowing.cancel()
-            member.slowing = None
-
-    def signal(self, member: Member, number: signal.Signals) -> None:
-        if member.running and member.child is not None:
-            member.child.process.send_signal(number)
+        """End the slowing and the pauses of a process."""
+        member.end_slowing()
+        member.pauses.clear()
 
     def note(self, text: str) -> None:
         self.log.note(self.clock(), text)

@@ -194,7 +194,7 @@ class Watch:
             views = await self.ask_all(expected, sums=self.clock() >= tables_from_s)
             still = [number for number in expected if self.nodes[number].wanted and self.nodes[number].running]
             kept = {number: views.get(number) for number in still}
-            well = {number: not self.nodes[number].still for number in still}
+            well = {number: not self.nodes[number].pauses for number in still}
             self.census.round(self.clock(), kept, well, self.labels)
             if self.clock() >= tables_from_s:
                 self.census.tables(self.clock(), kept, self.labels)

@@ -1,6 +1,6 @@
 """Carries out a scenario's steps on real processes. Each verb is one method, which returns the undo of its step.
 
-Steps overlap. If several steps cut a link at once, it is open again when the last of them has ended, or at a `heal`.
+Steps overlap, and each ends by itself, as in the simulator: what two of them stop is well when both have ended.
 Steps that cannot be carried out were refused before the run (`link_control.refusal`).
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any
 
 import trio
 
 from cluster.dns.dns_server import DnsFault, DnsFaultKind, Zone
 from cluster.network.links import Links
+from cluster.overlapping import Overlapping
 from cluster.processes.chaos_plan import PEERS_NAME, Plan, write_keys
 from cluster.processes.fleet import Fleet, Member
 from cluster.processes.link_control import LinkControl
@@ -25,10 +25,9 @@ from cluster.scenario import VERBS, Step, numbers, rule_of, targets
 LOOK_S = 0.5
 """How often it is checked whether the machine keeps up with the scenario's time."""
 
-FLAP_S = 1.0
-"""How long a flapping name resolves to the same."""
-
 FLAPS = ("all", "empty", "failing", "subset")
+"""What a flapping name resolves to, by turns."""
+
 FOREIGN = ("10.77.99.1", "10.77.99.2", "10.77.99.3")
 """Addresses of another cluster, at which there is no node."""
 
@@ -47,10 +46,22 @@ class ProcessSteps:
     links: Links
     control: LinkControl
     beginning: tuple[str, ...]  # addresses of the nodes that ran first
+    dns: str  # what their name resolves to without faults
     seed: int
     watch: Watch
     loading: dict[str, float] = field(default_factory=dict)  # processes that are being started, and since when
+    names: list[Overlapping[str]] = field(init=False)  # what `peers.lab` resolves to, by asking node
+    full_disks: list[Overlapping[bool]] = field(init=False)  # by node
+    stops: list[Overlapping[bool]] = field(init=False)  # by engine
     late_s: float = 0.0  # how long the scenario's time stood still because the machine was slow
+
+    def __post_init__(self) -> None:
+        places = self.plan.nodes
+        self.names = [Overlapping(self.dns, partial(self.resolve_as, place.ip)) for place in places]
+        self.full_disks = [Overlapping(False) for _ in self.nodes]
+        self.stops = [Overlapping(False) for _ in self.engines]
+        for place in places:
+            self.resolve_as(place.ip, self.dns)
 
     async def run(self, steps: Sequence[Step]) -> None:
         """Carry out each step at its time. Returns when the last one is undone."""
@@ -137,8 +148,14 @@ class ProcessSteps:
         return self.fleet.exhaust(self.nodes[number])
 
     async def do_disk_full(self, _step: Step, number: int) -> Undo:
+        end = self.full_disks[number].begin(True)
         await self.fill_disk(number, full=True)
-        return partial(self.fill_disk, number, full=False)
+
+        async def undo() -> None:
+            if end() and not self.full_disks[number]:
+                await self.fill_disk(number, full=False)
+
+        return undo
 
     async def fill_disk(self, number: int, *, full: bool) -> None:
         await self.control.disk(number, full=full)
@@ -183,44 +200,36 @@ class ProcessSteps:
         async with trio.open_nursery() as nursery:
             for number in core:
                 self.fleet.wake(self.nodes[number])
+                self.full_disks[number].clear()
                 await self.control.disk(number, full=False)
                 nursery.start_soon(self.start_node, number)
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     async def do_dns(self, step: Step, _whom: Any) -> Undo:
-        askers = [self.plan.nodes[number].ip for number in numbers(step.nodes)]
-        everybody = len(askers) == len(self.nodes)
         self.fleet.note(f"dns {step.dns} for {list(numbers(step.nodes))}")
-        return self.set_dns(step.dns, [""] if everybody else askers)
-
-    def set_dns(self, word: str, askers: Sequence[str]) -> Undo:
-        scope = trio.CancelScope()
+        ends = [self.names[number].begin(step.dns) for number in numbers(step.nodes)]
 
         async def undo() -> None:
-            scope.cancel()
-            self.fault_dns("all", askers)
+            for end in ends:
+                end()
 
-        if word == "flapping":
-            self.fleet.nursery.start_soon(self.flap_dns, askers, scope)
-        else:
-            self.fault_dns(word, askers)
         return undo
 
-    async def flap_dns(self, askers: Sequence[str], scope: trio.CancelScope) -> None:
-        with scope:
-            for number in count():
-                self.fault_dns(FLAPS[number % len(FLAPS)], askers)
-                await trio.sleep(FLAP_S)
-
-    def fault_dns(self, word: str, askers: Sequence[str]) -> None:
-        fault = dns_fault(word, len(self.nodes), self.beginning)
-        for asker in askers:
-            self.zone.fault(PEERS_NAME, fault, asker)
+    def resolve_as(self, asker: str, word: str) -> None:
+        words = FLAPS if word == "flapping" else (word,)
+        faults = [dns_fault(each, len(self.nodes), self.beginning) for each in words]
+        self.zone.fault(PEERS_NAME, *faults, asker=asker)
 
     async def do_engine_stop(self, _step: Step, number: int) -> Undo:
+        end = self.stops[number].begin(True)
         await self.fleet.kill(self.engines[number])
-        return partial(self.load, self.engines[number])
+
+        async def undo() -> None:
+            if end() and not self.stops[number]:
+                await self.load(self.engines[number])
+
+        return undo
 
     async def do_engine_slow(self, step: Step, number: int) -> Undo:
         return self.fleet.slow(self.engines[number], step.factor)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from cluster.network.virtual_time import VirtualTime
+from cluster.overlapping import Overlapping
 from cluster.scenario import Load
 from cluster.simulation.sim_engine import ChatTokens, SimEngine
 from cluster.simulation.sim_host import SimHost
@@ -70,7 +71,7 @@ class SimClients:
         self.engines = engines
         self.load = load
         self.tokens = tokens  # if prompts have tokens
-        self.chats_per_s = load.chats_per_s
+        self.chats_per_s = Overlapping(load.chats_per_s)
         self.until = float("inf")
         self.counters = ClientCounters()
         self.served: Callable[[SimHost, Boundary, int], None] | None = None
@@ -97,13 +98,13 @@ class SimClients:
         return self.rng.choice(self._prefixes)
 
     def start(self) -> None:
-        self.time.after(self.rng.expovariate(max(self.chats_per_s, 1e-9)), self._arrive)
+        self.time.after(self.rng.expovariate(max(self.chats_per_s.value, 1e-9)), self._arrive)
 
     def _arrive(self) -> None:
         if self.time.now < self.until:
-            if self.chats_per_s > 0:
+            if self.chats_per_s.value > 0:
                 self.turn(Chat(self.prefix(), self.load.turns))
-            self.time.after(self.rng.expovariate(max(self.chats_per_s, 0.1)), self._arrive)
+            self.time.after(self.rng.expovariate(max(self.chats_per_s.value, 0.1)), self._arrive)
 
     def turn(self, chat: Chat, host: SimHost | None = None) -> None:
         """Send the next turn of a chat, at this node or at any that answers."""

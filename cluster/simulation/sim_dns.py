@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from cluster.network.virtual_time import VirtualTime
+from cluster.overlapping import Overlapping
 from ranvier_py.core.gossip.gossip_values import Address
 
 DELAY_S = 0.002
@@ -21,27 +22,22 @@ FLAPPING = ("all", "subset", "empty", "self", "failing", "slow")
 
 
 class SimDns:
-    """One name. `word` is what it answers, see `scenario.Dns`."""
+    """One name. `word` is what it answers without faults, see `scenario.Dns`; `answers` has the faults by asker."""
 
     def __init__(self, time: VirtualTime, rng: Random, addresses: Sequence[Address], word: str) -> None:
         self.time = time
         self.rng = rng
         self.addresses = addresses
-        self.word = word
-        self.answers: dict[int, str] = {}  # by asker, where it differs from `word`
+        self.answers = [Overlapping(word) for _ in addresses]
         self.running: Callable[[], list[int]] = list
         self.foreign: Callable[[], list[int]] = list  # numbers of nodes of another cluster
         self.beginning: tuple[int, ...] = ()
         self.questions = 0
 
-    def set(self, askers: Sequence[int], word: str) -> None:
-        for asker in askers:
-            self.answers[asker] = word
-
     def resolve(self, asker: int, answer: Callable[[Sequence[Address]], None]) -> None:
         """Answer after a delay."""
         self.questions += 1
-        word = self.answers.get(asker, self.word)
+        word = self.answers[asker].value
         if word == "flapping":
             word = self.rng.choice(FLAPPING)
         delay = SLOW_S if word == "slow" else DELAY_S

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from random import Random
 from typing import Any
 
 from cluster.network.fake_network import Network
+from cluster.overlapping import Overlapping
 from cluster.simulation.node_streams import StreamRequest
 from cluster.simulation.sim_node import SimNode
 from cluster.simulation.trace import Trace
@@ -54,9 +56,11 @@ class SimHost:
         self.rng = rng
         self.node: SimNode | None = None
         self.generation = 0
-        self.paused = 0  # how many pauses are in force
-        self.factor = 1.0
-        self.disk_full = 0
+        self.paused = False
+        self.factor = 1.0  # how much slower the processor is
+        self.pauses = Overlapping(False, self._hold)  # of the present process
+        self.slowdowns = Overlapping(1.0, partial(setattr, self, "factor"))
+        self.disk_full = Overlapping(False)
         self.leaving = False
         self.started_at = 0.0
         self.state = b""
@@ -103,7 +107,7 @@ class SimHost:
         self.node = None
         self.net.detach(self.address)
         self.generation += 1
-        self.paused = 0
+        self.pauses.clear()
         self._inbox.clear()
         self._inbox_bytes = 0
 
@@ -120,27 +124,18 @@ class SimHost:
             self._write()
             self.crash()
 
-    def free_disk(self) -> None:
-        """Remove one of the faults that fill the disk."""
-        self.disk_full = max(0, self.disk_full - 1)
-
-    def pause(self) -> None:
-        self.paused += 1
-        self.trace.add(self.time.now, self.index, "pause")
-
-    def resume(self) -> None:
-        if self.paused == 0:
-            return  # the process that was paused has ended
-        self.paused -= 1
-        if self.paused == 0:
-            self.trace.add(self.time.now, self.index, "resume", len(self._inbox))
+    def _hold(self, paused: bool) -> None:
+        """Stop the process, or let it go on."""
+        if paused != self.paused:
+            self.paused = paused
+            self.trace.add(self.time.now, self.index, "pause" if paused else "resume", len(self._inbox))
             self._work(self.generation)
 
     # --- network ----------------------------------------------------------------------------------------------------
 
     def arrive(self, data: bytes, source: Address, plane: Plane) -> bool:
         """Take in a packet. False: the kernel has no room for it."""
-        if self.paused == 0 and self.factor <= 1.0:
+        if not self.paused and self.factor <= 1.0:
             self._receive(data, source, plane)
             return True
         cost = len(data) + DATAGRAM_OVERHEAD_BYTES
@@ -149,7 +144,7 @@ class SimHost:
             return False
         self._inbox.append((data, source, plane, self.time.now))
         self._inbox_bytes += cost
-        if self.paused == 0 and len(self._inbox) == 1:
+        if not self.paused and len(self._inbox) == 1:
             self.time.at(self._free_at, self._work, self.generation)
         return True
 
@@ -229,7 +224,7 @@ class SimHost:
         if generation != self.generation or self.node is None or planned != self._planned_at:
             return
         if self.paused:
-            return  # `resume` does it
+            return  # `_hold` does it
         self._planned_at = inf
         if self._wanted_at > self.time.now:
             self._plan()
@@ -267,5 +262,5 @@ class SimHost:
             self.time.after(STATE_INTERVAL_S, self._save, generation)
 
     def _write(self) -> None:
-        if self.disk_full == 0 and self.node is not None:
+        if not self.disk_full and self.node is not None:
             self.state = self.node.peer.state()

@@ -1,7 +1,7 @@
 """Carries out a scenario's steps on a simulated world. Each verb is one method, which returns the undo of its step.
 
-Pauses, full disks, cuts, bad links and stops of engines count: of two on one node or engine, both must end. The first
-undo of a slowdown, of DNS answers, or of lost or garbage events ends all of these. `heal` ends cuts and bad links.
+Steps overlap, and each ends by itself (`Overlapping`). `heal` ends all cuts and bad links, `core` what makes its nodes
+slow or stops them, and the end of a process its pauses.
 """
 
 from __future__ import annotations
@@ -72,18 +72,14 @@ class SimSteps:
         return partial(self.do_start, step, number)
 
     def do_pause(self, step: Step, number: int) -> Undo:  # noqa: ARG002  # as all verbs
-        self.world.hosts[number].pause()
-        return self.world.hosts[number].resume
+        host = self.world.hosts[number]
+        return host.pauses.begin(True) if host.running else None
 
     def do_slow(self, step: Step, number: int) -> Undo:
-        host = self.world.hosts[number]
-        host.factor = max(1.0, step.factor)
-        return partial(setattr, host, "factor", 1.0)
+        return self.world.hosts[number].slowdowns.begin(max(1.0, step.factor))
 
     def do_disk_full(self, step: Step, number: int) -> Undo:  # noqa: ARG002
-        host = self.world.hosts[number]
-        host.disk_full += 1
-        return partial(host.free_disk)
+        return self.world.hosts[number].disk_full.begin(True)
 
     def do_keys(self, step: Step, number: int) -> None:
         self.world.keys[number] = step.keys
@@ -113,15 +109,13 @@ class SimSteps:
         self.world.net.links.protect([self.world.addresses[number] for number in self.core])
         for number in self.core:
             host = self.world.hosts[number]
-            while host.paused:
-                host.resume()
-            host.factor, host.disk_full = 1.0, 0
+            for faults in (host.pauses, host.slowdowns, host.disk_full):
+                faults.clear()
             self.world.start(number)
 
     def do_dns(self, step: Step, whom: Any) -> Undo:  # noqa: ARG002
-        dns, askers = self.world.dns, numbers(step.nodes)
-        dns.set(askers, step.dns)
-        return partial(dns.set, askers, self.world.scenario.cluster.dns)
+        ends = [self.world.dns.answers[asker].begin(step.dns) for asker in numbers(step.nodes)]
+        return lambda: [end() for end in ends]
 
     # --- traffic ----------------------------------------------------------------------------------------------------
 
@@ -148,9 +142,7 @@ class SimSteps:
         once()
 
     def do_load(self, step: Step, whom: Any) -> Undo:  # noqa: ARG002
-        clients = self.world.clients
-        before, clients.chats_per_s = clients.chats_per_s, step.chats_per_s
-        return partial(setattr, clients, "chats_per_s", before)
+        return self.world.clients.chats_per_s.begin(step.chats_per_s)
 
     # --- engines ----------------------------------------------------------------------------------------------------
 
@@ -160,31 +152,27 @@ class SimSteps:
         return lambda: engine.resume(self.time.now)
 
     def do_engine_slow(self, step: Step, number: int) -> Undo:
-        engine = self.world.engines[number]
-        engine.factor = step.factor
-        return partial(setattr, engine, "factor", 1.0)
+        return self.world.engines[number].factor.begin(step.factor)
 
     def do_events_cut(self, step: Step, number: int) -> Undo:  # noqa: ARG002
         self.streams.cut(number)
         return partial(self.streams.mend, number)
 
     def do_events_loss(self, step: Step, number: int) -> Undo:
-        kv = self.streams.kvs[number]
-        kv.loss = step.loss
-        return partial(setattr, kv, "loss", 0.0)
+        return self.streams.kvs[number].loss.begin(step.loss)
 
     def do_events_garbage(self, step: Step, number: int) -> Undo:  # noqa: ARG002
-        kv = self.streams.kvs[number]
-        kv.garbled = True
-        return partial(setattr, kv, "garbled", False)
+        return self.streams.kvs[number].garbled.begin(True)
 
     def do_events_strange(self, step: Step, number: int) -> Undo:  # noqa: ARG002
-        self.restart_engine(number, strange=True)
-        return partial(self.restart_engine, number, strange=False)
+        end, engine = self.streams.kvs[number].strange.begin(True), self.world.engines[number]
+        engine.restart(self.time.now)
 
-    def restart_engine(self, number: int, *, strange: bool) -> None:
-        self.streams.kvs[number].strange = strange
-        self.world.engines[number].restart(self.time.now)
+        def undo() -> None:
+            end()
+            engine.restart(self.time.now)
+
+        return undo
 
     @property
     def streams(self) -> SimStreams:

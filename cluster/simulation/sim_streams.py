@@ -63,9 +63,10 @@ class SimStreams:
         kv = self.kvs[engine]
         if not kv.reachable:
             return
+        loss = kv.loss.value
         for wire in [wire for wire in self._wires.values() if wire.engine == engine and wire.connected]:
             for seq, payload in messages:
-                if kv.loss and self._rng.random() < kv.loss:
+                if loss and self._rng.random() < loss:
                     continue
                 wire.arrives_at = max(self.time.now + DELAY_S, wire.arrives_at)
                 self.time.at(wire.arrives_at, self._arrive, wire, seq, payload)
@@ -87,8 +88,7 @@ class SimStreams:
         self._make(engine)
 
     def mend(self, engine: int) -> None:
-        kv = self.kvs[engine]
-        kv.cut = max(0, kv.cut - 1)
+        self.kvs[engine].cut -= 1
         self._make(engine)
 
     def _break(self, engine: int) -> None:

@@ -130,9 +130,23 @@ def test_every_answer_fits_a_datagram_and_all_addresses_come_by_turns(kind: Rdat
 
 def test_a_fault_may_be_for_one_asker_alone() -> None:
     zone = zone_of()
-    zone.fault(NAME, DnsFault(DnsFaultKind.SERVFAIL), "127.0.0.2")
+    zone.fault(NAME, DnsFault(DnsFaultKind.SERVFAIL), asker="127.0.0.2")
     assert asked(zone, asker="127.0.0.2").code == Rcode.SERVFAIL
     assert asked(zone, asker="127.0.0.3").code == Rcode.NOERROR
+
+
+def test_several_faults_take_turns_for_each_asker() -> None:
+    zone = zone_of()
+    for asker in ("127.0.0.2", "127.0.0.3"):
+        zone.fault(NAME, None, DnsFault(DnsFaultKind.EMPTY), DnsFault(DnsFaultKind.SERVFAIL), asker=asker)
+    found = [asked(zone, asker=asker) for _ in range(4) for asker in ("127.0.0.2", "127.0.0.3")]
+    assert [(answer.code, len(answer.addresses)) for answer in found[::2]] == [
+        (Rcode.NOERROR, 3),
+        (Rcode.NOERROR, 0),
+        (Rcode.SERVFAIL, 0),
+        (Rcode.NOERROR, 3),
+    ]
+    assert [answer.code for answer in found[::2]] == [answer.code for answer in found[1::2]]
 
 
 def test_what_is_no_address_or_lies_elsewhere_is_refused() -> None:

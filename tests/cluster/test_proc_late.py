@@ -10,11 +10,14 @@ from typing import cast
 import pytest
 import trio
 import trio.testing
+from dns.rdatatype import RdataType
 
+from cluster.dns.dns_server import DnsFaultKind
+from cluster.processes.chaos_plan import PEERS_NAME
 from cluster.processes.chaos_run import LATE_S_MAX, LOADING_S, Options, Run
 from cluster.processes.fleet import Fleet, Member
 from cluster.processes.link_control import LinkMode
-from cluster.processes.process_steps import ProcessSteps
+from cluster.processes.process_steps import ProcessSteps, Undo
 from cluster.scenario import Cluster, Scenario, Step
 
 FOR_S = 60.0
@@ -48,12 +51,22 @@ class SlowFleet:
     def clock(self) -> float:
         return self.run.clock()
 
+    def note(self, _: str) -> None:
+        """The run's diary is not looked at."""
+
     async def kill(self, member: Member) -> None:
         self.diary.append(("gone", member.name))
 
     async def start(self, member: Member) -> None:
         await trio.sleep(self.takes_s)
         self.diary.append(("back", member.name))
+
+
+def made_steps(folder: Path, scenario: Scenario, takes_s: float = 0.0) -> tuple[Run, ProcessSteps, SlowFleet]:
+    run = Run(scenario, LinkMode("direct", "a test"), Options(gossip=False), folder, print)
+    fleet = SlowFleet(run, takes_s)
+    run.steps = run.make_steps(cast("Fleet", fleet))
+    return run, run.steps, fleet
 
 
 def lasted(folder: Path, begins_s: float, takes_s: float) -> tuple[float, float, float]:
@@ -93,9 +106,7 @@ def test_the_next_is_not_stopped_before_the_last_is_back(tmp_path: Path) -> None
 
     async def main() -> list[tuple[str, str]]:
         scenario = Scenario("x", "x", FOR_S, Cluster(nodes=3, running=(0, 1, 2)))
-        run = Run(scenario, LinkMode("direct", "a test"), Options(gossip=False), tmp_path, print)
-        fleet = SlowFleet(run, 10.0)
-        run.steps = run.make_steps(cast("Fleet", fleet))
+        run, _, fleet = made_steps(tmp_path, scenario, 10.0)
         step = Step(10.0, "restart", nodes=(0, 1, 2), every_s=4.0)
         run.scenario = replace(scenario, steps=(step,))
         await run.carry_out_steps()
@@ -107,3 +118,36 @@ def test_the_next_is_not_stopped_before_the_last_is_back(tmp_path: Path) -> None
     for what, _ in diary:
         away += 1 if what == "gone" else -1
         assert away <= 2
+
+
+def test_wrong_names_and_stops_of_engines_each_end_by_themselves(tmp_path: Path) -> None:
+    """And then the name resolves to what the scenario says, where all nodes once were given the right answer."""
+
+    async def main() -> None:
+        scenario = Scenario("x", "x", FOR_S, Cluster(nodes=2, engines=1, running=(0, 1), dns="empty"))
+        run, steps, fleet = made_steps(tmp_path, scenario)
+
+        def words() -> list[DnsFaultKind | None]:
+            faults = [run.zone.fault_of(PEERS_NAME, place.ip, RdataType.A) for place in run.plan.nodes]
+            return [None if fault is None else fault.kind for fault in faults]
+
+        assert words() == [DnsFaultKind.EMPTY] * 2
+        one = await steps.do_dns(Step(1.0, "dns", dns="failing", nodes=(0,)), None)
+        all_ = await steps.do_dns(Step(2.0, "dns", dns="all", nodes=(0, 1)), None)
+        assert words() == [None, None]
+        await called(one)
+        assert words() == [None, None]
+        await called(all_)
+        assert words() == [DnsFaultKind.EMPTY] * 2
+        stops = [await steps.do_engine_stop(Step(1.0, "engine_stop"), 0) for _ in "12"]
+        await called(stops[0])
+        assert [what for what, _ in fleet.diary] == ["gone", "gone"]
+        await called(stops[1])
+        assert fleet.diary[-1] == ("back", "engine-0")
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def called(undo: Undo) -> None:
+    assert undo is not None
+    await undo()

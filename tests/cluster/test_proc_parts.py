@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -32,9 +33,10 @@ from cluster.processes.chaos_plan import (
     node_command,
     write_keys,
 )
+from cluster.processes.chaos_run import Run
 from cluster.processes.children import Command
 from cluster.processes.commands import Engines, engine_command
-from cluster.processes.fleet import Fleet, Member, limit_leaving
+from cluster.processes.fleet import STALL_FACTOR, Fleet, Member, limit_leaving
 from cluster.processes.link_control import PRIVATE_FLAG, CannotDo, LinkMode, can_be_private, choose, private_command
 from cluster.processes.process_steps import ProcessSteps, dns_fault
 from cluster.processes.request_log import Entry, RequestLog, hit_report, hits_back_s
@@ -257,6 +259,11 @@ def test_the_rate_follows_the_steps_and_comes_back() -> None:
     shares = [sum(from_s <= at_s < to_s for one in times for at_s in one) / 200 for from_s, to_s in ((0, 2), (2, 5))]
     assert shares == [pytest.approx(2, rel=0.15), pytest.approx(27, rel=0.05)]
     assert not [at_s for one in times for at_s in one if at_s >= 8.0]
+
+
+def test_of_loads_that_overlap_each_lasts_until_its_own_end() -> None:
+    steps = (Step(2.0, "load", chats_per_s=9.0, for_s=8.0), Step(5.0, "load", chats_per_s=3.0, for_s=2.0))
+    assert rates_of(Load(chats_per_s=1.0), steps) == [(0.0, 1.0), (2.0, 9.0), (5.0, 3.0), (7.0, 9.0), (10.0, 1.0)]
 
 
 def test_one_seed_gives_one_workload() -> None:
@@ -544,15 +551,64 @@ async def test_a_slowed_process_stands_still_most_of_the_time_until_it_is_killed
         await fleet.kill(member)  # ends the slowing too, or the nursery would not close
 
 
+async def test_a_process_that_is_paused_and_slowed_stands_still_until_its_pause_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    """Each slice of the slowing once let it go on in mid-pause."""
+    sent: list[signal.Signals] = []
+    monkeypatch.setattr(Member, "running", True)
+    monkeypatch.setattr(Member, "signal", lambda _, number: sent.append(number))
+    async with trio.open_nursery() as nursery:
+        fleet = Fleet(RequestLog(), tmp_path, trio.current_time, nursery)
+        member = Member("child", "127.0.0.9", lambda: pytest.fail("it runs"))
+        slowing = fleet.slow(member, 2.0)
+        for end in (fleet.pause(member), fleet.slow(member, STALL_FACTOR)):
+            sent.clear()
+            await trio.sleep(1.0)
+            assert set(sent) == {signal.SIGSTOP}
+            assert end is not None
+            await end()
+        await trio.sleep(1.0)
+        assert set(sent) == {signal.SIGSTOP, signal.SIGCONT}
+        assert slowing is not None
+        await slowing()
+    assert sent[-1] == signal.SIGCONT
+
+
+async def test_a_process_that_is_paused_beyond_the_run_is_woken_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process gets no SIGTERM: the run once waited for it in vain, and called that a crash."""
+    monkeypatch.setattr("cluster.processes.fleet.DRAIN_S", 2.0)
+    async with fleet_of_one(tmp_path) as (fleet, member):
+        fleet.pause(member)
+        run: Any = SimpleNamespace(nodes=[member], engines=[])
+        await Run.end(run, fleet)
+        assert not [crash for crash in fleet.log.crashes if "did not stop" in crash]
+
+
+async def test_a_process_starts_without_the_faults_of_the_one_before(tmp_path: Path) -> None:
+    async with fleet_of_one(tmp_path) as (fleet, member):
+        undo = fleet.pause(member)
+        assert undo is not None
+        await fleet.kill(member)
+        await fleet.start(member)
+        assert not member.pauses
+        await undo()
+        assert [event.text for event in fleet.log.diary if "goes on" in event.text] == []
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
 async def test_an_exhausted_process_gets_its_descriptors_back(tmp_path: Path) -> None:
     async with fleet_of_one(tmp_path) as (fleet, member):
         before = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
-        undo = fleet.exhaust(member)
-        assert undo is not None
-        assert resource.prlimit(member.pid, resource.RLIMIT_NOFILE)[0] < 64
+        first, second = fleet.exhaust(member), fleet.exhaust(member)
+        assert first is not None
+        assert second is not None
         assert (limit_leaving(2, {0, 1, 4}), limit_leaving(0, {0}), limit_leaving(3, set())) == (4, 0, 3)
-        await undo()
+        await first()
+        assert resource.prlimit(member.pid, resource.RLIMIT_NOFILE)[0] < 64
+        await second()
         assert resource.prlimit(member.pid, resource.RLIMIT_NOFILE) == before
 
 

@@ -24,7 +24,7 @@ from cluster.simulation.sim_router import Birth, Trip
 from cluster.simulation.sim_run import Run, simulate
 from cluster.simulation.sim_steps import SimSteps
 from cluster.simulation.swarm import shrink, swarm
-from cluster.simulation.world import Violation
+from cluster.simulation.world import Violation, World
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.wire.messages import State
@@ -388,10 +388,54 @@ def test_what_lasts_is_undone() -> None:
     run = Run(replace(CALM, for_s=4.0, steps=steps, expect=Expect()), 1, maker)
     assert run.result().violation is None
     world = run.world
-    assert [(host.paused, host.factor, host.disk_full, host.running) for host in world.hosts] == [(0, 1.0, 0, True)] * 3
+    states = [(host.paused, host.factor, bool(host.disk_full), host.running) for host in world.hosts]
+    assert states == [(False, 1.0, False, True)] * 3
     assert world.net.links.rules == []
     assert [engine.running for engine in world.engines] == [True, True]
-    assert [engine.factor for engine in world.engines] == [1.0, 1.0]
+    assert [engine.factor.value for engine in world.engines] == [1.0, 1.0]
     assert world.engines[0].generation == 2
-    assert world.clients.chats_per_s == 1.0
-    assert set(world.dns.answers.values()) == {"all"}
+    assert world.clients.chats_per_s.value == 1.0
+    assert {answer.value for answer in world.dns.answers} == {"all"}
+
+
+def test_of_steps_that_overlap_each_lasts_until_its_own_end() -> None:
+    """The first end of a slowdown, of wrong names or of a load once ended the later ones, too."""
+    seen: dict[int, list[object]] = {}
+
+    def look(world: World) -> None:
+        host, engine = world.hosts[0], world.engines[0]
+        rate, answer = world.clients.chats_per_s.value, world.dns.answers[0].value
+        seen[round(world.time.now)] = [host.factor, host.paused, answer, engine.factor.value, rate]
+
+    steps = [
+        step
+        for at_s, factor, word, rate in ((1.5, 5.0, "empty", 0.5), (2.5, 7.0, "self", 2.0))
+        for step in (
+            Step(at_s, "slow", nodes=(0,), factor=factor, for_s=3.0),
+            Step(at_s, "dns", nodes=(0,), dns=word, for_s=3.0),  # type: ignore[arg-type]
+            Step(at_s, "engine_slow", engines=(0,), factor=factor, for_s=3.0),
+            Step(at_s, "load", chats_per_s=rate, for_s=3.0),
+        )
+    ]
+    run = Run(replace(CALM, for_s=8.0, steps=tuple(steps), expect=Expect()), 1, maker)
+    run.sampled = look
+    assert run.result().violation is None
+    assert [seen[at] for at in (2, 4, 5, 6)] == [
+        [5.0, False, "empty", 5.0, 0.5],
+        [7.0, False, "self", 7.0, 2.0],
+        [7.0, False, "self", 7.0, 2.0],
+        [1.0, False, "all", 1.0, 1.0],
+    ]
+
+
+def test_a_pause_ends_with_its_process_and_not_the_pause_of_the_next_one() -> None:
+    paused: dict[int, bool] = {}
+    steps = (
+        Step(1.5, "pause", nodes=(0,), for_s=3.0),
+        Step(2.5, "restart", nodes=(0,), down_s=0.5),
+        Step(3.5, "pause", nodes=(0,), for_s=3.0),
+    )
+    run = Run(replace(CALM, for_s=8.0, steps=steps, expect=Expect()), 1, maker)
+    run.sampled = lambda world: paused.update({round(world.time.now): world.hosts[0].paused})
+    assert run.result().violation is None
+    assert [at for at, is_paused in paused.items() if is_paused] == [2, 4, 5, 6]

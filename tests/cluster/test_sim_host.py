@@ -83,13 +83,13 @@ def test_timers_are_never_early_and_hardly_late() -> None:
 def test_a_paused_process_does_nothing_and_then_reads_before_it_looks_at_the_clock() -> None:
     time, host, node = make_host()
     time.run(1.0)
-    host.pause()
+    resume = host.pauses.begin(True)
     for number in range(10):
         time.at(1.5 + number / 10, host.arrive, str(number).encode(), THERE, Plane.DATAGRAM)
     time.run(5.0)
     assert max(node.ticks) <= 1.0
     assert node.got == []
-    host.resume()
+    resume()
     assert [data for _, data in node.got] == [str(number).encode() for number in range(10)]
     time.run(5.1)
     assert node.ticks[-1] == pytest.approx(5.0, abs=0.1)
@@ -97,23 +97,22 @@ def test_a_paused_process_does_nothing_and_then_reads_before_it_looks_at_the_clo
 
 def test_two_pauses_end_with_the_longer_one() -> None:
     time, host, node = make_host()
-    host.pause()
-    host.pause()
-    host.resume()
+    first, second = host.pauses.begin(True), host.pauses.begin(True)
+    first()
     time.run(1.0)
     assert node.ticks == []
-    host.resume()
+    second()
     time.run(2.0)
     assert node.ticks
 
 
 def test_the_kernel_keeps_so_much_for_a_paused_process_and_drops_the_rest() -> None:
     _, host, node = make_host()
-    host.pause()
+    resume = host.pauses.begin(True)
     taken = sum(host.arrive(bytes(1200), THERE, Plane.DATAGRAM) for _ in range(2000))
     assert 100 < taken < KERNEL_BUFFER_BYTES / 1200
     assert host.dropped == 2000 - taken
-    host.resume()
+    resume()
     assert len(node.got) == taken
 
 
@@ -140,7 +139,7 @@ def test_the_state_file_is_written_in_time_unless_the_disk_is_full() -> None:
     time, host, _ = make_host()
     time.run(31.0)
     assert host.state == b"at 30"
-    host.disk_full = 1
+    host.disk_full.begin(True)
     time.run(61.0)
     assert host.state == b"at 30"
 
