@@ -2,7 +2,7 @@
 
 Each engine's cache evicts as vLLM's does and is full before the measurement, so that one block is removed for each that
 is stored. In a step an engine computes CHUNK_TOKENS of prompts, and one token for each request whose prompt is done.
-Payloads are encoded as vLLM 0.32 does: an event for each run of blocks, one for each removed block, as maps.
+Payloads are encoded by the fake engine as vLLM 0.32 does: an event for each run of blocks, one for each removed block.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
+from cluster.engine.kv_events import KvEncoder
 from ranvier_py.replay.engine.block_cache import BlockCache, CacheEvent, Job, KeyRemoved, KeysStored, Lease
 
 BLOCK_TOKENS = 16
@@ -97,41 +97,17 @@ class Engine:
 
 def make_streams(capacity_blocks: int, blocks: int, seed: int) -> Streams:
     """Fill an engine's cache, then record its payloads until `blocks` more are stored."""
-    engine = Engine(capacity_blocks, seed)
+    engine, encoder = Engine(capacity_blocks, seed), KvEncoder("map", BLOCK_TOKENS)
     filling = []
     while engine.cache.evicted_blocks < capacity_blocks // 4:
         if events := engine.step():
-            filling.append(encode(events))
+            filling.append(encoder.batch(events, 1.5))
     payloads, stored, removed, count = [], 0, 0, 0
     while stored < blocks:
         events = engine.step()
         if events:
-            payloads.append(encode(events))
+            payloads.append(encoder.batch(events, 1.5))
         stored += sum(len(event.keys) for event in events if isinstance(event, KeysStored))
         removed += sum(isinstance(event, KeyRemoved) for event in events)
         count += len(events)
     return Streams(filling, payloads, stored, removed, count)
-
-
-def encode(events: Sequence[CacheEvent]) -> bytes:
-    return bytes(msgpack.packb([1.5, [message_of(event) for event in events], 0]))
-
-
-def message_of(event: CacheEvent) -> dict[str, object]:
-    if isinstance(event, KeyRemoved):
-        return {"type": "BlockRemoved", "block_hashes": [event.key], "medium": "GPU", "group_idx": 0}
-    if not isinstance(event, KeysStored):
-        return {"type": "AllBlocksCleared"}
-    return {
-        "type": "BlockStored",
-        "block_hashes": list(event.keys),
-        "parent_block_hash": event.parent or None,
-        "token_ids": event.ids.tolist(),
-        "block_size": BLOCK_TOKENS,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-        "extra_keys": [None] * len(event.keys),
-        "group_idx": 0,
-        "kv_cache_spec_kind": "full_attention",
-    }
