@@ -6,7 +6,6 @@ It reads requests with h11, which refuses what RFC 9112 forbids; each refusal is
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -22,7 +21,7 @@ import trio.lowlevel
 
 from cluster.dns.addresses import free_port
 from cluster.hostile_peer import HostilePeer
-from cluster.processes.children import environment
+from cluster.processes.children import Command, start, stop, wait_ready
 from cluster.processes.commands import serve_argv
 from ranvier_py.core.gossip.wire.keyring import parse_key_ring
 
@@ -213,13 +212,11 @@ def chat_bytes() -> bytes:
 @asynccontextmanager
 async def hostile_lab(answers: Mapping[str, tuple[bytes, ...]], folder: Path, rng: Random) -> AsyncIterator[HostileLab]:
     """Run a node with its engine and its only peer until the block ends; then terminate the node."""
-    key, taken = rng.randbytes(32), [free_port(["127.0.0.1"], rng) for _ in range(2)]
-    gossip, joined = (("127.0.0.1", port) for port in taken)
-    ring = parse_key_ring(key.hex())
-    engine, peer = StrictEngine(answers, {}), HostilePeer(joined, ring, rng)
-    secrets = {"cluster-key": key.hex(), "control-key": KEY}
+    ring = rng.randbytes(32).hex()
+    public, control, gossip, joined = (("127.0.0.1", free_port(["127.0.0.1"], Random())) for _ in range(4))
+    engine, peer = StrictEngine(answers, {}), HostilePeer(joined, parse_key_ring(ring), rng)
     flags = ["--gossip", address_text(gossip), "--join", address_text(joined), *FLAGS]
-    for name, secret in secrets.items():
+    for name, secret in (("cluster-key", ring), ("control-key", KEY)):
         file = folder / name
         file.write_text(secret)
         file.chmod(0o600)
@@ -227,37 +224,14 @@ async def hostile_lab(answers: Mapping[str, tuple[bytes, ...]], folder: Path, rn
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         await nursery.start(peer.run)
-        log = folder / "node.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(  # noqa: ASYNC220  # it returns at once
-                serve_argv("127.0.0.1:0", "127.0.0.1:0", [engine.url], flags),
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=out,
-            )
-        assert process.stdout is not None
+        argv = serve_argv(address_text(public), address_text(control), [engine.url], flags)
+        node = start(Command("node", tuple(argv), *control, "/healthz"), folder)
         try:
-            with trio.fail_after(START_S):
-                line = await trio.to_thread.run_sync(process.stdout.readline, abandon_on_cancel=True)
-            public, control = re.findall(rb"[\d.]+:\d+", line) or 2 * [b""]
-            assert public, log.read_text()
-            yield HostileLab(engine, peer, process, log, place(public), place(control), gossip)
+            await wait_ready(node, START_S)
+            yield HostileLab(engine, peer, node.process, node.log, public, control, gossip)
         finally:
-            process.stdout.close()
-            process.terminate()
-            with trio.CancelScope(shield=True):
-                try:
-                    await trio.to_thread.run_sync(lambda: process.wait(END_S))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()  # it has been killed
+            await stop([node], END_S)
             nursery.cancel_scope.cancel()
-
-
-def place(text: bytes) -> tuple[str, int]:
-    host, _, port = text.decode().rpartition(":")
-    return host, int(port)
 
 
 def address_text(address: tuple[str, int]) -> str:
