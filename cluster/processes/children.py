@@ -117,10 +117,10 @@ def tail(log: Path, lines: int = TAIL_LINES) -> str:
 
 
 async def wait_ready(child: Child, deadline_s: float) -> None:
-    """Poll until the child answers with 200. Raises ChildNotReady; a death is left to `watch` to report."""
+    """Poll until the child answers with 200, or has ended, which `watch` reports. Raises ChildNotReady."""
     command, last = child.command, "nothing answered"
     with trio.move_on_after(deadline_s):
-        while True:
+        while child.process.poll() is None:
             with trio.move_on_after(POLL_TIMEOUT_S):
                 try:
                     status, _ = await fetch(command.ready_host, command.ready_port, command.ready_path)
@@ -131,6 +131,7 @@ async def wait_ready(child: Child, deadline_s: float) -> None:
                         return
                     last = f"{command.ready_path} says {status}"
             await trio.sleep(POLL_INTERVAL_S)
+        return
     raise ChildNotReady(command.name, deadline_s, last, child.log)
 
 

@@ -76,6 +76,12 @@ class Member:
         for faults in (self.pauses, self.slices, self.exhausted):
             faults.clear()
 
+    def unwanted(self) -> Child | None:
+        """Return the process that is to end, at full speed; None if none runs."""
+        self.wanted = False
+        self.end_slowing()
+        return self.child if self.running else None
+
     def end_slowing(self) -> None:
         for scope in self.slowing:
             scope.cancel()
@@ -105,19 +111,7 @@ class Fleet:
         self.children.append(child)
         self.nursery.start_soon(self.watch, member, child)
         self.note(f"{member.name} started, process {child.process.pid}")
-        await self.wait_ready(child)
-
-    async def wait_ready(self, child: Child) -> None:
-        """Wait until the child is ready or has ended."""
-        async with trio.open_nursery() as nursery:
-
-            async def until_gone() -> None:
-                await wait_end(child)
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(until_gone)
-            await wait_ready(child, READY_S)
-            nursery.cancel_scope.cancel()
+        await wait_ready(child, READY_S)
 
     async def watch(self, member: Member, child: Child) -> None:
         """Log the child's end as a crash if the lab did not ask for it."""
@@ -129,10 +123,8 @@ class Fleet:
 
     async def kill(self, member: Member) -> None:
         """Kill with SIGKILL, and wait until the process has ended."""
-        member.wanted = False
-        member.end_slowing()
-        child = member.child
-        if child is None or not member.running:
+        child = member.unwanted()
+        if child is None:
             return
         child.stopping = True
         self.log.died(self.clock(), member.who)
@@ -142,10 +134,8 @@ class Fleet:
 
     async def stop(self, member: Member) -> None:
         """Send SIGTERM, and wait until the process has drained."""
-        member.wanted = False
-        member.end_slowing()
-        child = member.child
-        if child is None or not member.running:
+        child = member.unwanted()
+        if child is None:
             return
         child.ask_to_stop()
         self.note(f"{member.name} asked to stop")
