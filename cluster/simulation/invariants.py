@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from typing import NoReturn
 
 from cluster.simulation.sim_clients import TRIES_MAX
 from cluster.simulation.sim_engine import SimEngine
@@ -75,7 +76,7 @@ class Invariants:
         self._rng = world.rng("invariants")
         self._served: list[int] = []  # fingerprints below which claims are checked, SERVED_MAX of them
 
-    def fail(self, invariant: str, nodes: tuple[int, ...], text: str) -> None:
+    def fail(self, invariant: str, nodes: tuple[int, ...], text: str) -> NoReturn:
         raise Violated(Violation(self.world.time.now, invariant, nodes, text))
 
     def held_back(self, delay_s: float) -> None:
@@ -87,9 +88,7 @@ class Invariants:
     def raised(self, host: SimHost, error: Exception) -> None:
         if isinstance(error, Violated):
             raise error
-        raise Violated(
-            Violation(self.world.time.now, "S9", (host.index,), f"{type(error).__name__}: {error}")
-        ) from error
+        self.fail("S9", (host.index,), f"{type(error).__name__}: {error}")
 
     def served(self, host: SimHost, end: Boundary, engine: int) -> None:  # noqa: ARG002  # as all listeners
         now = self.world.time.now
@@ -108,9 +107,7 @@ class Invariants:
         ready = [one.number for one in self.world.engines if one.running and now - one.born_at + 1.0 > NO_ENGINE_S]
         settled = now - host.started_at > NO_ENGINE_S
         stopped = [number for number in tried if now - self.world.engines[number].down_at <= NO_ENGINE_S]
-        if len(stopped) >= TRIES_MAX:
-            return
-        if ready and settled:
+        if ready and settled and len(stopped) < TRIES_MAX:
             self.fail("S6", (host.index,), f"a request got no answer though engines {ready} run")
 
     def changed(self, host: SimHost, change: MemberChange) -> None:
@@ -155,10 +152,10 @@ class Invariants:
             known = self.world.sessions.get(session)
             if known is None:
                 self.fail("S8", (host.index,), f"knows a session {session:x} that never was")
-            elif known[1] != self.world.labels[host.index]:
+            if known[1] != self.world.labels[host.index]:
                 self.fail("S10", (host.index, known[0]), "has a member of another cluster")
             before = memory.sessions.get(session)
-            if before is not None and known is not None:
+            if before is not None:
                 self.steps(host, known[0], before, seen)
             memory.sessions[session] = seen
 
@@ -181,11 +178,8 @@ class Invariants:
                 self.fail("S3", (host.index,), f"vector of {session:x} fell: {memory.vector[session]} to {number}")
             origin = self.world.sessions.get(session)
             if origin is not None and number > self._updates_sent(session, origin[0]):
-                self.fail(
-                    "S3",
-                    (host.index, origin[0]),
-                    f"has {number} of {self.sent_updates.get(session)} that were sent",
-                )
+                text = f"has {number} of {self.sent_updates.get(session)} that were sent"
+                self.fail("S3", (host.index, origin[0]), text)
         memory.vector = dict(look.vector)
 
     def _updates_sent(self, session: int, number: int) -> int:
@@ -210,9 +204,8 @@ class Invariants:
         before, memory.sent = memory.sent, (now, sent)
         if before is None:
             return
-        most = ceil(now - before[0] - 1e-6) * (
-            self.world.scenario.cluster.budget_bytes_per_s or DEFAULT_BUDGET_BYTES_PER_S
-        )
+        budget = self.world.scenario.cluster.budget_bytes_per_s or DEFAULT_BUDGET_BYTES_PER_S
+        most = ceil(now - before[0] - 1e-6) * budget
         if sent - before[1] > most:
             over = f"sent {sent - before[1]} bytes about routes in {now - before[0]:.1f} s, its budget is {most}"
             self.fail("S7", (host.index,), over)
@@ -232,16 +225,14 @@ class Invariants:
                 seen_at = engine.kv.last_held_at(fingerprint, now)
             if seen_at is None:
                 self.fail("S5", (host.index,), f"engine {number} never held {fingerprint:x}, and is believed to")
-                return
             true_s = now - seen_at
             if age_s < true_s - slack_s and engine.kv is None:  # with events, a node that missed some may be wrong
                 self.fail("S5", (host.index,), f"a claim is {true_s:.1f} s old and passes for {age_s:.1f} s")
             if true_s > ttl_s + slack_s + AGE_SLACK_S:
                 self.fail("S5", (host.index,), f"a claim lives after {true_s:.1f} s, its life is {ttl_s:g} s")
             if self._knows(host, engine) and seen_at + 1.0 < engine.born_at - 2 * AGE_SLACK_S:
-                self.fail(
-                    "S5", (host.index,), f"a claim on engine {number} is of an earlier process than the known one"
-                )
+                text = f"a claim on engine {number} is of an earlier process than the known one"
+                self.fail("S5", (host.index,), text)
 
     def _knows(self, host: SimHost, engine: SimEngine) -> bool:
         """Whether a probe had found this process by the last look; what a probe finds counts from the next look on."""

@@ -52,10 +52,7 @@ class OutcomeChecks:
         self.traffic_until = scenario.for_s - (self.expect.same_routes_s or 0.0)
         self.agreed_at: float | None = None
         self.same_at: float | None = None
-        self.hits_before: float | None = None
-        self.hits_mark: tuple[int, int] | None = None
-        self.hits_during: float | None = None  # from the first step to the end of the last
-        self._during_mark: tuple[int, int] | None = None
+        self._hits: dict[str, tuple[int, int]] = {}  # by moment: the engines' cached and prompt tokens until then
         self._packets_mark = 0
 
     def plan(self) -> None:
@@ -65,9 +62,10 @@ class OutcomeChecks:
         heap.at(self.traffic_until, self.poll_routes)
         heap.at(max(0.0, world.scenario.for_s - QUIET_WINDOW_S), self._mark_packets)
         first = world.scenario.steps[0].at_s if world.scenario.steps else self.traffic_until / 3
-        heap.at(first, self._mark_hits_before)
-        heap.at(self.traffic_until * 2 / 3, self._mark_hits)
-        heap.at(max(first, min(self.quiet_s, self.traffic_until)), self._mark_hits_during)
+        heap.at(0.0, self._mark_hits, "begin")
+        heap.at(first, self._mark_hits, "first step")
+        heap.at(self.traffic_until * 2 / 3, self._mark_hits, "last third")
+        heap.at(max(first, min(self.quiet_s, self.traffic_until)), self._mark_hits, "quiet")
         if self.expect.dead_s is not None:
             for step in world.scenario.steps:
                 if step.do == "kill":
@@ -192,13 +190,13 @@ class OutcomeChecks:
 
     def measured(self) -> dict[str, float | None]:
         """Return the measured values of bounds, but for those that are checked during the run."""
-        world, after = self.world, self.hits_since(self.hits_mark)
+        world, before, after = self.world, self.hits("begin", "first step"), self.hits("last third")
         found: dict[str, float | None] = {
             "failed_requests_max": world.clients.counters.failed,
             "false_deaths_max": len(self.measure.false_deaths),
             "learned_s": percentiles(self.measure.learned_s)["t99"],
             "bytes_per_node_s_max": world.sent_bytes() / len(world.hosts) / world.time.now,
-            "hit_share_min": after / self.hits_before if after is not None and self.hits_before else None,
+            "hit_share_min": after / before if after is not None and before else None,
         }
         if world.streams is not None:
             found |= {"wrong_share_max": self.wrong(), "unknown_share_max": self.unknown()}
@@ -271,25 +269,17 @@ class OutcomeChecks:
     def _mark_packets(self) -> None:
         self._packets_mark = self.world.net.counters.sent
 
-    def _mark_hits_before(self) -> None:
-        self.hits_before = self.hits_since((0, 0))
-        self._during_mark = self._hits()
-
-    def _mark_hits_during(self) -> None:
-        self.hits_during = self.hits_since(self._during_mark)
-
-    def _mark_hits(self) -> None:
-        self.hits_mark = self._hits()
-
-    def _hits(self) -> tuple[int, int]:
+    def _mark_hits(self, moment: str) -> None:
         engines = self.world.engines
-        return sum(one.cached_tokens for one in engines), sum(one.prompt_tokens for one in engines)
+        self._hits[moment] = sum(one.cached_tokens for one in engines), sum(one.prompt_tokens for one in engines)
 
-    def hits_since(self, mark: tuple[int, int] | None) -> float | None:
-        if mark is None:
+    def hits(self, since: str, until: str = "now") -> float | None:
+        """Return the hit rate between two moments; None without traffic, or if the run ended before them."""
+        self._mark_hits("now")
+        if not {since, until} <= self._hits.keys():
             return None
-        cached, asked = self._hits()
-        return (cached - mark[0]) / (asked - mark[1]) if asked > mark[1] else None
+        (cached_before, asked_before), (cached, asked) = self._hits[since], self._hits[until]
+        return (cached - cached_before) / (asked - asked_before) if asked > asked_before else None
 
     def measures(self) -> dict[str, float | None]:
         """Return the measures beside `Measure.summary`."""
@@ -298,9 +288,9 @@ class OutcomeChecks:
         return {
             "agreed_s": agreed,
             "same_routes_s": same,
-            "hit_share_before": rounded(self.hits_before),
-            "hit_share_during": rounded(self.hits_during),
-            "hit_share_after": rounded(self.hits_since(self.hits_mark)),
+            "hit_share_before": rounded(self.hits("begin", "first step")),
+            "hit_share_during": rounded(self.hits("first step", "quiet")),
+            "hit_share_after": rounded(self.hits("last third")),
             **self.event_measures(),
         }
 

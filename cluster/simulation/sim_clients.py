@@ -74,8 +74,8 @@ class SimClients:
         self.chats_per_s = Overlapping(load.chats_per_s)
         self.until = float("inf")
         self.counters = ClientCounters()
-        self.served: Callable[[SimHost, Boundary, int], None] | None = None
-        self.failed: Callable[[SimHost, Sequence[int]], None] | None = None
+        self.served: Callable[[SimHost, Boundary, int], object] = lambda *_: None
+        self.failed: Callable[[SimHost, Sequence[int]], object] = lambda *_: None
         root = Boundary(None, Fingerprint(0), 0)
         self._prefixes = [self._next(root, SYSTEM_TOKENS, exact=number % 4 != 3) for number in range(load.prefixes)]
 
@@ -152,15 +152,13 @@ class SimClients:
         else:
             self._back(host, trip, served=True)
             self.counters.served += 1
-            if self.served is not None:
-                self.served(host, chat.end, trip.engine)
+            self.served(host, chat.end, trip.engine)
         self._next_turn(chat)
 
     def _unanswered(self, host: SimHost, tried: Sequence[int]) -> None:
         if any(engine.running for engine in self.engines):
             self.counters.failed += 1
-            if self.failed is not None:
-                self.failed(host, tried)
+            self.failed(host, tried)
         else:
             self.counters.hopeless += 1
 

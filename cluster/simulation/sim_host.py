@@ -43,6 +43,10 @@ SPINS_MAX = 100
 idle."""
 
 
+def fail(_: SimHost, error: Exception) -> None:
+    raise error
+
+
 class SimHost:
     """A simulated host, see the module. `raised` gets every exception of the node: it must not raise any."""
 
@@ -64,11 +68,11 @@ class SimHost:
         self.leaving = False
         self.started_at = 0.0
         self.state = b""
-        self.resolve: Callable[[int, Callable[[Sequence[Address]], None]], None] | None = None
-        self.raised: Callable[[SimHost, Exception], None] | None = None
-        self.changed: Callable[[SimHost, MemberChange], None] | None = None
-        self.received: Callable[[SimHost, Plane], None] | None = None
-        self.requested: Callable[[SimHost, Sequence[StreamRequest]], None] | None = None  # about event streams
+        self.resolve: Callable[[int, Callable[[Sequence[Address]], None]], object] = lambda *_: None
+        self.raised: Callable[[SimHost, Exception], object] = fail
+        self.changed: Callable[[SimHost, MemberChange], object] = lambda *_: None
+        self.received: Callable[[SimHost, Plane], object] = lambda *_: None
+        self.requested: Callable[[SimHost, Sequence[StreamRequest]], object] = lambda *_: None  # about event streams
         self.dropped = 0
         self.spins = 0
         self._inbox: deque[tuple[bytes, Address, Plane, float]] = deque()  # with the time of arrival
@@ -158,7 +162,6 @@ class SimHost:
         self.trace.packet(self.time.now, self.index, source[0], plane, len(data))
         if self.node is not None:
             self._run(self.node.peer.receive, data, source, plane)
-        if self.received is not None and self.node is not None:
             self.received(self, plane)
 
     def _work(self, generation: int) -> None:
@@ -193,21 +196,18 @@ class SimHost:
             call(*arguments, self.time.now)
             self._flush(node)
         except Exception as error:  # any exception is a failure of the run, which it exists to find
-            if self.raised is None:
-                raise
             self.raised(self, error)
             return
         self._plan()
 
     def _flush(self, node: SimNode) -> None:
         sends = node.peer.take()
-        if self.requested is not None and node.streams is not None:
+        if node.streams is not None:
             self.requested(self, node.streams.take())
         for to, plane, data in sends:
             self.net.send(self.address, to, plane, data)
-        if self.changed is not None:
-            for change in node.peer.changes():
-                self.changed(self, change)
+        for change in node.peer.changes():
+            self.changed(self, change)
 
     def _plan(self) -> None:
         """Plan a wake-up when the node wants one. An earlier plan stays, and its wake-up finds nothing due."""
@@ -241,7 +241,7 @@ class SimHost:
         """Resolve the name, again and again for ever, whatever the answer."""
         if generation != self.generation or self.node is None:
             return
-        if not self.paused and not self.leaving and self.resolve is not None:
+        if not self.paused and not self.leaving:
             self.resolve(self.index, lambda found: self._found(generation, found))
         if self.node.alone():
             self._resolve_s = min(RESOLVE_S, self._resolve_s * RESOLVE_GROWTH)
