@@ -7,7 +7,8 @@ token, one chunk per token, a last one with `finish_reason`, the usage chunk if 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from struct import pack
@@ -48,6 +49,15 @@ CLAUDE_KINDS: Mapping[int, str] = {
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, "BadRequestError", message, param)
+
+
+@contextmanager
+def by_the_schema() -> Iterator[None]:
+    """Read a body as its API has it. Raises ApiError 400 where a member is missing or of another type, as vLLM does."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError) as error:
+        raise bad_request(f"the body is not as the API has it: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

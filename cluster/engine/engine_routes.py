@@ -24,6 +24,7 @@ from cluster.engine.engine_api import (
     Ask,
     Reply,
     bad_request,
+    by_the_schema,
     embedded,
     models_body,
     read_ask,
@@ -151,11 +152,12 @@ class Engine:
     async def generate(self, request: HttpRequest, client: Client, *, api: str) -> None:
         fault = self.faults.draw(trio.current_time())
         await self._begin(fault)
-        fields = self._chat_fields(read_object(request.body), api)
-        ask = read_ask(fields, chat=api != "cmpl", default_model=self.config.models[0])
-        if ask.model not in self.config.models:
-            raise ApiError(404, "NotFoundError", f"The model `{ask.model}` does not exist.", "model")
-        job, answer = await self._prepare(ask, len(request.body))
+        with by_the_schema():
+            fields = self._chat_fields(read_object(request.body), api)
+            ask = read_ask(fields, chat=api != "cmpl", default_model=self.config.models[0])
+            if ask.model not in self.config.models:
+                raise ApiError(404, "NotFoundError", f"The model `{ask.model}` does not exist.", "model")
+            job, answer = await self._prepare(ask, len(request.body))
         if self.kv is not None and job.keys:
             self.kv.encoder.note(job.keys[0], Scope("" if ask.model == self.config.models[0] else ask.model, ask.salt))
         self._requests += 1
@@ -210,8 +212,9 @@ class Engine:
         client.respond(200, embedded(texts, self.config.models[0], tokens, as_base64=as_base64), self._headers)
 
     async def count_tokens(self, request: HttpRequest, client: Client) -> None:
-        fields = chat_of_claude(read_object(request.body))
-        ids = self._chat_ids(read_messages(fields), fields["tools"], {}, generation=True)
+        with by_the_schema():
+            fields = chat_of_claude(read_object(request.body))
+            ids = self._chat_ids(read_messages(fields), fields["tools"], {}, generation=True)
         client.respond(200, orjson.dumps({"input_tokens": len(ids)}), self._headers)
 
     def submit(self, request_id: str, job: Job) -> Mailbox:

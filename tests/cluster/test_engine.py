@@ -116,6 +116,27 @@ async def test_a_stream_without_the_option_has_no_usage_chunk() -> None:
     assert all(chunk["choices"] for chunk in chunks)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/messages", {"messages": [{"role": "user"}]}),
+        ("/v1/messages", {"messages": ["x"]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": ["x"]}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}], "tools": [5]}),
+        ("/v1/responses", {"input": [5]}),
+        ("/v1/responses", {"input": [{"type": "function_call"}]}),
+        ("/v1/responses", {"input": "x", "previous_response_id": ["a"]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x", "tool_calls": [5]}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": 5}),
+    ],
+)
+async def test_a_body_that_is_not_as_its_api_has_it_is_refused_and_does_not_make_the_engine_look_ill(
+    path: str, fields: dict[str, Any]
+) -> None:
+    async with lab() as it:
+        assert (await it.post(path, model="lab", **fields)).status_code == 400
+
+
 async def test_completions_take_text_or_token_ids() -> None:
     async with lab() as it:
         by_text = (await it.post("/v1/completions", model="lab", prompt="one two three four ")).json()
