@@ -299,6 +299,8 @@ def check_step(step: Step, cluster: Cluster, where: str) -> None:
     check_selector(step.nodes, cluster.nodes, f"{where}: nodes")
     check_selector(step.others, cluster.nodes, f"{where}: others")
     check_selector(step.engines, cluster.engines, f"{where}: engines")
+    if step.do == "keys" and not step.keys:
+        raise ScenarioError(f"{where}: keys: want one at least")
     if step.do.startswith("events") and not cluster.events:
         raise ScenarioError(f"{where}: engines publish events where [cluster] events = true")
 
@@ -307,7 +309,7 @@ def check_selector(selector: Selector, count: int, where: str) -> None:
     if isinstance(selector, tuple):
         if any(number >= count for number in selector):
             raise ScenarioError(f"{where}: {list(selector)}: there are 0 … {count - 1}")
-    elif selector not in WORDS and not (selector.endswith("%") and selector[:-1].isdigit()):
+    elif selector not in WORDS and not (selector.endswith("%") and selector[:-1].isdecimal()):
         raise ScenarioError(f"{where}: {selector!r}; want numbers or one of {', '.join(WORDS)}, 30%")
 
 

@@ -138,13 +138,13 @@ def check(options: argparse.Namespace) -> None:
 
 def make_target(options: argparse.Namespace) -> Target:
     """Make the target from the options. Raises LoadError."""
-    parts = urlsplit(options.target)
-    if parts.scheme != "http" or not parts.hostname:
-        raise LoadError(f"--target {options.target}: want http://HOST:PORT (the lab has no TLS)")
     try:
+        parts = urlsplit(options.target)
         port = parts.port or 80
     except ValueError as error:
         raise LoadError(f"--target {options.target}: {error}") from error
+    if parts.scheme != "http" or not parts.hostname:
+        raise LoadError(f"--target {options.target}: want http://HOST:PORT (the lab has no TLS)")
     return Target(
         host=parts.hostname,
         port=port,

@@ -23,6 +23,7 @@ from pathlib import Path
 import trio
 
 from cluster.network.links import PLANES, Links
+from cluster.processes.commands import ENGINES_MAX, NODES_MAX
 from cluster.scenario import VERBS, Scenario, Step
 from ranvier_py.core.gossip.gossip_values import Plane
 
@@ -102,6 +103,8 @@ def checked(mode: LinkMode, scenario: Scenario) -> LinkMode:
 
 def refusal(mode: str, scenario: Scenario) -> str:
     """Return what this mode cannot do of this scenario; "" if it can do all."""
+    if not (1 <= scenario.cluster.nodes <= NODES_MAX and 1 <= scenario.cluster.engines <= ENGINES_MAX):
+        return f"want 1 … {NODES_MAX} nodes and 1 … {ENGINES_MAX} engines"
     if scenario.cluster.log_entries:
         return "[cluster] log_entries: a node has no such setting"
     if scenario.cluster.dns != "all" and mode != "namespaces":

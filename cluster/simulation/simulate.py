@@ -29,7 +29,7 @@ from typing import NamedTuple, TextIO
 from cluster.scenario import Scenario, ScenarioError, scenario_names, settle, settled, write_scenario
 from cluster.simulation.sim_node import SimNodes
 from cluster.simulation.sim_run import simulate
-from cluster.simulation.swarm import shrink, swarm
+from cluster.simulation.swarm import WARM_S, shrink, swarm
 from cluster.simulation.trace import Event
 from cluster.simulation.world import Result, Violation, World
 
@@ -63,7 +63,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=0, help="number of nodes (default: as in the scenario)")
     parser.add_argument("--for", dest="for_s", type=float, default=0.0, help="virtual seconds")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seeds", metavar="A:B", help="all seeds from A up to B")
+    parser.add_argument("--seeds", type=seeds, metavar="A:B", help="all seeds from A up to B")
     parser.add_argument("--small", action="store_true", help="sizes drawn from the seed, for many short runs")
     parser.add_argument("--until-fail", action="store_true", help="seed after seed until one fails or time is up")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
@@ -76,11 +76,17 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
+def seeds(text: str) -> range:
+    """Read A:B. Raises ValueError."""
+    first, _, end = text.partition(":")
+    return range(int(first), int(end))
+
+
 def main(argv: list[str]) -> int:
     """Run the command and return the exit code, see the module."""
     options = arguments().parse_args(argv)
     try:
-        if options.until_fail or options.seeds:
+        if options.until_fail or options.seeds is not None:
             return many(options)
         return one(options)
     except (ScenarioError, OSError) as error:
@@ -104,6 +110,8 @@ def scenario_of(request: RunRequest) -> Scenario:
             drawn = Random(f"{request.seed}/size").choice(SMALL_NODES)
             nodes = request.nodes or (SMALL_LARGE_NODES if large else drawn)
             for_s = request.for_s or (SMALL_LARGE_FOR_S if large else SMALL_FOR_S)
+        if nodes < 1 or for_s <= WARM_S:
+            raise ScenarioError(f"{request.scenario}: want at least one node, and more than {WARM_S:g} s")
         return settle(swarm(request.seed, nodes, for_s, engines_fail=request.scenario != "swarm"), request.seed)
     return settled(request.scenario, "sim", request.seed, request.nodes, None, request.for_s)
 
@@ -197,13 +205,10 @@ def outcome(request: RunRequest) -> tuple[RunRequest, str, str]:
 
 def many(options: argparse.Namespace) -> int:
     """Run seeds in order, several at a time. With --until-fail it ends at the first failure, else it runs all."""
-    first, last = options.seed, 2**62
-    if options.seeds:
-        begin, _, end = options.seeds.partition(":")
-        first, last = int(begin), int(end)
     began = time.monotonic()
     deadline = began + options.budget_s if options.until_fail else float("inf")
-    requests = (request_of(options, seed) for seed in range(first, last))
+    chosen = range(options.seed, 2**62) if options.seeds is None else options.seeds
+    requests = (request_of(options, seed) for seed in chosen)
     done, failed = 0, []
     for request, line_text, wrong in outcomes(requests, options.jobs, lambda: time.monotonic() > deadline):
         done += 1

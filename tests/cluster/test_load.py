@@ -358,6 +358,7 @@ async def test_a_whole_run_from_its_options(tmp_path: Path) -> None:
         ("--trace /nowhere.jsonl", "/nowhere.jsonl"),
         ("--resolve router.lab", "NAME=IP"),
         ("--extra 3", "JSON object"),
+        ("--target http://[::1", "Invalid IPv6 URL"),
         ("--json /proc/none/out.json", "--json /proc/none/out.json: No such file or directory"),
     ],
 )

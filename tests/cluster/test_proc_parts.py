@@ -360,6 +360,7 @@ def test_flags_change_the_scenario_and_are_checked() -> None:
     assert scenario.steps[0].nodes == (0, 1, 2, 3)
     assert chaos.main(["--scenario", "rolling_restart", "--for", "1"]) == chaos.MISUSED
     assert chaos.main(["--scenario", "no_such_scenario"]) == chaos.MISUSED
+    assert chaos.main(["--scenario", "chaos", "--nodes", "99"]) == chaos.MISUSED
     assert chaos.without(["--json", "f", "--seed", "1", "--scenario=x"], "--json", "--scenario") == ["--seed", "1"]
     assert "processes" in load_scenario("chaos").runs_on
 

@@ -46,6 +46,8 @@ def test_every_scenario_of_the_lab_reads_and_writes_back_equal(name: str) -> Non
         (HEAD + "[[step]]\nat_s = 1\ndo = 'kill'\nnodes = [9]", "there are 0"),
         (HEAD + "[[step]]\nat_s = 1\ndo = 'kill'\nnodes = 'some'", "'some'"),
         (HEAD + "[[step]]\nat_s = 1\ndo = 'kill'\nnodes = 'all'\nloss = 0.5", "kill takes no 'loss'"),
+        (HEAD + "[[step]]\nat_s = 1\ndo = 'kill'\nnodes = '²%'", "'²%'"),
+        (HEAD + "[[step]]\nat_s = 1\ndo = 'keys'\nnodes = 'all'\nkeys = []", "one at least"),
         (HEAD + "[[step]]\nat_s = 11\ndo = 'heal'", "at_s"),
         (HEAD + "[[step]]\nat_s = 5\ndo = 'heal'\n[[step]]\nat_s = 4\ndo = 'heal'", "in order"),
         (HEAD + "[[step]]\nat_s = 1\ndo = 'link'\nnodes = 'all'", "at least one of"),

@@ -136,6 +136,19 @@ def test_a_mistake_in_a_scenario_is_no_traceback(tmp_path: Path, capsys: pytest.
     assert "for_s is missing" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", ["--nodes -1", "--for 5", "--for -1"])
+def test_sizes_that_make_no_sense_are_no_traceback(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert "want at least one node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["5", "5:x", ":"])
+def test_seeds_that_are_no_range_are_a_wrong_command(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--seeds", words])
+    assert "--seeds" in capsys.readouterr().err
+
+
 def test_the_command_of_an_order_states_all_of_it() -> None:
     request = RunRequest("swarm", 7, 5, 30.0, small=True)
     assert command_of(request) == "python -m cluster sim --scenario swarm --seed 7 --small --nodes 5 --for 30"
