@@ -9,10 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +21,7 @@ from ranvier_py.config.config_loader import flag_of
 from ranvier_py.config.config_model import KEYS, SECRETS, Config
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
 from ranvier_py.core.errors import ConfigError, ListenError
+from tests.pages import Pages, PageServer, serving
 
 KEY = "the-key-of-the-control-port"
 ROOT = Path(__file__).parents[1]
@@ -40,18 +38,14 @@ CALIBRATION = {
 }
 
 
-class FakeControl(BaseHTTPRequestHandler):
+class FakeControl(Pages):
     """Answers as the control port does. What it was sent is kept in the server's `asked`."""
 
     def answer(self, status: int, value: Mapping[str, Any]) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.reply(status, json.dumps(value).encode())
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers.get("authorization"), b""))  # type: ignore[attr-defined]
+        self.server.asked.append((self.path, self.headers.get("authorization"), b""))
         answers = {
             "/readyz": (503, {"ready": False, "reason": "no backend can be asked"}),
             "/admin/backends": (200, {"backends": [BACKEND]}),
@@ -64,32 +58,18 @@ class FakeControl(BaseHTTPRequestHandler):
         self.answer(*answers[self.path])
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.asked.append((self.path, self.headers.get("authorization"), body))  # type: ignore[attr-defined]
+        body = self.sent()
+        self.server.asked.append((self.path, self.headers.get("authorization"), body))
         if body == b"no":
             self.answer(400, {"error": {"message": "the body is not JSON"}})
         else:
             self.answer(200, {"chosen": "a"})
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
-def control() -> Iterator[SimpleNamespace]:
-    with served_by(FakeControl) as place:
+def control() -> Iterator[PageServer]:
+    with serving(FakeControl) as place:
         yield place
-
-
-@contextmanager
-def served_by(handler: type[FakeControl]) -> Iterator[SimpleNamespace]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.asked = []  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", asked=server.asked)  # type: ignore[attr-defined]
-        server.shutdown()
-        thread.join()
 
 
 # --- config and version ---------------------------------------------------------------------------------------------
@@ -203,7 +183,7 @@ def test_every_key_but_the_secrets_is_a_flag_with_its_help(capsys: pytest.Captur
 
 
 def test_explain_asks_the_node_and_prints_its_answer(
-    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'{"messages": []}')))
     assert cli.main(["explain", "--control", control.url]) == cli.EXIT_OK
@@ -217,7 +197,7 @@ def test_explain_asks_the_node_and_prints_its_answer(
 
 
 def test_a_refusal_is_reported_in_the_words_of_the_node(
-    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    control: PageServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     body = tmp_path / "body"
     body.write_bytes(b"no")
@@ -243,14 +223,11 @@ def test_a_refusal_is_reported_in_the_words_of_the_node(
 def test_an_address_that_is_no_control_port_is_named_so(
     capsys: pytest.CaptureFixture[str], command: Sequence[str], page: bytes
 ) -> None:
-    class Other(FakeControl):
+    class Other(Pages):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
+            self.reply(200, page)
 
-    with served_by(Other) as place:
+    with serving(Other) as place:
         assert cli.main([*command, place.url]) == cli.EXIT_FAILED
     assert f"{place.url} answers, but not as the control port of a node" in capsys.readouterr().err
 
@@ -266,7 +243,7 @@ def test_a_field_that_is_none_is_refused_and_not_shown(header: str, capsys: pyte
     assert capsys.readouterr().err == "ranvier: --header takes NAME:VALUE\n"
 
 
-def test_any_text_may_be_the_value_of_a_field(control: SimpleNamespace, tmp_path: Path) -> None:
+def test_any_text_may_be_the_value_of_a_field(control: PageServer, tmp_path: Path) -> None:
     (tmp_path / "body").write_text("{}")
     field = ["--header", "authorization: schl\u00fcssel", "--control", control.url]
     assert cli.main(["explain", str(tmp_path / "body"), *field]) == cli.EXIT_OK
@@ -303,7 +280,7 @@ def test_an_address_that_is_none_is_reported_in_one_line(
 
 
 def test_a_key_may_be_any_line_of_text_and_is_never_shown(
-    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANVIER_CONTROL_KEY", "schl\u00fcssel\n")
     assert cli.main(["status", "--control", control.url]) == cli.EXIT_OK
@@ -316,7 +293,7 @@ def test_a_key_may_be_any_line_of_text_and_is_never_shown(
 
 
 def test_status_is_one_page_about_the_node(
-    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANVIER_CONTROL_KEY", KEY)
     assert cli.main(["status", "--control", control.url]) == cli.EXIT_OK
@@ -349,7 +326,7 @@ def test_status_is_one_page_about_the_node(
 
 
 def test_a_node_that_restarts_is_watched_on(
-    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    control: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who watches a roll should not have to begin again with each node. One that never answered is a mistake."""
     asked, rounds = cli.asked, iter(range(4))
@@ -375,7 +352,7 @@ def test_a_node_that_restarts_is_watched_on(
 def test_status_can_be_watched_until_it_is_interrupted(
     given: str,
     waited_s: float,
-    control: SimpleNamespace,
+    control: PageServer,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httptools
 import pytest
 import trio
 from rich.console import Console
@@ -22,6 +21,8 @@ from cluster.load.http_client import Connection, ExchangeFailed
 from cluster.load.load_report import LoadLog, Report
 from cluster.load.runner import Runner, Target, first_model
 from cluster.load.workload import Conversation, Turn
+from tests.proxy.wire import CHUNKED_HEAD, Wire, answer, chunk
+from tests.waiting import until
 
 DEADLINE_S = 10
 
@@ -41,26 +42,11 @@ class Engine:
     async def serve(self, stream: trio.SocketStream) -> None:
         self.connections += 1
         self.hosts.append(stream.socket.getsockname()[0])
-        body = bytearray()
-        complete: list[bool] = []
-
-        class Reader:
-            def on_body(self, data: bytes) -> None:
-                body.extend(data)
-
-            def on_message_complete(self) -> None:
-                complete.append(True)
-
-        parser = httptools.HttpRequestParser(Reader())
-        while data := await stream.receive_some():
-            parser.feed_data(data)
-            if complete:
-                complete.clear()
-                request = json.loads(body or b"{}")
-                body.clear()
-                await self.answer(stream, request)
-                if self.close_after_each:
-                    return
+        wire = Wire(stream)
+        while request := await wire.next_request():
+            await self.answer(stream, json.loads(request[1] or b"{}"))
+            if self.close_after_each:
+                return
 
     async def answer(self, stream: trio.SocketStream, request: dict[str, Any]) -> None:
         if not request:
@@ -76,23 +62,19 @@ class Engine:
         if not request["stream"]:
             await stream.send_all(plain({"choices": [{"message": {"content": text}}], "usage": usage}))
             return
-        chunks = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}]
-        chunks += [{"choices": [{"delta": {"content": word}}]} for word in (text[:7], text[7:])]
-        chunks += [{"choices": [], "usage": usage}]
-        await stream.send_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nx-engine: e1\r\n\r\n")
-        for event in [json.dumps(chunk) for chunk in chunks] + ["[DONE]"]:
-            await stream.send_all(chunked(f"data: {event}\n\n"))
+        events = [{"choices": [{"delta": {"content": word}}]} for word in ("", text[:7], text[7:])]
+        events += [{"choices": [], "usage": usage}]
+        await stream.send_all(CHUNKED_HEAD[:-2] + b"x-engine: e1\r\n\r\n")
+        for event in [json.dumps(event).encode() for event in events] + [b"[DONE]"]:
+            await stream.send_all(chunk(b"data: " + event + b"\n\n"))
         await stream.send_all(b"0\r\n\r\n")
 
 
-def chunked(text: str) -> bytes:
-    return f"{len(text.encode()):x}\r\n{text}\r\n".encode()
+ROUTED = (b"x-ranvier-backend: b1", b"x-ranvier-matched-tokens: 64", b"x-ranvier-reason: deepest")
 
 
-def plain(body: dict[str, Any], status: str = "200 OK") -> bytes:
-    text = json.dumps(body).encode()
-    head = f"HTTP/1.1 {status}\r\ncontent-length: {len(text)}\r\nx-ranvier-backend: b1\r\n"
-    return f"{head}x-ranvier-matched-tokens: 64\r\nx-ranvier-reason: deepest\r\n\r\n".encode() + text
+def plain(body: dict[str, Any], status: bytes = b"200 OK") -> bytes:
+    return answer(json.dumps(body).encode(), *ROUTED, status=status)
 
 
 @asynccontextmanager
@@ -205,9 +187,14 @@ async def send(stream: trio.SocketStream, _: dict[str, Any], *, data: bytes) -> 
     await stream.aclose()
 
 
-HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-EVENT = chunked('data: {"choices": [{"delta": {"content": "x"}}]}\n\n')
-BUSY = plain({"error": {"code": "no_backend", "message": "nobody"}}, "503 Service Unavailable")
+async def stall(_stream: trio.SocketStream, _request: dict[str, Any]) -> None:
+    await trio.sleep_forever()
+
+
+EVENT = CHUNKED_HEAD + chunk(b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n')
+OOM = CHUNKED_HEAD + chunk(b'data: {"error": {"code": "oom"}}\n\n')
+LAST = b"0\r\n\r\n"
+BUSY = plain({"error": {"code": "no_backend", "message": "nobody"}}, b"503 Service Unavailable")
 
 
 @pytest.mark.parametrize(
@@ -215,14 +202,11 @@ BUSY = plain({"error": {"code": "no_backend", "message": "nobody"}}, "503 Servic
     [
         (partial(send, data=b""), "connection closed before an answer"),
         (reset, "connection lost before an answer"),
-        (partial(send, data=HEAD + EVENT), "connection closed in mid-answer"),
-        (partial(send, data=HEAD + EVENT + b"0\r\n\r\n"), "stream ended without [DONE]"),
-        (partial(send, data=HEAD + chunked("data: {nonsense\n\n") + b"0\r\n\r\n"), "answer is not JSON"),
-        (partial(send, data=HEAD + chunked('data: {"error": {"code": "oom"}}\n\n')), "connection closed in mid-answer"),
-        (
-            partial(send, data=HEAD + chunked('data: {"error": {"code": "oom"}}\n\n') + b"0\r\n\r\n"),
-            "error in the answer: oom",
-        ),
+        (partial(send, data=EVENT), "connection closed in mid-answer"),
+        (partial(send, data=EVENT + LAST), "stream ended without [DONE]"),
+        (partial(send, data=CHUNKED_HEAD + chunk(b"data: {nonsense\n\n") + LAST), "answer is not JSON"),
+        (partial(send, data=OOM), "connection closed in mid-answer"),
+        (partial(send, data=OOM + LAST), "error in the answer: oom"),
         (partial(send, data=BUSY), "HTTP 503 no_backend"),
         (partial(send, data=b"HTTP/1.1 500 Oops\r\ncontent-length: 3\r\n\r\nbad"), "HTTP 500"),
         (partial(send, data=b"SSH-2.0-OpenSSH\r\n"), "answer is not HTTP"),
@@ -255,10 +239,6 @@ async def test_a_name_that_does_not_exist_is_a_failure_too() -> None:
 
 async def test_an_answer_that_takes_too_long_fails() -> None:
     async with running_engine() as engine:
-
-        async def stall(_stream: trio.SocketStream, _request: dict[str, Any]) -> None:
-            await trio.sleep_forever()
-
         engine.misbehave = stall
         log = await closed(engine, chat("a", "one"), timeout_s=0.05)
     assert list(log.failures) == ["no complete answer within 0.05 s"]
@@ -267,18 +247,11 @@ async def test_an_answer_that_takes_too_long_fails() -> None:
 async def test_a_cancelled_run_counts_what_was_in_flight() -> None:
     """Sent = ok + failed + cancelled, also after Ctrl-C."""
     log = LoadLog()
-    async with running_engine() as engine:
-
-        async def stall(_stream: trio.SocketStream, _request: dict[str, Any]) -> None:
-            await trio.sleep_forever()
-
+    async with running_engine() as engine, trio.open_nursery() as nursery:
         engine.misbehave = stall
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(
-                Runner(Target("127.0.0.1", engine.port), log).run_closed, [chat("a", "one", "two")], [0.0]
-            )
-            await engine.arrived.wait()
-            nursery.cancel_scope.cancel()
+        nursery.start_soon(Runner(Target("127.0.0.1", engine.port), log).run_closed, [chat("a", "one", "two")], [0.0])
+        await engine.arrived.wait()
+        nursery.cancel_scope.cancel()
     assert (log.sent, log.cancelled, log.in_flight, log.not_sent) == (1, 1, 0, 1)
 
 
@@ -295,20 +268,12 @@ async def test_a_branch_goes_on_from_its_parents_history() -> None:
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
     """Arrivals come when they are due, however slow the target is."""
     log = LoadLog()
-    async with running_engine() as engine:
-        seen = trio.Event()
-
-        async def stall(_stream: trio.SocketStream, _request: dict[str, Any]) -> None:
-            if len(engine.bodies) == 3:
-                seen.set()
-            await trio.sleep_forever()
-
+    async with running_engine() as engine, trio.open_nursery() as nursery:
         engine.misbehave = stall
         talks = [chat(f"c{number}", "one", start_s=number * 0.01) for number in range(3)]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Runner(Target("127.0.0.1", engine.port), log).run_open, talks)
-            await seen.wait()
-            nursery.cancel_scope.cancel()
+        nursery.start_soon(Runner(Target("127.0.0.1", engine.port), log).run_open, talks)
+        await until(lambda: len(engine.bodies) == 3)
+        nursery.cancel_scope.cancel()
     assert (log.sent, log.cancelled, len(log.lags_s)) == (3, 3, 3)
 
 

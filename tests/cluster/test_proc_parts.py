@@ -6,9 +6,10 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -43,6 +44,7 @@ from cluster.processes.request_log import Entry, RequestLog, hit_report, hits_ba
 from cluster.scenario import VERBS, Cluster, Dns, Expect, Load, Scenario, Step, load_scenario, settled
 from ranvier_py.cli import make_parser as node_parser
 from ranvier_py.core.gossip.gossip_values import Plane
+from tests.proxy.wire import chunk
 from tests.waiting import until
 
 DEADLINE_S = 20
@@ -151,54 +153,27 @@ EVENT = b'data: {"system_fingerprint":"engine-1","choices":[{"delta":{"content":
 LAST = b'data: {"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
 
 
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-async def good(stream: trio.SocketStream) -> None:
-    await stream.send_all(HEAD + chunk(EVENT) + chunk(LAST) + b"0\r\n\r\n")
-
-
-async def breaks_before(_: trio.SocketStream) -> None:
-    """Takes the request and closes."""
-
-
-async def breaks_in_the_middle(stream: trio.SocketStream) -> None:
-    await stream.send_all(HEAD + chunk(EVENT))
-
-
-async def breaks_after_the_head(stream: trio.SocketStream) -> None:
-    await stream.send_all(HEAD)
-
-
-async def refuses_in_words(stream: trio.SocketStream) -> None:
-    await stream.send_all(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 4\r\n\r\nnone")
-
-
-Behaviour = Callable[[trio.SocketStream], Awaitable[None]] | None
+GOOD = HEAD + chunk(EVENT) + chunk(LAST) + b"0\r\n\r\n"
 
 
 @asynccontextmanager
-async def stub_nodes(*behaviours: Behaviour) -> AsyncIterator[Clients]:
-    """Nodes at 127.0.0.2, .3, …, None for one where nobody listens, and a client of the name they stand behind."""
-    ips = [f"127.0.0.{2 + number}" for number in range(len(behaviours))]
+async def stub_nodes(*answers: bytes | None) -> AsyncIterator[Clients]:
+    """Nodes at 127.0.0.2, .3, … that each send this and close, None for one where nobody listens, and a client of the
+    name they stand behind."""
+    ips = [f"127.0.0.{2 + number}" for number in range(len(answers))]
     port = free_port(ips, Random())
 
-    def handler(behaviour: Callable[[trio.SocketStream], Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        async def handle(stream: trio.SocketStream) -> None:
-            async with stream:
-                await stream.receive_some(65_536)
-                await behaviour(stream)
-
-        return handle
+    async def serve(data: bytes, stream: trio.SocketStream) -> None:
+        await stream.receive_some(65_536)
+        await stream.send_all(data)
 
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             server = await nursery.start(serve_dns, Zone({CLIENTS_NAME: ips}), "127.0.0.1", 0)
-            for ip, behaviour in zip(ips, behaviours, strict=True):
-                if behaviour is not None:
+            for ip, data in zip(ips, answers, strict=True):
+                if data is not None:
                     listeners = await trio.open_tcp_listeners(port, host=ip)
-                    nursery.start_soon(trio.serve_listeners, handler(behaviour), listeners)
+                    nursery.start_soon(trio.serve_listeners, partial(serve, data), listeners)
             yield Clients(Target(CLIENTS_NAME, port, model="m"), RequestLog(), server, trio.current_time())
             nursery.cancel_scope.cancel()
 
@@ -210,14 +185,14 @@ async def ask(clients: Clients, turns: int = 1) -> list[Entry]:
 
 
 async def test_each_turn_goes_to_the_next_node() -> None:
-    async with stub_nodes(good, good, good) as clients:
+    async with stub_nodes(GOOD, GOOD, GOOD) as clients:
         entries = await ask(clients, 3)
     assert [entry.node for entry in entries] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
     assert all(entry.ok and entry.engine == "engine-1" and entry.prompt_tokens == 10 for entry in entries)
 
 
 async def test_a_dead_node_and_one_that_breaks_off_early_are_left_for_the_next() -> None:
-    async with stub_nodes(None, breaks_before, good) as clients:
+    async with stub_nodes(None, b"", GOOD) as clients:
         (entry,) = await ask(clients)
     assert entry.ok
     assert entry.node == "127.0.0.4"
@@ -233,17 +208,17 @@ async def test_nobody_there_fails_after_a_few_rounds(monkeypatch: pytest.MonkeyP
     assert len(entry.retries) == 2 * ROUNDS_MAX
 
 
-@pytest.mark.parametrize("behaviour", [breaks_in_the_middle, breaks_after_the_head])
-async def test_what_broke_after_its_first_byte_is_not_tried_again(behaviour: Behaviour) -> None:
+@pytest.mark.parametrize("answer", [HEAD + chunk(EVENT), HEAD])
+async def test_what_broke_after_its_first_byte_is_not_tried_again(answer: bytes) -> None:
     """The tokens are with the client already: a second answer would be another one."""
-    async with stub_nodes(behaviour, good) as clients:
+    async with stub_nodes(answer, GOOD) as clients:
         (entry,) = await ask(clients)
     assert (entry.first_byte, entry.retries, entry.node) == (True, [], "127.0.0.2")
     assert entry.reason == "connection closed in mid-answer"
 
 
 async def test_an_error_that_a_node_states_is_a_failure() -> None:
-    async with stub_nodes(refuses_in_words, good) as clients:
+    async with stub_nodes(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 4\r\n\r\nnone", GOOD) as clients:
         (entry,) = await ask(clients)
     assert (entry.reason, entry.first_byte, entry.retries) == ("HTTP 502", False, [])
 

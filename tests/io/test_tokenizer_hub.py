@@ -13,15 +13,15 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from ranvier_py.io.tokenizer import EMBEDDED, why_not
+from tests.pages import Pages, serving
 
 DEADLINE_S = 60.0
 """A process that loads transformers on a busy machine takes a while; each test ends long before."""
@@ -31,26 +31,10 @@ ANSWER = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "
 SHARED = "The ledger in the harbour office lists every ship of the winter, one line for each. " * 20
 
 
-class Quiet(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def reply(self, status: int, body: bytes, fields: Mapping[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in (fields or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-
 FILES = {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.suffix != ".md"}
 
 
-class HubPages(Quiet):
+class HubPages(Pages):
     """What the hub says of one model, acme/tiny, which has the files of the embedded tokenizer."""
 
     def do_HEAD(self) -> None:
@@ -58,7 +42,7 @@ class HubPages(Quiet):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        self.server.asked.append(f"{self.command} {path}")  # type: ignore[attr-defined]
+        self.server.asked.append(f"{self.command} {path}")
         if path == "/api/models/acme/tiny":
             siblings = [{"rfilename": name} for name in FILES]
             self.reply(200, json.dumps({"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}).encode())
@@ -80,12 +64,12 @@ class HubPages(Quiet):
             self.reply(200, data, {"ETag": f'"{etag(data)}"', "X-Repo-Commit": COMMIT})
 
 
-class EnginePages(Quiet):
+class EnginePages(Pages):
     def do_GET(self) -> None:
         self.reply(200, b"{}")
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        self.sent()
         self.reply(200, json.dumps(ANSWER).encode())
 
 
@@ -95,24 +79,6 @@ def listed(name: str) -> dict[str, object]:
 
 def etag(data: bytes) -> str:
     return hashlib.sha1(data, usedforsecurity=False).hexdigest()
-
-
-@contextmanager
-def serving(pages: type[Quiet]) -> Iterator[ThreadingHTTPServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), pages)
-    server.asked = []  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def url_of(server: ThreadingHTTPServer) -> str:
-    return f"http://127.0.0.1:{server.server_port}"
 
 
 def command(tokenizer: str, *backends: str) -> list[str]:
@@ -161,13 +127,13 @@ def asked(url: str, question: str) -> tuple[str, int]:
 def test_a_hub_id_is_fetched_once_and_routes_by_tokens_and_starts_again_without_the_hub(tmp_path: Path) -> None:
     """Only who has the tokens can know that two messages begin alike."""
     with serving(EnginePages) as one, serving(EnginePages) as two:
-        engines = (url_of(one), url_of(two))
+        engines = (one.url, two.url)
         with serving(HubPages) as hub:
-            with node("acme/tiny", url_of(hub), tmp_path, *engines) as url:
+            with node("acme/tiny", hub.url, tmp_path, *engines) as url:
                 routes_by_tokens(url)
-            fetched = [line for line in hub.asked if line.startswith("GET /acme/tiny/resolve/")]  # type: ignore[attr-defined]
+            fetched = [line for line in hub.asked if line.startswith("GET /acme/tiny/resolve/")]
             assert sorted(line.rpartition("/")[2] for line in fetched) == sorted(FILES)
-            gone = url_of(hub)
+            gone = hub.url
         with node("acme/tiny", gone, tmp_path, *engines) as url:
             routes_by_tokens(url)
 
@@ -188,7 +154,7 @@ def routes_by_tokens(url: str) -> None:
 @pytest.mark.parametrize("is_up", [True, False], ids=["that the hub does not have", "while nobody reaches the hub"])
 def test_an_id_that_can_not_be_had_is_one_clear_error(tmp_path: Path, is_up: bool) -> None:
     with serving(HubPages) as hub:
-        url = url_of(hub)
+        url = hub.url
         if is_up:
             words = start_in_vain("acme/none", url, tmp_path)
     if is_up:
@@ -211,7 +177,7 @@ def test_an_id_that_can_not_be_had_is_one_clear_error(tmp_path: Path, is_up: boo
 def test_a_cache_of_downloads_that_can_not_be_used_is_named_and_how_to_have_another(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with serving(HubPages) as hub:
-        words = start_in_vain("acme/tiny", url_of(hub), tmp_path / "file" / "cache")
+        words = start_in_vain("acme/tiny", hub.url, tmp_path / "file" / "cache")
     assert words == (
         "ranvier: tokenizer: 'acme/tiny' can't be loaded: the cache of downloads can't be used: "
         f"{tmp_path}/file/cache/token: Not a directory; set HF_HOME to a directory\n"

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from ranvier_py.core.routing.request_record import Header, RequestRecord
 from ranvier_py.replay import lint_command
 from ranvier_py.replay.lint_command import lines_of
 from tests.core.routing.recorded import a_record
+from tests.pages import Pages, serving
 
 QUESTION = "Where is my secret plan, the one that nobody may read?"
 
@@ -98,37 +95,21 @@ source = "ours"
 """
 
 
-@contextmanager
-def serving(content: bytes, status: int = 200) -> Iterator[str]:
-    """The URL where this is answered to a GET."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
 def test_captured_requests_are_read_from_an_address_as_from_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = captured(tmp_path, billed("5fa2b"), billed("77a1c", "Here."))
     assert main(["lint", "--json", file]) == 1
     expected = capsys.readouterr().out
-    with serving(Path(file).read_bytes()) as url:
+
+    class Capture(Pages):
+        def do_GET(self) -> None:
+            self.reply(*((200, Path(file).read_bytes()) if self.path == "/requests.jsonl" else (404, b"{")))
+
+    with serving(Capture) as server:
+        url = server.url
         assert main(["lint", "--json", "--url", f"{url}/requests.jsonl"]) == 1
-    assert capsys.readouterr().out == expected
-    with serving(b"{", 404) as url:
+        assert capsys.readouterr().out == expected
         assert main(["lint", "--url", f"{url}/none"]) == 1
     assert "answered 404" in capsys.readouterr().err
     assert main(["lint", "--url", f"{url}/none"]) == 4
