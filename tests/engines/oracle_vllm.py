@@ -1,16 +1,14 @@
 """vLLM's own KVCacheManager under mixed requests, without engine or model: what an index of its events has to equal.
 
     .venv-vllm/bin/python tests/engines/oracle_vllm.py [--requests N] [--blocks N] [--block-size 16|32] [--seed N]
-        [--bytes-as-hashes] [--full-reports SHARE] [--publish tcp://*:PORT --replay tcp://*:PORT]
-        [--states align|all [--state-groups N] [--retention N]] [--alone]
+        [--bytes-as-hashes] [--full-reports SHARE] [--states align|all [--state-groups N] [--retention N]] [--alone]
 
 Writes one record after the other to standard output, each as its length in four bytes and msgpack:
 
 - ["request", tokens, salt, adapter, hit]: the manager is asked what it has of this prompt, and found `hit` tokens;
-- ["events", payload]: what vLLM's publisher would send then, or did send, if --publish is given;
+- ["events", payload]: what vLLM's publisher would send then;
 - ["table", {hash: copies}]: the manager's whole block table, after every 100th request;
-- ["served", answer, counts]: with `--alone`, the request has ended, and so many blocks of each group can be found;
-- ["go"]: nothing more until a line is read from standard input. Once, before all others, where --publish is given.
+- ["served", answer, counts]: with `--alone`, the request has ended, and so many blocks of each group can be found.
 
 Requests share documents, branch off each other's chats, repeat each other, carry salts and adapters, come in chunks,
 run at the same time, grow token by token, and are cut off; now and then the whole cache is reset.
@@ -22,7 +20,6 @@ import argparse
 import os
 import random
 import sys
-import time
 import types
 from collections import Counter
 from typing import Any
@@ -33,8 +30,7 @@ if "--bytes-as-hashes" in sys.argv:
 
 import msgspec
 import torch
-from vllm.config.kv_events import KVEventsConfig
-from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch
+from vllm.distributed.kv_events import KVEventBatch
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -98,17 +94,6 @@ class Oracle:
             enable_kv_cache_events=True,
             log_stats=True,
         )
-        self.publisher = None
-        if options.publish:
-            self.publisher = EventPublisherFactory.create(
-                KVEventsConfig(
-                    enable_kv_cache_events=True,
-                    publisher="zmq",
-                    endpoint=options.publish,
-                    replay_endpoint=options.replay,
-                    topic="kv@test",
-                )
-            )
         self.encoder = msgspec.msgpack.Encoder()
         self.output = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)  # what vLLM prints is no record
@@ -128,9 +113,6 @@ class Oracle:
         return {**{f"state {group}": state for group in range(options.state_groups)}, "attention": attention}
 
     def run(self, requests: int) -> None:
-        if self.publisher is not None:
-            self.write(["go"])
-            sys.stdin.readline()
         for number in range(1, requests + 1):
             self.begin(number)
             if self.alone:
@@ -145,10 +127,6 @@ class Oracle:
             self.send()
             if number % TABLE_INTERVAL == 0:
                 self.write(["table", self.table()])
-        if self.publisher is not None:
-            self.write(["go"])
-            sys.stdin.readline()
-            self.publisher.shutdown()
 
     # One request
 
@@ -249,12 +227,8 @@ class Oracle:
 
     def send(self) -> None:
         events = self.manager.take_events()
-        if not events:
-            return
-        batch = KVEventBatch(ts=time.time(), events=events, data_parallel_rank=0)
-        if self.publisher is not None:
-            self.publisher.publish(batch)
-        self.write(["events", self.encoder.encode(batch)])
+        if events:
+            self.write(["events", self.encoder.encode(KVEventBatch(ts=1.0, events=events, data_parallel_rank=0))])
 
     def groups(self) -> list[int]:
         """How many blocks of each group can be found."""
@@ -270,8 +244,6 @@ class Oracle:
     def write(self, record: list[Any]) -> None:
         data = self.encoder.encode(record)
         self.output.write(len(data).to_bytes(4, "big") + data)
-        if record[0] in ("go", "table"):
-            self.output.flush()
 
 
 def main() -> None:
@@ -285,8 +257,6 @@ def main() -> None:
     parser.add_argument("--retention", type=int, default=0, help="prefix_cache_retention_interval; -1: none")
     parser.add_argument("--alone", action="store_true", help="one request after the other")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--publish")
-    parser.add_argument("--replay")
     parser.add_argument("--bytes-as-hashes", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,12 +21,13 @@ import pytest
 from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, EngineHash
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.routing.checkpoints.cache_profile import CheckpointProfile, retained
-from ranvier_py.replay.engine.block_cache import CacheEvent, Job, StateRemoved, StateStored
+from ranvier_py.replay.engine.block_cache import Job, StateRemoved, StateStored
 from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints
 from tests.engines.real import HYBRID
-from tests.engines.records import oracle, records_of
+from tests.engines.records import records
 from tests.engines.talks import CHAT, MESSAGES, RESPONSES, SpokenApi, Talks, engines_of_each
 from tests.engines.two_engines import Site
+from tests.replay.caches import served
 
 pytestmark = pytest.mark.engines("vllm")
 
@@ -34,11 +36,7 @@ AMPLE = 200_000
 DENSE = CheckpointProfile(BLOCK, every=True)
 
 
-def records(*arguments: object) -> Iterator[list[Any]]:
-    more = ("--block-size", BLOCK, "--state-groups", GROUPS, *arguments)
-    with oracle("vllm", *map(str, more)) as process:
-        assert process.stdout is not None
-        yield from records_of(process.stdout)
+hybrid_records = partial(records, "vllm", "--block-size", BLOCK, "--state-groups", GROUPS)
 
 
 @pytest.mark.parametrize(
@@ -54,37 +52,23 @@ def test_a_profile_keeps_the_states_that_the_manager_keeps(
     asked: list[Any] = []
     wrong, reused, states = [], 0, Counter[int]()
     of = ("--states", mode, "--retention", retention, "--alone", "--requests", 300, "--blocks", AMPLE)
-    for kind, *values in records(*of):
+    for kind, *values in hybrid_records(*of):
         if kind == "request":
             asked = values
         elif kind == "served":
             prompt, salt, adapter, hit = asked
             job = Job.of(prompt, [*values[0], 0], BLOCK, repr((salt, adapter)).encode())
-            found = served(cache, job)
-            states.update(each.keys[-1] for each in found.events if isinstance(each, StateStored))
-            assert not [each for each in found.events if isinstance(each, StateRemoved)]
+            found = served(cache, job).hits * BLOCK
+            events = cache.drain_events()
+            states.update(each.keys[-1] for each in events if isinstance(each, StateStored))
+            assert not [each for each in events if isinstance(each, StateRemoved)]
             counts = values[1]
-            if (found.hit, [len(states)] * GROUPS) != (hit, counts[:-1]):
-                wrong.append((len(prompt), hit, found.hit, len(states), counts))
+            if (found, [len(states)] * GROUPS) != (hit, counts[:-1]):
+                wrong.append((len(prompt), hit, found, len(states), counts))
             reused += hit
     assert wrong[:3] == []
     assert reused > 50_000, "nearly nothing was reused: this proves nothing"
     assert max(states.values()) == 1
-
-
-@dataclass(slots=True)
-class Served:
-    hit: int
-    events: list[CacheEvent]
-
-
-def served(cache: PooledCheckpoints, job: Job) -> Served:
-    lease = cache.lease(job)
-    assert lease is not None
-    cache.grow(lease, job.prompt_tokens)
-    cache.grow(lease, job.tokens_computed)
-    cache.release(lease)
-    return Served(lease.hits * BLOCK, cache.drain_events())
 
 
 @dataclass(slots=True)
@@ -136,7 +120,7 @@ def test_events_of_all_groups_are_enough_to_know_what_the_manager_will_find(mode
     """600 mixed requests side by side, with evictions: the deepest block that attention has with all before it and of
     which each group has its state."""
     decoder, groups, wrong, reused = EventDecoder(), Groups(), [], 0
-    for kind, *values in records("--states", mode, "--retention", retention, "--requests", 600, "--blocks", 900):
+    for kind, *values in hybrid_records("--states", mode, "--retention", retention, "--requests", 600, "--blocks", 900):
         if kind == "events":
             for event in decoder.decode(values[0]).events:
                 if isinstance(event, BlocksStored | BlocksRemoved):

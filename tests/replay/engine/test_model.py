@@ -30,6 +30,7 @@ from ranvier_py.replay.engine.engine_values import (
 )
 from ranvier_py.replay.engine.model import EngineModel
 from tests.examples import examples
+from tests.replay.caches import served
 
 BLOCK = 4
 
@@ -46,17 +47,6 @@ def leased(cache: BlockCache, work: Job) -> Lease:
     lease = cache.lease(work)
     assert lease is not None
     return lease
-
-
-def serve(cache: BlockCache, work: Job) -> int:
-    """One request from begin to end with nothing beside it. Returns its hit in blocks."""
-    lease = leased(cache, work)
-    hits = lease.hits
-    cache.grow(lease, work.prompt_tokens)
-    cache.grow(lease, work.tokens_computed)
-    cache.release(lease)
-    cache.check()
-    return hits
 
 
 def run(model: EngineModel, until: float | None = None) -> list[EngineEvent]:
@@ -94,7 +84,7 @@ def test_a_block_in_use_is_not_evicted_and_a_request_without_room_gets_nothing()
     assert cache.lease(job(numbers(12, 100))) is None
     assert cache.free_blocks == before
     cache.grow(held, 16)
-    serve(cache, job(numbers(8, 100)))
+    served(cache, job(numbers(8, 100)))
     assert cache.hit_blocks(job(numbers(17))) == 4
     cache.release(held)
     cache.check()
@@ -103,12 +93,12 @@ def test_a_block_in_use_is_not_evicted_and_a_request_without_room_gets_nothing()
 def test_events_name_parents_and_tokens_and_a_block_computed_twice_is_stored_and_removed_twice() -> None:
     cache = BlockCache(4, BLOCK, events_max=100)
     work = job(numbers(8))
-    serve(cache, work)
-    serve(cache, work)  # computes its last block again
+    served(cache, work)
+    served(cache, work)  # computes its last block again
     stored = [event for event in cache.drain_events() if isinstance(event, KeysStored)]
     assert [(event.keys, event.parent) for event in stored] == [(work.keys, 0), (work.keys[1:], work.keys[0])]
     assert stored[1].ids.tolist() == [4, 5, 6, 7]
-    serve(cache, job(numbers(16, 100)))
+    served(cache, job(numbers(16, 100)))
     removed = [event.key for event in cache.drain_events() if isinstance(event, KeyRemoved)]
     assert sorted(removed) == sorted([work.keys[0], work.keys[1], work.keys[1]])
 
@@ -116,7 +106,7 @@ def test_events_name_parents_and_tokens_and_a_block_computed_twice_is_stored_and
 def test_events_nobody_fetches_are_bounded_and_counted() -> None:
     cache = BlockCache(100, BLOCK, events_max=3)
     for i in range(5):
-        serve(cache, job(numbers(8, 10 * i)))
+        served(cache, job(numbers(8, 10 * i)))
     assert len(cache.drain_events()) == 3
     assert cache.events_lost == 2
 
@@ -156,8 +146,8 @@ def test_who_was_refused_is_let_in_once_the_cache_finds_its_prefix_in_a_copy_tha
 def test_how_many_blocks_may_be_taken_before_a_prefix_is_evicted_is_known_beforehand() -> None:
     cache = BlockCache(12, BLOCK)
     old, young = job(numbers(16)), job(numbers(16, 100))
-    serve(cache, old)
-    serve(cache, young)
+    served(cache, old)
+    served(cache, young)
     assert cache.outlives(old, 4, 4)  # four were never used
     assert not cache.outlives(old, 4, 5)
     assert cache.outlives(young, 4, 8)
@@ -174,8 +164,8 @@ def test_places_in_the_queue_of_free_blocks_do_not_pile_up() -> None:
     """A prefix that is used again and again leaves a stale place each time."""
     cache = BlockCache(10, BLOCK)
     for _ in range(200):
-        serve(cache, job(numbers(20)))  # checks the bound
-    serve(cache, job(numbers(40, 100)))
+        served(cache, job(numbers(20)))  # checks the bound
+    served(cache, job(numbers(40, 100)))
     assert cache.hit_blocks(job(numbers(20))) == 0
 
 
@@ -240,12 +230,12 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 @given(st.integers(5, 9), st.lists(st.tuples(PROMPTS, st.integers(1, 6)), min_size=1, max_size=25))
 @settings(max_examples=examples(150))
 def test_hits_of_sequential_requests_equal_a_brute_force_cache(
-    capacity: int, served: list[tuple[list[int], int]]
+    capacity: int, chats: list[tuple[list[int], int]]
 ) -> None:
     cache, naive = BlockCache(capacity, BLOCK), NaiveCache(capacity)
-    for prompt, answer in served:
+    for prompt, answer in chats:
         work = Job.of(prompt, [i % 2 for i in range(answer)], BLOCK)
-        assert serve(cache, work) == naive.serve(work, BLOCK)
+        assert served(cache, work).hits == naive.serve(work, BLOCK)
 
 
 LONG_PROMPTS = st.builds(

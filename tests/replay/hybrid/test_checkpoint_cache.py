@@ -22,6 +22,7 @@ from ranvier_py.replay.hybrid.alpha_search import TokenRequest
 from ranvier_py.replay.hybrid.checkpoint_cache import CheckpointCache, PooledCheckpoints, SlottedCheckpoints
 from ranvier_py.replay.hybrid.checkpoint_profile import EndlessCheckpoints
 from ranvier_py.replay.hybrid.trace_caches import run
+from tests.replay.caches import served as request_served
 
 BLOCK = 4
 PROFILES = {
@@ -54,13 +55,7 @@ def ids_of(blocks: list[int]) -> list[int]:
 
 
 def served(cache: CheckpointCache, work: Job) -> int:
-    lease = cache.lease(work)
-    assert lease is not None
-    cache.grow(lease, work.prompt_tokens)
-    cache.grow(lease, work.tokens_computed)
-    cache.release(lease)
-    cache.check()
-    return lease.hits * BLOCK
+    return request_served(cache, work).hits * BLOCK
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -25,6 +25,7 @@ from ranvier_py.replay.engine.prefix_cache import PrefixCache
 from ranvier_py.replay.hybrid.cache_models import CACHE_MODELS, STATES_UNSEEN, make_cache, state_groups
 from ranvier_py.replay.hybrid.checkpoint_cache import PooledCheckpoints
 from ranvier_py.replay.hybrid.checkpoint_profile import aligned
+from tests.replay.caches import served
 
 BLOCK = 16
 SPOKEN = [name for name in CACHE_MODELS if name not in STATES_UNSEEN]
@@ -100,7 +101,7 @@ def test_engines_that_are_silent_of_states_have_no_groups_of_them(name: CacheNam
     """SGLang's states come and go, and of none of that there is an event (its #23678)."""
     limits = replace(LIMITS, cache=name)
     cache = make_cache(limits)
-    events = [event for number in range(1, 20) for event in served(cache, job_of([number] * 4))]
+    events = [event for number in range(1, 20) for event in events_of(cache, job_of([number] * 4))]
     assert events or name == "vanilla"
     assert not [event for event in events if isinstance(event, StateStored | StateRemoved)]
     assert state_groups(limits) == 0
@@ -116,21 +117,17 @@ def test_a_state_is_named_by_its_last_block_and_spans_the_tokens_since_the_one_b
     """vLLM's events of a run in which it kept no state before the last (its #44451)."""
     cache = PooledCheckpoints(1_000, BLOCK, aligned(2 * BLOCK), 3, 1_000)
     first = Job.of([1] * 70, [2] * 60, BLOCK)
-    states = [event for event in served(cache, first) if isinstance(event, StateStored)]
+    states = [event for event in events_of(cache, first) if isinstance(event, StateStored)]
     assert [(event.keys, event.parent) for event in states] == [
         (first.keys[:4], 0),
         (first.keys[4:8], first.keys[3]),
     ]
     assert [event.ids.tolist() for event in states] == [[1] * 64, [1] * 6 + [2] * 58]
     second = Job.of([*[1] * 70, *[2] * 60, *[3] * 40], [4], BLOCK)
-    (more,) = [event for event in served(cache, second) if isinstance(event, StateStored)]
+    (more,) = [event for event in events_of(cache, second) if isinstance(event, StateStored)]
     assert (more.keys, more.parent) == (second.keys[8:10], first.keys[7])
 
 
-def served(cache: PrefixCache, job: Job) -> list[CacheEvent]:
-    lease = cache.lease(job)
-    assert lease is not None
-    cache.grow(lease, job.prompt_tokens)
-    cache.grow(lease, job.tokens_computed)
-    cache.release(lease)
+def events_of(cache: PrefixCache, job: Job) -> list[CacheEvent]:
+    served(cache, job)
     return cache.drain_events()

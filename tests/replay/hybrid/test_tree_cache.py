@@ -24,6 +24,7 @@ from ranvier_py.replay.hybrid.cache_models import CACHE_MODELS, make_cache
 from ranvier_py.replay.hybrid.hybrid_model import PAPER_7B
 from ranvier_py.replay.hybrid.state_tree import EvictionRule, StateTree
 from ranvier_py.replay.hybrid.tree_cache import TreeCache
+from tests.replay.caches import served
 
 BLOCK = 16
 STATE_BLOCKS = -(-PAPER_7B.state_bytes // (BLOCK * PAPER_7B.token_bytes))
@@ -78,13 +79,7 @@ def test_what_is_reused_at_the_third_request_of_a_document_differs_by_cache(name
     """Blocks are found at the second one; a junction is kept by the second and found by the third; two blocks of 16
     tokens have a checkpoint of vLLM+."""
     cache = make_cache(replace(LIMITS, cache=name))
-    hits = []
-    for question in (11, 12, 13):
-        lease = cache.lease(job([1, 2, 3, question, 99]))
-        assert lease is not None
-        hits.append(lease.hits)
-        cache.grow(lease, lease.job.tokens_computed + 1)
-        cache.release(lease)
+    hits = [served(cache, job([1, 2, 3, question, 99])).hits for question in (11, 12, 13)]
     expected = {"attention": [0, 3, 3], "vanilla": [0, 0, 0], "vllm_plus": [0, 2, 2]}
     assert hits == expected.get(name, [0, 0, 3])
 
