@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness.bench import RESULTS, command_line, commit, each_apart, finish, show_row
 from cluster.scenario import Cluster, Expect, Load, Scenario, Step
-from cluster.simulation.sim_node import SimNodes
+from cluster.simulation.sim_node import sim_nodes
 from cluster.simulation.sim_run import simulate
 
 NODES = "3,10,30,100,1000"
@@ -75,7 +75,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     nodes, loss, seconds, seed, chats_per_s, formed, code = cell
     began = time.perf_counter()
     gc.disable()  # as the simulator's own command does: nothing here makes reference cycles
-    result = simulate(scenario_of(nodes, loss, seconds, chats_per_s, formed=formed), seed, SimNodes())
+    result = simulate(scenario_of(nodes, loss, seconds, chats_per_s, formed=formed), seed, sim_nodes())
     wall_s = time.perf_counter() - began
     assert result.violation is None, f"{nodes} nodes, loss {loss}: {result.violation}"
     head = {"nodes": nodes, "loss": loss, "chats_per_s": chats_per_s, "virtual_s": seconds, "commit": code}

@@ -125,17 +125,18 @@ class ProcessSteps:
         await self.start_node(number, step.keep_state)
 
     async def do_kill(self, step: Step, number: int) -> Undo:
-        self.nodes[number].wanted = False
-        self.show_peers()
-        self.watch.census.killed(number, self.fleet.clock())
-        await self.fleet.kill(self.nodes[number])
-        return partial(self.do_start, step, number)
+        return await self.take_down(step, number, self.watch.census.killed, self.fleet.kill)
 
     async def do_stop(self, step: Step, number: int) -> Undo:
+        return await self.take_down(step, number, self.watch.census.leaving, self.fleet.stop)
+
+    async def take_down(
+        self, step: Step, number: int, tell: Callable[[int, float], None], end: Callable[[Member], Awaitable[None]]
+    ) -> Undo:
         self.nodes[number].wanted = False
         self.show_peers()
-        self.watch.census.leaving(number, self.fleet.clock())
-        await self.fleet.stop(self.nodes[number])
+        tell(number, self.fleet.clock())
+        await end(self.nodes[number])
         return partial(self.do_start, step, number)
 
     async def do_pause(self, _step: Step, number: int) -> Undo:

@@ -24,11 +24,11 @@ from typing import NoReturn
 from cluster.simulation.sim_clients import TRIES_MAX
 from cluster.simulation.sim_engine import SimEngine
 from cluster.simulation.sim_host import SPINS_MAX, SimHost
-from cluster.simulation.sim_node import Look, Seen
+from cluster.simulation.sim_node import Look
 from cluster.simulation.world import Violated, Violation, World
 from ranvier_py.core.gossip.gossip_values import MemberChange
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.wire.messages import State
+from ranvier_py.core.gossip.wire.messages import Record, State
 from ranvier_py.core.prompts.prompt import Boundary
 
 LOOKS_MAX = 20
@@ -56,7 +56,7 @@ class Memory:
     """What a checker remembers of one process."""
 
     incarnation: int = 0
-    sessions: dict[int, Seen] = field(default_factory=dict)
+    sessions: dict[int, Record] = field(default_factory=dict)
     vector: dict[int, int] = field(default_factory=dict)
     sent: tuple[float, int] | None = None  # (when, bytes about routes until then) at the last check
 
@@ -141,11 +141,12 @@ class Invariants:
         self.budget(host, memory)
 
     def myself(self, host: SimHost, look: Look, memory: Memory) -> None:
-        if look.state not in (State.ALIVE, State.LEFT) or (look.state is State.LEFT and not host.leaving):
-            self.fail("S1", (host.index,), f"holds itself for {look.state.name}")
-        if look.incarnation < memory.incarnation:
-            self.fail("S1", (host.index,), f"its incarnation fell from {memory.incarnation} to {look.incarnation}")
-        memory.incarnation = look.incarnation
+        if look.me.state not in (State.ALIVE, State.LEFT) or (look.me.state is State.LEFT and not host.leaving):
+            self.fail("S1", (host.index,), f"holds itself for {look.me.state.name}")
+        incarnation = look.me.incarnation
+        if incarnation < memory.incarnation:
+            self.fail("S1", (host.index,), f"its incarnation fell from {memory.incarnation} to {incarnation}")
+        memory.incarnation = incarnation
 
     def others(self, host: SimHost, look: Look, memory: Memory) -> None:
         for session, seen in look.members.items():
@@ -159,7 +160,7 @@ class Invariants:
                 self.steps(host, known[0], before, seen)
             memory.sessions[session] = seen
 
-    def steps(self, host: SimHost, subject: int, before: Seen, seen: Seen) -> None:
+    def steps(self, host: SimHost, subject: int, before: Record, seen: Record) -> None:
         """Check S2 for one observer and one session of a subject."""
         old, new = (before.epoch, before.incarnation), (seen.epoch, seen.incarnation)
         pair = (host.index, subject)
@@ -170,9 +171,9 @@ class Invariants:
             self.fail("S2", pair, f"{seen.name} is {seen.state.name} after {before.state.name} at the same {new}")
 
     def vectors(self, host: SimHost, look: Look, memory: Memory) -> None:
-        own = look.vector.get(look.session)
+        own = look.vector.get(look.me.session)
         if own is not None:
-            self.sent_updates[look.session] = max(own, self.sent_updates.get(look.session, 0))
+            self.sent_updates[look.me.session] = max(own, self.sent_updates.get(look.me.session, 0))
         for session, number in look.vector.items():
             if number < memory.vector.get(session, 0):
                 self.fail("S3", (host.index,), f"vector of {session:x} fell: {memory.vector[session]} to {number}")

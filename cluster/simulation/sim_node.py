@@ -1,13 +1,14 @@
 """The real node in the simulator: gossip with the real router, and what the checkers read of both.
 
 It decides nothing. The cluster's keys are numbers in scenarios, each of which stands for the same 32 bytes in every
-run. The nodes of a run share one `SimNodes`, since they would all derive the same ciphers.
+run. The nodes of a run share their subkeys, since they would all derive the same ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from ranvier_py.core.gossip.replication.route_sync import HELD_MAX
 from ranvier_py.core.gossip.replication.snapshot_source import TRANSFERS_MAX
 from ranvier_py.core.gossip.replication.update_log import ORIGINS_MAX
 from ranvier_py.core.gossip.wire.keyring import KeyRing
-from ranvier_py.core.gossip.wire.messages import State
+from ranvier_py.core.gossip.wire.messages import Record, State
 from ranvier_py.core.gossip.wire.seal import Subkeys
 from ranvier_py.core.metrics import values
 from ranvier_py.core.routing.route_table.orphans import ORPHANS_MAX
@@ -36,15 +37,6 @@ SUBKEYS_MAX = 16_384
 """Enough for a thousand nodes, some restarts and two keys, so that nothing is derived twice."""
 
 SCHEMA = 7
-
-
-class Seen(NamedTuple):
-    """One member as another node sees it."""
-
-    name: str
-    state: State
-    epoch: int
-    incarnation: int
 
 
 class Bounded(NamedTuple):
@@ -58,12 +50,8 @@ class Bounded(NamedTuple):
 class Look:
     """What the checkers compare, at one instant."""
 
-    session: int
-    name: str
-    epoch: int
-    incarnation: int
-    state: State
-    members: Mapping[int, Seen]  # by session, without the node itself
+    me: Record
+    members: Mapping[int, Record]  # by session, without the node itself
     vector: Mapping[int, int]  # origin's session -> the node has all its updates up to this number
     tables: Mapping[str, Bounded] = field(default_factory=dict)
 
@@ -84,16 +72,6 @@ def route_settings(cluster: Cluster) -> RouteGossipSettings:
         peer_bytes_per_s=min(budget or standard.peer_bytes_per_s, standard.peer_bytes_per_s),
         log_entries_max=cluster.log_entries or standard.log_entries_max,
     )
-
-
-class SimNodes:
-    """Makes the nodes of one run."""
-
-    def __init__(self) -> None:
-        self.subkeys = Subkeys(entries_max=SUBKEYS_MAX)
-
-    def __call__(self, birth: Birth) -> SimNode:
-        return SimNode(birth, self.subkeys)
 
 
 class SimNode(SimRouter):
@@ -128,19 +106,8 @@ class SimNode(SimRouter):
         return self.peer.alone
 
     def look(self, now: float) -> Look:  # noqa: ARG002  # as all calls
-        me = self.peer.me
-        records = [member.record for member in self.peer.members.everybody()]
-        members = {one.session: Seen(one.name, one.state, one.epoch, one.incarnation) for one in records}
-        return Look(
-            session=self.session,
-            name=me.name,
-            epoch=me.epoch,
-            incarnation=me.incarnation,
-            state=me.state,
-            members=members,
-            vector=self.peer.routes.vector(),
-            tables=self.tables(),
-        )
+        members = {member.session: member.record for member in self.peer.members.everybody()}
+        return Look(self.peer.me, members, self.peer.routes.vector(), self.tables())
 
     def living(self, now: float) -> Mapping[int, State]:  # noqa: ARG002  # as all calls
         return {member.session: member.state for member in self.peer.members.alive()}
@@ -197,3 +164,8 @@ class SimNode(SimRouter):
 
 
 Maker = Callable[[Birth], SimNode]
+
+
+def sim_nodes() -> Maker:
+    """Return what makes the nodes of one run."""
+    return partial(SimNode, subkeys=Subkeys(entries_max=SUBKEYS_MAX))

@@ -27,7 +27,7 @@ from random import Random
 from typing import NamedTuple, TextIO
 
 from cluster.scenario import Scenario, ScenarioError, scenario_names, settle, settled, write_scenario
-from cluster.simulation.sim_node import SimNodes
+from cluster.simulation.sim_node import sim_nodes
 from cluster.simulation.sim_run import simulate
 from cluster.simulation.swarm import WARM_S, shrink, swarm
 from cluster.simulation.trace import Event
@@ -131,7 +131,7 @@ def run(
     began = time.perf_counter()
     gc.disable()
     try:
-        result = simulate(scenario, seed, SimNodes(), out, sampled)
+        result = simulate(scenario, seed, sim_nodes(), out, sampled)
     finally:
         gc.enable()
     return result, time.perf_counter() - began

@@ -19,7 +19,7 @@ from cluster.scenario import (
     settle,
     write_scenario,
 )
-from cluster.simulation.sim_node import Bounded, Look, Seen, SimNode
+from cluster.simulation.sim_node import Bounded, Look, SimNode
 from cluster.simulation.sim_router import Birth, Trip
 from cluster.simulation.sim_run import Run, simulate
 from cluster.simulation.sim_steps import SimSteps
@@ -110,15 +110,15 @@ def looking(bend: Callable[[Look, float], Look]) -> Kind:
 
 
 def dead_of_itself(look: Look, now: float) -> Look:
-    return replace(look, state=State.DEAD) if now > 5 else look
+    return replace(look, me=look.me._replace(state=State.DEAD)) if now > 5 else look
 
 
 def younger(look: Look, now: float) -> Look:
-    return replace(look, incarnation=0 if now > 5 else 3)
+    return replace(look, me=look.me._replace(incarnation=0 if now > 5 else 3))
 
 
 def stranger(look: Look, now: float) -> Look:
-    return replace(look, members={**look.members, 99: Seen("x", State.ALIVE, 1, 0)}) if now > 5 else look
+    return replace(look, members={**look.members, 99: look.me}) if now > 5 else look
 
 
 def falling(look: Look, now: float) -> Look:
@@ -131,12 +131,12 @@ def risen(look: Look, now: float) -> Look:
 
 
 def forgetful(look: Look, now: float) -> Look:
-    return replace(look, vector={look.session: 10 if now < 5 else 9})
+    return replace(look, vector={look.me.session: 10 if now < 5 else 9})
 
 
 def boastful(look: Look, now: float) -> Look:
     others = dict.fromkeys(look.members, 5)
-    return replace(look, vector={look.session: 1, **others})
+    return replace(look, vector={look.me.session: 1, **others})
 
 
 def bloated(look: Look, now: float) -> Look:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.convergence import scenario_of
-from cluster.simulation.sim_node import SimNodes
+from cluster.simulation.sim_node import sim_nodes
 from cluster.simulation.sim_run import simulate
 
 PEERS = 9
@@ -13,7 +13,7 @@ PEERS = 9
 
 def test_ten_nodes_cost_a_kilobyte_a_second_and_peer_while_one_starts_and_one_dies() -> None:
     """Each change makes all compare their tables, six times each: 28 kB a second, as long as whole sums were sent."""
-    measures = simulate(scenario_of(10, 0.0, 20.0, 0.0), 1, SimNodes()).measures
+    measures = simulate(scenario_of(10, 0.0, 20.0, 0.0), 1, sim_nodes()).measures
     sent = sum(measures[f"{plane}_bytes_per_node_s"] for plane in ("datagram", "probe", "bulk"))
     assert sent < 2000
     assert sent / PEERS < 1000 / 3
@@ -26,7 +26,7 @@ def test_a_turn_is_usable_everywhere_within_its_time_and_bytes(chats_per_s: floa
     From formed on: what is learned while nodes still meet comes up to 0.3 s later, to chance's share of the route
     updates.
     """
-    measures = simulate(scenario_of(10, 0.0, 12.0, chats_per_s, formed=True), 1, SimNodes()).measures
+    measures = simulate(scenario_of(10, 0.0, 12.0, chats_per_s, formed=True), 1, sim_nodes()).measures
     assert measures["learned_t50_s"] < 0.062
     assert measures["learned_t99_s"] < 0.07
     assert measures["updates_late"] == 0

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.scenario import Cluster, Expect, Load, Scenario, ScenarioError, Step, check, load_scenario
 from cluster.simulation.sim_engine import ChatTokens
-from cluster.simulation.sim_node import SimNodes
+from cluster.simulation.sim_node import sim_nodes
 from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip import gossip
@@ -39,8 +39,8 @@ def test_engines_that_cannot_be_received_cost_less_than_five_points_of_hits(name
     """Against the same chats with all of them heard; and while it lasts, not only on the whole."""
     scenario = load_scenario(name)
     nothing = tuple(Step(at_s=step.at_s, do="heal", for_s=step.for_s) for step in scenario.steps)
-    received = simulate(replace(scenario, steps=nothing, expect=Expect(same_routes_s=12.0)), 1, SimNodes())
-    unheard = simulate(scenario, 1, SimNodes())
+    received = simulate(replace(scenario, steps=nothing, expect=Expect(same_routes_s=12.0)), 1, sim_nodes())
+    unheard = simulate(scenario, 1, sim_nodes())
     assert unheard.violation is None
     assert unheard.measures["kv_exact"] < unheard.measures["kv_readers"] or name == "kv_owner_killed_rolled"
     for share in ("hit_share", "hit_share_during", "hit_share_after"):
@@ -51,10 +51,10 @@ def test_engines_that_cannot_be_received_cost_less_than_five_points_of_hits(name
 def test_of_a_version_whose_events_nobody_knows_what_traffic_teaches_is_believed() -> None:
     """What such an engine does not tell is not taken for not held; and rolled back, it is known exactly again."""
     scenario = load_scenario("kv_strange")
-    assert simulate(scenario, 1, SimNodes()).violation is None
+    assert simulate(scenario, 1, sim_nodes()).violation is None
     (step,) = scenario.steps
     forward = replace(scenario, for_s=28.0, steps=(replace(step, for_s=60.0),), expect=Expect(unknown_share_max=0.05))
-    result = simulate(forward, 1, SimNodes())
+    result = simulate(forward, 1, sim_nodes())
     assert result.violation is None
     assert result.measures["kv_exact"] == 1, "the engine that was not replaced"
 
@@ -63,7 +63,7 @@ def test_of_a_version_whose_events_nobody_knows_what_traffic_teaches_is_believed
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.2])
 def test_all_nodes_know_the_engine_cache_whatever_gets_lost_before_the_end(seed: int, loss: float) -> None:
     steps = (Step(at_s=3.0, do="events_loss", engines="all", loss=loss, for_s=10.0),) if loss else ()
-    result = simulate(replace(QUICK, steps=steps), seed, SimNodes())
+    result = simulate(replace(QUICK, steps=steps), seed, sim_nodes())
     assert result.violation is None
     assert result.measures["kv_exact"] == 3
     assert result.measures["kv_subscribers_most"] == 2
@@ -72,7 +72,7 @@ def test_all_nodes_know_the_engine_cache_whatever_gets_lost_before_the_end(seed:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_who_stood_by_reads_on_exactly_long_after_the_replay_buffer_rolled(seed: int) -> None:
     """And no reader is DEGRADED for a moment."""
-    run = Run(load_scenario("kv_standby"), seed, SimNodes())
+    run = Run(load_scenario("kv_standby"), seed, sim_nodes())
     result = run.result()
     assert result.violation is None
     found = [host.node.streams for host in run.world.hosts if host.node is not None]
@@ -83,13 +83,13 @@ def test_who_stood_by_reads_on_exactly_long_after_the_replay_buffer_rolled(seed:
 def test_five_seconds_after_the_death_all_is_known_again_while_chats_go_on() -> None:
     """Of which two or three go by until it is noticed. What lately changed is on its way."""
     soon = Expect(one_reader=True, exact=True, wrong_share_max=0.02, unknown_share_max=0.03)
-    result = simulate(replace(load_scenario("kv_standby"), for_s=45.0, expect=soon), 1, SimNodes())
+    result = simulate(replace(load_scenario("kv_standby"), for_s=45.0, expect=soon), 1, sim_nodes())
     assert result.violation is None
 
 
 def test_without_a_standby_the_same_death_is_not_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "SUBSCRIBERS", 1)
-    result = simulate(load_scenario("kv_standby"), 2, SimNodes())
+    result = simulate(load_scenario("kv_standby"), 2, sim_nodes())
     assert result.violation is not None
     assert result.violation.invariant == "L9"
 
@@ -119,7 +119,7 @@ def reported() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
         patch.setattr(gossip, "encode", recorded)
         patch.setattr(ChatTokens, "drawn", drawn)
         scenario = load_scenario("kv_late_joiner")
-        run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 1, SimNodes())
+        run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 1, sim_nodes())
         assert run.result().violation is None
         assert Level.EXACT in {
             streams.level(0) for host in run.world.hosts if host.node and (streams := host.node.streams)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.scenario import Expect, Load, load_scenario, scenario_names
-from cluster.simulation.sim_node import SimNodes
+from cluster.simulation.sim_node import sim_nodes
 from cluster.simulation.sim_run import simulate
 from cluster.simulation.simulate import RunRequest, command_of, main, run, scenario_of
 from tests.examples import some
@@ -41,7 +41,7 @@ def test_the_invariants_hold_for_many_seeds() -> None:
 
 @pytest.mark.parametrize("name", some([*QUICK, *OTHERS], len(QUICK)))
 def test_a_cluster_lives_through(name: str) -> None:
-    result = simulate(load_scenario(name), 1, SimNodes())
+    result = simulate(load_scenario(name), 1, sim_nodes())
     assert result.violation is None, f"{result.violation}\npython -m cluster sim --scenario {name} --seed 1"
 
 
@@ -86,7 +86,7 @@ def test_a_large_cluster_that_loses_packets_notices_a_death_and_reports_all() ->
         steps=steps,
         expect=Expect(failed_requests_max=0, dead_s=11.0, agree_s=9.0, learned_s=3.0, false_deaths_max=0),
     )
-    result = simulate(scenario, 1, SimNodes())
+    result = simulate(scenario, 1, sim_nodes())
     assert result.violation is None
     assert result.measures["updates_late"] == 0
 
@@ -96,7 +96,7 @@ def test_a_hundred_nodes_start_at_once_and_know_each_other() -> None:
     scenario = load_scenario("steady")
     cluster = replace(scenario.cluster, nodes=100, spread_s=1.0)
     expect = replace(scenario.expect, agree_s=3.0, same_routes_s=None, learned_s=None)
-    result = simulate(replace(scenario, cluster=cluster, for_s=5.0, expect=expect), 1, SimNodes())
+    result = simulate(replace(scenario, cluster=cluster, for_s=5.0, expect=expect), 1, sim_nodes())
     assert result.violation is None
     assert result.measures["agreed_s"] is not None
 
