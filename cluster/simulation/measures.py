@@ -55,9 +55,9 @@ class Measure:
             return  # a turn that is never tokenized arrives later, on purpose (route_sync.TEXTS_WAIT_S)
         label = self.world.labels[host.index]
         others = {
-            other.index: other.generation
+            other: self.world.hosts[other].generation
             for other in self.world.live()
-            if other is not host and self.world.labels[other.index] == label
+            if other != host.index and self.world.labels[other] == label
         }
         if others:
             generation = self.world.engines[engine].generation
@@ -148,10 +148,9 @@ class Measure:
 def counters_of(world: World) -> dict[str, int]:
     """Return the sums of the running nodes' counters, and the clients' counters."""
     found: dict[str, int] = {}
-    for host in world.live():
-        if host.node is not None:
-            for name, value in host.node.counters().items():
-                found[f"node_{name}"] = found.get(f"node_{name}", 0) + value
+    for node in world.live().values():
+        for name, value in node.counters().items():
+            found[f"node_{name}"] = found.get(f"node_{name}", 0) + value
     clients = world.clients.counters
     for name in ("turns", "served", "failed", "hopeless", "torn", "second_tries"):
         found[f"client_{name}"] = getattr(clients, name)

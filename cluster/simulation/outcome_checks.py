@@ -22,6 +22,7 @@ from cluster.scenario import numbers, quiet_at
 from cluster.simulation.invariants import Invariants
 from cluster.simulation.measures import Measure, percentiles
 from cluster.simulation.sim_host import SimHost
+from cluster.simulation.sim_node import SimNode
 from cluster.simulation.sim_steps import SimSteps
 from cluster.simulation.world import World
 from ranvier_py.core.engine_cache.gap_values import Level
@@ -74,22 +75,18 @@ class OutcomeChecks:
 
     # --- membership -------------------------------------------------------------------------------------------------
 
-    def groups(self) -> list[list[SimHost]]:
+    def groups(self) -> list[dict[int, SimNode]]:
         """Return the nodes that must agree with each other: one group for each cluster."""
-        hosts, some = self.world.hosts, self.steps.some_stay_broken
-        asked = [host.index for host in self.world.live() if not some or host.index in self.steps.core]
+        live, some = self.world.live(), self.steps.some_stay_broken
+        asked = [number for number in live if not some or number in self.steps.core]
         labels = dict(enumerate(self.world.labels))
-        return [[hosts[number] for number in group] for group in groups(asked, labels)]
+        return [{number: live[number] for number in group} for group in groups(asked, labels)]
 
     def disagreement(self) -> Difference | None:
         """Return the first node that is wrong about which nodes run, and how; None: all are right."""
         now = self.world.time.now
         for group in self.groups():
-            known = {
-                host.index: Knowledge(host.node.session, host.node.living(now))
-                for host in group
-                if host.node is not None
-            }
+            known = {number: Knowledge(node.session, node.living(now)) for number, node in group.items()}
             wrong = disagreement(known, ghosts=not self.steps.some_stay_broken)
             if wrong is not None:
                 return wrong
@@ -118,13 +115,12 @@ class OutcomeChecks:
         if session not in self.world.ended:
             return  # the step did not kill it
         number = self.world.sessions[session][0]
-        for host in self.world.live():
-            if host.started_at < since and host.node is not None:
-                state = host.node.living(self.world.time.now).get(session)
-                if state is not None:
-                    late = self.world.time.now - since
-                    text = f"node {host.index} holds node {number} for {state.name}, {late:.1f} s after its end"
-                    self.invariants.fail("L4", (host.index, number), text)
+        for other, node in self.world.live().items():
+            state = node.living(self.world.time.now).get(session)
+            if state is not None and self.world.hosts[other].started_at < since:
+                late = self.world.time.now - since
+                text = f"node {other} holds node {number} for {state.name}, {late:.1f} s after its end"
+                self.invariants.fail("L4", (other, number), text)
 
     # --- routes -----------------------------------------------------------------------------------------------------
 
@@ -142,7 +138,7 @@ class OutcomeChecks:
         """Return two nodes whose tables differ; None: all are equal."""
         now = self.world.time.now
         for group in self.groups():
-            found = difference({host.index: host.node.sums(now) for host in group if host.node is not None})
+            found = difference({number: node.sums(now) for number, node in group.items()})
             if found is not None:
                 return found
         return None
@@ -155,20 +151,19 @@ class OutcomeChecks:
         for group in self.groups():
             if len(group) < len(self.world.live()):
                 continue  # nodes outside the group served prompts, too, and need not have sent their routes
-            for host in group:
+            for number, node in group.items():
                 for name, engine in young:
-                    if host.node is not None and not host.node.holds(name, engine, now):
+                    if not node.holds(name, engine, now):
                         age = now - served_at[name, engine]
-                        text = f"node {host.index} lacks route {name:x} to engine {engine}, served {age:.1f} s ago"
-                        return (host.index,), text
+                        return (
+                            number,
+                        ), f"node {number} lacks route {name:x} to engine {engine}, served {age:.1f} s ago"
         return None
 
     def _held(self, name: int, engine: int) -> bool:
         """Whether the engine holds it by its own account, and some node has the route: its learner may be dead."""
-        if not self.world.engines[engine].holds(name):
-            return False
-        now = self.world.time.now
-        return any(host.node is not None and host.node.holds(name, engine, now) for host in self.world.live())
+        now, nodes = self.world.time.now, self.world.live().values()
+        return self.world.engines[engine].holds(name) and any(node.holds(name, engine, now) for node in nodes)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -228,26 +223,18 @@ class OutcomeChecks:
 
     def wrong(self) -> float:
         """Return the share of all nodes' routes whose engines do not hold the prefix."""
-        now = self.world.time.now
-        routes = [
-            route
-            for host in self.world.live()
-            if host.node is not None and host.node.streams is not None
-            for route in host.node.streams.claims(now)
-        ]
+        now, streams = self.world.time.now, [node.streams for node in self.world.live().values()]
+        routes = [route for known in streams if known is not None for route in known.claims(now)]
         false = sum(not self.world.engines[engine].holds(name) for engine, name in routes)
         return round(false / len(routes), 4) if routes else 0.0
 
     def unknown(self) -> float:
         """Return the share of what engines hold, at the depths of prompts, that nodes do not know of."""
-        tokens, count, missing = self.world.clients.tokens, 0, 0
+        tokens, now = self.world.clients.tokens, self.world.time.now
         names = list(tokens.keys) if tokens is not None else []
         held = [(engine.number, name) for engine in self.world.engines for name in names if engine.holds(name)]
-        for host in self.world.live():
-            for engine, name in held:
-                count += 1
-                missing += host.node is None or not host.node.holds(name, engine, self.world.time.now)
-        return round(missing / count, 4) if count else 0.0
+        known = [node.holds(name, engine, now) for node in self.world.live().values() for engine, name in held]
+        return round(known.count(False) / len(known), 4) if known else 0.0
 
     def event_measures(self) -> dict[str, float | None]:
         """Return measures for engines that publish events."""

@@ -20,7 +20,7 @@ from cluster.simulation.sim_clients import SimClients
 from cluster.simulation.sim_dns import SimDns
 from cluster.simulation.sim_engine import ChatTokens, SimEngine, SimKv
 from cluster.simulation.sim_host import SimHost
-from cluster.simulation.sim_node import Maker
+from cluster.simulation.sim_node import Maker, SimNode
 from cluster.simulation.sim_router import Birth
 from cluster.simulation.sim_streams import SimStreams
 from cluster.simulation.trace import Event, Trace
@@ -197,6 +197,6 @@ class World:
         """Return the bytes that all nodes have sent."""
         return sum(self.net.station(address).sent_bytes for address in self.addresses)
 
-    def live(self) -> list[SimHost]:
-        """Return the hosts whose nodes run, are not paused and have not left."""
-        return [host for host in self.hosts if host.node is not None and not host.paused and not host.leaving]
+    def live(self) -> dict[int, SimNode]:
+        """Return the nodes that run, are not paused and have not left, by number."""
+        return {one.index: one.node for one in self.hosts if one.node is not None and not (one.paused or one.leaving)}
