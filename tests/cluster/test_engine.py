@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import ByteTokenizer, TextTokenizer, load_tokenizer
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.proxy.wire import NO_TLS
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 FAST = EngineLimits(cache_tokens=4000, prefill_tokens_per_s=1e6, decode_s=0.0)
@@ -48,11 +49,6 @@ class Lab:
 
     async def statistics(self) -> dict[str, Any]:
         return (await self.client.get("/admin/stats")).json()
-
-    async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Let other tasks run until this holds; the test's deadline ends it if it never does."""
-        while not condition():
-            await trio.lowlevel.checkpoint()
 
 
 @asynccontextmanager
@@ -233,7 +229,7 @@ async def test_a_restart_clears_the_cache_cuts_streams_and_shows_a_new_start_tim
                 await it.chat(max_tokens=1000, ignore_eos=True, stream=True)
 
         nursery.start_soon(cut_off)
-        await it.wait_until(lambda: it.engine.live.statistics().running == 1)
+        await until(lambda: it.engine.live.statistics().running == 1)
         after = (await it.post("/admin/restart")).json()
         again = (await it.chat("word " * 64, max_tokens=1)).json()
     assert after["started_at"] > before["started_at"]
@@ -325,7 +321,7 @@ async def test_a_full_queue_is_a_503() -> None:
     async with lab(limits) as it, trio.open_nursery() as nursery:
         for text in ("a", "b"):
             nursery.start_soon(it.chat, text)
-        await it.wait_until(lambda: it.engine.live.statistics().waiting == 1)
+        await until(lambda: it.engine.live.statistics().waiting == 1)
         assert (await it.chat("c")).status_code == 503
 
 
@@ -339,9 +335,9 @@ async def test_a_client_that_goes_away_frees_its_blocks_and_its_place(stream: bo
         request = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(text)}\r\n\r\n{text}"
         connection = await trio.open_tcp_stream(*it.address)
         await connection.send_all(request.encode())
-        await it.wait_until(lambda: it.engine.live.statistics().running == 1)
+        await until(lambda: it.engine.live.statistics().running == 1)
         await connection.aclose()
-        await it.wait_until(lambda: it.engine.live.statistics().running == 0)
+        await until(lambda: it.engine.live.statistics().running == 0)
         statistics = await it.statistics()
     assert statistics["cancelled"] == 1
     assert statistics["used_blocks"] == 0

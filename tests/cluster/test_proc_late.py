@@ -9,7 +9,6 @@ from typing import cast
 
 import pytest
 import trio
-import trio.testing
 from dns.rdatatype import RdataType
 
 from cluster.dns.dns_server import DnsFaultKind
@@ -69,20 +68,6 @@ def made_steps(folder: Path, scenario: Scenario, takes_s: float = 0.0) -> tuple[
     return run, run.steps, fleet
 
 
-def lasted(folder: Path, begins_s: float, takes_s: float) -> tuple[float, float, float]:
-    """(when the run ended, when all was quiet, what was added), of a scenario of a minute."""
-
-    async def main() -> tuple[float, float, float]:
-        run = Run(Scenario("x", "x", FOR_S), LinkMode("direct", "a test"), Options(gossip=False), folder, print)
-        run.steps = cast("ProcessSteps", Loads(run, begins_s, takes_s))
-        async with trio.open_nursery() as acting:
-            acting.start_soon(run.carry_out_steps)
-            acting.start_soon(run.watch_peers)
-        return run.clock(), run.quiet_s, run.steps.late_s
-
-    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
 @pytest.mark.parametrize(
     ("begins_s", "takes_s", "ended_s", "quiet_s"),
     [
@@ -92,60 +77,55 @@ def lasted(folder: Path, begins_s: float, takes_s: float) -> tuple[float, float,
         pytest.param(10.0, 10_000.0, FOR_S + LATE_S_MAX, None, id="what never is ready ends all the same"),
     ],
 )
-def test_a_run_is_as_late_as_what_it_waits_for(
-    tmp_path: Path, begins_s: float, takes_s: float, ended_s: float, quiet_s: float | None
+async def test_a_run_is_as_late_as_what_it_waits_for(
+    tmp_path: Path, autojump_clock: object, begins_s: float, takes_s: float, ended_s: float, quiet_s: float | None
 ) -> None:
-    ended, quiet, late_s = lasted(tmp_path, begins_s, takes_s)
-    assert ended == pytest.approx(FOR_S + late_s)
-    assert ended == pytest.approx(ended_s, abs=2.0)
-    assert quiet_s is None or quiet == pytest.approx(quiet_s)
+    run, *_ = made_steps(tmp_path, Scenario("x", "x", FOR_S, Cluster(running=())))
+    run.steps = cast("ProcessSteps", Loads(run, begins_s, takes_s))
+    async with trio.open_nursery() as acting:
+        acting.start_soon(run.carry_out_steps)
+        acting.start_soon(run.watch_peers)
+    assert run.clock() == pytest.approx(FOR_S + run.steps.late_s)
+    assert run.clock() == pytest.approx(ended_s, abs=2.0)
+    assert quiet_s is None or run.quiet_s == pytest.approx(quiet_s)
 
 
-def test_the_next_is_not_stopped_before_the_last_is_back(tmp_path: Path) -> None:
+async def test_the_next_is_not_stopped_before_the_last_is_back(tmp_path: Path, autojump_clock: object) -> None:
     """Restarted by the clock alone, all of them were gone at once on a machine that took ten seconds for each."""
-
-    async def main() -> list[tuple[str, str]]:
-        scenario = Scenario("x", "x", FOR_S, Cluster(nodes=3, running=(0, 1, 2)))
-        run, _, fleet = made_steps(tmp_path, scenario, 10.0)
-        step = Step(10.0, "restart", nodes=(0, 1, 2), every_s=4.0)
-        run.scenario = replace(scenario, steps=(step,))
-        await run.carry_out_steps()
-        return fleet.diary
-
-    diary = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert len(diary) == 6
+    scenario = Scenario("x", "x", FOR_S, Cluster(nodes=3, running=(0, 1, 2)))
+    run, _, fleet = made_steps(tmp_path, scenario, 10.0)
+    step = Step(10.0, "restart", nodes=(0, 1, 2), every_s=4.0)
+    run.scenario = replace(scenario, steps=(step,))
+    await run.carry_out_steps()
+    assert len(fleet.diary) == 6
     away = 0
-    for what, _ in diary:
+    for what, _ in fleet.diary:
         away += 1 if what == "gone" else -1
         assert away <= 2
 
 
-def test_wrong_names_and_stops_of_engines_each_end_by_themselves(tmp_path: Path) -> None:
+async def test_wrong_names_and_stops_of_engines_each_end_by_themselves(tmp_path: Path, autojump_clock: object) -> None:
     """And then the name resolves to what the scenario says, where all nodes once were given the right answer."""
+    scenario = Scenario("x", "x", FOR_S, Cluster(nodes=2, engines=1, running=(0, 1), dns="empty"))
+    run, steps, fleet = made_steps(tmp_path, scenario)
 
-    async def main() -> None:
-        scenario = Scenario("x", "x", FOR_S, Cluster(nodes=2, engines=1, running=(0, 1), dns="empty"))
-        run, steps, fleet = made_steps(tmp_path, scenario)
+    def words() -> list[DnsFaultKind | None]:
+        faults = [run.zone.fault_of(PEERS_NAME, place.ip, RdataType.A) for place in run.plan.nodes]
+        return [None if fault is None else fault.kind for fault in faults]
 
-        def words() -> list[DnsFaultKind | None]:
-            faults = [run.zone.fault_of(PEERS_NAME, place.ip, RdataType.A) for place in run.plan.nodes]
-            return [None if fault is None else fault.kind for fault in faults]
-
-        assert words() == [DnsFaultKind.EMPTY] * 2
-        one = await steps.do_dns(Step(1.0, "dns", dns="failing", nodes=(0,)), None)
-        all_ = await steps.do_dns(Step(2.0, "dns", dns="all", nodes=(0, 1)), None)
-        assert words() == [None, None]
-        await called(one)
-        assert words() == [None, None]
-        await called(all_)
-        assert words() == [DnsFaultKind.EMPTY] * 2
-        stops = [await steps.do_engine_stop(Step(1.0, "engine_stop"), 0) for _ in "12"]
-        await called(stops[0])
-        assert [what for what, _ in fleet.diary] == ["gone", "gone"]
-        await called(stops[1])
-        assert fleet.diary[-1] == ("back", "engine-0")
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert words() == [DnsFaultKind.EMPTY] * 2
+    one = await steps.do_dns(Step(1.0, "dns", dns="failing", nodes=(0,)), None)
+    all_ = await steps.do_dns(Step(2.0, "dns", dns="all", nodes=(0, 1)), None)
+    assert words() == [None, None]
+    await called(one)
+    assert words() == [None, None]
+    await called(all_)
+    assert words() == [DnsFaultKind.EMPTY] * 2
+    stops = [await steps.do_engine_stop(Step(1.0, "engine_stop"), 0) for _ in "12"]
+    await called(stops[0])
+    assert [what for what, _ in fleet.diary] == ["gone", "gone"]
+    await called(stops[1])
+    assert fleet.diary[-1] == ("back", "engine-0")
 
 
 async def called(undo: Undo) -> None:

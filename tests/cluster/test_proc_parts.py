@@ -44,6 +44,7 @@ from cluster.processes.request_log import Entry, RequestLog, hit_report, hits_ba
 from cluster.scenario import VERBS, Cluster, Dns, Expect, Load, Scenario, Step, load_scenario, settled
 from ranvier_py.cli import make_parser as node_parser
 from ranvier_py.core.gossip.gossip_values import Plane
+from tests.cluster.test_proc_late import called
 from tests.proxy.wire import chunk
 from tests.waiting import until
 
@@ -457,19 +458,12 @@ def test_in_namespaces_directions_are_cut_silently_or_refused_and_disks_fill(tmp
 
 # --- processes ------------------------------------------------------------------------------------------------------
 
-READY = """
-import http.server, sys
-class Ready(http.server.BaseHTTPRequestHandler):
-    def do_GET(self): self.send_response(200); self.send_header("content-length", "0"); self.end_headers()
-    def log_message(self, *_): pass
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
-"""
-
 
 @asynccontextmanager
 async def fleet_of_one(tmp_path: Path) -> AsyncIterator[tuple[Fleet, Member]]:
     port = free_port(["127.0.0.1"], Random())
-    command = Command("child", (sys.executable, "-c", READY, str(port)), "127.0.0.1", port, "/")
+    argv = (sys.executable, "-m", "http.server", str(port), "--bind=127.0.0.1", f"--directory={tmp_path}")
+    command = Command("child", argv, "127.0.0.1", port, "/")
     log = RequestLog()
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
@@ -513,9 +507,8 @@ async def test_a_process_that_ends_by_itself_is_a_crash(tmp_path: Path) -> None:
 async def test_a_paused_process_stands_still_and_goes_on(tmp_path: Path) -> None:
     async with fleet_of_one(tmp_path) as (fleet, member):
         undo = fleet.pause(member)
-        assert undo is not None
         await until(lambda: state_of(member) == "T")
-        await undo()
+        await called(undo)
         await until(lambda: state_of(member) != "T")
 
 
@@ -542,12 +535,10 @@ async def test_a_process_that_is_paused_and_slowed_stands_still_until_its_pause_
             sent.clear()
             await trio.sleep(1.0)
             assert set(sent) == {signal.SIGSTOP}
-            assert end is not None
-            await end()
+            await called(end)
         await trio.sleep(1.0)
         assert set(sent) == {signal.SIGSTOP, signal.SIGCONT}
-        assert slowing is not None
-        await slowing()
+        await called(slowing)
     assert sent[-1] == signal.SIGCONT
 
 
@@ -566,11 +557,10 @@ async def test_a_process_that_is_paused_beyond_the_run_is_woken_for_its_end(
 async def test_a_process_starts_without_the_faults_of_the_one_before(tmp_path: Path) -> None:
     async with fleet_of_one(tmp_path) as (fleet, member):
         undo = fleet.pause(member)
-        assert undo is not None
         await fleet.kill(member)
         await fleet.start(member)
         assert not member.pauses
-        await undo()
+        await called(undo)
         assert [event.text for event in fleet.log.diary if "goes on" in event.text] == []
 
 
@@ -579,12 +569,10 @@ async def test_an_exhausted_process_gets_its_descriptors_back(tmp_path: Path) ->
     async with fleet_of_one(tmp_path) as (fleet, member):
         before = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
         first, second = fleet.exhaust(member), fleet.exhaust(member)
-        assert first is not None
-        assert second is not None
         assert (limit_leaving(2, {0, 1, 4}), limit_leaving(0, {0}), limit_leaving(3, set())) == (4, 0, 3)
-        await first()
+        await called(first)
         assert resource.prlimit(member.pid, resource.RLIMIT_NOFILE)[0] < 64
-        await second()
+        await called(second)
         assert resource.prlimit(member.pid, resource.RLIMIT_NOFILE) == before
 
 
