@@ -96,7 +96,8 @@ def cache_tokens_of(ready: Ready, share: float, engines: int = ENGINES) -> int:
 def figures(done: Done, block_tokens: int) -> dict[str, Any]:
     """Return a run's figures for the result file. Wrong predictions of oracles are not counted."""
     result = done.result
-    wasted, unforeseen = errors_of(done, block_tokens) if result.nodes else (0.0, 0.0)
+    predicted, reused, both, prompts = believed(done, block_tokens) if result.nodes else (0, 0, 0, 1)
+    wasted, unforeseen = (predicted - both) / max(1, prompts), (reused - both) / max(1, prompts)
     return {
         "hit_rate": round(result.hit_rate, 5),
         "wasted": round(wasted, 5),
@@ -107,19 +108,18 @@ def figures(done: Done, block_tokens: int) -> dict[str, Any]:
     }
 
 
-def errors_of(done: Done, block_tokens: int) -> tuple[float, float]:
-    """Return, per prompt token, the tokens predicted but not cached, and cached but not predicted, summed by request.
-    Of a prediction only what a cache can reuse counts: whole blocks without that of the last prompt token."""
-    wasted = unforeseen = prompts = 0
+def believed(done: Done, block_tokens: int) -> tuple[int, int, int, int]:
+    """Return the tokens predicted (of what a cache can reuse at all), reused, both (by request), and in all prompts."""
+    predicted = reused = both = prompts = 0
     for line in done.lines.splitlines():
         row = json.loads(line)
         if "cached" in row:
-            usable = (row["prompt"] - 1) // block_tokens * block_tokens
-            error = min(row["matched"], usable) - row["cached"]
+            expected = min(row["matched"], (row["prompt"] - 1) // block_tokens * block_tokens)
+            predicted += expected
+            reused += row["cached"]
+            both += min(expected, row["cached"])
             prompts += row["prompt"]
-            wasted += max(0, error)
-            unforeseen += max(0, -error)
-    return wasted / max(1, prompts), unforeseen / max(1, prompts)
+    return predicted, reused, both, prompts
 
 
 # --- what is asked of the figures -------------------------------------------------------------------------------------

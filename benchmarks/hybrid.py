@@ -26,6 +26,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.engine_caches import believed
 from benchmarks.harness.bench import command_line, finish, show, show_row
 from benchmarks.workloads.hybrid_workloads import HYBRID_WORKLOADS, speed_of
 from benchmarks.workloads.workloads import ENGINES, Workload
@@ -105,20 +106,6 @@ def figures(done: Done, block_tokens: int) -> dict[str, Any]:
         **missed(done, block_tokens),
         "failed": result.failed,
     }
-
-
-def believed(done: Done, block_tokens: int) -> tuple[int, int, int, int]:
-    """Return the tokens predicted (of what a cache can reuse at all), reused, both (by request), and in all prompts."""
-    predicted = reused = both = prompts = 0
-    for line in done.lines.splitlines():
-        row = json.loads(line)
-        if "cached" in row:
-            expected = min(row["matched"], (row["prompt"] - 1) // block_tokens * block_tokens)
-            predicted += expected
-            reused += row["cached"]
-            both += min(expected, row["cached"])
-            prompts += row["prompt"]
-    return predicted, reused, both, prompts
 
 
 def missed(done: Done, block_tokens: int) -> dict[str, int]:

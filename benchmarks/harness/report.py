@@ -429,19 +429,8 @@ READERS: Mapping[str, Callable[[Result], Iterator[Row]]] = MappingProxyType(
     {
         reader.__name__: reader
         for reader in (
-            *(
-                hit_rate,
-                policies,
-                shapes,
-                engine_caches,
-                stale,
-                route_eviction,
-                nodes,
-                flash_crowd,
-                marconi,
-                hybrid,
-                replay_speed,
-            ),
+            *(hit_rate, policies, shapes, engine_caches, stale, route_eviction, nodes),
+            *(flash_crowd, marconi, hybrid, replay_speed),
             *(clients, data_plane, response_cache, decision, tokenize, residency, gossip_cost),
             *(convergence, convergence_processes, nodes_processes),
         )
