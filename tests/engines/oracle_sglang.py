@@ -1,7 +1,7 @@
 """SGLang's own RadixCache under mixed requests, without engine or model: what an index of its events has to equal.
 
-    .venv-sglang/bin/python tests/engines/oracle_sglang.py [--requests N] [--blocks N] [--block-size 16] [--seed N]
-        [--dynamo-format] [--state-slots N [--extra-buffer]]
+    PYTHONPATH=. .venv-sglang/bin/python tests/engines/oracle_sglang.py [--requests N] [--blocks N] [--block-size 16]
+        [--seed N] [--dynamo-format] [--state-slots N [--extra-buffer]]
 
 Writes the records of oracle_vllm.py, whose kinds of requests these are too. A tree holds each block once. torchvision
 has no build for this machine; an empty one stands in for it while SGLang is imported.
@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.machinery
-import os
-import random
 import sys
 import types
 from array import array
 from typing import Any
 
-import msgspec
 import torch
 import transformers  # noqa: F401  looks for the real torchvision, so it comes first
 
@@ -65,14 +62,11 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType, mamba  
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
 from sglang.srt.mem_cache.utils import hash_str_to_int64  # noqa: E402
 
+from tests.engines.oracle_requests import TABLE_INTERVAL, Requests, make_parser  # noqa: E402
+
 STATE_CHUNK = 64
 ANSWER_INTERVAL = 256
-TABLE_INTERVAL = 100  # requests between two looks at the whole tree
-CHATS_MAX = 60
-PROMPT_TOKENS_MAX = 3000
-VOCABULARY = 150_000
 ADAPTERS = {"french": "f" * 32, "legal": "e" * 32}  # name -> the key under which the cache keeps it apart
-SALTS = (None, None, None, None, "tenant-a", "tenant-b")
 
 
 class Memory:
@@ -149,9 +143,7 @@ class Hybrid:
                 oracle.write(
                     ["given up", excess, oracle.encoder.encode(KVEventBatch(ts=1.0, events=events, attn_dp_rank=0))]
                 )
-            oracle.chats.append((prompt + answer, None, None))
-            if len(oracle.chats) > CHATS_MAX:
-                oracle.chats.pop(oracle.rng.randrange(len(oracle.chats)))
+            oracle.keep(prompt + answer, None, None)
 
     def ends(self, found: MatchResult, prompt: int, computed: int) -> list[int]:
         """Where states are kept, of a prompt and of all that was computed, in tokens."""
@@ -165,12 +157,11 @@ class Hybrid:
         return [each for each in (end, answered) if each > (reused if each is end else prompt)]
 
 
-class Oracle:
+class Oracle(Requests):
     """The cache, and what is written of it."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.rng = random.Random(options.seed)
-        self.size = options.block_size
+        super().__init__(options, [None, None, *ADAPTERS])
         self.tokens_max = options.blocks * options.block_size
         names = KvEventLoraNames()
         for name, key in ADAPTERS.items():
@@ -183,11 +174,6 @@ class Oracle:
             dynamo_kv_event_format=options.dynamo_format,
             kv_event_lora_names=names,
         )
-        self.encoder = msgspec.msgpack.Encoder()
-        self.output = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)  # what SGLang prints is no record
-        self.chats: list[tuple[list[int], str | None, str | None]] = []
-        self.documents = [self.tokens(self.rng.randrange(100, 1500)) for _ in range(40)]
 
     def run(self, requests: int) -> None:
         for number in range(1, requests + 1):
@@ -210,31 +196,13 @@ class Oracle:
         self.cache.dec_lock_ref(locked)
         whole = prompt + self.tokens(self.rng.randrange(60))
         self.insert(whole, salt, adapter)
-        self.chats.append((whole, salt, adapter))
-        if len(self.chats) > CHATS_MAX:
-            self.chats.pop(self.rng.randrange(len(self.chats)))
+        self.keep(whole, salt, adapter)
 
     def insert(self, tokens: list[int], salt: str | None, adapter: str | None) -> None:
         self.cache.insert(InsertParams(key=self.key(tokens, salt, adapter), value=torch.arange(len(tokens))))
         excess = self.cache.total_size() - self.tokens_max
         if excess > 0:
             self.cache.evict(EvictParams(num_tokens=excess + self.rng.randrange(500)))
-
-    def prompt(self) -> tuple[list[int], str | None, str | None]:
-        rng, kind = self.rng, self.rng.random()
-        if self.chats and kind < 0.55:
-            tokens, salt, adapter = rng.choice(self.chats)
-            if kind < 0.35:  # the next turn
-                tokens = tokens + self.tokens(rng.randrange(5, 120))
-            elif kind < 0.5:  # another way on from somewhere inside
-                tokens = tokens[: rng.randrange(1, len(tokens))] + self.tokens(rng.randrange(1, 200))
-            if len(tokens) < PROMPT_TOKENS_MAX:  # else the same once more would be all there is
-                return tokens, salt, adapter
-        document = self.documents[min(39, int(rng.paretovariate(0.6)) - 1)]
-        return document + self.tokens(rng.randrange(1, 150)), rng.choice(SALTS), rng.choice([None, None, *ADAPTERS])
-
-    def tokens(self, count: int) -> list[int]:
-        return [self.rng.randrange(VOCABULARY) for _ in range(count)]
 
     def key(self, tokens: list[int], salt: str | None, adapter: str | None) -> RadixKey:
         return RadixKey(array("q", tokens), ADAPTERS[adapter] if adapter else None, cache_salt=salt)
@@ -256,17 +224,9 @@ class Oracle:
             nodes.extend(node.children.values())
         return found
 
-    def write(self, record: list[Any]) -> None:
-        data = self.encoder.encode(record)
-        self.output.write(len(data).to_bytes(4, "big") + data)
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--blocks", type=int, default=1500)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=1)
+    parser = make_parser()
     parser.add_argument("--dynamo-format", action="store_true")
     parser.add_argument("--state-slots", type=int, default=0, help="a hybrid model, whose states are so many at most")
     parser.add_argument("--extra-buffer", action="store_true", help="whose mode is not no_buffer")

@@ -1,7 +1,8 @@
 """vLLM's own KVCacheManager under mixed requests, without engine or model: what an index of its events has to equal.
 
-    .venv-vllm/bin/python tests/engines/oracle_vllm.py [--requests N] [--blocks N] [--block-size 16|32] [--seed N]
-        [--bytes-as-hashes] [--full-reports SHARE] [--states align|all [--state-groups N] [--retention N]] [--alone]
+    PYTHONPATH=. .venv-vllm/bin/python tests/engines/oracle_vllm.py [--requests N] [--blocks N] [--block-size 16|32]
+        [--bytes-as-hashes] [--full-reports SHARE] [--states align|all [--state-groups N] [--retention N]]
+        [--alone] [--seed N]
 
 Writes one record after the other to standard output, each as its length in four bytes and msgpack:
 
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import sys
 import types
 from collections import Counter
@@ -28,7 +28,6 @@ os.environ.setdefault("PYTHONHASHSEED", "0")
 if "--bytes-as-hashes" in sys.argv:
     os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0"
 
-import msgspec
 import torch
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.lora.request import LoRARequest
@@ -46,22 +45,19 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, MambaSpec
 from vllm.v1.request import Request
 
-TABLE_INTERVAL = 100  # requests between two looks at the whole table
+from tests.engines.oracle_requests import TABLE_INTERVAL, VOCABULARY, Requests, make_parser
+
 RUNNING_MAX = 8
 CHUNK_TOKENS = 512
-CHATS_MAX = 60
-PROMPT_TOKENS_MAX = 3000
-VOCABULARY = 150_000
 ADAPTERS = (None, None, None, None, "french", "legal")
-SALTS = (None, None, None, None, "tenant-a", "tenant-b")
 
 
-class Oracle:
+class Oracle(Requests):
     """The manager, the requests that run, and what is written of them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.rng = random.Random(options.seed)
-        self.size = size = options.block_size
+        super().__init__(options, ADAPTERS, 0.45)
+        size = self.size
         self.full_reports = options.full_reports
         self.states, self.alone = options.states, options.alone
         self.chunk_tokens = max(CHUNK_TOKENS, 2 * size)
@@ -94,12 +90,7 @@ class Oracle:
             enable_kv_cache_events=True,
             log_stats=True,
         )
-        self.encoder = msgspec.msgpack.Encoder()
-        self.output = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)  # what vLLM prints is no record
         self.running: list[Request] = []
-        self.chats: list[tuple[list[int], str | None, str | None]] = []
-        self.documents = [self.tokens(self.rng.randrange(100, 1500)) for _ in range(40)]
 
     def layers(self, options: argparse.Namespace) -> dict[str, KVCacheSpec]:
         """One of each group, in the order of the groups."""
@@ -196,9 +187,7 @@ class Oracle:
         self.manager.free(request)
         self.running.remove(request)
         adapter = request.lora_request.lora_name if request.lora_request else None
-        self.chats.append((list(request.all_token_ids), request.cache_salt, adapter))
-        if len(self.chats) > CHATS_MAX:
-            self.chats.pop(self.rng.randrange(len(self.chats)))
+        self.keep(list(request.all_token_ids), request.cache_salt, adapter)
 
     def reset(self) -> None:
         while self.running:
@@ -206,24 +195,6 @@ class Oracle:
         assert self.manager.reset_prefix_cache()
 
     # What is asked, and what is told
-
-    def prompt(self) -> tuple[list[int], str | None, str | None]:
-        rng, kind = self.rng, self.rng.random()
-        if self.chats and kind < 0.55:
-            tokens, salt, adapter = rng.choice(self.chats)
-            if kind < 0.35:  # the next turn
-                tokens = tokens + self.tokens(rng.randrange(5, 120))
-            elif kind < 0.45:  # another way on from somewhere inside
-                tokens = tokens[: rng.randrange(1, len(tokens))] + self.tokens(rng.randrange(1, 200))
-            elif kind < 0.5:  # the same again, to a block's end: the last block is computed and stored once more
-                tokens = tokens[: len(tokens) // self.size * self.size]
-            if 0 < len(tokens) < PROMPT_TOKENS_MAX:
-                return tokens, salt, adapter
-        document = self.documents[min(39, int(rng.paretovariate(0.6)) - 1)]
-        return document + self.tokens(rng.randrange(1, 150)), rng.choice(SALTS), rng.choice(ADAPTERS)
-
-    def tokens(self, count: int) -> list[int]:
-        return [self.rng.randrange(VOCABULARY) for _ in range(count)]
 
     def send(self) -> None:
         events = self.manager.take_events()
@@ -241,22 +212,14 @@ class Oracle:
             found[maybe_convert_block_hash(get_block_hash(key))] += len(blocks) if isinstance(blocks, dict) else 1
         return dict(found)
 
-    def write(self, record: list[Any]) -> None:
-        data = self.encoder.encode(record)
-        self.output.write(len(data).to_bytes(4, "big") + data)
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--blocks", type=int, default=1500)
-    parser.add_argument("--block-size", type=int, default=16)
+    parser = make_parser()
     parser.add_argument("--full-reports", type=float, default=0.0, help="share of requests that want all blocks told")
     parser.add_argument("--states", choices=("align", "all"), help="a hybrid model, and its mamba_cache_mode")
     parser.add_argument("--state-groups", type=int, default=3)
     parser.add_argument("--retention", type=int, default=0, help="prefix_cache_retention_interval; -1: none")
     parser.add_argument("--alone", action="store_true", help="one request after the other")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bytes-as-hashes", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

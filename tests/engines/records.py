@@ -33,6 +33,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "OMP_NUM_THREADS": "1",
     "PYTHONHASHSEED": "0",
+    "PYTHONPATH": str(HERE.parents[1]),
 }
 
 
