@@ -78,8 +78,9 @@ class IndexedStream:
     def _is_there(self) -> bool:
         return self._find is None or self._find(self.backend.url) == self.backend.id
 
-    def tier(self, fingerprint: Fingerprint) -> Tier:
-        return tier_of(self._index.peek(f"{fingerprint:016x}", self.backend.id))
+    def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
+        entries = ((name, self._index.peek(f"{name:016x}", self.backend.id)) for name in fingerprints)
+        return {name: tier_of(entry) for name, entry in entries if entry is not None}
 
     def forget(self) -> None:
         """Drop what the source reported."""

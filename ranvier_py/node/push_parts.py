@@ -103,9 +103,9 @@ class PrefixHolder:
         self._links = links
         self._worker = worker
 
-    def tier(self, fingerprint: Fingerprint) -> Tier:
-        links = self._links.of_fingerprint(fingerprint)
-        return Tier.GPU if any(link.key in self._worker.hashes for link in links) else Tier.ABSENT
+    def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
+        hashes, links_of = self._worker.hashes, self._links.of_fingerprint
+        return {name: Tier.GPU for name in fingerprints if any(link.key in hashes for link in links_of(name))}
 
 
 class WorkerReports:

@@ -120,13 +120,13 @@ class UnderNames:
         self._steps = steps
         self._renamed = renamed
 
-    def tier(self, fingerprint: Fingerprint) -> Tier:
-        tier = self._held.tier(fingerprint)
+    def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
+        found = dict(self._held.held_among(fingerprints))
         for step in self._steps:
-            if tier is not Tier.ABSENT:
-                break
-            tier = self._held.tier(self._renamed(fingerprint, -step))
-        return tier
+            first_names = {self._renamed(name, -step): name for name in fingerprints}
+            own = self._held.held_among(list(first_names))
+            found.update({first_names[name]: tier for name, tier in own.items()})
+        return found
 
     def states(self) -> Iterator[StateMoved]:
         """Where recurrent states are, under all names."""

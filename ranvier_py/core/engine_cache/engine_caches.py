@@ -55,17 +55,8 @@ RANK = {level: rank for rank, level in enumerate(LEVELS)}
 class Held(Protocol):
     """What a source keeps for one engine, or for one data-parallel rank of it. A Residency is one."""
 
-    def tier(self, fingerprint: Fingerprint) -> Tier:
-        """The nearest tier that holds this prefix, as of the last Changes handed in; ABSENT: it is not held."""
-        ...
-
-
-@runtime_checkable
-class HeldMany(Protocol):
-    """A Held that answers for many prefixes in one call, which makes a sweep ten times as fast."""
-
     def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
-        """Return those of the prefixes that are held, each with its tier."""
+        """Return those of these prefixes that are held, each at its nearest tier, as of the last Changes handed in."""
         ...
 
 
@@ -347,7 +338,7 @@ class EngineCaches:
     def _is_held(self, backend: BackendId, fingerprint: Fingerprint) -> bool:
         """Whether another source of the backend holds the prefix: another rank, or a better channel."""
         engine = self._engines[backend]
-        return len(engine.parts) > 1 and nearest(engine.best()[1], fingerprint) is not Tier.ABSENT
+        return len(engine.parts) > 1 and bool(held_among(engine.best()[1], (fingerprint,)))
 
     def _confirm(self, backend: BackendId, generation: int, run: list[Change], now: float) -> None:
         """Learn one run of anchors of one prompt, shortest first, as CONFIRMED routes."""
@@ -371,20 +362,10 @@ def states_of(parts: Sequence[SourceState]) -> Callable[[], Iterable[StateMoved]
     return None
 
 
-def nearest(parts: Iterable[SourceState], fingerprint: Fingerprint) -> Tier:
-    return min((part.held.tier(fingerprint) for part in parts), default=Tier.ABSENT)
-
-
 def held_among(parts: Sequence[SourceState], fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
     """Return those of the prefixes that any of the sources holds, each at its nearest tier."""
     found: dict[Fingerprint, Tier] = {}
     for part in parts:
-        held = part.held
-        if isinstance(held, HeldMany):
-            own = held.held_among(fingerprints)
-        else:
-            own = {name: tier for name in fingerprints if (tier := held.tier(name)) is not Tier.ABSENT}
-        found = (
-            {**own, **{name: min(tier, own.get(name, tier)) for name, tier in found.items()}} if found else dict(own)
-        )
+        own = part.held.held_among(fingerprints)
+        found = {**own, **{name: min(tier, own.get(name, tier)) for name, tier in found.items()}}
     return found

@@ -26,8 +26,8 @@ class Cache:
     def __init__(self) -> None:
         self.tiers: dict[int, Tier] = {}
 
-    def tier(self, fingerprint: Fingerprint) -> Tier:
-        return self.tiers.get(fingerprint, Tier.ABSENT)
+    def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
+        return {name: self.tiers[name] for name in fingerprints if name in self.tiers}
 
     def store(self, *chain: tuple[int, int, int], tier: Tier = Tier.GPU) -> Changes:
         """(tokens, fingerprint, the anchor above) of each."""
@@ -238,9 +238,8 @@ def test_reports_of_unknown_sources_are_counted() -> None:
 
 
 def test_a_sweep_takes_the_nearest_tier_of_all_ranks() -> None:
-    """Whether a source answers for one prefix at a time or for many."""
     world = World()
-    second, other = Source(ENGINE, "zmq/1"), Many()
+    second, other = Source(ENGINE, "zmq/1"), Cache()
     world.engine_caches.open(second, other, 1.0)
     for source in (STREAM, second):
         world.engine_caches.set_level(source, Level.EXACT, "", 1.0)
@@ -281,16 +280,6 @@ def test_rows_that_went_by_themselves_do_not_count_against_an_engine_for_ever() 
         world.sweep(5000.0)
     world.engine_caches.changed(STREAM, world.cache.store(*RUN), 5001.0)
     assert (len(world.routes), world.engine_caches.counters.refused) == (3, refused)
-
-
-class Many(Cache):
-    """Answers for many."""
-
-    def tier(self, fingerprint: Fingerprint) -> Tier:
-        raise AssertionError(f"asked for {fingerprint} alone")
-
-    def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
-        return {name: self.tiers[name] for name in fingerprints if name in self.tiers}
 
 
 @pytest.mark.parametrize("name", ["zmq/0", "push", "pushed/0", "index"])
