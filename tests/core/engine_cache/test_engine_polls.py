@@ -113,6 +113,14 @@ def test_the_ranks_of_an_engine_add_up_and_its_page_states_the_rest() -> None:
     assert schedule.load_reported(load(1, None, rank=1), 5.0) == replace(PAGE, running=4, waiting=2)
 
 
+def test_a_rank_that_an_engine_lost_when_it_was_restarted_has_no_load_any_more() -> None:
+    schedule = MetricsSchedule(PollOptions())
+    schedule.load_reported(load(3, 2, rank=1), 0.0)
+    for second in range(1, 20):
+        found = schedule.load_reported(load(1, 0), float(second))
+        assert found is None or found.running == (4 if second < 10 else 1)
+
+
 # --- pages ----------------------------------------------------------------------------------------------------------
 
 

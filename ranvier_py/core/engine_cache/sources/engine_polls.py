@@ -37,6 +37,9 @@ MISSING_STATUSES = frozenset((404, 405))
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")
 """TensorRT-LLM answers JSON at the first path, and the format that we read at the second."""
 
+LOAD_LIFE_S = 10.0
+"""A rank reports its load many times a second: one that is silent for this long is gone, as after a restart."""
+
 START_TIME = re.compile(rb"^process_start_time_seconds(?:\{[^\n]{0,400}\})?[ \t]+(\S{1,40})[^\n]{0,40}\n", re.MULTILINE)
 """The series has only a few labels."""
 
@@ -142,7 +145,7 @@ class MetricsSchedule:
         self._unknown = False
         self._page = EngineMetrics()  # the last page that said anything
         self._reported_at = -inf  # when metrics were last passed on
-        self._loads: dict[int, EngineLoad] = {}  # by rank
+        self._loads: dict[int, tuple[EngineLoad, float]] = {}  # by rank, each with its time
         self.path = METRICS_PATHS[0]
 
     def looked(self, metrics: EngineMetrics | None, took_s: float, now: float) -> bool:
@@ -171,11 +174,11 @@ class MetricsSchedule:
         rank = load.rank or 0
         if load.running is None or rank >= RANKS_MAX:
             return None
-        self._loads[rank] = load
+        self._loads[rank] = load, now
         if now < self._reported_at + self.options.metrics_interval_s:
             return None
         self._reported_at = now
-        loads = self._loads.values()
+        loads = [each for each, at in self._loads.values() if now < at + LOAD_LIFE_S]
         capacity_tokens = sum([each.tokens_max or 0 for each in loads])
         return replace(
             self._page,
