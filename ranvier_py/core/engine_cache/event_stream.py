@@ -78,7 +78,6 @@ class EventStream:
         self._now_at = LevelChanged(self.machine.level, "")
         self._stores = False  # a stored event was readable, since the engine's restart
         self._skipped_before = 0  # unknown tags skipped before that restart
-        self._snapshot: tuple[int, Snapshot] | None = None  # (ask, what was offered for it)
         self.is_open = False
         self._is_hybrid = False  # by its metrics page
 
@@ -128,10 +127,7 @@ class EventStream:
 
     def snapshot_offered(self, ask: int, snapshot: Snapshot | None, now: float) -> list[StreamEffect]:
         """Take a peer's snapshot in answer to AskPeer, which uses it up; None: there is none."""
-        if snapshot is None:
-            return self._carry(self.machine.snapshot_failed(ask, now), now)
-        self._snapshot = (ask, snapshot)
-        return self._carry(self.machine.snapshot_offered(ask, snapshot.seq, snapshot.digest, now), now)
+        return self._carry(self.machine.snapshot_offered(ask, snapshot, now), now)
 
     def tick(self, now: float) -> list[StreamEffect]:
         """Do what is due. To be called at `wake_at`."""
@@ -204,13 +200,13 @@ class EventStream:
                 self.residency.mixed = self.residency.has_states = False
                 cleared = True
             elif isinstance(effect, Install):
-                self._install(effect.ask, now)
+                self.residency.install(effect.snapshot.state)
+                self._stores = self._stores or self.residency.view().blocks > 0
+                self._settle_soon(now, 0.0)
             elif isinstance(effect, LevelChanged):
                 self._reason = effect.reason
             else:
                 outside.append(effect)
-        if self._snapshot is not None and self._snapshot[0] != self.machine.snapshot_ask:
-            self._snapshot = None
         now_at = LevelChanged(self.level, self._why())
         if now_at != self._now_at:
             self._now_at = self._level = now_at
@@ -259,13 +255,6 @@ class EventStream:
     def _clear(self) -> None:
         """This rank holds nothing. A single rank begins a generation; of several, its own prefixes are withdrawn."""
         self.residency.clear(singly=self._engine_caches.ranks(self.source) > 1)
-
-    def _install(self, ask: int, now: float) -> None:
-        assert self._snapshot is not None and self._snapshot[0] == ask, "the machine takes only what was offered"  # noqa: PT018
-        self.residency.install(self._snapshot[1].state)
-        self._stores = self._stores or self.residency.view().blocks > 0
-        self._snapshot = None
-        self._settle_soon(now, 0.0)
 
     def _settle_soon(self, now: float, wait_s: float) -> None:
         if self._settle_at is None or now + wait_s < self._settle_at:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import xxhash
 
+from ranvier_py.core.engine_cache.snapshot import Snapshot
 from ranvier_py.core.metrics import counter
 
 DIGESTS_MAX = 1024
@@ -54,9 +55,9 @@ class AskPeer(NamedTuple):
 
 
 class Install(NamedTuple):
-    """Replace all that was applied with the snapshot that was just offered."""
+    """Replace all that was applied with this snapshot."""
 
-    ask: int
+    snapshot: Snapshot
 
 
 class LevelChanged(NamedTuple):
@@ -117,7 +118,7 @@ class SnapshotAsked:
 
     ask: int
     deadline: float
-    offer: tuple[int, int] | None = None  # number and digest of its last message, which has not come here yet
+    offer: Snapshot | None = None  # one whose last message has not come here yet
 
 
 class Messages:

@@ -37,6 +37,7 @@ from ranvier_py.core.engine_cache.gap_values import (
     StreamReset,
     digest_of,
 )
+from ranvier_py.core.engine_cache.snapshot import Snapshot
 
 NOTHING_MISSED = "nothing missed"
 
@@ -76,11 +77,6 @@ class GapMachine:
     def waiting(self) -> tuple[int, int]:
         """How many messages are held back behind a gap, and how many are kept for a snapshot."""
         return len(self._held), len(self._kept)
-
-    @property
-    def snapshot_ask(self) -> int | None:
-        """The number of the open question for a snapshot."""
-        return self._snapshot.ask if self._snapshot is not None else None
 
     def digest_of(self, seq: int) -> int | None:
         """The digest of message `seq`, which goes with a snapshot taken just after it; None if it is not remembered."""
@@ -177,21 +173,17 @@ class GapMachine:
 
     # A peer's snapshot
 
-    def snapshot_offered(self, ask: int, seq: int, digest: int, now: float) -> list[Effect]:
-        """A peer offers an exact snapshot, taken after message `seq` with this `digest`. An Install means: take it."""
+    def snapshot_offered(self, ask: int, snapshot: Snapshot | None, now: float) -> list[Effect]:
+        """A peer offers an exact snapshot in answer to AskPeer; None: nobody has one. An Install means: take it."""
         asked = self._snapshot
         if asked is None or asked.ask != ask:
-            self.counters.late += 1
-            return self._done()
-        if seq >= self._next:
-            asked.offer = (seq, digest)
-        else:
-            self._judge(asked, seq, digest, now)
-        return self._done()
-
-    def snapshot_failed(self, ask: int, now: float) -> list[Effect]:
-        if self.snapshot_ask == ask:
+            self.counters.late += snapshot is not None
+        elif snapshot is None:
             self._give_snapshot_up(now)
+        elif snapshot.seq >= self._next:
+            asked.offer = snapshot
+        else:
+            self._judge(snapshot, now)
         return self._done()
 
     def tick(self, now: float) -> list[Effect]:
@@ -263,8 +255,8 @@ class GapMachine:
     def _keep(self, asked: SnapshotAsked, seq: int, payload: bytes, now: float) -> None:
         """Keep a message that the snapshot under way may lack; judge an offer whose last message has now come."""
         self._kept.add(seq, payload)
-        if asked.offer is not None and seq >= asked.offer[0]:
-            self._judge(asked, *asked.offer, now)
+        if asked.offer is not None and seq >= asked.offer.seq:
+            self._judge(asked.offer, now)
         elif self._kept.is_full:
             self._give_snapshot_up(now)
 
@@ -355,14 +347,15 @@ class GapMachine:
         self._snapshot_at = now + self._settings.peer_interval_s
         self._kept.clear()
 
-    def _judge(self, asked: SnapshotAsked, seq: int, digest: int, now: float) -> None:
-        """Take an offered snapshot if message `seq` was applied here, with the same digest and after all that was lost,
-        and all messages since are kept. Refuse any other: it might be of a run of the engine that is over."""
+    def _judge(self, snapshot: Snapshot, now: float) -> None:
+        """Take a snapshot if its last message was applied here, with the same digest and after all that was lost, and
+        all messages since are kept. Refuse any other: it might be of a run of the engine that is over."""
+        seq = snapshot.seq
         again = [Apply(*message) for message in self._kept.by_seq.items() if message[0] > seq]
         is_whole = seq >= self._loss_end and len(again) == self._next - seq - 1
-        if self._digests.get(seq) == digest and is_whole:
+        if self._digests.get(seq) == snapshot.digest and is_whole:
             self.counters.snapshots_taken += 1
-            self._outbox.append(Install(asked.ask))
+            self._outbox.append(Install(snapshot))
             self._outbox.extend(again)
             self._loss, self._loss_end = EventLoss.NOTHING, 0
         else:

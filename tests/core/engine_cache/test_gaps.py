@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from ranvier_py.core.engine_cache.blocks import BlockIndex, root
 from ranvier_py.core.engine_cache.gap_values import (
     Apply,
     AskPeer,
@@ -17,6 +18,9 @@ from ranvier_py.core.engine_cache.gap_values import (
     StreamReset,
 )
 from ranvier_py.core.engine_cache.gaps import GapMachine
+from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
+from ranvier_py.core.engine_cache.residency_values import SnapshotState
+from ranvier_py.core.engine_cache.snapshot import Snapshot
 
 
 def message(seq: int, run: str = "a") -> bytes:
@@ -25,6 +29,11 @@ def message(seq: int, run: str = "a") -> bytes:
 
 def digest(seq: int, run: str = "a") -> int:
     return xxhash.xxh3_64_intdigest(message(seq, run))
+
+
+def snapshot(last: int, digest: int) -> Snapshot:
+    """One taken after message `last`, of nothing."""
+    return Snapshot(last, digest, SnapshotState(BlockIndex(), HeldPrefixes(), root(None), {}))
 
 
 class Stream:
@@ -69,7 +78,7 @@ class Stream:
     def offer(self, last: int, run: str = "a") -> None:
         assert self.peer is not None
         self.copy = names(last, run)
-        self.receive(self.machine.snapshot_offered(self.peer.ask, last, digest(last, run), 0.0))
+        self.receive(self.machine.snapshot_offered(self.peer.ask, snapshot(last, digest(last, run)), 0.0))
 
     @property
     def level(self) -> Level:
