@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -59,7 +60,7 @@ def report(options: argparse.Namespace) -> int:
     except NoZmq as error:
         print(f"ranvier: {error}", file=sys.stderr)
         return 1
-    with sockets:
+    with closing(sockets):
         trio.run(run, options, key, sockets)
     return 0
 

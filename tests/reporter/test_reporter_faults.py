@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from contextlib import closing
 
 import pytest
 import trio
@@ -82,7 +83,7 @@ async def test_a_bug_in_the_command_does_not_end_it(
     bug = Bug(2)
     plant(monkeypatch, module, name, bug)
     options = Namespace(worker_id="w0", model="", router=["http://127.0.0.1:1"], engine="")
-    with KvSockets() as sockets:
+    with closing(KvSockets()) as sockets:
         reporter = command.Reporter(options, "", sockets, nursery)
         reporter.found(BackendId(0), of_operator("tcp://127.0.0.1:1", "", 1, "127.0.0.1"))
         await until(lambda: bug.rounds > 2)

@@ -16,7 +16,7 @@ import socket as sockets
 import struct
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
+from contextlib import closing
 from typing import Any, Self
 
 import trio
@@ -118,12 +118,6 @@ class KvSockets:
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         self.turn = trio.CapacityLimiter(1)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        self.close()
-
     def close(self) -> None:
         """Destroy the context. All wires must be closed by now."""
         self._context.destroy(linger=0)
@@ -151,7 +145,7 @@ class KvSockets:
                     socket.setsockopt(option, value)
                 for topic in topics:
                     socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
-                with Wire(socket, where.port, room, self.turn) as wire:
+                with closing(Wire(socket, where.port, room, self.turn)) as wire:
                     with trio.fail_after(CONNECT_S):
                         socket.connect(await found(where, turn))
                     if question:
@@ -178,10 +172,7 @@ class Wire:
         self._why = ""
         self._monitor = socket.get_monitor_socket()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+    def close(self) -> None:
         if self._backlog is not None:
             self._backlog.close()
         self.socket.disable_monitor()

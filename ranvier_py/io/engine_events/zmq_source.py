@@ -5,7 +5,7 @@ A publisher sends [topic, number, payload] to all subscribers; its replay socket
 A subscriber keeps a connection, gives messages to the stream, calls `tick`, and carries out AskReplay; `carried` gets
 every other effect. It also gets LoadReceived: SGLang's LoadStat, which comes on the same socket or on one of its own.
 
-    with KvSockets() as sockets:                    # one for the node; raises NoZmq, which says what to install
+    with closing(KvSockets()) as sockets:           # one for the node; raises NoZmq, which says what to install
         subscriber = KvSubscriber(sockets, publisher, stream, rng, carried)
         nursery.start_soon(subscriber.run)          # in a cancel scope: cancelling it ends the subscription
         subscriber.carry(stream.contradicted(now))  # effects of calls that others make

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -65,7 +65,7 @@ class Received:
 async def reading(
     publisher: Publisher, options: SocketOptions = QUICK, settings: GapSettings | None = None
 ) -> AsyncIterator[Received]:
-    with KvSockets() as sockets:
+    with closing(KvSockets()) as sockets:
         received = Received(sockets, publisher, options, settings)
         async with trio.open_nursery() as nursery:
             await nursery.start(received.subscriber.run)

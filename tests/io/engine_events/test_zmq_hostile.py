@@ -6,7 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from random import Random
 
@@ -222,7 +222,7 @@ async def test_a_long_stream_that_is_read_never_seems_too_much(monkeypatch: pyte
 async def test_without_room_for_sockets_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ranvier_py.io.engine_events.zmq_sockets.SOCKETS_MAX", 4)
     async with publishing(KvEndpoints()) as source:
-        with KvSockets() as sockets:
+        with closing(KvSockets()) as sockets:
             received = [Received(sockets, publisher_of(source)) for _ in range(3)]
             async with trio.open_nursery() as nursery:
                 for each in received:
@@ -259,7 +259,7 @@ async def test_the_loop_is_held_for_a_turn_at_most_however_many_flood() -> None:
         while time.perf_counter() < over:
             pass
 
-    with KvSockets() as sockets:
+    with closing(KvSockets()) as sockets:
         sources = [KvPublisher(KvEndpoints()) for _ in range(3)]
         async with trio.open_nursery() as nursery:
             for source in sources:
