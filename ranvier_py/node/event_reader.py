@@ -17,14 +17,6 @@ from ranvier_py.supervision import Faults
 LOST_S = 10.0
 """After so long without a connection perhaps a peer can reach the publisher. An engine that restarts takes longer."""
 
-GAUGES = {
-    "blocks": "Blocks that an engine holds.",
-    "orphaned": "Blocks of an engine whose parents are not known.",
-    "prefixes": "Prefixes that an engine holds.",
-    "entries": "Blocks and prefixes of an engine that are kept.",
-    "unsettled": "Blocks of an engine to be looked at.",
-}
-
 
 @dataclass(slots=True)
 class SubscribedStream:
@@ -83,9 +75,7 @@ class SubscribedStream:
     def samples(self, label: Mapping[str, str]) -> Iterator[Sample]:
         """Yield the metrics; `label` names the engine."""
         labels = {**label, "source": self.stream.source.name}
-        held = asdict(self.stream.residency.view())
-        for name, help_text in GAUGES.items():
-            yield Sample(f"engine_cache_{name}", "gauge", help_text, held[name], labels)
+        yield from samples("engine_cache", self.stream.residency.view(), labels)
         yield from samples("engine_blocks", self.stream.residency.counters, labels)
         yield from samples("event_stream", self.stream.machine.counters, labels)
         yield from samples("event_decoder", self.stream.decoder.counters, labels)

@@ -13,7 +13,7 @@ from ranvier_py.core.engine_cache.prefixes import Change, HeldPrefixes
 from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, EngineHash, Tier
 from ranvier_py.core.engine_cache.states import StateMoved
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.metrics import counter
+from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 ROOTS_MAX = 4096
@@ -196,11 +196,11 @@ class ResidencyCounters:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyView:
-    """Gauges: what is there now."""
+    """What is there now. `block_tokens` are the engine's, 0 before its first event."""
 
-    blocks: int
-    orphaned: int
-    prefixes: int
-    entries: int
-    block_tokens: int
-    unsettled: int
+    blocks: int = gauge("Blocks that an engine holds.")
+    orphaned: int = gauge("Blocks of an engine whose parents are not known.")
+    prefixes: int = gauge("Prefixes that an engine holds.")
+    entries: int = gauge("Blocks and prefixes of an engine that are kept.")
+    unsettled: int = gauge("Blocks of an engine to be looked at.")
+    block_tokens: int = 0
