@@ -29,7 +29,7 @@ from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes
 from ranvier_py.core.engine_cache.sources.event_values import Tier
-from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.redis_commands import RedisCommands
@@ -51,11 +51,12 @@ class IndexedBackend:
     id: BackendId
     name: str
     endpoint: str
-    url: str = ""
+    url: str
 
 
 class IndexedStream:
-    """One source and its backend. It is the `Held` of EngineCaches for the prefixes that have our names.
+    """One backend's event source, and what it reported. It is the `Held` of EngineCaches for the prefixes that have our
+    names.
 
     What comes while the node does not have the backend under this id is ignored: another one may have the id.
     """
@@ -64,19 +65,35 @@ class IndexedStream:
         self,
         backend: IndexedBackend,
         index: KvIndex,
-        engine_caches: EngineCaches | None,
-        find: Callable[[str], BackendId | None] | None = None,
+        engine_caches: EngineCaches,
+        find: Callable[[str], BackendId | None],
+        make: Callable[..., EventSource],
     ) -> None:
-        """`find` finds the node's backends by their URL; without it the backend is always there."""
+        """`find` finds the node's backends by their URL; `make` makes the reader of an endpoint."""
         self.backend = backend
-        self.source = Source(backend.id, "index")
+        self.events = make(backend.endpoint, received=self.received, started=self.started)
+        self._source = Source(backend.id, "index")
         self._index = index
         self._engine_caches = engine_caches
         self._find = find
 
     @property
+    def counts(self) -> SourceCounts:
+        """How many of its events changed the index."""
+        return self._index.counters.by_backend.get(self.backend.id) or SourceCounts()
+
+    def connection(self) -> dict[str, Any]:
+        """Return how its connection does, in Continuum's form."""
+        state = self.events.state
+        return {
+            "connected": state.connected,
+            "reconnect_count": state.reconnects,
+            "last_event_at": moment(state.last_event_at),
+        }
+
+    @property
     def _is_there(self) -> bool:
-        return self._find is None or self._find(self.backend.url) == self.backend.id
+        return self._find(self.backend.url) == self.backend.id
 
     def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
         entries = ((name, self._index.peek(f"{name:016x}", self.backend.id)) for name in fingerprints)
@@ -85,32 +102,29 @@ class IndexedStream:
     def forget(self) -> None:
         """Drop what the source reported."""
         self._index.forget((self.backend.id,))
-        if self._engine_caches is not None:
-            self._engine_caches.close(self.source, time.monotonic())
+        self._engine_caches.close(self._source, time.monotonic())
 
     def started(self) -> None:
-        if not self._is_there:
-            return
-        now = time.monotonic()
-        self._index.forget((self.backend.id,))
-        if self._engine_caches is not None:
-            self._engine_caches.open(self.source, self, now)
-            self._engine_caches.set_level(self.source, Level.DEGRADED, "events without numbers", now)
+        if self._is_there:
+            now = time.monotonic()
+            self._index.forget((self.backend.id,))
+            self._engine_caches.open(self._source, self, now)
+            self._engine_caches.set_level(self._source, Level.DEGRADED, "events without numbers", now)
 
     def received(self, events: Sequence[IndexEvent]) -> None:
         if not self._is_there:
             return
         now = time.monotonic()
-        changes = []
+        changes: dict[Fingerprint, Change] = {}  # of several events about one prefix, what the last one left
         for event in events:
-            changed = self._index.apply(self.backend.id, event, now)
-            if not changed or len(event.prefix) != FINGERPRINT_DIGITS:
+            if not self._index.apply(self.backend.id, event, now) or len(event.prefix) != FINGERPRINT_DIGITS:
                 continue
-            entry = self._index.peek(event.prefix, self.backend.id)
+            entry, fingerprint = self._index.peek(event.prefix, self.backend.id), Fingerprint(int(event.prefix, 16))
             tokens = entry.tokens if entry is not None else event.tokens or 0
-            changes.append(Change(Fingerprint(int(event.prefix, 16)), tokens, tier_of(entry), Fingerprint(0)))
-        if changes and self._engine_caches is not None:
-            self._engine_caches.changed(self.source, Changes(cleared=False, changes=tuple(changes), complete=True), now)
+            changes[fingerprint] = Change(fingerprint, tokens, tier_of(entry), UNKNOWN)
+        if changes:
+            found = Changes(cleared=False, changes=tuple(changes.values()), complete=True)
+            self._engine_caches.changed(self._source, found, now)
 
 
 class Preparing:
@@ -137,7 +151,7 @@ class Preparing:
 
 
 class Indexing:
-    """The index of one node, its sources and its link to Redis."""
+    """The index of one node, its sources and its link to Redis. `find` finds the node's backends by their URL."""
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
         self,
@@ -145,37 +159,33 @@ class Indexing:
         backends: Sequence[IndexedBackend],
         options: SourceOptions,
         rng: Random,
+        engine_caches: EngineCaches,
+        find: Callable[[str], BackendId | None],
         *,
-        engine_caches: EngineCaches | None = None,
         api_key: str = "",
         faults: Faults | None = None,
-        find: Callable[[str], BackendId | None] | None = None,
     ) -> None:
         self._faults = faults or Faults()
         self.index = KvIndex(settings, time.perf_counter)
         self._scoring: KvScoreOptions | None = None  # options of the policy that asks, if one does
-        self._sources: list[tuple[IndexedBackend, EventSource]] = []
-        self._streams: list[IndexedStream] = []
+        made = partial(EventSource, options=options, rng=rng, api_key=api_key)
+        self.streams = [IndexedStream(backend, self.index, engine_caches, find, made) for backend in backends]
         self._link: RedisLink | None = None
         self._rng = rng
-        for backend in backends:
-            stream = IndexedStream(backend, self.index, engine_caches, find)
-            self._streams.append(stream)
-            made = partial(EventSource, backend.endpoint, options, rng=rng, api_key=api_key)
-            self._sources.append((backend, made(received=stream.received, started=stream.started)))
+        self._find = find
 
     @property
     def enabled(self) -> bool:
-        return bool(self._sources) or self._link is not None
+        return bool(self.streams) or self._link is not None
 
-    def share(self, commands: RedisCommands, prefix: str, find: Callable[[str], BackendId | None]) -> RedisLink:
-        """Share the index through Redis, in keys with this prefix; `find` finds backends by their URL."""
-        states = {backend.id: source.state for backend, source in self._sources}
+    def share(self, commands: RedisCommands, prefix: str) -> RedisLink:
+        """Share the index through Redis, in keys with this prefix."""
+        states = {stream.backend.id: stream.events.state for stream in self.streams}
         shared = SharedIndex(
             self.index,
             prefix,
-            {backend.id: backend.url for backend, _ in self._sources},
-            find=find,
+            {stream.backend.id: stream.backend.url for stream in self.streams},
+            find=self._find,
             stands=lambda backend: states[backend].connected,
             rng=self._rng,
         )
@@ -202,26 +212,26 @@ class Indexing:
 
     def taken(self, backend: BackendId, url: str) -> None:
         """Forget what was reported of the backend that had this id before, unless its URL is the same."""
-        for stream in self._streams:
+        for stream in self.streams:
             if stream.backend.id == backend and stream.backend.url != url:
                 stream.forget()
 
     def set_options(self, settings: IndexSettings, options: SourceOptions) -> None:
         """Use these options for what comes from now on."""
         self.index.settings = settings
-        for _, source in self._sources:
-            source.options = options
+        for stream in self.streams:
+            stream.events.options = options
 
     def rekey(self, api_key: str) -> None:
         """Use this key for event streams from their next connection on."""
-        for _, source in self._sources:
-            source.rekey(api_key)
+        for stream in self.streams:
+            stream.events.rekey(api_key)
 
     async def run(self) -> None:
         """Run for ever."""
         async with trio.open_nursery() as nursery:
-            for _, source in self._sources:
-                nursery.start_soon(self._faults.keep, "kv_index_source", source.run)
+            for stream in self.streams:
+                nursery.start_soon(self._faults.keep, "kv_index_source", stream.events.run)
             if self._link is not None:
                 nursery.start_soon(self._faults.keep, "kv_index_redis", self._link.run)
             if self.enabled:
@@ -245,7 +255,7 @@ class Indexing:
                 "backend": "memory" if self._link is None else "redis",
                 "max_entries": index.settings.entries_max,
                 "entry_ttl_seconds": int(ttl_s) if ttl_s.is_integer() else ttl_s,
-                "event_sources_count": len(self._sources),
+                "event_sources_count": len(self.streams),
                 "scoring": asdict(self._scoring or KvScoreOptions()),
                 "storage_offloading": {
                     "enabled": index.settings.offloading,
@@ -260,15 +270,13 @@ class Indexing:
             },
             "event_sources": [
                 {
-                    "backend_name": backend.name,
-                    "connected": source.state.connected,
-                    "events_received": source.state.received,
-                    "events_dropped": source.state.dropped,
-                    "last_event_at": moment(source.state.last_event_at),
-                    "reconnect_count": source.state.reconnects,
-                    "last_error": source.state.last_error,
+                    "backend_name": stream.backend.name,
+                    **stream.connection(),
+                    "events_received": stream.events.state.received,
+                    "events_dropped": stream.events.state.dropped,
+                    "last_error": stream.events.state.last_error,
                 }
-                for backend, source in self._sources
+                for stream in self.streams
             ],
             "routing_decisions": {**counters.routing_decisions, "total": sum(counters.routing_decisions.values())},
             "query_latency_count": counters.query_latency_seconds.count,
@@ -282,21 +290,17 @@ class Indexing:
             "enabled": self.enabled,
             "backends": [
                 {
-                    "backend_name": backend.name,
-                    "connection": {
-                        "connected": source.state.connected,
-                        "reconnect_count": source.state.reconnects,
-                        "last_event_at": moment(source.state.last_event_at),
-                    },
+                    "backend_name": stream.backend.name,
+                    "connection": stream.connection(),
                     "events": {
-                        "received": source.state.received,
-                        "processed": source.state.received - source.state.dropped,
-                        "dropped": source.state.dropped,
-                        "index_created": self._count(backend).created,
-                        "index_evicted": self._count(backend).evicted,
+                        "received": stream.events.state.received,
+                        "processed": stream.events.state.processed,
+                        "dropped": stream.events.state.dropped,
+                        "index_created": stream.counts.created,
+                        "index_evicted": stream.counts.evicted,
                     },
                 }
-                for backend, source in self._sources
+                for stream in self.streams
             ],
         }
 
@@ -311,16 +315,16 @@ class Indexing:
         """Yield Continuum's metrics under our prefix (CR22), and our own."""
         if not self.enabled:
             return
-        for backend, source in self._sources:
-            label, state = {"backend": backend.name}, source.state
+        for stream in self.streams:
+            label, state, counts = {"backend": stream.backend.name}, stream.events.state, stream.counts
             for name, kind, help_text, value, more in (
                 ("event_received", "counter", "Events of an event source.", state.received, {}),
-                ("event_processed", "counter", "Of these, that could be read.", state.received - state.dropped, {}),
+                ("event_processed", "counter", "Of these, that could be read.", state.processed, {}),
                 ("event_dropped", "counter", "Of these, that could not.", state.dropped, {}),
                 ("consumer_connected", "gauge", "Whether its stream stands.", state.connected, {}),
                 ("consumer_reconnects", "counter", "Tries to connect again.", state.reconnects, {}),
-                ("index_events", "counter", CHANGED, self._count(backend).created, {"type": "created"}),
-                ("index_events", "counter", CHANGED, self._count(backend).evicted, {"type": "evicted"}),
+                ("index_events", "counter", CHANGED, counts.created, {"type": "created"}),
+                ("index_events", "counter", CHANGED, counts.evicted, {"type": "evicted"}),
                 ("index_event_source_status", "gauge", STATUS, state.connected, {"status": "connected"}),
                 ("index_event_source_status", "gauge", STATUS, not state.connected, {"status": "disconnected"}),
             ):
@@ -329,9 +333,6 @@ class Indexing:
         yield from samples("kv_index", self.index.counters)
         if self._link is not None:
             yield from self._link.samples()
-
-    def _count(self, backend: IndexedBackend) -> SourceCounts:
-        return self.index.counters.by_backend.get(backend.id) or SourceCounts()
 
 
 def tier_of(entry: IndexedPrefix | None) -> Tier:

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from random import Random
 
 import trio
@@ -35,7 +36,7 @@ from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.client_parts import client_reader_of
 from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.engine_event_parts import EngineEvents
-from ranvier_py.node.index_parts import Indexing, Preparing
+from ranvier_py.node.index_parts import Preparing
 from ranvier_py.node.parts import (
     INDEX_REDIS,
     alpha_process_of,
@@ -52,7 +53,6 @@ from ranvier_py.node.parts import (
     response_cache_of,
     scheme_of,
     shadows_of,
-    source_options,
     tenants_of,
     tls_context,
 )
@@ -137,12 +137,11 @@ class Node:
         )
         self.upstream.readiness = self.server.readiness  # which runs as long as there are requests
         self.control, self.draining = control_settings(config), False
-        self.indexing = Indexing(config.index, (), source_options(config), rng)  # of no backends, which come now
+        index_of = partial(indexing_of, config, self.registry, self.engine_events.engine_caches, rng, self.faults)
+        self.indexing = index_of()  # of no backends, which come now
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
-        self.indexing = indexing_of(
-            config, self.registry, self.engine_events.engine_caches, rng, self.faults, pools.get(INDEX_REDIS)
-        )
+        self.indexing = index_of(pools.get(INDEX_REDIS))
         self.indexing.join(self.router.policy)
 
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:

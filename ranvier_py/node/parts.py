@@ -265,18 +265,13 @@ def indexing_of(  # the parts that it joins
     found = [(registry.find(spec.url), spec.kv_index) for spec in config.backend if spec.kv_index]
     backends = [IndexedBackend(one.id, one.name, url, one.url) for one, url in found if one is not None]
     own_rng = Random(rng.getrandbits(64))  # noqa: S311
+    find = partial(backend_at, registry)
+    options = source_options(config)
     indexing = Indexing(
-        config.index,
-        backends,
-        source_options(config),
-        own_rng,
-        engine_caches=engine_caches,
-        api_key=config.api_key,
-        faults=faults,
-        find=partial(backend_at, registry),
+        config.index, backends, options, own_rng, engine_caches, find, api_key=config.api_key, faults=faults
     )
     if pool is not None:
-        indexing.share(pool, config.redis.prefix, partial(backend_at, registry))
+        indexing.share(pool, config.redis.prefix)
     return indexing
 
 

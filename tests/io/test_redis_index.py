@@ -18,7 +18,6 @@ from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink
-from ranvier_py.node.index_parts import IndexedBackend, IndexedStream
 from tests.io.redis_server import RedisServer, mortal, needs_redis, one_server, pool_of, redis_server, server
 from tests.waiting import until
 
@@ -45,22 +44,20 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Side:
-    """One router: its own index, the shared one, and a stream of each backend that it reads."""
+    """One router: its own index, the shared one."""
 
     def __init__(self, url: str, reads: tuple[str, ...] = (X, Y), **options: Any) -> None:
         self.index = KvIndex(IndexSettings(ttl_s=TTL_S))
+        self.reads = reads
         self.standing = {BACKENDS[name] for name in reads}
         names = {BACKENDS[name]: name for name in reads}
         self.shared = SharedIndex(
             self.index, ROOT, names, find=BACKENDS.get, stands=self.standing.__contains__, rng=Random(next(SEEDS))
         )
         self.link = RedisLink(self.shared, pool_of(url, **options))
-        self.streams = {
-            name: IndexedStream(IndexedBackend(BACKENDS[name], name, ""), self.index, None) for name in reads
-        }
 
     def receive(self, kind: Verb, prefix: str, backend: str = X, tokens: int | None = 64) -> None:
-        self.streams[backend].received([IndexEvent(kind, prefix, tokens)])
+        self.index.apply(BACKENDS[backend], IndexEvent(kind, prefix, tokens), time.monotonic())
 
     async def holders(self, prefix: str) -> dict[str, int]:
         """As a request would learn it that waits for Redis."""

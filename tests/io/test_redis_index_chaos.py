@@ -43,7 +43,7 @@ class Chaos:
             else:
                 self.held[engine][prefix] = tokens
             for side in self.sides:
-                if engine in side.streams and BACKENDS[engine] in side.standing:
+                if engine in side.reads and BACKENDS[engine] in side.standing:
                     side.receive(kind, prefix, engine, tokens)
         for side in self.sides:
             side.index.holders(rng.choice(PREFIXES), time.monotonic())
@@ -53,9 +53,9 @@ class Chaos:
         if begins:
             self.c.standing.clear()
         elif not self.c.standing:
-            for name, stream in self.c.streams.items():
+            for name in self.c.reads:
                 self.c.standing.add(BACKENDS[name])
-                stream.started()
+                self.c.index.forget((BACKENDS[name],))
 
     def revive(self) -> None:
         if self.is_dead:

@@ -11,11 +11,13 @@ import pytest
 import trio
 
 from ranvier_py.config.config_loader import config_of, load
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement.kv_score import KvScore
+from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.io import redis_pool
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
@@ -112,14 +114,20 @@ class Opened:
         return b"\xab"
 
 
+def indexing_of(ids: dict[str, BackendId]) -> Indexing:
+    """The index of a node with these backends, none of which has an event source."""
+    engine_caches = EngineCaches(RouteTable(capacity=100), lambda _: 0)
+    return Indexing(IndexSettings(), [], SourceOptions(), Random(1), engine_caches, ids.get)
+
+
 @needs_redis
 async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_placed() -> None:
     with redis_server() as server:
         client = server.client()
         client.hset("ranvier:kvidx:routers", "another", 1)
         client.hset("ranvier:kvidx:another:ab", "http://engine", "77 h")
-        indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
-        shared = indexing.share(pool_of(server.url), RedisOptions().prefix, {"http://engine": BackendId(5)}.get).shared
+        indexing = indexing_of({"http://engine": BackendId(5)})
+        shared = indexing.share(pool_of(server.url), RedisOptions().prefix).shared
         with trio.fail_after(DEADLINE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(indexing.run)
@@ -136,8 +144,8 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
 
 async def test_cr19_a_redis_that_does_not_answer_is_waited_for_until_the_deadline_and_no_longer() -> None:
     """Its first 5 ms are those of the question; nobody answers here, for nobody runs the link."""
-    indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
-    shared = indexing.share(pool_of("redis://127.0.0.1:1"), RedisOptions().prefix, {}.get).shared
+    indexing = indexing_of({})
+    shared = indexing.share(pool_of("redis://127.0.0.1:1"), RedisOptions().prefix).shared
     indexing.join(KvScore())
     tokenizer_worker = Preparing(Tokenizing(None), lambda: indexing)  # type: ignore[arg-type]
     for sharing in (False, True):  # away: nobody waits at all

@@ -15,13 +15,13 @@ import trio
 from ranvier_py.config.config_loader import config_of, load
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, KvIndex, Verb
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, Verb
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.io.engine_events.sse_source import SourceOptions
-from ranvier_py.node.index_parts import IndexedBackend, IndexedStream, Indexing
+from ranvier_py.node.index_parts import IndexedBackend, Indexing
 from tests.node.node_lab import DEADLINE_S, MODEL, Lab, Node, lab, opened, turn
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -59,6 +59,13 @@ async def listening(**settings: Any) -> AsyncIterator[tuple[Node, Streams]]:
         events = await place.listen(streams.handle)
         backends = [f"{url},name=vllm-{number},kv_index={events}/{number}" for number, url in enumerate(place.engines)]
         yield await place.start(**{"backend": backends, "policy": "kv_score", **settings}), streams
+
+
+def indexing_of(engine_caches: EngineCaches) -> Indexing:
+    """The index of a node with one backend, whose event source is never there."""
+    backends = [IndexedBackend(BackendId(0), "vllm-0", "http://127.0.0.1:9/never", "http://engine")]
+    settings, options = IndexSettings(ttl_s=1.0), SourceOptions(reconnect_s=60.0)
+    return Indexing(settings, backends, options, Random(1), engine_caches, {"http://engine": BackendId(0)}.get)
 
 
 async def stats(node: Node, holds: Callable[[dict[str, Any]], bool], page: str = "stats") -> dict[str, Any]:
@@ -137,8 +144,7 @@ async def test_cr28_clearing_shows_how_much_went_and_the_index_fills_again() -> 
 
 async def test_cr16_what_nobody_asks_for_goes_when_its_time_is_over() -> None:
     """The memory of it, that is: by a tick of its own, for no question comes."""
-    backends = [IndexedBackend(BackendId(0), "vllm-0", "http://127.0.0.1:9/never")]
-    indexing = Indexing(IndexSettings(ttl_s=1.0), backends, SourceOptions(reconnect_s=60.0), Random(1))
+    indexing = indexing_of(EngineCaches(RouteTable(capacity=100), lambda _: 0))
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(indexing.run)
@@ -190,13 +196,24 @@ def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() ->
     routes = RouteTable(capacity=100)
     routes.learn([(32, gone, 0), (16, held, 0)], engine, 0, Trust.LOCAL, time.monotonic())
     engine_caches = EngineCaches(routes, lambda _: 0)
-    stream = IndexedStream(IndexedBackend(engine, "vllm-0", "http://h/"), KvIndex(), engine_caches)
+    (stream,) = indexing_of(engine_caches).streams
     stream.started()
     stream.received([IndexEvent(Verb.CREATED, f"{held:016x}", 16), IndexEvent(Verb.CREATED, f"{gone:016x}", 32)])
     assert routes.counters.claims["confirmed"] == 2
     stream.received([IndexEvent(Verb.PURGED, f"{gone:016x}")])
     assert [holder.tokens for holder in routes.match([(32, gone, 0), (16, held, 0)], [0], time.monotonic())] == [16]
     assert engine_caches.level(engine) is Level.DEGRADED, "a stream without numbers is never exact"
+
+
+def test_a_prefix_that_came_and_went_in_one_piece_of_the_stream_is_not_confirmed() -> None:
+    engine, prefix = BackendId(0), Fingerprint(0xA1)
+    routes = RouteTable(capacity=100)
+    (stream,) = indexing_of(EngineCaches(routes, lambda _: 0)).streams
+    stream.started()
+    stream.received([IndexEvent(Verb.CREATED, f"{prefix:016x}", 16), IndexEvent(Verb.PURGED, f"{prefix:016x}")])
+    assert not routes.match([(16, prefix, 0)], [0], time.monotonic())
+    stream.received([IndexEvent(Verb.PURGED, f"{prefix:016x}"), IndexEvent(Verb.CREATED, f"{prefix:016x}", 16)])
+    assert [holder.backend for holder in routes.match([(16, prefix, 0)], [0], time.monotonic())] == [engine]
 
 
 async def test_what_a_removed_engine_reports_is_not_believed_of_the_one_that_has_its_id_now() -> None:

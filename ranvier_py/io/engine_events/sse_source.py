@@ -77,6 +77,11 @@ class StreamState:
     last_event_at: float | None = None
     last_error: str = ""
 
+    @property
+    def processed(self) -> int:
+        """Events that could be read."""
+        return self.received - self.dropped
+
 
 class EventSource:
     """Reads one stream.
