@@ -78,6 +78,7 @@ class GapSettings:
     peer_timeout_s: float = 30.0  # a snapshot of 200,000 blocks is 5 MB, and is read in steps
     peer_interval_s: float = 30.0  # between two requests while something is missing
     verify_interval_s: float = 10.0  # least time between two checks of an engine whose answers contradict
+    messages_per_s_max: float = 1000.0  # that an engine can publish: one for each of its steps, which take milliseconds
     estimated_after_s: float = 30.0  # after this time cut off, what was known is a guess
     recover_messages: int = 64  # in a row that turn ESTIMATED into DEGRADED
     held_messages_max: int = 20_000  # twice vLLM's replay buffer

@@ -10,7 +10,8 @@ REPAIRING: a gap is being filled. DEGRADED: some messages are lost, those after 
 off. ESTIMATED: nothing is known, or no message of a gap came back.
 Rules: messages are applied in order, each once. A restart is a StreamReset, followed by all messages from number 0. A
 snapshot is taken only once its last message proved equal to the message with that number here. Nothing waits for ever:
-each question has a deadline.
+each question has a deadline. Without a replay socket a cut has cost nothing if the next message has the next number and
+came sooner than a new process could have published as many (`messages_per_s_max`).
 Invariant: while EXACT, what was applied since the last StreamReset or Install has no hole.
 Bounds: bytes and number of messages held back or kept for a snapshot; beyond, the gap is skipped or the snapshot given
 up, and counted.
@@ -63,6 +64,8 @@ class GapMachine:
         self._snapshot_at: float | None = None
         self._cut_at: float | None = None
         self._cut_long = False
+        self._received_at = 0.0  # of the last live message
+        self._proved = True  # False after a cut without replay, until the next message shows whether one was lost
         self._verified_at: float | None = None
         self._why = "nothing received yet"
         self.level = Level.ESTIMATED
@@ -115,7 +118,12 @@ class GapMachine:
         ):
             self._restart("numbers went back")
         self._live_last = max(self._live_last, seq)
+        if not self._proved and seq >= self._next:
+            self._proved = True
+            if seq <= self._settings.messages_per_s_max * (now - self._received_at):
+                self._lose(EventLoss.PART, seq, now, "no replay")
         self._take(seq, payload, now)
+        self._received_at = now
         return self._done()
 
     def cleared(self, seq: int) -> list[Effect]:
@@ -131,8 +139,8 @@ class GapMachine:
 
     def contradicted(self, now: float) -> list[Effect]:
         """The engine's answers do not fit what its events report: ask replay whether it is the same process."""
-        last = self._verified_at
-        if self._replay is None and (last is None or now >= last + self._settings.verify_interval_s):
+        last, settings = self._verified_at, self._settings
+        if settings.replay and self._replay is None and (last is None or now >= last + settings.verify_interval_s):
             self._verified_at = now
             self._ask_replay(now, "answers contradict")
         return self._done()
@@ -202,7 +210,9 @@ class GapMachine:
 
     def _connect(self, now: float) -> None:
         self._cut_at, self._cut_long = None, False
-        if self._replay is None:
+        if not self._settings.replay and self._next and self._loss is EventLoss.NOTHING:
+            self._proved = False
+        elif self._replay is None:
             self._ask_replay(now, "connected")
 
     def _contradicts(self, seq: int, payload: bytes) -> bool:
@@ -322,7 +332,7 @@ class GapMachine:
         self._outbox.append(StreamReset())
         self.counters.restarts += 1
         self._next = self._run = self._loss_end = 0
-        self._live_last = -1
+        self._live_last, self._proved = -1, True
         self._held.clear()
         self._digests.clear()
         self._kept.clear()
@@ -377,4 +387,5 @@ class GapMachine:
             return Level.REPAIRING
         if self._loss is EventLoss.ALL:
             return Level.REPAIRING if self._snapshot is not None and not self._snapshot_tried else Level.ESTIMATED
-        return Level.EXACT if self._loss is EventLoss.NOTHING and self._cut_at is None else Level.DEGRADED
+        is_whole = self._loss is EventLoss.NOTHING and self._cut_at is None and self._proved
+        return Level.EXACT if is_whole else Level.DEGRADED

@@ -203,9 +203,8 @@ def test_a_copy_that_cannot_be_known_to_be_of_this_run_is_refused(last: int, run
 
 def test_a_copy_is_not_taken_on_what_was_known_before_we_were_cut_off() -> None:
     """The engine may have been restarted meanwhile, and the peer not know it either."""
-    stream = at(5, replay=False)
-    stream.receive(stream.machine.disconnected(0.0))
-    stream.receive(stream.machine.connected(0.0))
+    stream = cut_off(5, until=1.0, peers=True)
+    stream.live(6, now=1.0)
     stream.offer(5)
     assert stream.level is Level.DEGRADED
     assert stream.machine.counters.snapshots_refused == 1
@@ -240,6 +239,38 @@ def test_an_engine_without_replay_leaves_a_hole_at_once() -> None:
     assert late.level is Level.ESTIMATED
     late.live(0, 1)
     assert late.level is Level.EXACT
+
+
+def cut_off(last: int, until: float, *, peers: bool = False) -> Stream:
+    """A stream of an engine without replay, known from its beginning, that was cut off until now."""
+    stream = at(last, replay=False, peers=peers)
+    stream.receive(stream.machine.disconnected(0.0))
+    stream.receive(stream.machine.connected(until))
+    assert stream.level is Level.DEGRADED
+    return stream
+
+
+def test_after_a_cut_without_replay_the_next_number_shows_that_nothing_was_missed() -> None:
+    stream = cut_off(500, until=0.2)
+    stream.live(500, now=0.3)
+    assert stream.level is Level.DEGRADED, "there may have been another one since"
+    stream.live(501, now=0.4)
+    assert (stream.level, stream.applied) == (Level.EXACT, names(501))
+    missed = cut_off(500, until=0.2)
+    missed.live(502, now=0.4)
+    assert (missed.level, missed.applied[-1]) == (Level.ESTIMATED, "a502")
+
+
+def test_after_a_cut_in_which_another_process_could_have_counted_as_far_the_next_number_shows_nothing() -> None:
+    stream = cut_off(500, until=0.2)
+    stream.live(501, now=0.6)
+    assert (stream.level, stream.applied) == (Level.DEGRADED, names(501))
+
+
+def test_answers_that_contradict_cost_an_engine_nothing_that_cannot_be_asked() -> None:
+    stream = at(5, replay=False, peers=False)
+    stream.receive(stream.machine.contradicted(0.0))
+    assert (stream.level, stream.levels) == (Level.EXACT, [Level.EXACT])
 
 
 def test_numbers_that_go_back_are_a_restart() -> None:

@@ -59,7 +59,8 @@ class World(Stream):
             assert machine.next_seq == len(self.applied)
 
     def append(self) -> tuple[int, bytes]:
-        """The engine's next message."""
+        """The engine's next message, which takes it a step."""
+        self.now += 0.0011
         self.history.append(f"{self.run}/{len(self.history)}")
         self.buffer.append((len(self.history) - 1, self.history[-1].encode()))
         return self.buffer[-1]
