@@ -39,7 +39,7 @@ from ranvier_py.core.engine_cache.sources.push_keys import (
     Link,
     Links,
 )
-from ranvier_py.core.engine_cache.sources.push_map import SLICE_HASHES, PushMap, PushWorker
+from ranvier_py.core.engine_cache.sources.push_map import PushMap, PushWorker
 from ranvier_py.core.engine_cache.sources.push_messages import EventReport, PrefixReport
 from ranvier_py.core.errors import NotFound
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
@@ -140,10 +140,8 @@ class WorkerReports:
     async def evicted(self, report: PrefixReport) -> Mapping[str, Any]:
         """Take a report of evicted hashes. Raises NotFound for a worker that is no backend."""
         backend, worker = self._worker(report)
-        keys = list(report.hashes)
-        self.map.evict(backend, keys)
-        for start in range(0, len(keys), SLICE_HASHES):
-            self._changed(backend, worker, keys[start : start + SLICE_HASHES], Tier.ABSENT)
+        for keys in self.map.evict(backend, list(report.hashes)):
+            self._changed(backend, worker, keys, Tier.ABSENT)
             await trio.lowlevel.checkpoint()
         return {"status": "ok"}
 

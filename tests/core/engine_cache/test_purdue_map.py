@@ -30,6 +30,11 @@ def sync(pushed: PushMap, backend: BackendId, keys: Iterable[int], now: float = 
     return {tier: sorted(keys) for tier, keys in found.items()}
 
 
+def evict(pushed: PushMap, backend: BackendId, keys: Iterable[int]) -> None:
+    for _ in pushed.evict(backend, list(keys)):
+        pass
+
+
 KEYS = st.lists(st.integers(1, 40), max_size=12)
 STEPS = st.lists(st.tuples(st.sampled_from(["evict", "sync", "forget"]), st.sampled_from([A, B]), KEYS), max_size=25)
 
@@ -49,7 +54,7 @@ def test_pu7_who_holds_a_hash_is_who_reported_it_whatever_workers_report(
             model[backend] = set(keys)
         else:
             pushed.report(backend, "", 0.0)
-            pushed.evict(backend, keys)
+            evict(pushed, backend, keys)
             model[backend] -= set(keys)
         assert len(pushed) == sum(map(len, model.values()))
         for key in range(1, 41):
@@ -69,9 +74,32 @@ def test_px4_an_eviction_that_comes_while_a_sync_is_taken_in_stands() -> None:
     sync(pushed, A, [1, 2])
     steps = pushed.sync(A, dict.fromkeys([1, 3, 4]), 0.0)
     next(steps)  # what went
-    pushed.evict(A, [1, 3])
+    evict(pushed, A, [1, 3])
     assert [some for some, _ in steps] == [[4]]
     assert sorted(pushed.workers[A].hashes) == [4]
+
+
+def test_evictions_that_come_after_a_sync_was_broken_off_are_not_kept() -> None:
+    """A reporter may die while its sync is taken in, and with it the task that takes it in."""
+    pushed = PushMap()
+    sync(pushed, A, [1, 2])
+    steps = pushed.sync(A, dict.fromkeys([1, 3]), 5.0)
+    next(steps)
+    steps.close()
+    evict(pushed, A, [1])
+    assert (pushed.workers[A].changed, pushed.workers[A].synced_at, pushed.counters.syncs) == (None, 0.0, 1)
+
+
+def test_many_evictions_are_taken_in_slice_by_slice_until_the_worker_is_another() -> None:
+    pushed = PushMap()
+    sync(pushed, A, range(1, 1001))
+    steps = pushed.evict(A, range(1, 1001))
+    next(steps)
+    assert len(pushed) == 1000 - push_map.SLICE_HASHES
+    sync(pushed, B, [7])
+    pushed.forget(A)
+    assert list(steps) == []
+    assert len(pushed) == 1
 
 
 def test_a_sync_that_another_one_overtook_changes_nothing_any_more() -> None:
@@ -104,7 +132,7 @@ def test_what_is_beyond_the_bound_is_refused_and_counted(monkeypatch: pytest.Mon
     pushed = PushMap()
     sync(pushed, A, range(1, 21))
     assert (len(pushed), pushed.counters.refused) == (10, 10)
-    pushed.evict(A, range(1, 9))
+    evict(pushed, A, range(1, 9))
     sync(pushed, A, range(9, 19))
     assert len(pushed) == 10
 

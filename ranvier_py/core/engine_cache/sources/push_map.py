@@ -12,7 +12,7 @@ Source: Pandey, Kumar, Khanolkar, Avula, «Stateful cache-aware routing», Purdu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ranvier_py.core.engine_cache.sources.event_values import Tier
@@ -56,7 +56,6 @@ class PushWorker:
     reported_at: float = 0.0
     synced_at: float | None = None
     silent: bool = False
-    syncs: int = 0  # syncs begun
     changed: dict[int, None] | None = None  # evicted since the current sync began
 
 
@@ -86,39 +85,46 @@ class PushMap:
         worker.reported_at, worker.silent = now, False
         return worker
 
-    def evict(self, backend: BackendId, keys: Iterable[int]) -> None:
+    def evict(self, backend: BackendId, keys: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Remove hashes of the worker, one slice with each step. Yields the slices."""
         worker = self.workers[backend]
-        for key in keys:
+        for start in range(0, len(keys), SLICE_HASHES):
+            if self.workers.get(backend) is not worker:
+                return
+            some = keys[start : start + SLICE_HASHES]
             if worker.changed is not None:
-                worker.changed[key] = None
-            self.counters.evicted += 1
-            self.counters.evicted_unknown += not self._drop(worker, key)
+                worker.changed.update(dict.fromkeys(some))
+            self.counters.evicted += len(some)
+            self.counters.evicted_unknown += sum([not self._drop(worker, key) for key in some])
+            yield some
 
     def sync(self, backend: BackendId, active: Mapping[int, None], now: float) -> Iterator[tuple[list[int], Tier]]:
         """Replace the worker's hashes, one slice with each step. Yields the hashes that went (ABSENT) or came (GPU).
 
-        A sync that begins while another is being applied ends that one.
+        A sync that begins while another is being applied ends that one, as does closing the iterator.
         """
         worker = self.workers[backend]
-        worker.syncs += 1
-        number = worker.syncs
         changed: dict[int, None] = {}
         worker.changed = changed
-        for tier, keys in ((Tier.ABSENT, list(worker.hashes)), (Tier.GPU, list(active))):
-            for start in range(0, len(keys), SLICE_HASHES):
-                if self.workers.get(backend) is not worker or worker.syncs != number:
-                    return
-                some = [key for key in keys[start : start + SLICE_HASHES] if key not in changed]
-                if tier is Tier.ABSENT:
-                    some = [key for key in some if key not in active and self._drop(worker, key)]
-                    self.counters.healed_gone += len(some)
-                else:
-                    some = [key for key in some if key not in worker.hashes and self._put(worker, key)]
-                    self.counters.healed_new += len(some)
-                yield some, tier
-        if worker.syncs == number:
-            worker.changed, worker.synced_at = None, now
-            self.counters.syncs += 1
+        try:
+            for tier, keys in ((Tier.ABSENT, list(worker.hashes)), (Tier.GPU, list(active))):
+                for start in range(0, len(keys), SLICE_HASHES):
+                    if self.workers.get(backend) is not worker or worker.changed is not changed:
+                        return
+                    some = [key for key in keys[start : start + SLICE_HASHES] if key not in changed]
+                    if tier is Tier.ABSENT:
+                        some = [key for key in some if key not in active and self._drop(worker, key)]
+                        self.counters.healed_gone += len(some)
+                    else:
+                        some = [key for key in some if key not in worker.hashes and self._put(worker, key)]
+                        self.counters.healed_new += len(some)
+                    yield some, tier
+            if worker.changed is changed:
+                worker.synced_at = now
+                self.counters.syncs += 1
+        finally:
+            if worker.changed is changed:
+                worker.changed = None
 
     def silence(self, now: float) -> None:
         """Stop believing workers that have been silent for too long."""
