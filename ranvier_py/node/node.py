@@ -168,7 +168,7 @@ class Node:
         with ExitStack() as steps:
             if address := self.addresses.pop(backend.url, None):
                 steps.callback(self.upstream.forget, address)
-            for part in (self.calibrating, self.engine_events, self.poller):
+            for part in (self.calibrating, self.engine_events, self.worker_reports, self.poller):
                 steps.callback(part.forget, backend.id)
         log.info("backend.removed %s", backend.name)
 

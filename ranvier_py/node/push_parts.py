@@ -175,6 +175,11 @@ class WorkerReports:
             found.append(shown if key is None else {**shown, "holds": key in worker.hashes})
         return found
 
+    def forget(self, backend: BackendId) -> None:
+        """Forget a backend that was removed: another one may have its id."""
+        self._close(backend, self._clock())
+        self.events.forget(backend)
+
     # --- attempts: workers must confirm the routes that traffic made -------------------------------------------------
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:  # noqa: ARG002

@@ -129,6 +129,11 @@ class PushedEvents:
             wake_at = pushed.stream.wake_at()
         return wake_at
 
+    def forget(self, backend: BackendId) -> None:
+        """Close the streams of a backend that was removed."""
+        for key in [key for key in self._streams if key[0] == backend]:
+            self._close(key, self._clock())
+
     def views(self) -> list[dict[str, Any]]:
         """Return a row for each rank of each worker, for the control port."""
         now = self._clock()

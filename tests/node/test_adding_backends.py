@@ -17,7 +17,9 @@ from cluster.local_tokenizer import local_tokenizer
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.control import operations
 from ranvier_py.control.operations import Admin
+from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.sources.publishers import of_operator
+from ranvier_py.core.engine_cache.sources.push_messages import read_events, read_sync
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.routing import backends as registry
 from ranvier_py.core.routing.backends import ProbeResult
@@ -199,3 +201,16 @@ async def test_an_engine_with_the_id_of_a_removed_one_is_not_taken_for_as_slow()
         assert node.add_backend("http://127.0.0.1:11", 1.0, "fast") == slow
         assert [each[slow].factor for each in rates] == [1.0, 1.0, 1.0]
         assert robin.credit == {}
+
+
+async def test_what_a_removed_worker_reported_is_not_believed_of_the_engine_that_has_its_id() -> None:
+    async with built(Clustering()) as node:
+        worker, reports = node.add_backend("http://127.0.0.1:10", 1.0, "w"), node.worker_reports
+        node.registry.probed(worker, ProbeResult(True, models=("m",)), 0.0)
+        answer = await reports.batched(read_events({"worker_id": "w", "begins": True}))
+        await reports.batched(read_events({"worker_id": "w", "ask": answer["replay"]["ask"], "ended": True}))
+        await reports.synced(read_sync({"worker_id": "w", "active_hashes": ["5f" * 32]}))
+        assert node.engine_events.level(worker) is Level.EXACT
+        node.remove_backend("w")
+        assert node.add_backend("http://127.0.0.1:11", 1.0, "other") == worker
+        assert (node.engine_events.level(worker), reports.views()) == (Level.ESTIMATED, [])
