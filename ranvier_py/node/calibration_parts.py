@@ -107,6 +107,8 @@ class Calibrating:
             self._recognise(known)
         for change in self.calibration.tick(now):
             log_change(change, self._name(change.backend))
+        for id_ in [id_ for id_ in self.calibration.backends() if self._registry.current(id_) is None]:
+            self.calibration.forget(id_)  # a last answer of a removed backend was counted
         for backend, look in list(self._looks.items()):
             if now - look.at > STALE_INTERVALS * max(self.metrics_interval_s, 1.0) + LOOK_S:
                 del self._looks[backend]

@@ -158,6 +158,17 @@ def test_a_look_at_a_backend_that_is_gone_changes_nothing() -> None:
     assert parts.view()["backends"] == []
 
 
+def test_the_last_answer_of_a_removed_backend_does_not_keep_it_among_the_measured() -> None:
+    world, clock = World(), Clock()
+    parts = calibrating(world, clock)
+    attempt = world.start_attempt([1, 2], 100.0)
+    world.router.registry.remove(attempt.url)
+    parts.forget(attempt.backend)
+    world.answer(attempt, 0, 101.0)
+    parts.tick(clock.now)
+    assert parts.view()["backends"] == []
+
+
 def test_each_engine_is_looked_at_by_one_of_the_live_members() -> None:
     """Scraping costs engines; and who dies leaves its engines to others."""
     keys = {BackendId(number): mix(number + 1) for number in range(30)}
