@@ -19,7 +19,8 @@ from ranvier_py.core.routing.route_table import Trust
 
 NO_CREDIT: Mapping[BackendId, Credit] = MappingProxyType({})
 
-KEPT_TOKENS_MAX = 1 << 20  # of a history that only an engine has: as long as the longest contexts
+UNSEEN_TOKENS_MAX = 1 << 20  # of what a body only names, a history or media: as long as the longest contexts
+MEDIA_URL = b'url"'  # ends the name of the member that has an image's, video's or sound's URL, in every API
 
 
 class PoolMatch(NamedTuple):
@@ -99,13 +100,15 @@ class Attempt:
     def computed_by(self, answer: Answer) -> int | None:
         """Return the prompt tokens that the engine computed, by its count; None if it counted none. Bounded by the
         body's bytes, or the tokens expected: a wrong count would be learned as a rate, for all engines. A body that
-        names a stored response has only the end of the prompt, so KEPT_TOKENS_MAX is its bound.
+        names a stored response, or media by their URLs, has only a part of the prompt: its bound is UNSEEN_TOKENS_MAX.
         """
         if self.prompt.counts_differ or answer.prompt_tokens is None or answer.cached_tokens is None:
             return None
+        computed_tokens = max(0, answer.prompt_tokens - answer.cached_tokens)
         most = max(self.decision.prompt_tokens, self.prompt.end.length, len(self.prompt.body))
-        most = max(most, KEPT_TOKENS_MAX) if self.prompt.kept else most
-        return min(max(0, answer.prompt_tokens - answer.cached_tokens), most)
+        if computed_tokens > most and (self.prompt.kept or MEDIA_URL in self.prompt.body):
+            most = UNSEEN_TOKENS_MAX
+        return min(computed_tokens, most)
 
     def correction(self, answer: Answer) -> tuple[Service, int] | None:
         """Return the service of the attempt and the tokens that it really computed; None if the engine does not say."""

@@ -1,7 +1,9 @@
 """A router's own error, attempt by attempt, through a real Router."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -409,13 +411,26 @@ def test_the_counts_of_an_answer_to_several_prompts_are_not_compared_with_the_fi
     assert (world.view.refuted, world.view.precision, world.view.answers, learned) == (0, 1.0, 2, [])
 
 
-def test_what_continues_a_response_that_the_engine_keeps_may_compute_more_than_its_body_has() -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"kept": 7},
+        {
+            "body": b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://a/b.png"}}]}]}'
+        },
+        {"body": b'{"input":[{"role":"user","content":[{"type":"input_image","image_url":"https://a/b.png"}]}]}'},
+        {"body": b'{"messages":[{"content":[{"type":"image","source":{"type":"url","url":"https://a/b.png"}}]}]}'},
+    ],
+)
+def test_a_body_that_only_names_a_stored_response_or_media_may_make_the_engine_compute_more_than_it_has(
+    names: dict[str, Any],
+) -> None:
     world = World()
     learned: list[int] = []
     world.router.policy.corrected = lambda _service, tokens: learned.append(tokens)  # type: ignore[method-assign]
     world.served([1, 2, 3, 4], 64, 10.0)
     attempt = world.start_attempt([1, 2, 3, 4], 11.0)
-    attempt.prompt.kept = 7
+    attempt.prompt = replace(attempt.prompt, **names)
     world.answer(attempt, 16, 11.5, prompt_tokens=50_016)
     assert learned[-1] == 50_000
 
