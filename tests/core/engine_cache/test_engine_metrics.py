@@ -1,5 +1,7 @@
 """What pages of engines say, in the formats that they have; and pages that are none."""
 
+from time import process_time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -174,3 +176,13 @@ def test_nothing_that_an_engine_sends_raises(noise: bytes, start: int, end: int)
 def test_an_endless_page_is_not_looked_through() -> None:
     assert read_metrics(b"\n" * LINES_MAX + VLLM) == EngineMetrics()
     assert read_metrics(b'vllm:num_requests_running{a="' + b"b" * 10_000 + b'"} 1\n') == EngineMetrics()
+
+
+@pytest.mark.parametrize(
+    "labels", [b"a" * 4000, b'a="' + b"b" * 3990, b'a="' + b'\\"' * 1990, b"a=" * 2000, b'"' * 4000]
+)
+def test_labels_that_are_none_are_looked_through_once(labels: bytes) -> None:
+    """From each of their characters on, they would hold up all requests of the node for seconds."""
+    page, began = (b"vllm:num_requests_running{" + labels + b"} 1\n") * 32, process_time()
+    assert read_metrics(page).running == 32
+    assert process_time() - began < 0.5

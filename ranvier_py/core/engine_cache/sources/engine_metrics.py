@@ -88,7 +88,7 @@ SERIES = re.compile(
     % (b"|".join(re.escape(name) for name in sorted(NAMES, key=len, reverse=True)), LINE_BYTES_MAX),
     re.MULTILINE,
 )
-LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+LABEL = re.compile(r'(?<!\w)([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 ENGINES: Mapping[bytes, str] = {b"vllm": "vllm", b"sglang": "sglang"}
 
