@@ -149,7 +149,7 @@ class EventStream:
         level = self.machine.level
         lack = self._lack()
         if lack is not Lack.NOTHING:
-            is_partial = lack is not Lack.MIXED and self.residency.holds_any
+            is_partial = lack is not Lack.MIXED and self.residency.view().prefixes > 0
             level = max(level, Level.DEGRADED if is_partial else Level.ESTIMATED, key=LEVELS.index)
         return level
 

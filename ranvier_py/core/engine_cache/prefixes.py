@@ -88,12 +88,14 @@ class HeldPrefixes:
         return len(self._before)
 
     def replaces(self, other: HeldPrefixes) -> None:
-        """Let `drain` report from now on how this differs from what the other has reported. O(all)."""
-        reported = dict(other.tiers())
-        reported.update({fingerprint: nearest(then) for fingerprint, (_, _, then) in other._before.items()})
-        for fingerprint, tier in reported.items():
-            tokens, parent, _ = self._before.get(fingerprint, (0, UNKNOWN, 0))
-            self._before[fingerprint] = (tokens, parent, ONE_HOLDER[tier])
+        """Let `drain` report from now on how this differs from what the other has reported, which is used up. O(what
+        both hold)."""
+        reported = other._before
+        for fingerprint, holders in other._holders.items():
+            reported.setdefault(fingerprint, (0, UNKNOWN, holders))
+        for fingerprint, (tokens, parent, _) in self._before.items():
+            reported[fingerprint] = (tokens, parent, reported.get(fingerprint, (0, UNKNOWN, 0))[2])
+        self._before = reported
 
 
 def nearest(holders: int) -> Tier:

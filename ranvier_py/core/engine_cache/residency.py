@@ -65,9 +65,13 @@ ROOM_STEPS = 4
 NAME, READY, OPAQUE = KnownBlock.NAME, KnownBlock.READY, KnownBlock.OPAQUE
 GPU, ABSENT = Tier.GPU, Tier.ABSENT
 
+Waiting = BlocksStored | BlocksRemoved | TierCleared
+"""Events that wait while a snapshot is written, and then for their turn. Emptying a tier takes a walk over all blocks:
+it always waits for a turn, with all that follows, and of several about one tier only the last is carried out."""
+
 WAITING_MAX, WAITING_BYTES_MAX = 50_000, 32 << 20
-"""Events, and their bytes, that wait while a snapshot is written, and then for their turn: a busy engine's events of
-some seconds. Beyond that the snapshot is given up, and the oldest waiting event is applied at once."""
+"""Events that wait, and their bytes: a busy engine's of some seconds. Beyond that a snapshot is given up, and the
+oldest waiting event is applied at once."""
 
 
 class Residency:
@@ -100,8 +104,9 @@ class Residency:
 
     def _start(self) -> None:
         self.frozen = 0  # number of the freeze that is in force; 0: none
-        self._waiting: deque[BlocksStored | BlocksRemoved] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._waiting_bytes = 0
+        self._emptied: dict[Tier, TierCleared] = {}  # the last event about each tier
         self._adopt(BlockIndex())
         self._held = HeldPrefixes()
         self._roots = Roots(self._hasher, self._namespace_of)
@@ -133,17 +138,17 @@ class Residency:
         kind = type(event)
         if kind is CacheCleared:
             self.clear()
-        elif kind is TierCleared:
-            self._empty(event.tier)  # type: ignore[union-attr]
-        elif self.frozen or self._waiting:
+        elif self.frozen or self._waiting or kind is TierCleared:
             self._wait(event)  # type: ignore[arg-type]  # mypy does not follow `kind`
         elif kind is BlocksStored:
             self._store(event)  # type: ignore[arg-type]
         else:
             self._remove(event)  # type: ignore[arg-type]
 
-    def _apply(self, event: BlocksStored | BlocksRemoved) -> None:
-        self._store(event) if isinstance(event, BlocksStored) else self._remove(event)
+    def _apply(self, event: Waiting) -> None:
+        kind = type(event)
+        take = self._store if kind is BlocksStored else self._remove if kind is BlocksRemoved else self._empty
+        take(event)  # type: ignore[arg-type]  # mypy does not follow `kind`
 
     def settle(self, steps_max: int = SETTLE_STEPS_MAX) -> Changes:
         """Return what changed since the last call, as far as `steps_max` blocks show. A frozen one does not change."""
@@ -193,14 +198,16 @@ class Residency:
             self._held.replaces(before)
         self.counters.copied += len(snapshot.index.blocks)
 
-    def _wait(self, event: BlocksStored | BlocksRemoved) -> None:
+    def _wait(self, event: Waiting) -> None:
         self._waiting.append(event)
+        if isinstance(event, TierCleared):
+            self._emptied[event.tier] = event
         self._waiting_bytes += len(event.token_bytes) if isinstance(event, BlocksStored) else 0
         while len(self._waiting) > WAITING_MAX or self._waiting_bytes > WAITING_BYTES_MAX:
             self.thaw()
             self._apply(self._first_waiting())
 
-    def _first_waiting(self) -> BlocksStored | BlocksRemoved:
+    def _first_waiting(self) -> Waiting:
         event = self._waiting.popleft()
         self._waiting_bytes -= len(event.token_bytes) if isinstance(event, BlocksStored) else 0
         return event
@@ -208,18 +215,13 @@ class Residency:
     def _go_on(self, steps: int) -> None:
         while self._waiting and steps > 0:
             event = self._first_waiting()
-            steps -= len(event.hashes)
+            steps -= len(self._index.blocks if isinstance(event, TierCleared) else event.hashes)
             self._apply(event)
         self._resolve()
         unsettled, settle_block = self._unsettled, self._settle_block
         while unsettled and steps > 0:
             settle_block(unsettled.popleft())
             steps -= 1
-
-    @property
-    def holds_any(self) -> bool:
-        """Whether any prefix is held."""
-        return bool(len(self._held))
 
     def tier(self, fingerprint: Fingerprint) -> Tier:
         """The tier at which this prefix is held, as of the last `settle`."""
@@ -408,14 +410,14 @@ class Residency:
             counters.removed += 1
             self._taken(block)
 
-    def _empty(self, tier: Tier) -> None:
-        """Note that nothing is held at this tier any more."""
-        self.thaw()
-        self.catch_up()
-        for block in self._index.emptied(tier):
+    def _empty(self, event: TierCleared) -> None:
+        """Note that nothing is held at a tier any more, unless a later event will do so. O(all)."""
+        if self._emptied[event.tier] is not event:
+            return
+        for block in self._index.emptied(event.tier):
             self.counters.removed += 1
             self._taken(block)
-        if tier is GPU:
+        if event.tier is GPU:
             self._states.clear()
 
     def _taken(self, block: Block) -> None:

@@ -19,6 +19,8 @@ from ranvier_py.core.prompts.fingerprint import TokenHasher
 ROOTS_MAX = 4096
 """Adapters and salts under which something is held at a time; each takes some 500 bytes."""
 
+ROOM_EACH = 64
+"""New scopes from one walk over all roots to the next, which makes room: a walk takes as long as a hundred events."""
 
 REPEATED_MAX = 4096
 """Names remembered as reused. If one of them was stored instead, its removal shows that, and it will be a late one."""
@@ -79,6 +81,7 @@ class Roots:
         self._namespace_of = namespace_of
         self._named: dict[Scope, Block] = {}
         self._unclaimed: dict[int, Block] = {}  # roots of a snapshot, by the total of their state
+        self._new = 0  # scopes that were new, since roots were last looked through for room
 
     def adopt(self, nameless: Block, unclaimed: dict[int, Block]) -> None:
         """Take the roots of a snapshot."""
@@ -93,8 +96,11 @@ class Roots:
         found = self._named.get(scope)
         if found is not None:
             return found
+        self._new += 1
         if len(self._named) >= ROOTS_MAX:
-            self._named = {scope: block for scope, block in self._named.items() if block.child is not None}
+            if self._new >= ROOM_EACH:
+                self._new = 0
+                self._named = {scope: block for scope, block in self._named.items() if block.child is not None}
             if len(self._named) >= ROOTS_MAX:
                 return None
         namespace = self._namespace_of(scope)

@@ -6,7 +6,14 @@ import numpy as np
 
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Changes, Scope
-from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, EngineHash, Event, Tier
+from ranvier_py.core.engine_cache.sources.event_values import (
+    BlocksRemoved,
+    BlocksStored,
+    EngineHash,
+    Event,
+    Tier,
+    TierCleared,
+)
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
@@ -61,7 +68,8 @@ class Model:
             for key in event.hashes:
                 self.copies[key, event.tier] = max(0, self.copies.get((key, event.tier), 0) - 1)
         else:
-            self.copies.clear()
+            tier = event.tier if isinstance(event, TierCleared) else None
+            self.copies = {place: count for place, count in self.copies.items() if tier not in (None, place[1])}
 
     def block_table(self, tier: Tier) -> dict[EngineHash, int]:
         return {key: count for (key, at), count in self.copies.items() if at is tier and count}

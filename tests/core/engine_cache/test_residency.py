@@ -1,20 +1,22 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import process_time
 from typing import Any
 
 import pytest
 
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency import Residency
-from ranvier_py.core.engine_cache.residency_values import Lack, Scope
+from ranvier_py.core.engine_cache.residency_values import ROOM_EACH, Lack, Scope
 from ranvier_py.core.engine_cache.sources.event_values import (
     BlocksRemoved,
     BlocksStored,
     CacheCleared,
     EngineHash,
     Tier,
+    TierCleared,
 )
 from ranvier_py.core.ids import Fingerprint
 from tests.core.engine_cache.model import PLAIN, SIZE, fingerprint, hasher, namespace_of
@@ -263,8 +265,9 @@ def test_namespaces_beyond_the_bound_have_no_fingerprints() -> None:
     assert held.counters.roots_refused == 5000 - 4096
     held.apply(removed(*range(5000)))
     held.settle()
-    held.apply(stored([1], TEXT[:16], salt="new"))
-    assert depths(held, TEXT[:16], Scope(None, None, "new")) == [16]
+    for number in range(ROOM_EACH):
+        held.apply(stored([number], TEXT[:16], salt=f"new{number}"))
+    assert depths(held, TEXT[:16], Scope(None, None, f"new{ROOM_EACH - 1}")) == [16]
 
 
 def test_blocks_that_a_request_reused_are_repeated_and_are_no_new_copies() -> None:
@@ -342,3 +345,49 @@ def test_a_removal_at_a_tier_of_which_nothing_was_reported_again_shows_no_second
     held.apply(removed(2, 1, medium="CPU"))  # stored before we listened, or forgotten for want of room
     held.apply(stored([1, 2], TEXT[:32]))
     assert held.copies(Tier.GPU) == {1: 1, 2: 1}
+
+
+def a_large_cache() -> Residency:
+    """One whose blocks take milliseconds to walk over."""
+    held = residency()
+    held.apply(stored(list(range(10_000, 30_000)), [7] * 320_000))
+    while not held.settle().complete:
+        pass
+    return held
+
+
+def clear_a_tier(held: Residency, number: int) -> None:
+    held.apply(stored([number], TEXT[:16], medium="CPU"))
+    held.apply(TierCleared(Tier.CPU))
+
+
+def clear_a_rank(held: Residency, number: int) -> None:
+    held.apply(stored([number], TEXT[:16]))
+    held.clear(singly=True)
+
+
+def store_for_a_salt(held: Residency, number: int) -> None:
+    held.apply(stored([number], TEXT[:16], salt=f"s{number}"))
+
+
+@pytest.mark.parametrize("happen", [clear_a_tier, clear_a_rank, store_for_a_salt])
+def test_what_takes_a_walk_over_all_that_is_held_does_not_take_it_with_each_event(
+    happen: Callable[[Residency, int], None],
+) -> None:
+    """An engine that sends nothing else would hold up its readers for minutes with one message."""
+    held, began = a_large_cache(), process_time()
+    for number in range(8000):
+        happen(held, number)
+    assert process_time() - began < 1.0
+
+
+def test_a_tier_that_is_cleared_while_a_snapshot_is_written_is_empty_once_that_is_done() -> None:
+    held = residency()
+    held.apply(stored([1, 2], TEXT[:32]))
+    held.settle()
+    held.freeze()
+    held.apply(TierCleared(Tier.GPU))
+    held.apply(stored([1], TEXT[:16]))
+    assert depths(held) == [16, 32]
+    held.thaw()
+    assert depths(held) == [16]

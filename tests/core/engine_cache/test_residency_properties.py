@@ -21,6 +21,7 @@ from ranvier_py.core.engine_cache.sources.event_values import (
     EngineHash,
     Event,
     Tier,
+    TierCleared,
 )
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.replay.engine import block_cache
@@ -45,8 +46,10 @@ def family(seed: int, width: int, count: int) -> list[tuple[EngineHash, EngineHa
     return blocks
 
 
+ACTIONS = ["store", "store", "run", "remove", "tier", "empty", "clear", "settle"]
+
 actions = st.lists(
-    st.tuples(st.sampled_from(["store", "store", "run", "remove", "tier", "clear", "settle"]), st.integers(0, 2**16)),
+    st.tuples(st.sampled_from(ACTIONS), st.integers(0, 2**16)),
     min_size=20,
     max_size=80,
 )
@@ -101,6 +104,8 @@ def event_of(action: str, number: int, blocks: list, model: Model, width: int) -
     if action == "remove":
         at = [each for each in HELD_TIERS if model.copies.get((key, each))] or [tier]
         return BlocksRemoved(hashes=(key,), medium=MEDIUM[at[number // 16 % len(at)]])
+    if action == "empty":
+        return TierCleared(tier)
     return CacheCleared() if action == "clear" and number % 8 == 0 else None
 
 

@@ -64,6 +64,7 @@ def test_a_copy_is_equal_and_goes_on_as_the_original_does(
             model.apply(event)
             for each in held:
                 each.apply(event)
+                each.catch_up()
 
     happen(before, original)
     copy = copied(original)
