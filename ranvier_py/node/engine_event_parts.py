@@ -223,7 +223,7 @@ class EngineEvents:
         backend, topics = self._registry.current(id_), [publisher.topic for publisher in self._found[id_]]
         if backend is None or backend.models is None:
             return ()
-        models = base_models(backend.cards) or tuple([(name,) for name in backend.models])
+        models = base_models(backend.cards, backend.models)
         names = names_by_topic(models, topics)
         if names:
             self._unnamed.pop(id_, None)

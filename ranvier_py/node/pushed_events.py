@@ -21,7 +21,7 @@ from typing import Any
 
 import trio
 
-from ranvier_py.core.engine_cache.block_namespaces import Names, base_names
+from ranvier_py.core.engine_cache.block_namespaces import Names, base_models
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.event_stream import EventStream, StreamEffect
 from ranvier_py.core.engine_cache.gap_values import AskReplay, GapSettings, LevelChanged
@@ -198,5 +198,6 @@ class PushedEvents:
 
 def names_of(backend: Backend, model: str) -> tuple[str, ...]:
     """Return the names of the model of a worker's events, first the one that its reporter gave; () if unknown."""
-    bases = base_names(backend.cards) or tuple((backend.models or ())[:1] if len(backend.models or ()) == 1 else ())
-    return tuple(dict.fromkeys((model, *bases))) if model else bases
+    models = base_models(backend.cards, backend.models or ())
+    names = models[0] if len(models) == 1 else ()
+    return tuple(dict.fromkeys((model, *names))) if model else names

@@ -30,19 +30,14 @@ NAMES_MAX = 8
 TOPIC_PARTS = 2  # parts of an llm-d topic before the model
 
 
-def base_models(cards: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], ...]:
-    """Return the names of each base model of an engine, in the order in which the engine lists them."""
+def base_models(cards: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
+    """Return the names of each base model of an engine, in the order in which the engine lists them. Without cards each
+    of `names` is a model."""
     by_root: dict[str, dict[str, None]] = {}
     for card in cards:
         if isinstance(card.get("id"), str) and not card.get("parent"):
             by_root.setdefault(str(card.get("root") or card["id"]), {})[card["id"]] = None
-    return tuple([tuple(names)[:NAMES_MAX] for names in by_root.values()])
-
-
-def base_names(cards: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the names of the engine's only base model; empty if it lists none, or several models."""
-    models = base_models(cards)
-    return models[0] if len(models) == 1 else ()
+    return tuple([tuple(same)[:NAMES_MAX] for same in by_root.values()]) or tuple([(name,) for name in names])
 
 
 def names_by_topic(models: Sequence[tuple[str, ...]], topics: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -67,7 +62,7 @@ class Names:
 
     Args:
         namespace_of: called with (model, adapter, salt): `PromptReader.namespace_of`.
-        base: the names that `base_names` found.
+        base: one of those that `base_models` found.
     """
 
     def __init__(

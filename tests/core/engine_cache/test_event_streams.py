@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from ranvier_py.core.engine_cache.block_namespaces import Names, base_names
+from ranvier_py.core.engine_cache.block_namespaces import Names, base_models
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.event_stream import SETTLE_S, EventStream, StreamEffect
 from ranvier_py.core.engine_cache.gap_values import AskPeer, AskReplay, GapSettings, Level, LevelChanged
@@ -260,18 +260,21 @@ def test_an_adapter_without_a_name_and_an_engine_without_one_have_no_fingerprint
 
 
 @pytest.mark.parametrize(
-    ("cards", "names"),
+    ("cards", "models"),
     [
-        ([], ()),
-        ([{"id": "a"}], ("a",)),
-        ([{"id": "a", "root": "/m"}, {"id": "b", "root": "/m"}, {"id": "x", "root": "/l", "parent": "a"}], ("a", "b")),
-        ([{"id": "a", "root": "/m"}, {"id": "b", "root": "/n"}], ()),
-        ([{"id": "a"}, {"id": "b"}], ()),
-        ([{"id": 7}, {"id": "a", "root": None}], ("a",)),
+        ([], (("a",), ("x",))),
+        ([{"id": "a"}], (("a",),)),
+        (
+            [{"id": "a", "root": "/m"}, {"id": "b", "root": "/m"}, {"id": "x", "root": "/l", "parent": "a"}],
+            (("a", "b"),),
+        ),
+        ([{"id": "a", "root": "/m"}, {"id": "b", "root": "/n"}], (("a",), ("b",))),
+        ([{"id": "a"}, {"id": "b"}], (("a",), ("b",))),
+        ([{"id": 7}, {"id": "a", "root": None}], (("a",),)),
     ],
 )
-def test_base_names_are_those_of_one_root(cards: list[dict[str, Any]], names: tuple[str, ...]) -> None:
-    assert base_names(cards) == names
+def test_names_of_one_root_are_one_model(cards: list[dict[str, Any]], models: tuple[tuple[str, ...], ...]) -> None:
+    assert base_models(cards, ("a", "x")) == models
 
 
 def test_a_view_shows_what_a_stream_knows() -> None:
