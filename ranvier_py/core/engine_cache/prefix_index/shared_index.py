@@ -179,12 +179,9 @@ class SharedIndex:
 
     def holders(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]:
         """Return what others wrote about this prefix; nothing while Redis is away. Asks anew if that is due."""
-        if not self.sharing or not self._beats:
-            return NOTHING
-        known = self._answers.get(prefix)
-        if known is None or now - known.asked_at >= ASK_INTERVAL_S:
-            known = self._ask(prefix, known, now)
-        return known.entries if now < known.answered_at + ANSWER_LIFE_S else NOTHING
+        if self.sharing and self._beats:
+            self._ask(prefix, now)
+        return self.view(prefix, now)
 
     def view(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]:
         """Return what `holders` knows now, without asking anything."""
@@ -197,7 +194,10 @@ class SharedIndex:
         known = self._answers.get(prefix)
         return self.sharing and known is not None and known.answered_at < known.asked_at
 
-    def _ask(self, prefix: str, known: PrefixAnswer | None, now: float) -> PrefixAnswer:
+    def _ask(self, prefix: str, now: float) -> None:
+        known = self._answers.get(prefix)
+        if known is not None and now - known.asked_at < ASK_INTERVAL_S:
+            return
         if known is None:
             if len(self._answers) >= PREFIXES_MAX:
                 self._answers.popitem(last=False)
@@ -205,13 +205,12 @@ class SharedIndex:
         self._answers.move_to_end(prefix)
         if len(self._questions) >= QUESTIONS_MAX:
             self.counters.unasked += 1
-            return known
+            return
         known.asked_at = now
         known.changed_since.clear()
         if not self._questions:
             self.poke()
         self._questions[prefix] = None
-        return known
 
     # --- what is to be done -------------------------------------------------------------------------------------------
 
