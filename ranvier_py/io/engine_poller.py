@@ -197,12 +197,7 @@ class EnginePoller:
         self._engines: dict[BackendId, Engine] = {}
         self._nursery: trio.Nursery | None = None
 
-    @property
-    def options(self) -> PollOptions:
-        return self._options
-
-    @options.setter
-    def options(self, options: PollOptions) -> None:
+    def set_options(self, options: PollOptions) -> None:
         """Set the options for all waits that begin from now on. Whether metrics are polled at all does not change."""
         self._options = options
         for engine in self._engines.values():

@@ -147,7 +147,7 @@ def replace_needed(old: BackendSpec, new: BackendSpec) -> bool:
 
 
 def apply_polls(node: Node, _: Config) -> None:
-    node.poller.options = node.config.polls
+    node.poller.set_options(node.config.polls)
     node.calibrating.metrics_interval_s = node.config.polls.metrics_interval_s
 
 
