@@ -32,7 +32,7 @@ import trio
 
 from ranvier_py.core.engine_cache.gap_values import AskReplay
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, Room, SocketOptions
-from ranvier_py.core.metrics import counter
+from ranvier_py.core.metrics import counter, increment
 from ranvier_py.supervision import Faults
 
 log = logging.getLogger(__name__)
@@ -55,11 +55,7 @@ class SubscriberCounters:
     replays: int = counter("Questions to replay sockets.")
     replay_messages: int = counter("Messages replayed.")
     replays_failed: int = counter("Questions to replay sockets without an answer.")
-    malformed: dict[str, int] = counter("Messages that were none.", label="reason")  # as a field
-
-    def note_malformed(self, reason: str) -> None:
-        """Count a malformed message by a reason in our own words."""
-        self.malformed[reason] = self.malformed.get(reason, 0) + 1
+    malformed: dict[str, int] = counter("Messages that were none.", label="reason")  # in our own words
 
 
 class SequencedStream(Protocol):
@@ -222,7 +218,7 @@ class KvSubscriber:
 
     def _take(self, frames: list[bytes]) -> None:
         if len(frames) != 3:
-            self.counters.note_malformed("frames")
+            increment(self.counters.malformed, "frames")
             return
         _, number, payload = frames
         if payload.startswith(LOAD_MARK, 1):
@@ -230,7 +226,7 @@ class KvSubscriber:
             return
         seq = seq_of(number)
         if seq is None:
-            self.counters.note_malformed("number")
+            increment(self.counters.malformed, "number")
             return
         self._up()  # who receives is connected, even if `up` was not called yet
         self.counters.messages += 1
@@ -240,7 +236,7 @@ class KvSubscriber:
 
     def _take_load(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or not frames[2].startswith(LOAD_MARK, 1):
-            self.counters.note_malformed("load")
+            increment(self.counters.malformed, "load")
             return
         self.counters.loads += 1
         with self._faults.caught("event_stream"):
@@ -288,14 +284,14 @@ class KvSubscriber:
             if scope.cancel_called:
                 return
             if len(frames) not in (3, 4) or frames[0]:
-                counters.note_malformed("replay")
+                increment(counters.malformed, "replay")
                 return
             number, payload = frames[-2:]
             seq = seq_of(number)
             if number == END:
                 is_whole = True
             elif seq is None:
-                counters.note_malformed("number")
+                increment(counters.malformed, "number")
                 return
             else:
                 size_bytes += len(payload)
