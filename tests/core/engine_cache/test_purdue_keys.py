@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.engine_cache.sources.push_keys import KeyedPrefix, KeyHasher, Link, Links, key_of
+from ranvier_py.core.engine_cache.sources.push_keys import HEAD_IDS_MAX, KeyedPrefix, KeyHasher, Link, Links, key_of
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
@@ -85,6 +85,14 @@ def test_pu2_a_prompt_shorter_than_the_key_has_that_of_all_its_tokens() -> None:
     [keyed] = noted_of(list(range(50)))
     assert (keyed.key, keyed.tokens) == (key_of(list(range(50))), 48)
     assert noted_of(list(range(5))) == [], "less than a block has no fingerprint"
+
+
+def test_beginnings_of_prompts_are_kept_within_a_bound_of_tokens_however_long_a_length_a_request_names() -> None:
+    hasher = KeyHasher(KEY, notify=lambda _: None)
+    hasher.keep((64, 65_536))
+    ids = np.arange(60_000, dtype=np.uint32)
+    hasher.extend(hasher.start(Fingerprint(7)), ids, range(100, len(ids) + 1, 100))
+    assert 0 < sum(len(head.ids) for head in hasher.heads.values()) <= HEAD_IDS_MAX
 
 
 def test_pu2_the_length_is_that_of_the_request_and_64_where_it_has_none_or_0() -> None:

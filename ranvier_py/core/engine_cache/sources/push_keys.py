@@ -9,8 +9,9 @@ Rules: a hash of `length` tokens belongs to the deepest anchor up to that length
 prompt has the hash of all its tokens, as in the report, which belongs to its last whole block; it never becomes the
 hash of a longer prompt. A prompt of less than one block has no fingerprint, and is ignored. One hash stands for several
 fingerprints if the same tokens were asked of several models. `notify` may be called in any thread that hashes.
-Bounds: HEADS_MAX beginnings of prompts that are shorter than a length; if one is forgotten, the hash of what continues
-it stays unknown. `links_max` links; the oldest is forgotten and counted, and its routes end by their time to live.
+Bounds: HEADS_MAX beginnings of prompts that are shorter than a length, of HEAD_IDS_MAX tokens; if one is forgotten, as
+all are when other lengths are wanted, the hash of what continues it stays unknown. `links_max` links; the oldest is
+forgotten and counted, and its routes end by their time to live.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ PREFIX_TOKENS = 64
 """The report's «smart default»."""
 
 HEADS_MAX = 65_536
-"""Half a kilobyte each, if nearly all are as long as a key."""
+HEAD_IDS_MAX = HEADS_MAX * PREFIX_TOKENS
+"""Token ids of all heads together, if each is as long as the longest length: there are fewer heads where a request has
+named a longer one. 40 bytes each, if no two heads share any."""
 
 LENGTHS_MAX = 8
 """Lengths that one node hashes: each needs one hash of every new prompt."""
@@ -74,13 +77,15 @@ class KeyHasher(TokenHasher):
     ) -> None:
         super().__init__(key, block_tokens, short=short)
         self._notify = notify
-        self._heads: BoundedDict[TokenState, _Head] = BoundedDict(HEADS_MAX)
+        self.heads: BoundedDict[TokenState, _Head] = BoundedDict(HEADS_MAX)
         self.lengths: tuple[int, ...] = ()
         self.keep(lengths)
 
     def keep(self, lengths: Iterable[int]) -> None:
         """Compute hashes of these lengths, in tokens, from now on."""
-        self.lengths = tuple(sorted(dict.fromkeys(lengths)))[:LENGTHS_MAX]
+        kept = tuple(sorted(dict.fromkeys(lengths)))[:LENGTHS_MAX]
+        if kept != self.lengths:
+            self.lengths, self.heads = kept, BoundedDict(HEAD_IDS_MAX // max((PREFIX_TOKENS, *kept)))
 
     def extend_many(self, jobs: Sequence[tuple[TokenState, TokenIds, Sequence[int]]]) -> list[list[Segment]]:
         found = super().extend_many(jobs)
@@ -91,7 +96,7 @@ class KeyHasher(TokenHasher):
         return found
 
     def _look(self, state: TokenState, ids: TokenIds, segments: Sequence[Segment], reach: int) -> None:
-        head = self._heads.get(state) if state.tokens else _Head(state.total, (), ())
+        head = self.heads.get(state) if state.tokens else _Head(state.total, (), ())
         if head is None:
             return
         longest, before, seen = self.lengths[-1], dict(head.anchors), segments[-1].state.tokens
@@ -110,7 +115,7 @@ class KeyHasher(TokenHasher):
             if tokens < reach:
                 kept = tuple((depth, name) for depth, name in anchors.items() if 0 < depth <= tokens)
                 with suppress(RuntimeError, StopIteration, KeyError):  # another thread was quicker
-                    self._heads[segment.state] = _Head(head.root, ids_seen[:tokens], kept)
+                    self.heads[segment.state] = _Head(head.root, ids_seen[:tokens], kept)
 
     def _found(self, root: int, key: int, anchors: dict[int, Fingerprint], depth: int) -> None:
         fingerprint = anchors.get(depth)
