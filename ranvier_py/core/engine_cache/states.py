@@ -15,7 +15,8 @@ its block until it is removed itself. Bound: STATES_MAX names of blocks; further
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from ranvier_py.core.engine_cache.blocks import Block, KnownBlock
@@ -31,7 +32,8 @@ STATES_MAX = 1 << 17
 """More than fit beside any model: one state has megabytes."""
 
 NAMES_MAX = 4096
-"""Prefixes under which one state is listed: some hundred branches. Later branches find it at its own end only."""
+"""Prefixes under which one state is listed, and blocks behind it that are looked at: some hundred branches. Later
+branches find it at its own end only."""
 
 READY = KnownBlock.READY
 
@@ -56,6 +58,15 @@ class StateCounters:
     refused: int = counter("Recurrent states for which there was no room.")
 
 
+@dataclass(slots=True)
+class _Listed:
+    """A state that is listed: its position, and the places that list it."""
+
+    position: int
+    places: dict[Place, None] = field(default_factory=dict)
+    is_behind: bool = False  # it is listed back to the anchor before it
+
+
 class StateGroups:
     """Recurrent states by the names of their blocks."""
 
@@ -65,7 +76,7 @@ class StateGroups:
         self._size = size  # tokens of one of our blocks
         self._groups: dict[int, int] = {}  # group -> its bit
         self._kept: dict[EngineHash, int] = {}  # bits of the groups that have a state there
-        self._placed: dict[EngineHash, tuple[int, dict[Place, None]]] = {}  # position, and the places that list it
+        self._placed: dict[EngineHash, _Listed] = {}
         self._known: dict[tuple[Place, int], int] = {}  # states per entry: branches may have equally deep ones
         self._waiting: dict[EngineHash, None] = {}  # for `drain` to look at
         self._changes: list[StateMoved] = []
@@ -108,10 +119,10 @@ class StateGroups:
         for block in chain:
             self._waiting.update({block.key: None} if block.key in self._kept else {})
             for above, part in self._states_above(block):
-                position, names = self._placed[above.key]
-                self._note(position, names, self._ahead(block, position))
+                state = self._placed[above.key]
+                self._note(state, self._ahead(block, state.position))
                 if part:
-                    self._note(position, names, self._behind(above))
+                    self._note_behind(state, above)
 
     def drain(self) -> tuple[StateMoved, ...]:
         """Return what changed since the last call."""
@@ -122,10 +133,10 @@ class StateGroups:
             if is_kept and not is_placed:
                 self._place(key)
             elif is_placed and not is_kept:
-                position, names = self._placed.pop(key)
+                state = self._placed.pop(key)
                 self._counters.removed += 1
-                for name in names:
-                    self._forget(name, position)
+                for place in state.places:
+                    self._forget(place, state.position)
         changes, self._changes = tuple(self._changes), []
         return changes
 
@@ -139,37 +150,37 @@ class StateGroups:
             if block is None or block.known is not KnownBlock.OPAQUE:
                 self._waiting[key] = None
             return
-        position, names = block.state.tokens, dict[Place, None]()
-        self._placed[key] = position, names
+        state = self._placed[key] = _Listed(block.state.tokens)
         self._counters.stored += 1
         behind, part = self._behind(block), has_several(block)
-        self._note(position, names, behind[:1])
+        self._note(state, behind[:1])
         within = behind[1 : len(block.prints)]
-        self._note(position, names, [each for each in within[-1:] if is_anchor(each[1] // self._size)], ahead=True)
-        below = list(block.children())
-        while below:
+        self._note(state, [each for each in within[-1:] if is_anchor(each[1] // self._size)], ahead=True)
+        below = list(islice(block.children(), NAMES_MAX))
+        for left in range(NAMES_MAX, 0, -1):
+            if not below:
+                break
             child = below.pop()
             if child.known is READY:
-                ahead = self._ahead(child, position)
-                self._note(position, names, ahead)
+                ahead = self._ahead(child, state.position)
+                self._note(state, ahead)
                 if not (ahead and is_anchor(ahead[-1][1] // self._size)):
                     part = part or has_several(child)
-                    below += child.children()
+                    below += islice(child.children(), left)
         if part:
-            self._note(position, names, behind)
+            self._note_behind(state, block)
 
-    def _note(
-        self,
-        position: int,
-        names: dict[Place, None],
-        found: Sequence[tuple[Fingerprint, int]],
-        *,
-        ahead: bool = False,
-    ) -> None:
+    def _note_behind(self, state: _Listed, block: Block) -> None:
+        if not state.is_behind:
+            state.is_behind = True
+            self._note(state, self._behind(block))
+
+    def _note(self, state: _Listed, found: Sequence[tuple[Fingerprint, int]], *, ahead: bool = False) -> None:
+        places, position = state.places, state.position
         for name, _ in found:
             place = (name, ahead)
-            if place not in names and len(names) < NAMES_MAX:
-                names[place] = None
+            if place not in places and len(places) < NAMES_MAX:
+                places[place] = None
                 before = self._known.get((place, position), 0)
                 self._known[place, position] = before + 1
                 if not before:

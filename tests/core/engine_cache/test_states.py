@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from random import Random
+from time import process_time
 
 import pytest
 
@@ -220,3 +221,20 @@ def test_a_stream_that_begins_with_removals_of_any_group_brings_the_states_that_
         engine.held.apply(BlocksRemoved((79,), group=group))
     engine.keep(path[:160])
     assert (deepest(engine, path), engine.held.mixed) == (160, False)
+
+
+def test_a_state_from_which_very_many_prompts_continue_is_not_looked_for_in_all_of_them() -> None:
+    """An engine that drops and keeps a few of them again and again would hold up its readers for minutes."""
+    held, path, branches = Residency(hasher(), namespace_of), tuple(range(1, 201)), 40_000
+    held.apply(BlocksStored(path, None, array("I", path).tobytes(), 1, group=DENSE, kind="full_attention"))
+    for key in range(1000, 1000 + branches):
+        held.apply(BlocksStored((key,), 200, array("I", [key]).tobytes(), 1, group=DENSE, kind="full_attention"))
+    while not held.settle().complete:
+        pass
+    began = process_time()
+    for _ in range(3):
+        held.apply(BlocksStored(path[100:], block_tokens=1, group=STATES[0], kind="mamba"))
+        assert held.settle().states
+        held.apply(BlocksRemoved(path[100:], group=STATES[0]))
+        assert held.settle().states
+    assert process_time() - began < 2.0
