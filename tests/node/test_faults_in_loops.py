@@ -35,7 +35,6 @@ ELSEWHERE = {
     "Splice._from_backend": "a part of one WebSocket; test_realtime.py has it meet a bug",
     "Splice._from_client": "a part of one WebSocket; test_realtime.py has it meet a bug",
     "TlsTransport.handshake": "a part of one connection by TLS; test_realtime.py has it meet a bug",
-    "Wire._read_left": "a part of KvSubscriber._subscribe, for what a publisher leaves behind",
     "Wire._watch": "goes round for events that no connection has",
     "WorkerReports._reconcile": "a part of the answer to one report",
     "receive_frame": "a part of TokenizerProcess.run; a node does not start without",

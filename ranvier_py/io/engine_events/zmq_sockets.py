@@ -186,24 +186,20 @@ class Wire:
             self._why = await self._watch(nursery, up)
             nursery.cancel_scope.cancel()
         if self._why == CLOSED:
-            await self._read_left(took)
+            await self._read(took, waits=False)
         return self._why
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    async def _read(self, took: Took) -> None:
+    async def _read(self, took: Took, *, waits: bool = True) -> None:
+        """Hand over messages for ever; without `waits` those that came before the connection was lost."""
         while True:
             async with self._turn:
                 more = self._take(took)
+            if not (more or waits):
+                return
             if not more and not self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 await trio.lowlevel.wait_readable(self.socket.getsockopt(zmq.FD))
-
-    async def _read_left(self, took: Took) -> None:
-        """Hand over what came before the connection was lost."""
-        more = True
-        while more:
-            async with self._turn:
-                more = self._take(took)
 
     def _take(self, took: Took) -> bool:
         """Hand over messages for one turn. Returns whether there may be more."""
