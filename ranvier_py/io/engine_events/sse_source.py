@@ -45,6 +45,7 @@ MEDIA_TYPE = "text/event-stream"
 LOG_LINES_MAX, LOG_LINE_S = 20, 30.0
 """Log lines about one stream that comes and goes: so many at once, then one in so many seconds."""
 
+REASON_CHARACTERS_MAX = 300  # why a stream ended, in which libraries quote what came
 CONNECT_S = 5.0
 CLOSE_S = 1.0
 
@@ -128,7 +129,7 @@ class EventSource:
         wait_s, state = self.options.reconnect_s, self.state
         while True:
             before = state.received
-            reason = await self._listen_once()
+            reason = (await self._listen_once())[:REASON_CHARACTERS_MAX]
             if state.connected or reason != state.last_error:
                 self._log("kv_index.stream_lost %s: %s", without_secrets(self.url), reason)
             state.connected, state.last_error = False, reason

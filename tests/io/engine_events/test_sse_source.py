@@ -21,7 +21,14 @@ from wsproto.events import AcceptConnection, Message, Ping, Request, TextMessage
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, Verb
 from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX
 from ranvier_py.io.engine_events import sse_source as kv_sse
-from ranvier_py.io.engine_events.sse_source import LOG_LINES_MAX, REST, SLICE_BYTES, EventSource, SourceOptions
+from ranvier_py.io.engine_events.sse_source import (
+    LOG_LINES_MAX,
+    REASON_CHARACTERS_MAX,
+    REST,
+    SLICE_BYTES,
+    EventSource,
+    SourceOptions,
+)
 from tests.io.engine_events.kv_fakes import until
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -147,6 +154,7 @@ async def test_certificates_are_read_once_beside_the_event_loop_and_only_where_t
         b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
         b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n",
         b"garbage\r\n\r\n",
+        b"garbage" * 5000 + b"\r\n\r\n",
         b"",
         HEAD + b"data: " + b"x" * (EVENT_BYTES_MAX + 100),
         HEAD + b"\xff\x00" * 1000,
@@ -162,6 +170,7 @@ async def test_cr33_whatever_comes_the_source_goes_on(answer: bytes) -> None:
     async with listening(serve) as received:
         await until(lambda: received.events == [CREATED])
         assert received.source.state.reconnects >= 1
+        assert 0 < len(received.source.state.last_error) <= REASON_CHARACTERS_MAX
 
 
 async def test_a_silent_stream_is_given_up() -> None:
