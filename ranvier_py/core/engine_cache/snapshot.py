@@ -104,7 +104,8 @@ class SnapshotWriter:
         rows, todo = RowsMade(), self._todo
         while todo and len(rows.kinds) < CHUNK_BLOCKS and len(rows.extras) < CHUNK_EXTRAS:
             block, above = todo.pop()
-            if self._write(block, above, rows):
+            if rows.write(self._hasher, block, above):
+                self.written += block.parent is not None
                 todo.extend([(child, self._places) for child in block.children()])
                 self._places += 1
         self.chunks.append(rows.packed(*self._head))
@@ -119,15 +120,6 @@ class SnapshotWriter:
             self._residency.thaw()
         self.broken = not self.done
         self._todo.clear()
-
-    def _write(self, block: Block, above: int, rows: RowsMade) -> bool:
-        """Write a block. False: it hangs from no root, nor do the blocks below it."""
-        if block.parent is None:
-            rows.add(ROOT, 0, 0, block.state.total if block.state is not None else 0, 0)
-            return True
-        written = rows.write(self._hasher, block, above)
-        self.written += written
-        return written
 
 
 class RowsMade:
@@ -152,9 +144,12 @@ class RowsMade:
             self.extras.append(copies)
 
     def write(self, hasher: TokenHasher, block: Block, above: int) -> bool:
-        """Write a block below the place of its parent. False: it hangs from no root."""
+        """Write a root, or a block below the place of its parent. False: it hangs from no root, nor do those below."""
         state, parent = block.state, block.parent
-        if block.known is KnownBlock.READY and state is not None and parent is not None and parent.state is not None:
+        if parent is None:
+            self.add(ROOT, 0, 0, state.total if state is not None else 0, 0)
+            return True
+        if block.known is KnownBlock.READY and state is not None and parent.state is not None:
             width = state.tokens - parent.state.tokens
             if width >= WIDTHS_END:
                 return False
@@ -301,13 +296,9 @@ def names_in(data: bytes) -> Iterator[EngineHash]:
 
 
 def written_name(key: EngineHash) -> bytes:
-    return bytes((len(key),)) + key if isinstance(key, bytes) else number_name(key)
-
-
-def number_name(key: int) -> bytes:
-    return b"\0" + key.to_bytes(NUMBER_BYTES, "little")
+    return bytes((len(key),)) + key if isinstance(key, bytes) else b"\0" + key.to_bytes(NUMBER_BYTES, "little")
 
 
 def pad_name(key: EngineHash, total: int) -> bytes:
     """Return a name that no two veils share."""
-    return total.to_bytes(8, "little") + (key if isinstance(key, bytes) else number_name(key))
+    return total.to_bytes(8, "little") + (key if isinstance(key, bytes) else written_name(key))
