@@ -99,7 +99,7 @@ class Held:
         held = 0
         for segment in self.hasher.extend(start, ids, ends):
             depth, fingerprint = segment.end
-            if self.residency.tier(fingerprint) is Tier.ABSENT:
+            if not self.residency.held_among((fingerprint,)):
                 break
             held = depth
         return min(held, len(tokens) - recompute) // width * width

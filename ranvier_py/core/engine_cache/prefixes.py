@@ -39,9 +39,6 @@ class HeldPrefixes:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def tier(self, fingerprint: Fingerprint) -> Tier:
-        return nearest(self._holders.get(fingerprint, 0))
-
     def held_among(self, fingerprints: Sequence[Fingerprint]) -> dict[Fingerprint, Tier]:
         """Return those of these prefixes that are held, with their tiers."""
         found = zip(fingerprints, map(self._holders.get, fingerprints), strict=True)

@@ -223,12 +223,8 @@ class Residency:
             settle_block(unsettled.popleft())
             steps -= 1
 
-    def tier(self, fingerprint: Fingerprint) -> Tier:
-        """The tier at which this prefix is held, as of the last `settle`."""
-        return self._held.tier(fingerprint)
-
     def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
-        """Return those of these prefixes that are held, as of the last `settle`."""
+        """Return those of these prefixes that are held, each with its tier, as of the last `settle`."""
         return self._held.held_among(fingerprints)
 
     def states(self) -> Iterator[StateMoved]:

@@ -150,7 +150,7 @@ def test_a_message_becomes_claims_a_moment_later_and_an_eviction_takes_them() ->
     assert world.depth() == 0
     world.settle()
     assert world.depth() == 64
-    assert world.stream.residency.tier(fingerprint(48)) is Tier.GPU
+    assert world.stream.residency.tiers()[fingerprint(48)] is Tier.GPU
     world.publish(removed(3, 4))
     assert world.depth() == 32
 

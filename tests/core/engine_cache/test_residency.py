@@ -40,7 +40,7 @@ def depths(held: Residency, tokens: Sequence[int] = TEXT, scope: Scope = PLAIN) 
     """Depths at which a prefix of `tokens` is held in the GPU."""
     held.settle()
     ends = range(SIZE, len(tokens) + 1, SIZE)
-    return [end for end in ends if held.tier(fingerprint(list(tokens[:end]), scope)) is Tier.GPU]
+    return [end for end in ends if held.tiers().get(fingerprint(list(tokens[:end]), scope)) is Tier.GPU]
 
 
 def test_stored_blocks_are_found_under_the_fingerprints_of_prompts() -> None:
@@ -121,8 +121,8 @@ def test_what_lies_below_the_gpu_makes_room_for_what_is_stored_there() -> None:
         assert held.view().entries <= 400
     assert (held.lack, held.counters.refused) == (Lack.NOTHING, 0)
     assert held.counters.forgotten > 0
-    assert held.tier(fingerprint(prompts[-1])) is Tier.DISK
-    assert held.tier(fingerprint(prompts[0][:16])) is Tier.ABSENT
+    assert held.tiers()[fingerprint(prompts[-1])] is Tier.DISK
+    assert fingerprint(prompts[0][:16]) not in held.tiers()
     for number in range(200):
         held.apply(removed(*range(10 * number + 1, 10 * number + 5), medium="STORAGE"))
     held.settle()
@@ -135,7 +135,7 @@ def test_a_name_without_tokens_is_reported_later() -> None:
     held.apply(stored([1, 2], TEXT[:32]))
     held.apply(removed(1, 2))
     held.settle()
-    assert held.tier(fingerprint(TEXT[:32])) is Tier.CPU
+    assert held.tiers()[fingerprint(TEXT[:32])] is Tier.CPU
 
 
 PROMOTIONS = [
@@ -159,11 +159,11 @@ def test_what_is_promoted_before_the_gpu_stores_it_gets_its_place_from_the_gpus_
     held.apply(stored([1, 2, 3, 4], TEXT[:64], medium="GPU", extra_keys=((salt,), (), (), ()) if salt else ()))
     held.apply(stored([5], TEXT[64:80], parent=4, medium="GPU"))
     assert depths(held, scope=scope) == [16, 32, 48, 64, 80]
-    assert held.tier(fingerprint(TEXT[16:32])) is held.tier(fingerprint(TEXT[48:64])) is Tier.ABSENT
+    assert not held.held_among((fingerprint(TEXT[16:32]), fingerprint(TEXT[48:64])))
     assert (held.counters.contradicted, held.view().orphaned) == (0, 0)
     held.apply(removed(1, 2, 3, 4, 5, medium="GPU"))
     held.settle()
-    assert held.tier(fingerprint(TEXT[:64], scope)) is Tier.CPU
+    assert held.tiers()[fingerprint(TEXT[:64], scope)] is Tier.CPU
     held.apply(removed(1, 2, 3, 4, medium="CPU"))
     held.settle()
     assert held.view().entries == 0

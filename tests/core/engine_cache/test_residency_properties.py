@@ -236,9 +236,9 @@ def compare(cache: BlockCache, residency: Residency, listener: Listener, chats: 
     for chat in chats:
         blocks = cache.hit_blocks(Job.of([*chat, 0], [0], width))
         whole = blocks * width // SIZE * SIZE
-        assert not whole or residency.tier(fingerprint(chat[:whole])) is Tier.GPU
+        assert not whole or listener.tiers[fingerprint(chat[:whole])] is Tier.GPU
         names = [fingerprint(chat[:depth]) for depth in range(SIZE, len(chat) + 1, SIZE)]
-        held = [residency.tier(name) is Tier.GPU for name in names]
+        held = [listener.tiers.get(name) is Tier.GPU for name in names]
         assert held == sorted(held, reverse=True), "a longer prefix is held and a shorter one is not"
         if width == SIZE:
             assert sum(held) == blocks
