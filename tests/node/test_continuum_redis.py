@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -12,20 +11,17 @@ import trio
 
 from ranvier_py.config.config_loader import config_of, load
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement.kv_score import KvScore
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.io import redis_pool
-from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
-from ranvier_py.node.index_parts import Indexing, Preparing
+from ranvier_py.node.index_parts import Preparing
 from ranvier_py.node.parts import redis_pools_of
 from tests.io.redis_server import needs_redis, pool_of, redis_server
 from tests.node.node_lab import DEADLINE_S, Node, turn
-from tests.node.test_continuum_tier4 import OPENING, listening, stats
+from tests.node.test_continuum_tier4 import ENGINE, OPENING, indexing_of, listening, stats
 
 URL = "redis://somebody:hunter2@127.0.0.1:6379"
 
@@ -114,19 +110,13 @@ class Opened:
         return b"\xab"
 
 
-def indexing_of(ids: dict[str, BackendId]) -> Indexing:
-    """The index of a node with these backends, none of which has an event source."""
-    engine_caches = EngineCaches(RouteTable(capacity=100), lambda _: 0)
-    return Indexing(IndexSettings(), [], SourceOptions(), Random(1), engine_caches, ids.get)
-
-
 @needs_redis
 async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_placed() -> None:
     with redis_server() as server:
         client = server.client()
         client.hset("ranvier:kvidx:routers", "another", 1)
         client.hset("ranvier:kvidx:another:ab", "http://engine", "77 h")
-        indexing = indexing_of({"http://engine": BackendId(5)})
+        indexing = indexing_of(EngineCaches(RouteTable(capacity=100), lambda _: 0))
         shared = indexing.share(pool_of(server.url), RedisOptions().prefix).shared
         with trio.fail_after(DEADLINE_S):
             async with trio.open_nursery() as nursery:
@@ -138,13 +128,13 @@ async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_plac
                 assert shared.counters.asked == 0, "no policy wants it"
                 indexing.join(KvScore())
                 assert await tokenizer_worker.tokenize_first(Opened(), DEADLINE_S)  # type: ignore[arg-type]
-                assert indexing.index.holders("ab", time.monotonic())[BackendId(5)].tokens == 77
+                assert indexing.index.holders("ab", time.monotonic())[ENGINE.id].tokens == 77
                 nursery.cancel_scope.cancel()
 
 
 async def test_cr19_a_redis_that_does_not_answer_is_waited_for_until_the_deadline_and_no_longer() -> None:
     """Its first 5 ms are those of the question; nobody answers here, for nobody runs the link."""
-    indexing = indexing_of({})
+    indexing = indexing_of(EngineCaches(RouteTable(capacity=100), lambda _: 0))
     shared = indexing.share(pool_of("redis://127.0.0.1:1"), RedisOptions().prefix).shared
     indexing.join(KvScore())
     tokenizer_worker = Preparing(Tokenizing(None), lambda: indexing)  # type: ignore[arg-type]
