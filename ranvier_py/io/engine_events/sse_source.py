@@ -37,8 +37,7 @@ from ranvier_py.core.options import Options, option
 log = logging.getLogger(__name__)
 
 RECONNECT_MAX_S = 60.0
-READ_BYTES_MAX = 65_536
-SLICE_BYTES, SLICE_MESSAGES = 8192, 64  # some 60 events
+SLICE_BYTES = 4096  # some 30 events, or 2,048 empty frames
 REST = 2.0  # rest after each slice, as a multiple of the time that it took
 REST_S_MAX = 0.1
 MEDIA_TYPE = "text/event-stream"
@@ -211,14 +210,13 @@ class EventSource:
             await stream.send_all(frames.open(Request(host=place.netloc, target=target, extra_headers=extra)))
             while True:
                 with trio.fail_after(self.options.idle_s if frames.accepted else CONNECT_S):
-                    received = bytes(await stream.receive_some(READ_BYTES_MAX))
+                    received = bytes(await stream.receive_some(SLICE_BYTES))
+                began = time.monotonic()
                 messages, reply = frames.feed(received)
                 if frames.accepted and not self.state.connected:
                     self._start()
-                for start in range(0, len(messages), SLICE_MESSAGES):
-                    began = time.monotonic()
-                    self._take([event_of(b"", message) for message in messages[start : start + SLICE_MESSAGES]])
-                    await trio.sleep(min(REST_S_MAX, REST * (time.monotonic() - began)))
+                self._take([event_of(b"", message) for message in messages])
+                await trio.sleep(min(REST_S_MAX, REST * (time.monotonic() - began)))
                 if reply:
                     with trio.fail_after(CONNECT_S):
                         await stream.send_all(reply)

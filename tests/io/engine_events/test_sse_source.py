@@ -305,6 +305,27 @@ async def test_who_sends_without_end_has_a_third_of_the_loop(monkeypatch: pytest
         assert sum(rests) == pytest.approx(REST * now[0])
 
 
+async def test_who_sends_frames_without_a_message_rests_after_each_slice_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rests: list[float] = []
+
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        frames = Frames(stream)
+        await frames.accept()
+        await stream.send_all(frames.connection.send(Ping()) * 20_000)
+        await trio.sleep_forever()
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(kv_sse, "trio", SimpleNamespace(**{**vars(trio), "sleep": rest}))
+    async with listening(serve, "ws") as received:
+        await until(lambda: len(rests) >= 40_000 / SLICE_BYTES)
+        assert received.source.state.reconnects == 0
+
+
 async def test_a_stream_that_comes_and_goes_is_not_reported_of_each_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
