@@ -147,7 +147,8 @@ class Engine:
         response = await transport.handle_async_request(request)
         body, is_cut = bytearray(), False
         try:
-            async for chunk in response.aiter_raw():
+            async for chunk in response.aiter_raw():  # a read may bring thousands
+                await trio.lowlevel.cancel_shielded_checkpoint()  # httpx's generators need a cancellation during a read
                 body += chunk
                 if len(body) > bytes_max and not is_cut:
                     is_cut = True

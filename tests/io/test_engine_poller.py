@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
+from time import process_time
 from typing import Any
 
 import pytest
@@ -240,6 +241,25 @@ async def test_an_endless_page_is_read_up_to_its_bound() -> None:
     engine.pages["/v1/models"] = page(200, b" " * (4 * MODELS_BYTES_MAX))
     result = await probed(engine)
     assert (result.ok, result.models) == (True, None)
+
+
+async def test_a_page_in_tiny_chunks_leaves_the_loop_to_others() -> None:
+    """By the time of this process alone: other processes may take turns as well."""
+    head, longest = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", 0.0
+
+    async def look() -> None:
+        nonlocal longest
+        while True:
+            began = process_time()
+            await trio.lowlevel.checkpoint()
+            longest = max(longest, process_time() - began)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        result = await probed(FakeEngine({"/health": head + b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n"}), PollOptions())
+        nursery.cancel_scope.cancel()
+    assert result.ok or "no answer" in result.detail
+    assert longest < 0.1
 
 
 async def test_after_a_failure_the_next_good_probe_asks_for_everything_again() -> None:
