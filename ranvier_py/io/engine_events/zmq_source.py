@@ -30,7 +30,9 @@ from typing import NamedTuple, Protocol
 
 import trio
 
+from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.gap_values import AskReplay
+from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, Room, SocketOptions
 from ranvier_py.core.metrics import counter, increment
 from ranvier_py.supervision import Faults
@@ -58,17 +60,8 @@ class SubscriberCounters:
     malformed: dict[str, int] = counter("Messages that were none.", label="reason")  # in our own words
 
 
-class SequencedStream(Protocol):
-    """What decides (core/engine_cache/event_stream.py). Every call returns effects, in order; none waits."""
-
-    def connected(self, now: float) -> Sequence[object]: ...
-    def disconnected(self, now: float) -> Sequence[object]: ...
-    def live(self, seq: int, payload: bytes, now: float) -> Sequence[object]: ...
-    def replayed(self, ask: int, seq: int, payload: bytes, now: float) -> Sequence[object]: ...
-    def replay_ended(self, ask: int, now: float) -> Sequence[object]: ...
-    def replay_failed(self, ask: int, now: float) -> Sequence[object]: ...
-    def tick(self, now: float) -> Sequence[object]: ...
-    def wake_at(self) -> float | None: ...
+Stream = EventStream | GapMachine
+"""What decides: every call returns effects, in order, and none waits."""
 
 
 class Sockets(Protocol):
@@ -102,7 +95,7 @@ class KvSubscriber:
         self,
         sockets: Sockets,
         publisher: Publisher,
-        stream: SequencedStream,
+        stream: Stream,
         rng: Random,
         carried: Callable[[object], object] = lambda _: None,
         *,
