@@ -308,10 +308,14 @@ class EngineCaches:
             return None
         return Exact(backend, generation, lambda _: {}, engine.mixed_at + 1, Trust.CONFIRMED)  # evidence: whole seconds
 
-    def _apply(self, backend: BackendId, generation: int, changes: Iterable[Change], now: float) -> None:
+    def _apply(self, backend: BackendId, generation: int, changes: Sequence[Change], now: float) -> None:
         routes, counters, known = self._routes, self.counters, self._known
         dense, step, engine = self._dense_anchors, self._anchor_step, self._engines[backend]
         full = engine.rows > self._rows_max
+        held: Mapping[Fingerprint, Tier] = {}  # what is gone here, and another rank or a better channel holds
+        if len(engine.parts) > 1:
+            gone = [change.fingerprint for change in changes if change.tier is Tier.ABSENT]
+            held = held_among(engine.best()[1], gone)
         passed = 0
         run: list[Change] = []  # consecutive anchors of one prompt
         for change in changes:
@@ -321,7 +325,7 @@ class EngineCaches:
                 passed += 1
                 counters.refused += anchor
             elif tier is Tier.ABSENT:
-                if not self._is_held(backend, fingerprint) and routes.withdraw(fingerprint, backend, now):
+                if fingerprint not in held and routes.withdraw(fingerprint, backend, now):
                     counters.removed += 1
                     engine.rows -= 1
             elif anchor and run and parent == run[-1].fingerprint and len(run) < RUN_MAX:
@@ -334,11 +338,6 @@ class EngineCaches:
                     run = []
         self._confirm(backend, generation, run, now)
         counters.passed += passed
-
-    def _is_held(self, backend: BackendId, fingerprint: Fingerprint) -> bool:
-        """Whether another source of the backend holds the prefix: another rank, or a better channel."""
-        engine = self._engines[backend]
-        return len(engine.parts) > 1 and bool(held_among(engine.best()[1], (fingerprint,)))
 
     def _confirm(self, backend: BackendId, generation: int, run: list[Change], now: float) -> None:
         """Learn one run of anchors of one prompt, shortest first, as CONFIRMED routes."""
