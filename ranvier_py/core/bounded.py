@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class BoundedDict(dict[Key, Value]):
+class BoundedDict(OrderedDict[Key, Value]):
     """Holds at most `entries_max` entries. A key that is set becomes the newest; beyond the bound the oldest one is
     dropped and counted.
 
-    Reading does not change the order: to drop the least recently used entry, set an entry again after reading it."""
+    Reading does not change the order: to drop the least recently used entry, set an entry again after reading it.
+    A plain dict would look for its oldest entry among all that were deleted before it."""
 
     __slots__ = ("dropped", "entries_max")
 
@@ -24,6 +26,6 @@ class BoundedDict(dict[Key, Value]):
     def __setitem__(self, key: Key, value: Value) -> None:
         self.pop(key, None)
         if len(self) >= self.entries_max:
-            del self[next(iter(self))]
+            self.popitem(last=False)
             self.dropped += 1
         super().__setitem__(key, value)
