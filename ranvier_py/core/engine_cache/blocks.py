@@ -10,6 +10,7 @@ Bounds: the owner's; `weight` is what a block counts against them. Every call is
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -136,7 +137,7 @@ class BlockIndex:
     def __init__(self) -> None:
         self.blocks: dict[EngineHash, Block] = {}
         self.orphaned: dict[EngineHash, Block] = {}  # oldest first
-        self.below: dict[EngineHash, None] = {}  # oldest first
+        self.below: OrderedDict[EngineHash, None] = OrderedDict()  # oldest first
         self.weight = 0
         self.orphaned_weight = 0
 
@@ -172,8 +173,7 @@ class BlockIndex:
     def oldest_below(self) -> Block | None:
         """Return the block that has been held below the GPU alone for longest, and take it out of `below`."""
         while self.below:
-            key = next(iter(self.below))
-            del self.below[key]
+            key, _ = self.below.popitem(last=False)
             block = self.blocks[key]
             if block.copies and not block.copies & COPIES_MASK:
                 return block

@@ -356,7 +356,7 @@ class Residency:
     def _make_room(self, event: BlocksStored, wanted: int) -> None:
         """Forget blocks held below the GPU alone until `wanted` entries fit, at most ROOM_STEPS for each new block."""
         index, steps = self._index, ROOM_STEPS * len(event.hashes)
-        if event.parent in index.below:
+        if event.parent is not None and event.parent in index.below:
             index.moved(index.blocks[event.parent])
         while steps and index.weight + wanted > self._entries_max and (block := index.oldest_below()) is not None:
             steps -= 1

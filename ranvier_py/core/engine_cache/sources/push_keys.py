@@ -39,6 +39,7 @@ LENGTHS_MAX = 8
 """Lengths that one node hashes: each needs one hash of every new prompt."""
 
 LINKS_MAX = 262_144
+FORGOTTEN_SHARE = 256  # of the oldest fingerprints, one in so many is forgotten at once
 
 
 class KeyedPrefix(NamedTuple):
@@ -150,8 +151,9 @@ class Links:
         links[link.key] = link
         self._by_print[link.fingerprint] = links  # now the newest
         self._by_key.setdefault(link.key, {})[link.fingerprint] = link
-        while self._count > self._links_max:
-            self._forget(next(iter(self._by_print)))
+        if self._count > self._links_max:  # several, since the oldest has to be looked for
+            for fingerprint in list(islice(self._by_print, max(1, self._links_max // FORGOTTEN_SHARE))):
+                self._forget(fingerprint)
 
     def of_key(self, key: int, model: str = "") -> list[Link]:
         """Return the links of this key, for one model or for all."""
