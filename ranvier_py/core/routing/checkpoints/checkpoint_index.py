@@ -21,6 +21,7 @@ of a name's positions one AHEAD, else the shallowest. Both are counted.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -98,7 +99,7 @@ class CheckpointIndex:
         self._block_tokens = block_tokens
         self._names_max = names_max
         self._to_renew: list[int] = []
-        self._known: dict[int, tuple[Checkpoint, ...]] = {}  # by fingerprint; the one written last at the end
+        self._known: OrderedDict[int, tuple[Checkpoint, ...]] = OrderedDict()  # by fingerprint, the last written last
 
     def __len__(self) -> int:
         """How many names have checkpoints."""
@@ -223,7 +224,7 @@ class CheckpointIndex:
         known[name] = tuple(kept)
         self.counters.learned += 1
         if len(known) > self._names_max:
-            self.counters.dropped += len(known.pop(next(iter(known))))
+            self.counters.dropped += len(known.popitem(last=False)[1])
         self.counters.names = len(known)
         return old is None or checkpoint.mark != old.mark or checkpoint.at - old.at > self.ttl_s / 4
 
