@@ -71,7 +71,7 @@ class NodeStreams:
     def claims(self, now: float) -> Iterator[tuple[int, int]]:
         """Yield (engine, token fingerprint) of all live claims. O(table)."""
         routes = self._router.routes
-        routes.match((), (), now, touch=False)  # ages count from the latest time that the table has seen
+        routes.sweep(now, (), 0)  # ages count from the latest time that the table has seen
         for view in routes.subtree(0, limit=len(routes)):
             for holder in view.holders if view.token_fingerprint else ():
                 if holder.generation == self._generation_of(holder.backend) and holder.age_s < routes.ttl_s:

@@ -110,7 +110,7 @@ class SimRouter:
     def claims(self, fingerprint: int, now: float) -> list[tuple[int, int, int, float]]:
         """Return (fingerprint, engine, generation, age) of live claims below a fingerprint; of all claims for 0."""
         generations = self.generations()
-        self.routes.match((), generations, now, touch=False)  # so that ages count from now
+        self.routes.sweep(now, generations, 0)  # so that ages count from now
         found: list[tuple[int, int, int, float]] = []
         for row in self.routes.subtree(fingerprint, limit=CLAIMS_LOOKED_AT_MAX):
             for claim in row.holders:

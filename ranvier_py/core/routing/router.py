@@ -261,11 +261,11 @@ class Router:
             return holders
         first = prompt.end.first.own_chain
         if not is_guess and (self.texts_match or first[-1][1]):  # every holder holds the shallowest key, too
-            everyone = self.routes.peek((first[0], first[-1]), generations, found.at, wanted, [])
+            everyone = self.routes.match((first[0], first[-1]), generations, found.at, wanted=wanted, touch=False)
             if len(everyone) == len(holders):
                 return holders
         rest = islice(self.chain(prompt.end), len(found.unheld), None)
-        held = self.routes.peek(rest, generations, found.at, wanted, [])
+        held = self.routes.match(rest, generations, found.at, wanted=wanted, touch=False)
         if not is_guess:
             return held
         deepest = held[0].tokens if held else 0
@@ -302,10 +302,7 @@ class Router:
         if wanted == 0 or prompt.kind == "opaque":
             return 0, ()
         chain, generations = self.chain(prompt.end), pool.generations
-        if touch:
-            found = self.routes.match(chain, generations, now, wanted=wanted, unheld=unheld)
-        else:
-            found = self.routes.peek(chain, generations, now, wanted, unheld)
+        found = self.routes.match(chain, generations, now, wanted=wanted, touch=touch, unheld=unheld)
         learned = found[0].tokens if found else 0
         if found and prompt.end.state is None and prompt.end.correct(len(unheld), self.routes.exact_depth):
             unheld[:] = islice(self.chain(prompt.end), len(unheld))

@@ -127,7 +127,9 @@ def test_who_else_holds_some_of_a_prompt_is_what_a_walk_of_all_of_it_finds(seed:
         found = router.find(prompt, 0.0)
         router.place(prompt, found)
         if found.holders:
-            assert asking.asked == router.routes.peek(prompt.end.chain(), found.pool.generations, 0.0, 3, [])
+            assert asking.asked == router.routes.match(
+                prompt.end.chain(), found.pool.generations, 0.0, wanted=3, touch=False
+            )
         router.routes.learn(prompt.end.chain(), BackendId(rng.randrange(3)), 1, Trust.LOCAL, 0.0)
 
 
@@ -144,15 +146,16 @@ def test_a_history_that_is_known_by_its_texts_alone_is_not_walked_again_for_more
     ends = [200 * number for number in range(1, prompt.end.messages + 1)]
     router.absorb(prompt, root, router.hasher.extend(root.state, np.arange(ends[-1], dtype=np.uint32), ends))
     read: list[PrefixKey] = []
-    peek = RouteTable.peek
+    match = RouteTable.match
 
-    def counted(table: RouteTable, chain: Iterable[PrefixKey], *values: Any) -> list[Holder]:
+    def counted(table: RouteTable, chain: Iterable[PrefixKey], *values: Any, **named: Any) -> list[Holder]:
         keys = list(chain)
         read.extend(keys)
-        return peek(table, keys, *values)
+        return match(table, keys, *values, **named)
 
-    monkeypatch.setattr(RouteTable, "peek", counted)
-    router.place(prompt, router.find(prompt, 0.0))
+    found = router.find(prompt, 0.0)
+    monkeypatch.setattr(RouteTable, "match", counted)
+    router.place(prompt, found)
     assert [holder.backend for holder in asking.asked] == [attempt.backend]
     assert len(read) == 2
 

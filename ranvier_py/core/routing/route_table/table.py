@@ -132,11 +132,12 @@ class RouteTable:
         Args:
             chain: the prompt, deepest first; read no further than needed.
             generations: by backend id the current one, or -1 while it is not eligible. Ids beyond the end are not.
-            touch: whether this counts as a use of the rows that it finds (False: a dry run).
+            touch: whether this counts as a use of the rows that it finds. False: a dry run, which changes nothing.
             unheld: gets the keys deeper than the first holder's, or all of them, so that no caller walks them again.
         """
         rows, claims = self.rows, self.claims
-        claims.now = max(claims.now, now)
+        before = claims.now
+        claims.now = max(before, now)
         index = rows.index
         found: list[Holder] = []
         passed = [] if unheld is None else unheld
@@ -152,17 +153,9 @@ class RouteTable:
         if touch:
             self._counters.matched += bool(found)
             self._counters.missed += not found
+        else:
+            claims.now = before
         return found
-
-    def peek(
-        self, chain: Iterable[PrefixKey], generations: Sequence[int], now: float, wanted: int, unheld: list[PrefixKey]
-    ) -> list[Holder]:
-        """Return what `match` would find at `now`, and change nothing: even the table's time stays as it was."""
-        before = self.claims.now
-        try:
-            return self.match(chain, generations, now, wanted=wanted, touch=False, unheld=unheld)
-        finally:
-            self.claims.now = before
 
     def branches(self, key: PrefixKey) -> int:
         """Return how many different continuations of this prefix are known: 0, 1, or 2 for more."""
@@ -318,10 +311,6 @@ class RouteTable:
         """Whether the backend has a claim for the prefix, expired or not."""
         row = self.rows.index.get(fingerprint, 0)
         return self.rows.backend[row] == backend or self.claims.get(row, backend) is not None
-
-    def is_alive(self, evidence: float) -> bool:
-        """Whether a claim with this last evidence, in seconds, has not expired."""
-        return evidence > self.claims.horizon
 
     def prefix_key_of(self, fingerprint: int) -> PrefixKey | None:
         """Return the whole prefix key of a known fingerprint; None for others."""
