@@ -26,7 +26,7 @@ import trio
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import Boundary
-from ranvier_py.core.routing.attempt import Attempt
+from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.request_record import MARK, Header, RequestRecord, record_of
 
@@ -64,7 +64,7 @@ class Finished:
     at: float
 
 
-class Recorder:
+class Recorder(Observer):
     """Observes attempts and records them. `run` writes; without it lines are dropped once the queue is full.
 
     Args:
@@ -94,10 +94,6 @@ class Recorder:
         self._troubled = False
 
     # --- what a router reports --------------------------------------------------------------------------------------
-
-    def attempt_sent(self, attempt: Attempt, now: float) -> None: ...
-
-    def started(self, attempt: Attempt, now: float) -> None: ...
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         finished = Finished(attempt, outcome, now)

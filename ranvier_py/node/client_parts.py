@@ -30,8 +30,7 @@ from ranvier_py.core.prompts.body_json import load_object
 from ranvier_py.core.prompts.fingerprint import TextHasher
 from ranvier_py.core.prompts.prompt import Boundary, Prompt
 from ranvier_py.core.prompts.request_apis import APIS
-from ranvier_py.core.routing.attempt import Attempt
-from ranvier_py.core.routing.backends import Outcome
+from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.service_rate import ServiceRates
 from ranvier_py.node.cluster_parts import ClusterParts, FingerprintScheme
 
@@ -52,8 +51,8 @@ class ClientReaderCounters:
     left_out: int = counter("Prompts that were not compared: too large, or too many at once.")
 
 
-class ClientReader:
-    """Implements attempt.Observer. `key` seeds digests: 64 bits."""
+class ClientReader(Observer):
+    """Reads clients' prompts beside the requests. `key` seeds digests: 64 bits."""
 
     def __init__(self, key: int, book: RuleBook, mender: BodyMender | None) -> None:
         self.book = book  # rules that could help against breaks
@@ -82,9 +81,6 @@ class ClientReader:
                 await trio.sleep(PAUSE_SHARE * worked_s)
                 worked_s = 0.0
 
-    def attempt_sent(self, attempt: Attempt, now: float) -> None:
-        pass
-
     def started(self, attempt: Attempt, now: float) -> None:  # noqa: ARG002
         prompt = attempt.prompt
         if prompt.kind != "chat":
@@ -111,9 +107,6 @@ class ClientReader:
         counts = self.watch.counts(prompt.client)
         counts.counted_tokens += answer.prompt_tokens
         counts.reused_tokens += answer.cached_tokens
-
-    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        pass
 
     def view(self) -> Mapping[str, Any]:
         """Return the answer of GET /admin/clients."""

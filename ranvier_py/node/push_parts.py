@@ -46,8 +46,8 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS
 from ranvier_py.core.prompts.prompt import Boundary
-from ranvier_py.core.routing.attempt import Attempt
-from ranvier_py.core.routing.backends import Backend, Outcome
+from ranvier_py.core.routing.attempt import Attempt, Observer
+from ranvier_py.core.routing.backends import Backend
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded
 from ranvier_py.core.routing.router import Router
 from ranvier_py.node.pushed_events import PushedEvents
@@ -108,7 +108,7 @@ class PrefixHolder:
         return {name: Tier.GPU for name in fingerprints if any(link.key in hashes for link in links_of(name))}
 
 
-class WorkerReports:
+class WorkerReports(Observer):
     """Serves control/worker_reports.py; observes attempts as soon as a worker reports prefix hashes."""
 
     def __init__(
@@ -194,8 +194,6 @@ class WorkerReports:
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
         if attempt.first_at is not None:
             self._lease(attempt.backend, end, now)
-
-    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None: ...
 
     # --- regular work -------------------------------------------------------------------------------------------------
 

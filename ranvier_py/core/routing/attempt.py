@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
@@ -47,23 +47,21 @@ class PoolMatch(NamedTuple):
         return first.tokens if credit is None else credit.held
 
 
-class Observer(Protocol):
-    """Is notified of each event of every attempt, in order: a recorder, policies in the shadow.
+class Observer:
+    """Is notified of each event of every attempt, in order: a recorder, policies in the shadow. It raises nothing."""
 
-    No request waits for its own `attempt_sent`. Observers raise nothing.
-    """
+    def attempt_sent(self, attempt: Attempt, now: float) -> None:
+        """The attempt was sent. No request waits for its own notice."""
 
-    def attempt_sent(self, attempt: Attempt, now: float) -> None: ...
     def started(self, attempt: Attempt, now: float) -> None:
         """The attempt's first token came."""
-        ...
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
         """The attempt's answer was read, before or after it finished; not every attempt has one. `end` is the prompt's
         end, or continues its chain."""
-        ...
 
-    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None: ...
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        """The attempt ended."""
 
 
 @dataclass(slots=True, eq=False)

@@ -25,7 +25,7 @@ from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import Boundary
-from ranvier_py.core.routing.attempt import Attempt
+from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.backend import Backend, Transition
 from ranvier_py.core.routing.backends import Outcome, Pool, Registry
 from ranvier_py.core.routing.placement import Policy
@@ -173,8 +173,8 @@ class Shadow:
             self.router.settle(own)
 
 
-class Shadows:
-    """An attempt.Observer that has every shadow place each attempt.
+class Shadows(Observer):
+    """Has every shadow place each attempt.
 
     An answer may be read after its attempt has finished, or not at all: the latest finished attempts are kept, at most
     `FINISHED_MAX` of them, with at most `FINISHED_BYTES_MAX` of bodies.

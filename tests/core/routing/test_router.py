@@ -13,8 +13,9 @@ from ranvier_py.core.errors import NoBackend
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import values
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
-from ranvier_py.core.prompts.prompt import Boundary, PrefixKey, PromptMemory
+from ranvier_py.core.prompts.prompt import PrefixKey, PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
+from ranvier_py.core.routing.attempt import Observer
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match
 from ranvier_py.core.routing.placement.affinity import Affinity
@@ -234,7 +235,7 @@ def test_an_attempt_to_where_less_is_held_claims_all_that_is_new_there() -> None
     assert set(attempt.speculation) == {text for _, _, text in prompt.end.chain()}
 
 
-class Noting:
+class Noting(Observer):
     """An observer that takes notes."""
 
     def __init__(self) -> None:
@@ -242,10 +243,6 @@ class Noting:
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
         self.reported.append(("sent", now))
-
-    def started(self, attempt: Attempt, now: float) -> None: ...
-
-    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None: ...
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         self.reported.append(("finished", now))

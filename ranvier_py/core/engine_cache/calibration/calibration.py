@@ -41,7 +41,7 @@ from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import is_of_media
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
-from ranvier_py.core.routing.attempt import Attempt
+from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.capacity import CapacityEstimate
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
@@ -78,7 +78,7 @@ RENEW_SHARE = 0.25
 """Share of the capacity that an engine uses before the evidence of a running request is renewed."""
 
 
-class Calibration:
+class Calibration(Observer):
     """Compares predictions with answers, and corrects the route table.
 
     Args:
@@ -138,7 +138,7 @@ class Calibration:
         if sample is not None:
             sample.used_at, sample.running = int(now), attempt
 
-    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:  # noqa: ARG002  # as an Observer has it
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:  # noqa: ARG002
         sample = self._sample(attempt)
         if sample is not None:
             sample.running = None

@@ -2,8 +2,8 @@
 
     checkpoints.set_profile(backend, profile)         recognised, or configured (`cache_profile`)
     holders, credit = checkpoints.credited(…)        how much of a prompt each holder need not compute
-    an attempt.Observer                               learns where requests left checkpoints, and checks that against
-                                                      every count of cached tokens
+    an observer of attempts                          learns where requests left checkpoints, and checks that against
+                                                     every count of cached tokens
 
 A holder's keys and values of K tokens are of use up to the deepest checkpoint R at or before K and before the prompt's
 last token (R2); there may be none. Policies see as a holder's tokens R times the confidence in the profile, plus a part
@@ -47,7 +47,6 @@ from ranvier_py.core.routing.checkpoints.checkpoint_index import (
     KeptCheckpoint,
     mark_of,
 )
-from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.placement import Credit, Holder
 
 HALF_LIFE = 200.0
@@ -210,7 +209,7 @@ class BackendCheckpoints:
         return Credit(held, tokens, int(worth))
 
 
-class Checkpoints:
+class Checkpoints(Observer):
     """The checkpoints of all hybrid backends, which alone are in `known`. See the module.
 
     Args:
@@ -424,9 +423,6 @@ class Checkpoints:
         total = max(end.length, answer.prompt_tokens + (answer.completion_tokens or 0))
         cached = answer.cached_tokens or 0 if attempt.reports_hits else None  # vLLM leaves out zeros
         self._learn(own, attempt, end, (answer.prompt_tokens, total), cached, now)
-
-    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """Nothing to do: checkpoints are learned with the first token and with the answer."""
 
     def _learn(
         self,

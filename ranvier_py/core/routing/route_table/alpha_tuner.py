@@ -26,8 +26,7 @@ from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
-from ranvier_py.core.routing.attempt import Attempt
-from ranvier_py.core.routing.backends import Outcome
+from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.route_table.route_values import UTILITY, RouteTableOptions, Trust
 from ranvier_py.core.routing.route_table.table import RouteTable
 from ranvier_py.core.routing.route_table.utility_queue import ALPHA_MAX, DEPTH_SLOPE, UtilityQueue
@@ -74,8 +73,8 @@ class AlphaCounters:
     left_out: int = counter("Requests with too many prefixes to be replayed.")
 
 
-class AlphaTuner:
-    """An attempt.Observer that keeps the latest requests. When a tuning is `due`, run `job` and `take` its result."""
+class AlphaTuner(Observer):
+    """Keeps the latest requests. When a tuning is `due`, run `job` and `take` its result."""
 
     def __init__(self, routes: RouteTable, chain_of: Callable[[Boundary], Iterable[PrefixKey]]) -> None:
         assert isinstance(routes.leaves, UtilityQueue), "an alpha means nothing to other orders"
@@ -89,15 +88,6 @@ class AlphaTuner:
         self._created, self._evicted = routes.tree.counters.created, 0  # rows, up to the last tuning
 
     # ---- watching
-
-    def attempt_sent(self, attempt: Attempt, now: float) -> None:
-        """Nothing to do."""
-
-    def started(self, attempt: Attempt, now: float) -> None:
-        """Nothing to do."""
-
-    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """Nothing to do."""
 
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
         self._seen += 1
