@@ -7,6 +7,7 @@ one, so a match costs nothing here. A row that got children meanwhile stays queu
 Invariant: a queued leaf never stands behind its true place (lane, second of last use), because both only grow; code
 that lowers a row's trust takes the row out first. So the first row found at its true place is the one to evict.
 Cost: O(1) amortised for each push and each use; the heap holds seconds, not rows.
+Bound: a heap has at most twice as many seconds as have rows, and EMPTY_SECONDS more.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ LANES = (Trust.REMOTE, Trust.LOCAL, Trust.CONFIRMED)
 TRUST_BITS = 2
 """The lowest bits of a lane's number, which say its trust."""
 
+EMPTY_SECONDS = 64
+"""Seconds without rows that a heap may always keep: a table that is never full pops nothing, and lives for years."""
+
 
 class LeafQueue:
     """Rows that are, or lately were, leaves. The links of its rings are columns of Rows."""
@@ -31,8 +35,8 @@ class LeafQueue:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self.heads: dict[int, dict[int, int]] = {lane: {} for lane in LANES}  # lane -> second -> oldest row, 0 = empty
-        self._seconds: dict[int, list[int]] = {lane: [] for lane in LANES}  # by lane: a heap of the seconds in `heads`
+        self.heads: dict[int, dict[int, int]] = {lane: {} for lane in LANES}  # lane -> second -> oldest row
+        self.seconds: dict[int, list[int]] = {lane: [] for lane in LANES}  # by lane: a heap of the seconds in `heads`
 
     def is_inner(self, row: int) -> bool:  # noqa: ARG002  # who takes some, tells
         """Whether a row is queued as one with a child. This order queues none such."""
@@ -43,16 +47,22 @@ class LeafQueue:
         rows = self._rows
         lane, second = lane or rows.best[row], rows.used[row]
         rows.lane[row], rows.bucket[row] = lane, second
-        heads = self.heads[lane]
-        head = heads.get(second)
+        head = self.heads[lane].get(second)
         if head is None:
-            heappush(self._seconds[lane], second)
-        if not head:
-            heads[second] = rows.older[row] = rows.newer[row] = row
+            self._begin(lane, second, row)
+            rows.older[row] = rows.newer[row] = row
             return
         last = rows.older[head]
         rows.older[row], rows.newer[row] = last, head
         rows.newer[last] = rows.older[head] = row
+
+    def _begin(self, lane: int, second: int, row: int) -> None:
+        """Note the first row of a second, and forget the seconds without rows once they are the most."""
+        heads, seconds = self.heads[lane], self.seconds[lane]
+        heads[second] = row
+        heappush(seconds, second)
+        if len(seconds) > 2 * len(heads) + EMPTY_SECONDS:
+            seconds[:] = sorted(heads)
 
     def lanes_of(self, leaves: Numbers) -> npt.NDArray[np.uint8]:
         """Return the lane of each of these rows, which have claims."""
@@ -68,12 +78,9 @@ class LeafQueue:
             several = leaves[(lanes == lane) & (seconds == second)]
             older[several[1:]], newer[several[:-1]] = several[:-1], several[1:]
             first, last = int(several[0]), int(several[-1])
-            heads = self.heads[lane]
-            head = heads.get(second)
+            head = self.heads[lane].get(second)
             if head is None:
-                heappush(self._seconds[lane], second)
-            if not head:
-                heads[second] = first
+                self._begin(lane, second, first)
                 rows.newer[last], rows.older[first] = first, last
                 continue
             tail = rows.older[head]
@@ -89,7 +96,7 @@ class LeafQueue:
         heads, second = self.heads[lane], rows.bucket[row]
         older, newer = rows.older[row], rows.newer[row]
         if newer == row:
-            heads[second] = 0
+            del heads[second]
         else:
             rows.newer[older], rows.older[newer] = newer, older
             if heads[second] == row:
@@ -111,10 +118,10 @@ class LeafQueue:
 
     def first(self, lane: int) -> int:
         """Return the head of a lane's earliest ring, or 0 when the lane is empty. Forgets seconds without rows."""
-        heads, seconds = self.heads[lane], self._seconds[lane]
+        heads, seconds = self.heads[lane], self.seconds[lane]
         while seconds:
-            row = heads[seconds[0]]
-            if row:
+            row = heads.get(seconds[0])
+            if row is not None:
                 return row
-            del heads[heappop(seconds)]
+            heappop(seconds)
         return 0

@@ -80,7 +80,7 @@ class UtilityQueue(LeafQueue):
         super().__init__(rows)
         self.alpha = ALPHA_FIRST
         self.heads = defaultdict(dict)
-        self._seconds = defaultdict(list)
+        self.seconds = defaultdict(list)
         self._lanes: dict[int, list[int]] = {trust: [] for trust in LANES}
         self._latest = 0  # second
         self._scale: ScoreScale | None = None

@@ -11,7 +11,8 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
-from ranvier_py.core.routing.route_table.route_values import LRU
+from ranvier_py.core.routing.route_table.leaves import EMPTY_SECONDS
+from ranvier_py.core.routing.route_table.route_values import LRU, UTILITY
 
 ONE, TWO, THREE = BackendId(1), BackendId(2), BackendId(3)
 GENERATIONS = (7, 7, 7, 7)
@@ -270,6 +271,19 @@ def test_equal_tokens_of_other_messages_get_the_names_of_both(table: RouteTable)
     table.learn([(64, 40, 41), (32, 30, 0), (16, 20, 21)], ONE, 7, Trust.LOCAL, 0.0)
     assert table.learn([(64, 40, 141), (32, 30, 0), (16, 20, 121)], ONE, 7, Trust.LOCAL, 0.0) == 0
     assert [depth(table, [(64, 0, text)]) for text in (41, 141, 21, 121)] == [64, 64, 16, 16]
+
+
+@pytest.mark.parametrize("eviction", [LRU, UTILITY])
+def test_a_table_that_is_never_full_forgets_the_seconds_in_which_nothing_is_queued_any_more(eviction: str) -> None:
+    table = RouteTable(ttl_s=10.0, options=RouteTableOptions(eviction))
+    table.learn(plain(32, name="held"), ONE, 7, Trust.CONFIRMED, 0.0)
+    for second in range(2000):
+        table.learn(plain(64, name=str(second)), ONE, 7, Trust.CONFIRMED, float(second))
+        table.learn(plain(32, name="held"), ONE, 7, Trust.CONFIRMED, float(second))  # its place in the queue stays
+        table.sweep(float(second), GENERATIONS)
+    assert len(table) < 20
+    assert sum(map(len, table.leaves.heads.values())) <= len(table)
+    assert sum(map(len, table.leaves.seconds.values())) <= 2 * len(table) + EMPTY_SECONDS
 
 
 def test_a_path_longer_than_the_table_is_stored_from_its_deep_end() -> None:
