@@ -32,6 +32,7 @@ from ranvier_py.core.gossip.wire.seal import Subkeys
 from ranvier_py.core.metrics import values
 from ranvier_py.core.routing.route_table.orphans import ORPHANS_MAX
 from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX
+from ranvier_py.core.routing.route_table.table import WITHDRAWING_MAX
 
 SUBKEYS_MAX = 16_384
 """Enough for a thousand nodes, some restarts and two keys, so that nothing is derived twice."""
@@ -137,6 +138,7 @@ class SimNode(SimRouter):
             "new routes": Bounded(len(table.outgoing.new), QUEUE_MAX),
             "routes that wait": Bounded(shared.waiting, 2 * HELD_MAX),
             "orphans": Bounded(shared.orphans, ORPHANS_MAX),
+            "withdrawals": Bounded(len(table.withdrawing), WITHDRAWING_MAX),
             "rows": Bounded(len(table), TABLE_ROWS),
         }
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import is_of_media
-from ranvier_py.core.routing.route_table.route_values import Trust
+from ranvier_py.core.routing.route_table.route_values import Claim, Trust
 from ranvier_py.core.routing.route_table.rows import SHARED
 from ranvier_py.core.routing.route_table.table import RouteTable
 
@@ -53,6 +53,7 @@ class Reconciler:
         window = self._window(rows_max)
         if not engines:
             return 0, 0
+        self._claims.now = max(self._claims.now, now)
         names = list(window)
         held = {engine.backend: engine.held_among(names) for engine in engines}
         affirmed = 0
@@ -90,7 +91,10 @@ class Reconciler:
             or claim.trust < Trust.CONFIRMED
             or claim.evidence < fresh
         ):
-            self._table.affirm(row, backend, engine.generation, now)
+            raised = Claim(engine.generation, int(Trust.CONFIRMED), int(now))
+            if self._table.outgoing.collecting:
+                self._table.outgoing.learned([self._rows.key(row)], row, backend, raised, now)
+            claims.raise_from(row, backend, raised)
             claims.set_tier(row, backend, tier)
             return True
         if claims.lowered or tier:

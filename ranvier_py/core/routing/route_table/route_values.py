@@ -124,6 +124,7 @@ class RouteTableCounters:
     expired: int = counter("Claims removed at the end of their time to live.")
     voided: int = counter("Claims removed of an earlier generation.")
     withdrawn: int = counter("Claims withdrawn.")
+    withdrawals_given_up: int = counter("Prefixes below which claims were not withdrawn: too many at once.")
     new_routes_dropped: int = counter("New routes that nobody fetched for peers in time.")
     withdrawn_dropped: int = counter("Withdrawals that nobody fetched for peers in time.")
 

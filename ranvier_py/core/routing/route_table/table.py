@@ -21,6 +21,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
@@ -46,8 +47,11 @@ from ranvier_py.core.routing.route_table.tree import Tree
 from ranvier_py.core.routing.route_table.uses import PrefixUse, RouteUses
 from ranvier_py.core.routing.route_table.utility_queue import make_queue
 
-WITHDRAW_CLAIMS_MAX = 2000
-"""Most claims that one call of `withdraw` removes, some milliseconds of work. The next sweeps remove the rest."""
+WITHDRAW_ROWS_MAX = 2000
+"""Most rows that one call of `withdraw` looks at, some milliseconds of work. The next sweeps go on."""
+
+WITHDRAWING_MAX = 16_384
+"""Rows below which withdrawals are unfinished; of more the oldest is given up: claims stay there until they expire."""
 
 REFUTE_ROWS_MAX = 2000
 """Most rows that `refute` looks at for one answer. Claims beyond these stay until they expire or are refuted."""
@@ -87,7 +91,8 @@ class RouteTable:
         self.claims = Claims(self.rows, self.leaves, ttl_s)
         self.tree = Tree(self.rows, self.leaves, self.claims, self._counters)
         self._cursor = 1
-        self._withdrawing: list[tuple[int, int, float]] = []  # row, backend, when its engine said so or NOT_BY_ENGINE
+        # by row and backend: the child to look at next, and when its engine said so or NOT_BY_ENGINE
+        self.withdrawing: BoundedDict[tuple[int, int], tuple[int, float]] = BoundedDict(WITHDRAWING_MAX)
         self.capacity = capacity  # the most rows
         self.outgoing = OutgoingRoutes(self.rows, self.claims, self._counters, ttl_s)
         self.uses = RouteUses(self.rows, self.claims, self.outgoing)
@@ -206,14 +211,14 @@ class RouteTable:
     def withdraw(self, fingerprint: int, backend: BackendId, at: float = NOT_BY_ENGINE) -> bool:
         """Forget that a backend holds a prefix, and every longer one, which it can't use without. False: no such claim.
 
-        One call removes at most WITHDRAW_CLAIMS_MAX claims; `sweep` removes the rest, which may cost cache misses until
-        then. `at`: when the engine reported it; peers then get each removed claim, since their trees may differ.
+        One call looks at WITHDRAW_ROWS_MAX rows; `sweep` goes on, which may cost cache misses until then. `at`: when
+        the engine reported it; peers then get each removed claim, since their trees may differ.
         """
         row = self.rows.index.get(fingerprint)
         if row is None or self.claims.get(row, backend) is None:
             return False
         self._withdraw_at(row, backend, at)
-        self._withdraw_more(WITHDRAW_CLAIMS_MAX)
+        self._withdraw_more(WITHDRAW_ROWS_MAX)
         return True
 
     def refute(self, key: PrefixKey, backend: BackendId, before: int) -> int:
@@ -236,19 +241,13 @@ class RouteTable:
                 if claim is None:
                     continue
                 if claim.evidence < before:
-                    old.append(rows.name(child))
+                    old.append(child)
                 else:
                     pending.append(child)
-        return sum(self.withdraw(name, backend, before) for name in old)
-
-    def affirm(self, row: int, backend: BackendId, generation: int, now: float) -> None:
-        """Raise to CONFIRMED: the engine itself holds the prefix of this row, and all before it. No use of the row."""
-        rows, claims = self.rows, self.claims
-        claims.now = max(claims.now, now)
-        claim = Claim(generation, int(Trust.CONFIRMED), int(now))
-        if self.outgoing.collecting:
-            self.outgoing.learned([rows.key(row)], row, backend, claim, now)
-        claims.raise_from(row, backend, claim)
+        for row in old:
+            self._withdraw_at(row, backend, before)
+        self._withdraw_more(WITHDRAW_ROWS_MAX)
+        return len(old)
 
     def set_tier(self, fingerprint: int, backend: BackendId, tier: int) -> None:
         """Note at which tier a backend holds a prefix that it has a claim for: 0 is the GPU, above 0 is below it."""
@@ -300,6 +299,7 @@ class RouteTable:
         counters.rows, counters.fingerprints = self.rows.count, len(self.rows.index)
         counters.claims = dict(zip(names, self.claims.counts[1:], strict=True))
         counters.evicted = dict(zip(names, self.tree.evicted[1:], strict=True))
+        counters.withdrawals_given_up = self.withdrawing.dropped
         return counters
 
     def claim(self, fingerprint: int, backend: BackendId) -> Claim | None:
@@ -437,22 +437,28 @@ class RouteTable:
             self.outgoing.dropped(row, backend, claim.generation, at)
         claims.drop(row, backend)
         self._counters.withdrawn += 1
-        for child in rows.children(row):
-            if claims.get(child, backend) is not None:
-                self._withdrawing.append((child, backend, at))
+        if rows.child[row]:
+            self.withdrawing[row, backend] = rows.child[row], at
         self.tree.tidy(row)
 
     def _withdraw_more(self, limit: int) -> int:
-        """Go on with withdrawals, except where the claim is gone or its parent has been claimed again meanwhile."""
-        rows, claims, pending = self.rows, self.claims, self._withdrawing
-        done = 0
-        while pending and done < limit:
-            row, backend, at = pending.pop()
-            done += 1
-            parent = rows.parent[row]
-            if parent > 0 and claims.get(parent, backend) is None and claims.get(row, backend) is not None:
-                self._withdraw_at(row, backend, at)
-        return done
+        """Go on with withdrawals below rows whose claim has not come anew. Returns how many claims went."""
+        rows, claims, pending = self.rows, self.claims, self.withdrawing
+        before = self._counters.withdrawn
+        while pending and limit > 0:
+            limit -= 1
+            (row, backend), (child, at) = pending.popitem()
+            if claims.get(row, backend) is not None:
+                continue
+            if rows.parent[child] != row:  # it went elsewhere meanwhile: begin with the first one again
+                child = rows.child[row]
+            if not child:
+                continue
+            if rows.right[child]:
+                pending[row, backend] = rows.right[child], at
+            if claims.get(child, backend) is not None:
+                self._withdraw_at(child, backend, at)
+        return self._counters.withdrawn - before
 
     def _sweep_row(self, row: int, generations: Sequence[int], horizon: float) -> int:
         claims = self.claims

@@ -11,8 +11,11 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
+from ranvier_py.core.routing.route_table import table as table_module
+from ranvier_py.core.routing.route_table.claims import Claims
 from ranvier_py.core.routing.route_table.leaves import EMPTY_SECONDS
-from ranvier_py.core.routing.route_table.route_values import LRU, UTILITY
+from ranvier_py.core.routing.route_table.route_values import LRU, UTILITY, Claim
+from ranvier_py.core.routing.route_table.table import WITHDRAW_ROWS_MAX
 
 ONE, TWO, THREE = BackendId(1), BackendId(2), BackendId(3)
 GENERATIONS = (7, 7, 7, 7)
@@ -318,6 +321,51 @@ def test_a_large_withdrawal_is_finished_by_the_sweep() -> None:
     table.sweep(0.0, GENERATIONS)
     assert len(table) == 0
     assert table.counters.withdrawn == 3001
+
+
+def test_a_withdrawal_below_a_prefix_of_many_chats_looks_at_a_bounded_part_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, root = RouteTable(), plain(16, name="root")
+    for number in range(20_000):
+        table.learn(plain(64, name=str(number)) + root, ONE, 7, Trust.LOCAL, 0.0)
+    looks: list[int] = []
+    get = Claims.get
+
+    def counted(claims: Claims, row: int, backend: int) -> Claim | None:
+        looks.append(row)
+        return get(claims, row, backend)
+
+    monkeypatch.setattr(Claims, "get", counted)
+    assert table.withdraw(root[0][1], ONE)
+    assert len(looks) < 4 * WITHDRAW_ROWS_MAX
+    while table.sweep(0.0, GENERATIONS):
+        assert len(table.withdrawing) < 10
+    assert len(table) == 0
+
+
+def test_an_engine_that_stores_and_drops_a_prefix_again_and_again_makes_no_more_work_than_there_are_rows() -> None:
+    table, root = RouteTable(), plain(16, name="root")
+    for _ in range(5):
+        for number in range(3000):
+            table.learn(plain(64, 128, name=str(number)) + root, ONE, 7, Trust.LOCAL, 0.0)
+        table.withdraw(root[0][1], ONE)
+        assert len(table.withdrawing) < 10
+    while table.sweep(0.0, GENERATIONS):
+        pass
+    assert (len(table), len(table.withdrawing)) == (0, 0)
+
+
+def test_withdrawals_that_are_too_many_at_once_are_given_up_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "WITHDRAW_ROWS_MAX", 0)
+    monkeypatch.setattr(table_module, "WITHDRAWING_MAX", 10)
+    table = RouteTable()
+    for number in range(15):
+        table.learn(plain(16, 32, name=str(number)), ONE, 7, Trust.LOCAL, 0.0)
+        assert table.withdraw(plain(16, name=str(number))[0][1], ONE)
+    assert (len(table.withdrawing), table.counters.withdrawals_given_up) == (10, 5)
+    table.sweep(0.0, GENERATIONS)
+    assert sum(depth(table, plain(32, name=str(number))) > 0 for number in range(15)) == 5
 
 
 def test_the_sweep_does_a_bounded_part_of_the_table_at_a_time(table: RouteTable) -> None:

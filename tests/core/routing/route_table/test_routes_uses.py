@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table.table import WITHDRAW_ROWS_MAX
 from tests.examples import examples
 
 A, B = BackendId(0), BackendId(1)
@@ -154,6 +155,24 @@ def test_siblings_below_a_cold_prefix_go_and_everything_else_stays() -> None:
     assert depth(table, cold, A) == 48
     assert depth(table, other, A) == 32
     assert depth(table, sibling, B) == 64
+
+
+def test_an_answer_that_refutes_many_chats_withdraws_a_bounded_part_of_them_at_once() -> None:
+    table = RouteTable()
+    for chat in range(100, 150):
+        table.learn(
+            [(16 * (2 + depth), 1000 * chat + depth, 0) for depth in range(100, 0, -1)] + chain(1, 2),
+            A,
+            1,
+            Trust.LOCAL,
+            10.0,
+        )
+    assert table.refute((32, 2, 0), A, before=40) == 50
+    assert 50 < table.counters.withdrawn <= 50 + WITHDRAW_ROWS_MAX
+    while table.sweep(50.0, [1, 1]):
+        pass
+    assert table.counters.withdrawn == 5000
+    assert len(table) == 2
 
 
 def test_what_was_served_meanwhile_stays() -> None:
