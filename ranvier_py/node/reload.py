@@ -102,6 +102,8 @@ def apply_policy(node: Node, before: Config) -> None:
     if before.shadow != after.shadow or any(
         old.build(POLICIES[name].options) != new.build(POLICIES[name].options) for name in after.shadow
     ):
+        if node.shadows is not None:
+            node.shadows.close()
         replaced, node.shadows = node.shadows, shadows_of(after, node.router, Random(randbits(64)))  # noqa: S311
         kept = tuple(each for each in node.router.observers if each is not replaced)
         node.router.observers = kept if node.shadows is None else (node.shadows, *kept)

@@ -27,6 +27,7 @@ from ranvier_py.config.config_model import KEYS, Config
 from ranvier_py.config.config_reference import toml_value
 from ranvier_py.control.control_port import serve_node
 from ranvier_py.core.options import SECONDS_MAX
+from ranvier_py.core.routing.shadow import Mirrored, Shadow
 from ranvier_py.node.reload import APPLY_KEYS, APPLY_PARTS, NEEDS_RESTART, ConfigSource, Reloads, apply_of
 from ranvier_py.node.run_node import Addresses, run
 from tests.node.node_lab import BETWEEN_LOOKS_S, DEADLINE_S, KEY, MODEL, PLACES, Lab, Node, opened, turn
@@ -439,11 +440,14 @@ async def test_fifty_reloads_in_a_row_leave_nothing_behind(tmp_path: Path) -> No
             await changed(**other, backend=node.engines[:1])
             await changed()
             gc.collect()
-            return len(os.listdir("/proc/self/fd")), sum(isinstance(each, Config) for each in gc.get_objects())
+            kept = sum(isinstance(each, Config | Shadow | Mirrored) for each in gc.get_objects())
+            return len(os.listdir("/proc/self/fd")), kept
 
+        await node.chat()
         first = await both()
         for _ in range(23):
             await changed(**other, backend=node.engines[:1])
+            assert (await node.chat()).status_code == 200
             await changed()
         assert max(0, (await both())[1] - first[1]) <= 2
         while (await both())[0] > first[0]:  # noqa: ASYNC110  # connections of the control port come and go

@@ -187,6 +187,11 @@ class Shadows(Observer):
         self._finished: OrderedDict[Attempt, None] = OrderedDict()
         self._finished_bytes = 0
 
+    def close(self) -> None:
+        """End these shadows: backends need not follow the peers' load for them any more."""
+        for backend in self._registry:
+            backend.mirrors.clear()
+
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
         ahead = ahead_of(self._registry[attempt.backend], now)  # counts the attempt itself, which is taken out
         if attempt.prompt.stream:

@@ -158,6 +158,16 @@ def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
     assert (len(elsewhere), len(shadow.router.speculation)) == (2, 0)
 
 
+def test_no_backend_follows_shadows_that_were_replaced() -> None:
+    router, _ = shadowed("affinity", "random")
+    serve(router, chat("one"))
+    (shadows,) = router.observers
+    assert isinstance(shadows, Shadows)
+    assert all(backend.mirrors for backend in router.registry)
+    shadows.close()
+    assert not any(backend.mirrors for backend in router.registry)
+
+
 def test_a_second_try_avoids_the_failed_backend_in_the_shadow_too() -> None:
     """Else the shadow of the real policy would find at a dead backend what the real one has to compute elsewhere."""
     router, (shadow,) = shadowed("affinity")
