@@ -26,7 +26,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.attempt import Attempt, Observer
-from ranvier_py.core.routing.backend import Backend, Transition
+from ranvier_py.core.routing.backend import Backend
 from ranvier_py.core.routing.backends import Outcome, Pool, Registry
 from ranvier_py.core.routing.placement import Policy
 from ranvier_py.core.routing.route_table import RouteTable
@@ -85,29 +85,10 @@ class MirroredRegistry:
             known = self._pools[id(real)] = real, pool
         return known[1]
 
-    def pool_then(self, model: str, now: float) -> Pool:
-        real = self._real.pool_then(model, now)
-        backends = cast("Sequence[Backend]", [self.mirrored(backend) for backend in real.backends])
-        return Pool(backends, len(real.generations), last_resort=real.last_resort, unknown=real.unknown)
-
     def dispatched(self, id: BackendId, now: float, tokens: int = 0, *, seen: bool = True) -> Mirrored:  # noqa: A002
         backend = self[id]
         backend.begin(tokens, now, seen=seen)
         return backend
-
-    def finished(
-        self,
-        id: BackendId,  # noqa: A002
-        outcome: Outcome,  # noqa: ARG002
-        now: float,  # noqa: ARG002
-        tokens: int = 0,
-        *,
-        prefilled: bool = False,
-        judged: bool = True,  # noqa: ARG002
-    ) -> Sequence[Transition]:
-        """End a request. Health is not touched: the real registry judges it."""
-        self[id].end(tokens, decoding=prefilled)
-        return ()
 
 
 @dataclass(slots=True)
@@ -154,7 +135,7 @@ class Shadow:
 
     def started(self, attempt: Attempt, now: float) -> None:
         own = self.attempts.get(attempt)
-        if own is not None and not own.target.removed:
+        if own is not None and not own.target.removed:  # its id may be another's by now: only real requests keep an id
             self.router.first_token(own, now)
 
     def answered(self, attempt: Attempt, end: Boundary, now: float) -> None:
@@ -162,15 +143,12 @@ class Shadow:
         if own is not None:
             self.router.answered(own, end, NOTHING, now)
 
-    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """End the shadow's attempt. A removed backend's id may be another's by now: only real requests keep an id."""
+    def finished(self, attempt: Attempt) -> None:
+        """End the shadow's attempt. Health is not touched: the real registry judges it."""
         own = self.attempts.get(attempt)
-        if own is None:
-            return
-        if not own.target.removed:
-            self.router.finish_attempt(own, outcome, now)
-        else:
+        if own is not None:
             self.router.settle(own)
+            own.target.end(own.work_tokens, decoding=own.first_at is not None or not own.prompt.stream)
 
 
 class Shadows(Observer):
@@ -227,9 +205,9 @@ class Shadows(Observer):
         for shadow in self.shadows:
             shadow.answered(attempt, end, now)
 
-    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:  # noqa: ARG002
         for shadow in self.shadows:
-            shadow.finished(attempt, outcome, now)
+            shadow.finished(attempt)
         self._finished[attempt] = None
         self._finished_bytes += len(attempt.prompt.body)
         while len(self._finished) > FINISHED_MAX or self._finished_bytes > FINISHED_BYTES_MAX:
@@ -248,7 +226,7 @@ def make_shadow(real: Router, policy: Policy, routes: RouteTable, rng: Random) -
         hasher=real.hasher,
         routes=routes,
         speculation=Speculation(),
-        registry=cast("Registry", MirroredRegistry(real.registry)),  # all that a Router asks of one
+        registry=cast("Registry", MirroredRegistry(real.registry)),  # all that this Router asks of one
         policy=policy,
         rng=rng,
         texts_match=real.texts_match,
