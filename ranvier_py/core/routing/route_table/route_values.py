@@ -111,6 +111,7 @@ class BackendNames(NamedTuple):
 class RouteTableCounters:
     rows: int = gauge("Rows: one for each known prefix.")
     fingerprints: int = gauge("Fingerprints that find a row: one of its tokens, some of its texts, or both.")
+    texts_dropped: int = counter("Text fingerprints that were not kept: too many of one prefix of tokens.")
     claims: dict[str, int] = gauge("Claims in the table.", label="trust")
     capacity: int = gauge("The most rows.")
     created: int = counter("Rows created.")

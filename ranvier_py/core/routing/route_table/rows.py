@@ -29,6 +29,9 @@ ALIASED = 4
 FORKED = 8
 """Bit of `flags`: the row has, or had, several children, so prompts differ behind it."""
 
+TEXTS_MAX = 64
+"""Text fingerprints of one row. It has several where chats differ in what the template leaves out, such as names."""
+
 
 class Rows:
     """Stores rows and links them. Decides nothing about trust, time or the order of eviction."""
@@ -40,6 +43,7 @@ class Rows:
         self.aliases: dict[int, tuple[int, ...]] = {}  # further text fingerprints of a row
         self.free: list[int] = []
         self.count = 0
+        self.texts_dropped = 0
         self.parent, self.child, self.left, self.right = array("i"), array("i"), array("i"), array("i")
         self.tokens, self.token, self.text = array("I"), array("Q"), array("Q")
         self.flags = array("B")
@@ -118,13 +122,21 @@ class Rows:
         return (first, *more) if more else (first,)
 
     def add_text(self, row: int, text: int) -> None:
-        """Give the row one more text fingerprint, which must not be in the index."""
-        if self.text[row]:
-            self.aliases[row] = (*self.aliases.get(row, ()), text)
-            self.flags[row] |= ALIASED
-        else:
-            self.text[row] = text
+        """Give the row one more text fingerprint, which must not be in the index.
+
+        Of more than TEXTS_MAX the greatest goes: so all nodes keep the same ones, whatever came first.
+        """
         self.index[text] = row
+        texts = (*self.texts(row), text)
+        if len(texts) > TEXTS_MAX:
+            greatest = max(texts)
+            del self.index[greatest]
+            texts = tuple([each for each in texts if each != greatest])
+            self.texts_dropped += 1
+        self.text[row], *others = texts
+        if others:
+            self.aliases[row] = tuple(others)
+            self.flags[row] |= ALIASED
 
     def take_texts(self, source: int, target: int) -> None:
         """Move all text fingerprints of the source to the target."""

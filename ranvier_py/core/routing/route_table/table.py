@@ -299,7 +299,7 @@ class RouteTable:
         counters.rows, counters.fingerprints = self.rows.count, len(self.rows.index)
         counters.claims = dict(zip(names, self.claims.counts[1:], strict=True))
         counters.evicted = dict(zip(names, self.tree.evicted[1:], strict=True))
-        counters.withdrawals_given_up = self.withdrawing.dropped
+        counters.withdrawals_given_up, counters.texts_dropped = self.withdrawing.dropped, self.rows.texts_dropped
         return counters
 
     def claim(self, fingerprint: int, backend: BackendId) -> Claim | None:

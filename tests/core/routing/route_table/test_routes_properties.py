@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import RouteTable, RouteTableOptions, Trust
 from ranvier_py.core.routing.route_table.leaves import LANES
 from ranvier_py.core.routing.route_table.route_values import LRU
-from ranvier_py.core.routing.route_table.rows import SHARED
+from ranvier_py.core.routing.route_table.rows import SHARED, TEXTS_MAX
 from tests.examples import examples
 
 BACKENDS = 3
@@ -342,6 +343,25 @@ def test_a_text_whose_row_a_sweep_left_without_claims_is_merged_once(
     for number in range(10, 14):
         table.learn([(16, number, 0)], BackendId(0), 0, Trust.REMOTE, 30.0)
     check(table, [0], 30.0)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["tokens known at once", "tokens known later"])
+def test_of_prompts_with_equal_tokens_the_same_few_texts_are_kept_in_whatever_order_they_came(late: bool) -> None:
+    """Clients may number what the template leaves out, such as names: each request brings a new text."""
+    texts = [mix(number) for number in range(1, 3 * TEXTS_MAX)]
+    kept = []
+    for order in (texts, texts[::-1]):
+        table = RouteTable(ttl_s=TTL_S)
+        for text in order if late else ():
+            table.learn([(64, 0, text)], BackendId(0), 0, Trust.LOCAL, 0.0)
+        for text in order:
+            table.learn([(64, 1, text)], BackendId(0), 0, Trust.LOCAL, 0.0)
+        check(table, [0], 0.0)
+        (view,) = table.subtree(0)
+        kept.append(sorted(view.text_fingerprints))
+        assert table.counters.texts_dropped == len(texts) - TEXTS_MAX
+        assert table.match([(64, 1, max(texts))], [0], 0.0) == [Holder(BackendId(0), 64, Trust.LOCAL)]
+    assert kept[0] == kept[1] == sorted(texts)[:TEXTS_MAX]
 
 
 fingerprints = st.integers(0, 8)
