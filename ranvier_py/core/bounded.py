@@ -1,8 +1,9 @@
-"""A dictionary with a bound, for every table that the other end of a connection could fill."""
+"""A dictionary and a queue with a bound, for all that the other end of a connection could fill."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -29,3 +30,27 @@ class BoundedDict(OrderedDict[Key, Value]):
             self.popitem(last=False)
             self.dropped += 1
         super().__setitem__(key, value)
+
+
+class BoundedQueue(deque[Value]):
+    """Values that wait for somebody to take them: at most `entries_max`, beyond which the oldest one is dropped."""
+
+    def __init__(self, entries_max: int) -> None:
+        super().__init__()
+        self.entries_max = entries_max
+        self.came: Callable[[], object] = lambda: None  # called when a value comes into the empty queue
+
+    def put(self, value: Value) -> int:
+        """Append a value. Returns how many were dropped for want of room."""
+        full = len(self) >= self.entries_max
+        if full:
+            self.popleft()
+        self.append(value)
+        if len(self) == 1:
+            self.came()
+        return full
+
+    def taken(self) -> Iterator[Value]:
+        """Yield the values, each once."""
+        while self:
+            yield self.popleft()

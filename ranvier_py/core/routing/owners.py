@@ -12,13 +12,12 @@ renewed. At most QUEUE_MAX wait to be sent.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.bounded import BoundedDict, BoundedQueue
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter, gauge
 
@@ -68,15 +67,14 @@ class Owners:
         """`digest` is a keyed hash, the same on all nodes of a cluster."""
         self.counters = OwnerCounters()
         self.collecting = False  # whether new entries are queued for peers
-        self.new: deque[NewOwner] = deque()
+        self.new: BoundedQueue[NewOwner] = BoundedQueue(QUEUE_MAX)
         self._keyed_digest = digest
         self._responses: BoundedDict[int, Owner] = BoundedDict(entries_max)
         self._sessions: BoundedDict[int, Owner] = BoundedDict(entries_max)
-        self._came: Callable[[], object] = lambda: None
 
     def collect(self, came: Callable[[], object]) -> None:
         """Queue new entries for peers from now on. `came` is called when the first entry of a batch comes."""
-        self.collecting, self._came = True, came
+        self.collecting, self.new.came = True, came
 
     def response_key(self, name: str, tenant: bytes) -> int:
         """Return the digest of a response's id: odd, hence not 0."""
@@ -100,7 +98,8 @@ class Owners:
         owner = Owner(backend, generation, now)
         self._put(digest, owner)
         self.counters.learned += 1
-        self._send(NewOwner(digest, owner))
+        if self.collecting:
+            self.counters.dropped += self.new.put(NewOwner(digest, owner))
 
     def latest(self) -> Iterator[NewOwner]:
         """Yield the latest entries for a peer that lacks them: LATEST_MAX of each kind, oldest first, so that it drops
@@ -118,21 +117,6 @@ class Owners:
         self.counters.received += 1
         self._put(digest, Owner(backend, generation, at))
         return known is None or known[:2] != (backend, generation)
-
-    def outgoing(self) -> Iterator[NewOwner]:
-        """Yield the entries for peers, each once."""
-        while self.new:
-            yield self.new.popleft()
-
-    def _send(self, new: NewOwner) -> None:
-        if not self.collecting:
-            return
-        if len(self.new) >= QUEUE_MAX:
-            self.new.popleft()
-            self.counters.dropped += 1
-        self.new.append(new)
-        if len(self.new) == 1:
-            self._came()
 
     def _of(self, digest: int) -> BoundedDict[int, Owner]:
         return self._responses if digest & 1 else self._sessions

@@ -521,16 +521,16 @@ def test_peers_are_reminded_of_states_that_are_there_and_learn_at_once_which_are
     world.checkpoints.collect(world.routes.names())
     world.publish({**stored(), **FULL}, {**stored(1, 1), **STATES})
     world.sweep()
-    first = list(world.checkpoints.outgoing())
+    first = list(world.checkpoints.new.taken())
     assert {mark.name for mark in first} <= {key[1] for key in chain}, "what nobody asks for is not sent"
     assert {(mark.position, mark.mark & STATE) for mark in first} == {(32, STATE)}
     world.sweep()
     assert not world.checkpoints.new
     world.now += CHECKPOINT_TTL_S / 2 + 1
     world.sweep()
-    assert {mark.name for mark in world.checkpoints.outgoing()} == {mark.name for mark in first}
+    assert {mark.name for mark in world.checkpoints.new.taken()} == {mark.name for mark in first}
     world.publish({**removed(2), "group_idx": 1})
-    assert {(mark.position, mark.mark & STATE) for mark in world.checkpoints.outgoing()} == {(32, 0)}
+    assert {(mark.position, mark.mark & STATE) for mark in world.checkpoints.new.taken()} == {(32, 0)}
 
 
 def test_after_a_gap_what_events_brought_is_as_good_as_learned() -> None:

@@ -57,9 +57,9 @@ def test_peers_get_what_is_new_once_and_a_session_that_stays_again_now_and_then(
     for at in (0.0, 1.0, 2.0, SESSION_TTL_S / 2, SESSION_TTL_S / 2 + 1):
         known.learn(key, ONE, 1, at)
     known.learn(key, TWO, 1, SESSION_TTL_S / 2 + 2)
-    sent = [(new.digest, new.owner.backend) for new in known.outgoing()]
+    sent = [(new.digest, new.owner.backend) for new in known.new.taken()]
     assert sent == [(key, ONE), (key, ONE), (key, TWO)]
-    assert list(known.outgoing()) == []
+    assert list(known.new.taken()) == []
     assert came == [1]
 
 

@@ -196,7 +196,7 @@ class RouteSync:
     def updates(self, now: float, *, everything: bool = False) -> Iterator[tuple[bytes, float]]:
         """Yield what may be sent now, each update with the time of its evidence, once. `everything`: hold nothing."""
         yield from self._removals()
-        for update in self.side_updates(SidePiece(self._owners.outgoing(), self._checkpoints.outgoing()), now):
+        for update in self.side_updates(SidePiece(self._owners.new.taken(), self._checkpoints.new.taken()), now):
             yield update, now
         fresh = self._fresh(everything=everything)
         for rows in (self._texts.release(now, everything=everything), fresh):

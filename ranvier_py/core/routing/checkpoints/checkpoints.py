@@ -30,6 +30,7 @@ from math import gcd, inf
 from typing import NamedTuple
 
 from ranvier_py.core.answers.answer_stream import Answer
+from ranvier_py.core.bounded import BoundedQueue
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
@@ -227,10 +228,9 @@ class Checkpoints(Observer):
     ) -> None:
         self.known: dict[BackendId, BackendCheckpoints] = {}
         self.counters = CheckpointsCounters()
-        self.new: deque[NewMark] = deque()
+        self.new: BoundedQueue[NewMark] = BoundedQueue(QUEUE_MAX)
         self._fleet = CapacityEstimate()
         self._prefixes: Container[int] | None = None  # of the route table; None: no peers
-        self._came: Callable[[], object] = lambda: None
         self._ttl_s = ttl_s
         self._chain = chain
         self._observe = observe
@@ -321,12 +321,7 @@ class Checkpoints(Observer):
     def collect(self, prefixes: Container[int], came: Callable[[], object] = lambda: None) -> None:
         """Collect marks for peers from now on. `prefixes`: names in the route table, of which alone peers get states by
         events; `came` is called when the first mark of a batch comes."""
-        self._prefixes, self._came = prefixes, came
-
-    def outgoing(self) -> Iterator[NewMark]:
-        """Yield the marks for peers, each once."""
-        while self.new:
-            yield self.new.popleft()
+        self._prefixes, self.new.came = prefixes, came
 
     def latest(self) -> Iterator[NewMark]:
         """Yield the latest for a peer that lacks them: LATEST_MAX names, shared by the backends, of each the oldest
@@ -360,14 +355,7 @@ class Checkpoints(Observer):
                     self._send(NewMark(backend, own.generation, name, position, mark, at))
 
     def _send(self, mark: NewMark) -> None:
-        if self._prefixes is None:
-            return
-        if len(self.new) >= QUEUE_MAX:
-            self.new.popleft()
-            self.counters.dropped += 1
-        self.new.append(mark)
-        if len(self.new) == 1:
-            self._came()
+        self.counters.dropped += self.new.put(mark)
 
     # --- what a prompt can go on from --------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ Bounds: QUEUE_MAX of each kind; beyond that the oldest is dropped and counted.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
+from ranvier_py.core.bounded import BoundedQueue
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.claims import Claims
@@ -27,13 +27,12 @@ class OutgoingRoutes:
 
     def __init__(self, rows: Rows, claims: Claims, counters: RouteTableCounters, ttl_s: float) -> None:
         self.collecting = False
-        self.new: deque[NewRoutes] = deque()
-        self.withdrawn: deque[WithdrawnRoute] = deque()
+        self.new: BoundedQueue[NewRoutes] = BoundedQueue(QUEUE_MAX)
+        self.withdrawn: BoundedQueue[WithdrawnRoute] = BoundedQueue(QUEUE_MAX)
         self._rows = rows
         self._claims = claims
         self._counters = counters
         self.set_ttl(ttl_s)
-        self._came: Callable[[], object] = lambda: None
 
     def set_ttl(self, ttl_s: float) -> None:
         """Set the life of a claim after its last evidence."""
@@ -42,16 +41,12 @@ class OutgoingRoutes:
     def collect(self, came: Callable[[], object] = lambda: None) -> None:
         """Collect from now on. `came` is called when an entry comes into either queue while that is empty."""
         self.collecting = True
-        self._came = came
+        self.new.came = self.withdrawn.came = came
 
     def dropped(self, row: int, backend: int, generation: int, at: float) -> None:
         """Queue for peers that an engine dropped the prefix of a row."""
-        if len(self.withdrawn) >= QUEUE_MAX:
-            self.withdrawn.popleft()
-            self._counters.withdrawn_dropped += 1
-        self.withdrawn.append(WithdrawnRoute(BackendId(backend), generation, Fingerprint(self._rows.name(row)), at))
-        if len(self.withdrawn) == 1:
-            self._came()
+        gone = WithdrawnRoute(BackendId(backend), generation, Fingerprint(self._rows.name(row)), at)
+        self._counters.withdrawn_dropped += self.withdrawn.put(gone)
 
     def insist(self, fingerprint: int, backend: BackendId) -> None:
         """Send a claim again that a peer has withdrawn, if this node knows it better: by LOCAL trust or more."""
@@ -87,12 +82,7 @@ class OutgoingRoutes:
             self._append(NewRoutes(backend, claim.generation, (rows.key(row),), rows.above(row), now))
 
     def _append(self, routes: NewRoutes) -> None:
-        if len(self.new) >= QUEUE_MAX:
-            self.new.popleft()
-            self._counters.new_routes_dropped += 1
-        self.new.append(routes)
-        if len(self.new) == 1:
-            self._came()
+        self._counters.new_routes_dropped += self.new.put(routes)
 
     def _add_above(self, known: int, fresh: list[PrefixKey], backend: BackendId, claim: Claim) -> int:
         """Add the rows above a known one to `fresh` while they lack the claim. Returns the name of the row above these.

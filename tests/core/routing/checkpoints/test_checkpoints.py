@@ -133,7 +133,7 @@ def test_a_position_that_does_not_fit_what_peers_get_is_not_noted() -> None:
     router.checkpoints.collect(router.routes.names())
     serve(router, [SYSTEM, QUESTION], ANSWER, cached=16)
     serve(router, [SYSTEM, QUESTION, ANSWER, NEXT], ("a", 20), cached=2**33)
-    marks = [(mark.name, mark.position, mark.mark, 0) for mark in router.checkpoints.outgoing()]
+    marks = [(mark.name, mark.position, mark.mark, 0) for mark in router.checkpoints.new.taken()]
     assert marks
     encode_process(ProcessUpdate(CHECKPOINTS, (1, 1), list(zip(*marks, strict=True))))
 
@@ -211,7 +211,7 @@ def test_what_another_node_tokenized_and_served_is_credited_to_a_prompt_of_which
         router.checkpoints.states_changed(backend.id, backend.generation, [(anchor[1], 1056, True, True)], 0.0)
     served.checkpoints.collect(served.routes.names)
     serve(served, turns[:2], turns[2], cached=0)
-    marks = [mark[2:] for mark in served.checkpoints.outgoing()]
+    marks = [mark[2:] for mark in served.checkpoints.new.taken()]
     prompt = prompt_of(*turns, NEXT, tokenized=False)
     assert here.find(prompt, 0.0).credit == {}, "nobody told of it"
     here.routes.learn(chain(*turns).chain(), backend.id, backend.generation, Trust.REMOTE, 0.0)
