@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from struct import Struct
 from typing import NamedTuple
 
-import numpy as np
+import orjson
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import BackendId
@@ -44,7 +44,6 @@ ONE_BACKEND, ONE_GENERATION = BackendId(0), (0,)
 WHOLE = 1 << 32
 """The share of chats to replay that means all of them."""
 
-HEAD = Struct("<dII")  # alpha, capacity, requests
 ANSWER = Struct("<d")
 
 
@@ -178,27 +177,11 @@ def saved_by(job: AlphaJob, alpha: float) -> float:
 
 
 def encode_job(job: AlphaJob) -> bytes:
-    heads = [(one.at, one.prompt_tokens, len(one.chain)) for one in job.requests]
-    keys = list(chain.from_iterable([one.chain for one in job.requests]))
-    tokens, token, text = zip(*keys, strict=True) if keys else ((), (), ())
-    return b"".join(
-        (
-            HEAD.pack(job.alpha, job.capacity, len(heads)),
-            np.array(heads, "<u4").tobytes(),
-            np.array(tokens, "<u4").tobytes(),
-            np.array(token, "<u8").tobytes(),
-            np.array(text, "<u8").tobytes(),
-        )
-    )
+    return orjson.dumps((job.alpha, job.capacity, [tuple(request) for request in job.requests]))
 
 
 def decode_job(data: bytes) -> AlphaJob:
-    """Decode what `encode_job` made. Raises ValueError or struct.error for anything else."""
-    alpha, capacity, count = HEAD.unpack_from(data)
-    heads = np.frombuffer(data, "<u4", 3 * count, HEAD.size).reshape(count, 3).tolist()
-    total, start = sum(keys for _, _, keys in heads), HEAD.size + 12 * count
-    tokens = np.frombuffer(data, "<u4", total, start).tolist()
-    names = np.frombuffer(data, "<u8", 2 * total, start + 4 * total).tolist()
-    keys = zip(tokens, names[:total], names[total:], strict=True)
-    requests = [LoggedRequest(at, prompt_tokens, list(islice(keys, size))) for at, prompt_tokens, size in heads]
-    return AlphaJob(alpha, capacity, requests)
+    """Decode what `encode_job` made. Raises ValueError for anything else."""
+    alpha, capacity, requests = orjson.loads(data)
+    found = [LoggedRequest(at, prompt_tokens, [*map(tuple, keys)]) for at, prompt_tokens, keys in requests]
+    return AlphaJob(alpha, capacity, found)
