@@ -98,7 +98,7 @@ class Affinity(Policy):
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         if len(candidates) == 1:
-            return Choice(candidates[0].id, "only", held_tokens(match, candidates[0]))
+            return Choice(candidates[0].id, "only", held_tokens(match.holders, candidates[0]))
         if match.holders:
             choose = self.choose_shared if match.shared and self.wants_shared else self.choose_own
             return choose(match, candidates, rng)
@@ -133,7 +133,7 @@ class Affinity(Policy):
         tied, holders = least_loaded(loads), match.more_holders()
         weighed = self.by_time.weigh(tied, match, holders, candidates)
         position = self.by_time.first(match.own, weighed, tied, rng)
-        return Choice(candidates[position].id, "diverted", tokens_at(candidates[position], holders))
+        return Choice(candidates[position].id, "diverted", held_tokens(holders, candidates[position]))
 
     def sooner(self, match: Match, candidates: Sequence[Candidate], loads: Floats, position: int) -> Choice | None:
         """Choose the backend with the least predicted time if the holder is too busy by work; None if it is not."""
@@ -149,7 +149,7 @@ class Affinity(Policy):
         anew_s = weighed.prefill_s[best] - weighed.prefill_s[position]
         if weighed.sum_s[position] - weighed.sum_s[best] <= by_time.service_rates.fleet.error_s + anew_s:
             return None
-        return Choice(candidates[best].id, "diverted", tokens_at(candidates[best], holders))
+        return Choice(candidates[best].id, "diverted", held_tokens(holders, candidates[best]))
 
     def choose_shared(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """Choose by the predicted time, held tokens counted. An idle holder of half the prompt is taken unweighed."""
@@ -160,7 +160,7 @@ class Affinity(Policy):
         among = self.lightest(match, candidates, loads, positions_of(holders, candidates), SHARED_FLOOR)
         position = self.by_time.warm(match, self.by_time.weigh(among, match, holders, candidates), holders, rng)[0]
         chosen, deepest = candidates[position], match.holders[0].tokens
-        tokens = tokens_at(chosen, holders)
+        tokens = held_tokens(holders, chosen)
         return Choice(chosen.id, "affinity" if tokens == deepest else "common", tokens)
 
     def choose_cold(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
@@ -232,14 +232,6 @@ class Affinity(Policy):
 
     def forget(self, backend: BackendId) -> None:
         self.by_time.forget(backend)
-
-
-def tokens_at(candidate: Candidate, holders: Sequence[Holder]) -> int:
-    """Return how many tokens of the prompt the candidate holds; 0 if it is not among `holders`."""
-    for holder in holders:
-        if holder.backend == candidate.id:
-            return holder.tokens
-    return 0
 
 
 def median_of(loads: Floats, kind: str = "upper") -> float:

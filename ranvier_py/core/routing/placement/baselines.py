@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.placement import Candidate, Choice, Match, Policy
+from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match, Policy
 
 
 def relative_loads(candidates: Sequence[Candidate]) -> list[float]:
@@ -23,9 +23,9 @@ def least_loaded(loads: Sequence[float]) -> list[int]:
     return [position for position, load in enumerate(loads) if load == least]
 
 
-def held_tokens(match: Match, candidate: Candidate) -> int:
+def held_tokens(holders: Sequence[Holder], candidate: Candidate) -> int:
     """Return how many tokens of the prompt this backend is believed to hold."""
-    for holder in match.holders:
+    for holder in holders:
         if holder.backend == candidate.id:
             return holder.tokens
     return 0
@@ -39,7 +39,7 @@ def mean_load(candidates: Sequence[Candidate], coming: int = 0) -> float:
 def draw_least_loaded(match: Match, candidates: Sequence[Candidate], rng: Random, reason: str) -> Choice:
     """Draw one of the least loaded candidates: what other policies fall back on."""
     chosen = candidates[rng.choice(least_loaded(relative_loads(candidates)))]
-    return Choice(chosen.id, reason, held_tokens(match, chosen))
+    return Choice(chosen.id, reason, held_tokens(match.holders, chosen))
 
 
 class LeastLoaded(Policy):
@@ -70,7 +70,7 @@ class PowerOfTwo(Policy):
             other = candidates[second + (second >= first)]
             if other.load / other.weight < chosen.load / chosen.weight:
                 chosen = other
-        return Choice(chosen.id, "power_of_two", held_tokens(match, chosen))
+        return Choice(chosen.id, "power_of_two", held_tokens(match.holders, chosen))
 
 
 class WeightedRandom(Policy):
@@ -81,7 +81,7 @@ class WeightedRandom(Policy):
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         chosen = rng.choices(candidates, [candidate.weight for candidate in candidates])[0]
-        return Choice(chosen.id, "random", held_tokens(match, chosen))
+        return Choice(chosen.id, "random", held_tokens(match.holders, chosen))
 
 
 class RoundRobin(Policy):
@@ -105,7 +105,7 @@ class RoundRobin(Policy):
             total += candidate.weight
         chosen = max(candidates, key=lambda candidate: credit[candidate.id])  # the first of equals
         credit[chosen.id] -= total
-        return Choice(chosen.id, "round_robin", held_tokens(match, chosen))
+        return Choice(chosen.id, "round_robin", held_tokens(match.holders, chosen))
 
     def forget(self, backend: BackendId) -> None:
         self.credit.pop(backend, None)

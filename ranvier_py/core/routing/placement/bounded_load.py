@@ -60,7 +60,7 @@ class BoundedLoad(Policy):
             candidate = ordered[jump_hash(match.home + probe, len(ordered))]
             if candidate.load < cap_of(share, candidate.weight):
                 reason = "cold" if kind == "cold" and probe == 0 else f"{kind}_probed"
-                return Choice(candidate.id, reason, held_tokens(match, candidate))
+                return Choice(candidate.id, reason, held_tokens(match.holders, candidate))
         return draw_least_loaded(match, candidates, rng, "least_loaded")
 
 

@@ -53,4 +53,4 @@ class CacheAware(Policy):
             if deepest.tokens > options.cache_threshold * match.prompt_tokens:
                 return Choice(deepest.backend, "match", deepest.tokens)
         chosen = candidates[loads.index(least)]
-        return Choice(chosen.id, reason, held_tokens(match, chosen))
+        return Choice(chosen.id, reason, held_tokens(match.holders, chosen))

@@ -64,9 +64,9 @@ class CacheAwareSmg(Policy):
             reason = "match" if safe else "spill"
             among = safe or [one for one in candidates if not self.spills(one, per_weight)] or among
         if len(among) == 1:
-            return Choice(among[0].id, reason, held_tokens(match, among[0]))
+            return Choice(among[0].id, reason, held_tokens(match.holders, among[0]))
         chosen = among[rng.choice(least_loaded([self.wait_s(one) for one in among]))]
-        return Choice(chosen.id, reason, held_tokens(match, chosen))
+        return Choice(chosen.id, reason, held_tokens(match.holders, chosen))
 
     def spills(self, candidate: Candidate, per_weight: float) -> bool:
         """Whether this backend is over the gate. Rounding apart, one always bears at most its share, and is not."""
@@ -86,7 +86,7 @@ class CacheAwareSmg(Policy):
         per_weight = mean_load(candidates)
         return [
             {
-                "held_tokens": held_tokens(match, one),
+                "held_tokens": held_tokens(match.holders, one),
                 "expected_wait_s": self.wait_s(one),
                 "load_requests": one.load,
                 "fair_load_requests": per_weight * one.weight,

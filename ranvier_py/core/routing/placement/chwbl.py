@@ -82,12 +82,14 @@ class Chwbl(Policy):
         if not holding or owner in holding:
             chosen = candidates[owner]
             if chosen.load == 0:  # below any cap
-                return Choice(chosen.id, "prefix_hash", held_tokens(match, chosen))
+                return Choice(chosen.id, "prefix_hash", held_tokens(match.holders, chosen))
         share = mean_load(candidates, coming=1) * (1.0 + self.options.load_factor_epsilon)
         for position in chain(holding, self.ring.walk(key, candidates)):
             chosen = candidates[position]
             if chosen.load < cap_of(share, chosen.weight):
-                return Choice(chosen.id, "prefix_hash" if position == owner else "overflow", held_tokens(match, chosen))
+                return Choice(
+                    chosen.id, "prefix_hash" if position == owner else "overflow", held_tokens(match.holders, chosen)
+                )
         raise AssertionError("everybody at the cap")
 
     def overflowed_to(self, match: Match, candidates: Sequence[Candidate]) -> list[int]:

@@ -60,7 +60,7 @@ class StickyLeastLoaded(Policy):
             if positions:
                 loads = relative_loads([candidates[position] for position in positions])
                 chosen = candidates[positions[loads.index(min(loads))]]
-                return Choice(chosen.id, "hit", held_tokens(match, chosen))
+                return Choice(chosen.id, "hit", held_tokens(match.holders, chosen))
             reason = "limited"
         return draw_least_loaded(match, candidates, rng, reason)
 

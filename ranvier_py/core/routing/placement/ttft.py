@@ -96,7 +96,7 @@ class Ttft(Policy):
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         holders = match.holders
         if len(candidates) == 1:
-            return Choice(candidates[0].id, "only", held_tokens(match, candidates[0]))
+            return Choice(candidates[0].id, "only", held_tokens(match.holders, candidates[0]))
         weighed = self.weigh(range(len(candidates)), match, holders, candidates)
         if holders:
             position, reason = self.warm(match, weighed, holders, rng)
