@@ -199,30 +199,24 @@ class Registry:
             self.pools.clear()
             self.pools_version = self.version
         key = model if not model or model in self.listed else None
-        if exclude:
-            return self.make_pool(model, key, exclude)
-        pool = self.pools.get(key)
+        pool = None if exclude else self.pools.get(key)
         if pool is None:
-            pool = self.pools[key] = self.make_pool(model, key, ())
+            pool = self.make_pool(model, exclude)
+            self.counters.last_resorts += pool.last_resort
+            if not exclude:
+                self.pools[key] = pool
         return pool
 
-    def pool_then(self, model: str, now: float) -> Pool:
-        """Return what `pool` would return at `now`, and note nothing: for a dry run."""
-        before = self.counters.last_resorts
-        pool = self.make_pool(model, model if not model or model in self.listed else None, (), now)
-        self.counters.last_resorts = before
-        return pool
-
-    def make_pool(self, model: str, key: str | None, exclude: Collection[BackendId], then: float | None = None) -> Pool:
-        """Make the pool for `model`, as of now or of the time `then`."""
+    def make_pool(self, model: str, exclude: Collection[BackendId] = (), then: float | None = None) -> Pool:
+        """Return the pool as it is now or, for a dry run, as it would be at the time `then`. Notes nothing."""
         serving = [b for b in self if not b.draining and b.id not in exclude and b.serves(model)]
         eligible = [b for b in serving if (b.vitals.admits if then is None else b.vitals.admits_then(then))]
         last_resort = False
         if not eligible:
             eligible = [b for b in serving if b.health is not Health.UNHEALTHY]
             last_resort = bool(eligible)
-            self.counters.last_resorts += last_resort
-        unknown = key is None and len(self) > 0 and all(b.models is not None for b in self) and not eligible
+        listed = not model or model in self.listed
+        unknown = not listed and len(self) > 0 and all(b.models is not None for b in self) and not eligible
         return Pool(eligible, len(self.slots), last_resort=last_resort, unknown=unknown)
 
     def tick(self, now: float) -> None:

@@ -159,7 +159,7 @@ class Router:
         """
         if prompt.kept:
             return self._found_keeper(prompt, now, tried, touch=touch)
-        pool = self.registry.pool(prompt.model, now, tried) if touch else self.registry.pool_then(prompt.model, now)
+        pool = self.registry.pool(prompt.model, now, tried) if touch else self.registry.make_pool(prompt.model, (), now)
         if not pool.ids:
             raise pool.error(prompt.model)
         unheld: list[PrefixKey] = []
