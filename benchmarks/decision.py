@@ -40,7 +40,6 @@ from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.request_paths import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.router import PoolMatch, Router
-from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.routing.work import Load
 
 BACKENDS = 64
@@ -192,7 +191,6 @@ def make_router(table: RouteTable, seed: int) -> Router:
         reader=reader,
         hasher=hasher,
         routes=table,
-        speculation=Speculation(),
         registry=registry,
         policy=make_policy("affinity"),
         rng=rng,

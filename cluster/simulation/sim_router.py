@@ -21,7 +21,6 @@ from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.routing.speculation import Speculation
 
 TABLE_ROWS = 50_000
 CLAIMS_LOOKED_AT_MAX = 12
@@ -72,7 +71,6 @@ class SimRouter:
             reader=PromptReader(TextHasher(KEY), hasher, memory, identity="sim", bytes_per_token=4.0, digest_seed=1),
             hasher=hasher,
             routes=self.routes,
-            speculation=Speculation(),
             registry=self.registry,
             policy=make_policy("affinity"),
             rng=rng,

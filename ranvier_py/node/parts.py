@@ -42,7 +42,6 @@ from ranvier_py.core.routing.route_table.alpha_tuner import AlphaTuner
 from ranvier_py.core.routing.route_table.route_values import UTILITY
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.shadow import Shadows, make_shadow
-from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.tokenize.tokenize_frames import Setup
 from ranvier_py.core.tokenize.tokenize_job import TokenizerFacts
 from ranvier_py.io.alpha_process import AlphaProcess
@@ -139,7 +138,6 @@ def make_router(
         reader=reader,
         hasher=hasher,
         routes=make_routes(config),
-        speculation=Speculation(),
         registry=registry,
         policy=make_policy(config.policy, placement_options(config)),
         rng=rng,

@@ -25,7 +25,6 @@ from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.alpha_tuner import AlphaTuner, found_alpha
 from ranvier_py.core.routing.route_table.route_values import UTILITY
 from ranvier_py.core.routing.router import PoolMatch, Router
-from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineModel
 from ranvier_py.replay.hybrid.cache_models import profile_of
@@ -194,7 +193,6 @@ def make_router(plan: Plan, block_tokens: int, seed: str, engines: Sequence[Engi
         reader=reader,
         hasher=hasher,
         routes=RouteTable(capacity=plan.routes_max, options=plan.routes),
-        speculation=Speculation(),
         registry=registry,
         policy=make_policy(plan.policy, plan.options),
         rng=Random(seed),  # noqa: S311  # placement draws no secrets

@@ -6,7 +6,6 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from random import Random
 from typing import Any
 from zlib import crc32
 
@@ -17,23 +16,19 @@ import trio
 from cluster.local_tokenizer import LocalTokenizer
 from ranvier_py.core.errors import TemplateRefused, TokenizerLost
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
-from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, is_of_media
-from ranvier_py.core.prompts.prompt import PromptMemory
-from ranvier_py.core.prompts.request_body import Prompt, PromptReader
-from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
-from ranvier_py.core.routing.placement.policies import make_policy
-from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.prompts.fingerprint import is_of_media
+from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Router
-from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.tokenize.tokenize_frames import Reply, Setup
 from ranvier_py.core.tokenize.tokenize_job import TOKENS_MAX, TokenizeJob, TokenizerFacts
 from ranvier_py.core.tokenize.tokenize_service import Tokenizer
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.push_parts import KeyInbox
+from tests.core.routing.test_router import KEY, make_router
 from tests.waiting import until
 
-KEY = b"k" * 32
 CALL = {"name": "f", "arguments": "{}"}
 SECRET_WORDS = "my account number is 4711"
 DEADLINE_S = 10
@@ -115,20 +110,7 @@ def make(tokenizer: Tokenizer, *, texts_match: bool = True, **limits: int) -> tu
 def make_gated(
     tokenizer: Tokenizer, *, texts_match: bool = True, incremental: bool = True, **limits: int
 ) -> tuple[Router, TokenizerWorker, Gate]:
-    registry = Registry(BackendLimits())
-    for number in range(4):
-        registry.add(f"http://10.0.0.{number + 1}:8000")
-    hasher = TokenHasher(KEY)
-    router = Router(
-        reader=PromptReader(TextHasher(KEY), hasher, PromptMemory(), identity="t", bytes_per_token=4, digest_seed=3),
-        hasher=hasher,
-        routes=RouteTable(),
-        speculation=Speculation(),
-        registry=registry,
-        policy=make_policy("affinity"),
-        rng=Random(1),
-        texts_match=texts_match,
-    )
+    router = make_router(texts_match=texts_match)
     gate = Gate(tokenizer, replace(FACTS, incremental=incremental))
     inbox = KeyInbox(KEY, 16, "affinity")
     return router, TokenizerWorker(gate, router, inbox, **{"queue_max": 1024, **limits}), gate

@@ -17,7 +17,7 @@ from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.node.calibration_parts import STALE_INTERVALS, Calibrating, looked_at_by
-from tests.core.engine_cache.test_prediction import A, World
+from tests.core.engine_cache.test_prediction import URL, A, World
 from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, Node, chat, cluster_lab, opened, start_engine, turn
 
 DEADLINE_S = 30
@@ -152,7 +152,7 @@ def test_a_load_of_others_is_the_lesser_of_two_looks_and_is_forgotten_in_time() 
 def test_a_look_at_a_backend_that_is_gone_changes_nothing() -> None:
     world, clock = World(), Clock()
     parts = calibrating(world, clock)
-    world.router.registry.remove("http://a:1")
+    world.router.registry.remove(URL)
     parts.looked(A, EngineMetrics(running=9))
     parts.tick(clock.now)
     assert parts.view()["backends"] == []

@@ -21,7 +21,6 @@ from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import COMPLETION_PATH, Attempt, Router
-from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.node.push_parts import LEASE_S, KeyInbox, WorkerReports
 from ranvier_py.supervision import Faults
 
@@ -44,7 +43,6 @@ class World:
             reader=reader,
             hasher=TokenHasher(KEY),
             routes=RouteTable(),
-            speculation=Speculation(),
             registry=registry,
             policy=make_policy("sticky_least_loaded", PlacementOptions()),
             rng=Random(1),

@@ -94,7 +94,6 @@ class Router:
         reader: PromptReader,
         hasher: TokenHasher,
         routes: RouteTable,
-        speculation: Speculation,
         registry: Registry,
         policy: Policy,
         rng: Random,
@@ -105,7 +104,7 @@ class Router:
         self.hasher = hasher
         self.routes = routes
         self.owners = Owners(reader.digest)
-        self.speculation = speculation
+        self.speculation = Speculation()
         self.registry = registry
         self.policy = policy
         self.texts_match = texts_match

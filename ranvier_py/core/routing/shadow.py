@@ -32,7 +32,6 @@ from ranvier_py.core.routing.placement import Policy
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.service_rate import ServiceRates, ahead_of
-from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.routing.work import Work
 
 FINISHED_MAX = 1024  # attempts whose answers may still be read: the tokenizer worker is seconds behind at most
@@ -225,7 +224,6 @@ def make_shadow(real: Router, policy: Policy, routes: RouteTable, rng: Random) -
         reader=real.reader,
         hasher=real.hasher,
         routes=routes,
-        speculation=Speculation(),
         registry=cast("Registry", MirroredRegistry(real.registry)),  # all that this Router asks of one
         policy=policy,
         rng=rng,

@@ -13,16 +13,15 @@ from ranvier_py.core.engine_cache.calibration.calibration import ATTEMPTS_MAX, S
 from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.prompts.fingerprint import MEDIA_MARK, Segment, TextHasher, TokenHasher, TokenState
-from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
-from ranvier_py.core.prompts.request_body import Prompt, PromptReader
-from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
-from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
-from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.router import Attempt, Router
-from ranvier_py.core.routing.speculation import Speculation
+from ranvier_py.core.prompts.fingerprint import MEDIA_MARK, Segment, TokenState
+from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.routing.backends import Outcome
+from ranvier_py.core.routing.route_table import Trust
+from ranvier_py.core.routing.router import Attempt
+from tests.core.routing.test_router import make_router
 
-KEY = b"k" * 32
+URL = "http://10.0.0.1:8000"
 BLOCK = 16
 A = BackendId(0)
 
@@ -31,20 +30,7 @@ class World:
     """One router before one engine, whose answers a test makes up. Prompts are named by their blocks."""
 
     def __init__(self, **given: object) -> None:
-        hasher = TokenHasher(KEY, BLOCK)
-        reader = PromptReader(TextHasher(KEY), hasher, PromptMemory(), identity="x", bytes_per_token=4.0, digest_seed=0)
-        registry = Registry(BackendLimits())
-        registry.add("http://a:1")
-        self.router = Router(
-            reader=reader,
-            hasher=hasher,
-            routes=RouteTable(),
-            speculation=Speculation(),
-            registry=registry,
-            policy=make_policy("affinity", PlacementOptions()),
-            rng=Random(1),
-            texts_match=False,
-        )
+        self.router = make_router(1, texts_match=False)
         self.calibration = Calibration(self.router.routes, **given)  # type: ignore[arg-type]
         self.router.observers += (self.calibration,)
         self.root = Boundary(None, Fingerprint(0), 0)
@@ -114,7 +100,7 @@ def test_the_block_of_the_last_token_is_no_error() -> None:
 
 def test_a_larger_block_of_the_engine_is_no_error_once_it_is_reported() -> None:
     world = World()
-    world.calibration.report(A, "http://a:1", 1, EngineMetrics(block_tokens=32))
+    world.calibration.report(A, URL, 1, EngineMetrics(block_tokens=32))
     world.served([1, 2, 3], 0, 10.0)
     world.served([1, 2, 3], 32, 11.0)
     assert world.view.precision == 1.0
@@ -247,7 +233,7 @@ def test_what_several_requests_use_at_once_counts_once(count: int) -> None:
 
 def test_a_document_that_many_ask_about_at_once_pushes_nothing_out() -> None:
     world = World()
-    world.calibration.report(A, "http://a:1", 1, EngineMetrics(capacity_tokens=4000, block_tokens=16))
+    world.calibration.report(A, URL, 1, EngineMetrics(capacity_tokens=4000, block_tokens=16))
     other = [500 + block for block in range(40)]
     world.served(other, 0, 5.0)
     ask_at_once(world, 30)
@@ -279,7 +265,7 @@ def test_prompts_of_peers_push_out_before_we_send_a_request_there(restarted: boo
     for number in range(8):
         chain = [(16 * (block + 1), number * 100 + block + 10, 0) for block in range(40)]
         world.router.routes.learn(chain[::-1], A, generation, Trust.REMOTE, 10.0 + 2 * number)
-    world.calibration.report(A, "http://a:1", generation, EngineMetrics(capacity_tokens=2000, block_tokens=16))
+    world.calibration.report(A, URL, generation, EngineMetrics(capacity_tokens=2000, block_tokens=16))
     world.calibration.tick(26.0)
     assert world.depth([block + 10 for block in range(40)], 26.0) == 0
     assert world.depth([700 + block + 10 for block in range(40)], 26.0) == 640
@@ -287,7 +273,7 @@ def test_prompts_of_peers_push_out_before_we_send_a_request_there(restarted: boo
 
 def test_the_capacity_that_an_engine_reports_limits_what_is_believed_at_once() -> None:
     world = World()
-    world.calibration.report(A, "http://a:1", 1, EngineMetrics(capacity_tokens=2000, block_tokens=16))
+    world.calibration.report(A, URL, 1, EngineMetrics(capacity_tokens=2000, block_tokens=16))
     for number in range(8):
         world.served([number * 100 + block + 1 for block in range(40)], 0, 10.0 + 2 * number)
     world.calibration.tick(world.now)

@@ -22,7 +22,6 @@ from ranvier_py.core.routing.placement.affinity import Affinity
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Router
-from ranvier_py.core.routing.speculation import Speculation
 
 KEY = b"k" * 32
 
@@ -38,7 +37,6 @@ def make_router(backends: int = 4, *, texts_match: bool = True, seed: int = 1, p
         reader=reader,
         hasher=hasher,
         routes=RouteTable(),
-        speculation=Speculation(),
         registry=registry,
         policy=make_policy(policy),
         rng=Random(seed),

@@ -8,39 +8,23 @@ from random import Random
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.prompts.fingerprint import Segment, TextHasher, TokenHasher, TokenState, anchors_between
-from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
+from ranvier_py.core.prompts.fingerprint import Segment, TokenState, anchors_between
+from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_apis import CHAT
-from ranvier_py.core.prompts.request_body import Prompt, PromptReader
+from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.attempt import Attempt
-from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
+from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.checkpoints.cache_profile import profile_named
-from ranvier_py.core.routing.placement.policies import make_policy
-from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.routing.speculation import Speculation
+from tests.core.routing.test_router import make_router
 
-KEY = b"k" * 32
 BLOCK = 16
 
 
 def hybrid_router(profile: str, backends: int = 1, policy: str = "affinity") -> Router:
-    registry = Registry(BackendLimits())
-    hasher = TokenHasher(KEY, BLOCK)
-    reader = PromptReader(TextHasher(KEY), hasher, PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=3)
-    router = Router(
-        reader=reader,
-        hasher=hasher,
-        routes=RouteTable(),
-        speculation=Speculation(),
-        registry=registry,
-        policy=make_policy(policy),
-        rng=Random(1),
-        texts_match=False,
-    )
-    for number in range(backends):
-        backend = registry.add(f"http://10.0.0.{number + 1}:8000")
-        registry.reported_hit(backend, backend.generation, CHAT.name)  # so that its zeros count
+    router = make_router(backends, texts_match=False, policy=policy)
+    for backend in router.registry:
+        router.registry.reported_hit(backend, backend.generation, CHAT.name)  # so that its zeros count
         router.checkpoints.set_profile(backend.id, profile_named(profile))
     return router
 
