@@ -34,7 +34,7 @@ from ranvier_py.core.routing.backend import (
     is_hosted_url,
     normal_url,
 )
-from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Health, Outcome, Vitals, VitalState
+from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Event, Health, Outcome, Vitals, VitalState
 from ranvier_py.core.routing.work import Load
 
 __all__ = [
@@ -241,7 +241,7 @@ class Registry:
             self.busied()
         if backend.vitals.circuit is Circuit.HALF_OPEN:
             before = backend.vitals.state
-            backend.vitals.dispatch(now)
+            backend.vitals.feed(Event.DISPATCHED, now)
             self.settle(backend, before, "dispatched")
         return backend
 
@@ -328,7 +328,7 @@ class Registry:
         backend.generation += 1
         backend.process.has_remote_routes = False
         self.generations_used[backend.id] = backend.generation
-        backend.vitals.restart(now)
+        backend.vitals.feed(Event.RESTARTED, now)
         self.counters.backend_restarts += 1
         self.version += 1
         return [Transition(backend.id, backend.name, "generation", str(before), str(backend.generation), why)]

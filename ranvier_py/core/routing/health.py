@@ -207,9 +207,6 @@ class Vitals:
                 self.health = Health.UNHEALTHY
         self.feed(Event.PROBE_OK if ok else Event.PROBE_FAILED, now)
 
-    def dispatch(self, now: float) -> None:
-        self.feed(Event.DISPATCHED, now)
-
     def end(self, outcome: Outcome, now: float, *, judged: bool = True) -> None:
         """Take in how a request ended. One that is not `judged` asked for no inference."""
         if not judged and outcome is not Outcome.CONNECT_ERROR:
@@ -231,9 +228,6 @@ class Vitals:
         self.streak = -self.limits.probe_failures_to_unhealthy
         self.health = Health.UNHEALTHY
         self.feed(Event.PROBE_FAILED, now)
-
-    def restart(self, now: float) -> None:
-        self.feed(Event.RESTARTED, now)
 
     def feed(self, event: Event, now: float) -> None:
         """Make one step of the circuit's state machine."""

@@ -241,10 +241,10 @@ class Router:
         learned: it is the engine's own answer, which the client altered, or a side branch of this chat."""
         depth, learned = found.held_tokens, found.learned_tokens
         if 2 * learned < prompt.tokens:
-            return depth > learned or self.routes.branches(key) > 0
+            return depth > learned or self.routes.rows.branches(key) > 0
         if depth != learned:
             key = self._key_at(prompt.end, found, learned)
-        return self.routes.branches(key) > 1
+        return self.routes.rows.branches(key) > 1
 
     def _key_at(self, end: Boundary, found: PoolMatch, depth: int) -> PrefixKey:
         """Return the deepest key of at most `depth` tokens: where the prompt's walk ended, or deeper for a guess."""

@@ -114,7 +114,7 @@ def test_what_asks_for_no_inference_neither_opens_a_circuit_nor_closes_one(outco
         vitals.end(outcome, 0)
     assert vitals.circuit is Circuit.OPEN
     vitals.tick(30)
-    vitals.dispatch(30)
+    vitals.feed(Event.DISPATCHED, 30)
     vitals.end(Outcome.SUCCESS, 31, judged=False)
     assert vitals.circuit is Circuit.HALF_OPEN, "the trial is free again"
 
@@ -142,7 +142,7 @@ def test_the_open_time_ends_in_one_trial_whose_success_closes() -> None:
     vitals.tick(30)
     assert vitals.circuit is Circuit.HALF_OPEN
     assert vitals.admits
-    vitals.dispatch(30)
+    vitals.feed(Event.DISPATCHED, 30)
     assert not vitals.admits
     vitals.end(Outcome.SUCCESS, 31)
     assert vitals.circuit is Circuit.CLOSED
@@ -156,7 +156,7 @@ def test_each_failed_trial_doubles_the_open_time_up_to_its_bound() -> None:
         assert vitals.wake_at == now + open_s
         now = vitals.wake_at
         vitals.tick(now)
-        vitals.dispatch(now)
+        vitals.feed(Event.DISPATCHED, now)
         vitals.end(Outcome.SERVER_ERROR, now)
     assert vitals.openings == 6
 
@@ -164,11 +164,11 @@ def test_each_failed_trial_doubles_the_open_time_up_to_its_bound() -> None:
 def test_a_served_request_brings_the_first_open_time_back() -> None:
     vitals = opened()
     vitals.tick(30)
-    vitals.dispatch(30)
+    vitals.feed(Event.DISPATCHED, 30)
     vitals.end(Outcome.TIMEOUT, 30)
     assert vitals.wake_at == 30 + 60
     vitals.tick(90)
-    vitals.dispatch(90)
+    vitals.feed(Event.DISPATCHED, 90)
     vitals.end(Outcome.SUCCESS, 90)
     for _ in range(5):
         vitals.end(Outcome.TIMEOUT, 100)
@@ -190,10 +190,10 @@ def test_a_probe_closes_a_half_open_circuit_on_probation_only() -> None:
 def test_a_trial_without_a_verdict_frees_its_place() -> None:
     vitals = opened()
     vitals.tick(30)
-    vitals.dispatch(30)
+    vitals.feed(Event.DISPATCHED, 30)
     vitals.end(Outcome.CANCELLED, 31)
     assert vitals.circuit is Circuit.HALF_OPEN
-    vitals.dispatch(32)
+    vitals.feed(Event.DISPATCHED, 32)
     vitals.tick(61)
     assert vitals.circuit is Circuit.TRIAL
     vitals.tick(62)
@@ -202,17 +202,19 @@ def test_a_trial_without_a_verdict_frees_its_place() -> None:
 
 def test_a_restarted_engine_starts_with_a_clean_sheet() -> None:
     vitals = opened()
-    vitals.restart(1)
+    vitals.feed(Event.RESTARTED, 1)
     assert vitals.admits
     assert vitals.quiet
     assert vitals.wake_at == NEVER_S
 
 
-STEPS = st.one_of(st.booleans(), st.sampled_from(Outcome), st.sampled_from(["dispatch", "tick", "restart"]))
+STEPS = st.one_of(
+    st.booleans(), st.sampled_from(Outcome), st.sampled_from([Event.DISPATCHED, Event.WAITED, Event.RESTARTED])
+)
 
 
 @given(st.lists(STEPS, max_size=80))
-def test_a_circuit_that_is_not_closed_always_has_a_path_back(steps: list[bool | Outcome | str]) -> None:
+def test_a_circuit_that_is_not_closed_always_has_a_path_back(steps: list[bool | Outcome | Event]) -> None:
     """An open circuit or a trial without a wake-up would keep a backend out for ever."""
     vitals = Vitals(LIMITS)
     for now, step in enumerate(steps):
@@ -220,10 +222,10 @@ def test_a_circuit_that_is_not_closed_always_has_a_path_back(steps: list[bool | 
             vitals.probe(step, now)
         elif isinstance(step, Outcome):
             vitals.end(step, now)
-        elif step == "restart":
-            vitals.restart(now)
+        elif step is Event.WAITED:
+            vitals.tick(now)
         else:
-            getattr(vitals, step)(now)
+            vitals.feed(step, now)
         assert (vitals.wake_at < NEVER_S) is (vitals.circuit in (Circuit.OPEN, Circuit.TRIAL))
     vitals.tick(1e9)
     assert vitals.circuit in (Circuit.CLOSED, Circuit.HALF_OPEN)

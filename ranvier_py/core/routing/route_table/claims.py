@@ -56,7 +56,7 @@ class Claims:
         self._rows = rows
         self._leaves = leaves
         self.ttl_s = ttl_s
-        self._others: dict[int, dict[int, Claim]] = {}
+        self.others: dict[int, dict[int, Claim]] = {}  # by SHARED row and backend: those not in columns
         self.lowered: dict[int, dict[int, int]] = {}  # row -> backend -> tier, for what is below the GPU
         self.hidden: dict[int, Hidden] = {}  # by backend
         self.now = 0.0
@@ -124,24 +124,20 @@ class Claims:
             return
         yield rows.backend[row], Claim(rows.generation[row], rows.trust[row], rows.evidence[row])
         if rows.flags[row] & SHARED:
-            yield from self._others[row].items()
+            yield from self.others[row].items()
 
     def get(self, row: int, backend: int) -> Claim | None:
         rows = self._rows
         if rows.backend[row] == backend:
             return Claim(rows.generation[row], rows.trust[row], rows.evidence[row])
         if rows.flags[row] & SHARED:
-            return self._others[row].get(backend)
+            return self.others[row].get(backend)
         return None
 
     def is_hidden(self, backend: int, evidence: int, tokens: int) -> bool:
         """Whether a claim of this backend with this evidence, at a row of so many tokens, must not be matched."""
         hidden = self.hidden.get(backend)
         return hidden is not None and (evidence <= hidden.second or tokens > hidden.left.get(evidence, tokens))
-
-    def others(self, row: int) -> dict[int, Claim]:
-        """Return the claims of a SHARED row that are not in the columns, by backend."""
-        return self._others[row]
 
     def drop(self, row: int, backend: int) -> None:
         """Forget the backend's claim on a row, which must be there."""
@@ -151,7 +147,7 @@ class Claims:
         if row in self.lowered:
             self.set_tier(row, backend, 0)
         self.counts[claim.trust] -= 1
-        others = self._others.get(row)
+        others = self.others.get(row)
         if rows.backend[row] == backend:
             if others is None:
                 rows.backend[row] = NO_BACKEND
@@ -160,7 +156,7 @@ class Claims:
         elif others is not None:
             del others[backend]
         if others is not None and not others:
-            del self._others[row]
+            del self.others[row]
             rows.flags[row] &= ~SHARED
         self._rank(row)
 
@@ -171,7 +167,7 @@ class Claims:
             self.counts[rows.trust[row]] -= 1
             rows.backend[row] = NO_BACKEND
             if rows.flags[row] & SHARED:
-                for claim in self._others.pop(row).values():
+                for claim in self.others.pop(row).values():
                     self.counts[claim.trust] -= 1
                 rows.flags[row] &= ~SHARED
             self.lowered.pop(row, None)
@@ -192,7 +188,7 @@ class Claims:
     def _merge(self, row: int, backend: int, claim: Claim) -> bool:
         """Raise the claim at one row. False: the row, and so all its ancestors, had it or a better one already."""
         rows = self._rows
-        others = self._others.get(row)
+        others = self.others.get(row)
         if rows.backend[row] == backend:
             old = Claim(rows.generation[row], rows.trust[row], rows.evidence[row])
         elif others is None or backend not in others:
@@ -221,7 +217,7 @@ class Claims:
         """Add a claim to a row that has one already."""
         rows = self._rows
         self.counts[claim.trust] += 1
-        self._others.setdefault(row, {})[backend] = claim
+        self.others.setdefault(row, {})[backend] = claim
         rows.flags[row] |= SHARED
         rows.best[row] = max(rows.best[row], claim.trust)
 

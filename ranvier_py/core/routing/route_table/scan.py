@@ -135,7 +135,7 @@ class ClaimReader:
         found: list[tuple[int, int, int, int]] = []
         count = 0
         for place, row in zip(special.tolist(), ids[special].tolist(), strict=True):
-            others = self._claims.others(row) if self.rows.flags[row] & SHARED else {}
+            others = self._claims.others[row] if self.rows.flags[row] & SHARED else {}
             count += len(others) + len(self.rows.aliases.get(row, ())) * (1 + len(others))
             if count > EXTRA_CLAIMS_MAX and place:
                 return place, found

@@ -78,7 +78,7 @@ class RouteTable:
     `now` is monotonic seconds, not negative, given by the caller. Generations of one backend only grow.
     `outgoing` has what peers must learn, `uses` reads from claims when prefixes were used. `on_use`, if set, is called
     before claims are raised. Only this package uses `rows`, `leaves`, `claims` and `tree`, except that the Router reads
-    `rows.known_chain`."""
+    `rows.known_chain` and `rows.branches`."""
 
     def __init__(
         self, *, capacity: int = 1_000_000, ttl_s: float = ROUTE_TTL_S, options: RouteTableOptions = STANDARD
@@ -161,10 +161,6 @@ class RouteTable:
         else:
             claims.now = before
         return found
-
-    def branches(self, key: PrefixKey) -> int:
-        """Return how many different continuations of this prefix are known: 0, 1, or 2 for more."""
-        return self.rows.branches(key)
 
     def learn(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int, trust: Trust, now: float) -> int:
         """Store evidence that the backend holds each prefix of a prompt. Returns the number of new rows.
@@ -412,7 +408,7 @@ class RouteTable:
             if 0 <= backend < known and generations[backend] == rows.generation[row] and rows.evidence[row] > horizon:
                 ranked.append((-rows.trust[row], -rows.evidence[row], backend, tokens))
             if rows.flags[row] & SHARED:
-                for backend, (generation, trust, evidence) in claims.others(row).items():
+                for backend, (generation, trust, evidence) in claims.others[row].items():
                     if backend < known and generations[backend] == generation and evidence > horizon:
                         ranked.append((-trust, -evidence, backend, tokens))
         if claims.hidden:
