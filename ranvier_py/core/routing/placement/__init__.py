@@ -17,45 +17,25 @@ from ranvier_py.core.prompts.namespaces import SYSTEM
 
 
 class Candidate(Protocol):
-    """What a policy may know of a backend."""
+    """What a policy may know of a backend, which it must not change."""
 
-    @property
-    def id(self) -> BackendId: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def load(self) -> int:
-        """Requests in flight: our own exact count plus what peers report."""
-        ...
-
-    @property
-    def pending_tokens(self) -> int:
-        """Prompt tokens that it has yet to compute for requests in flight without a first token, as `Policy.work_of`
-        counts them."""
-        ...
-
-    @property
-    def decoding(self) -> int:
-        """Requests in flight whose first token has come."""
-        ...
-
-    @property
-    def waiting(self) -> int:
-        """Requests in flight whose first token has not come: our own and the peers'."""
-        ...
-
-    @property
-    def progress_at(self) -> float:
-        """Monotonic seconds when the first of the waiting requests became the first: when it was sent, or at the latest
-        first token there; for requests of peers, when they reported it."""
-        ...
-
-    @property
-    def success_rate(self) -> float:
-        """Share of its latest requests that it did not fail: 0 to 1, and 1 before any."""
-        ...
+    id: BackendId
+    name: str
+    weight: float
+    load: int
+    """Requests in flight: our own exact count plus what peers report."""
+    pending_tokens: int
+    """Prompt tokens that it has yet to compute for requests in flight without a first token, as `Policy.work_of`
+    counts them."""
+    decoding: int
+    """Requests in flight whose first token has come."""
+    waiting: int
+    """Requests in flight whose first token has not come: our own and the peers'."""
+    progress_at: float
+    """Monotonic seconds when the first of the waiting requests became the first: when it was sent, or at the latest
+    first token there; for requests of peers, when they reported it."""
+    success_rate: float
+    """Share of its latest requests that it did not fail: 0 to 1, and 1 before any."""
 
 
 class Holder(NamedTuple):
