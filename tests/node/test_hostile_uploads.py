@@ -29,7 +29,6 @@ from tests.core.routing.hostile_bodies import (
     endless,
     messages,
     roles,
-    text_of,
 )
 from tests.node.node_lab import Node, cluster_lab, lab
 
@@ -130,10 +129,10 @@ async def longest_turn(
 
 
 WIRE: dict[str, tuple[Callable[[], Hostile], int]] = {
-    "64 MiB of lists": (lambda: content_of("lists", b"[],", LIMIT), 0),
+    "64 MiB of lists": (lambda: content_of("lists", b"[],")(LIMIT), 0),
     "64 MiB of text with message ends": (lambda: roles(LIMIT), 0),
-    "64 MiB in large chunks": (lambda: text_of("letters", b"a", LIMIT), 65_536),
-    "as much as is parsed": (lambda: text_of("letters", b"a", PARSED_BYTES_MAX), 0),
+    "64 MiB in large chunks": (lambda: content_of("letters", b"a", b'"', b'"')(LIMIT), 65_536),
+    "as much as is parsed": (lambda: content_of("letters", b"a", b'"', b'"')(PARSED_BYTES_MAX), 0),
     "chunks of one byte": (lambda: Hostile("ones", CHAT_PATH, b" " * 500_000), 1),
     "chunks of two bytes": (lambda: Hostile("twos", CHAT_PATH, b" " * 500_000), 2),
 }

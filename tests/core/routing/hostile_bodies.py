@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.prompts.body_json import ENDS_BYTES_MAX, MARKS_MAX, PARSED_BYTES_MAX, UNCOUNTED_BYTES_MAX
 from ranvier_py.core.prompts.body_members import MESSAGES_FREE, MESSAGES_MAX
 from ranvier_py.core.prompts.request_body import KNOWN_BYTES_MAX, REPARSED_BYTES_MAX, TAIL_BYTES_MAX
-from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH
+from ranvier_py.core.routing.request_paths import CHAT_PATH, COMPLETION_PATH, MESSAGES_PATH, RESPONSES_PATH
 
 LIMIT = 64 * 2**20
 """`body_bytes_max` as it is by default."""
@@ -90,72 +89,79 @@ DEEP = b"[" * 1000 + b"]" * 1000 + b","
 Shape = Callable[[int], Hostile]
 
 
-def shapes() -> Iterator[tuple[str, Shape]]:
-    """Every known shape, by its name."""
+def shape_of(name: str, path: bytes, start: bytes, piece: bytes, end: bytes) -> Shape:
+    """As many pieces as fit, between a start and an end."""
+    return lambda size: Hostile(name, path, filled(start, piece, end, size))
+
+
+def content_of(name: str, piece: bytes, start: bytes = b"[", end: bytes = b"]", **beside: bytes) -> Shape:
+    """The pieces in the content of a chat's only message."""
+    before, behind = chat(b"", **beside)
+    return shape_of(name, CHAT_PATH, before + start, piece, end + behind)
+
+
+def shapes() -> Iterator[Shape]:
+    """Every known shape."""
+    tool_result = b'{"system":"x","messages":[{"role":"user","content":[{"type":"tool_result","content":['
+    reasoning = b'{"instructions":"x","input":[{"type":"reasoning","summary":['
+    before, behind = chat(b'"x"', behind=b',"tools":[')
     for name, piece in (*VALUES.items(), ("deep lists", DEEP)):
-        yield f"content of {name}", partial(content_of, name, piece)
-        yield f"tools of {name}", partial(member_of, b"tools", name, piece)
-        yield f"prompt of {name}", partial(prompt_of, name, piece)
-        yield f"blocks of {name}", partial(blocks_of, name, piece)
-        yield f"items of {name}", partial(items_of, name, piece)
+        yield content_of(f"content of {name}", piece)
+        yield shape_of(f"tools of {name}", CHAT_PATH, before + behind[:-1], piece, b"]}")
+        yield shape_of(f"prompt of {name}", COMPLETION_PATH, b'{"prompt":[', piece, b"]}")
+        yield shape_of(f"blocks of {name}", MESSAGES_PATH, tool_result, piece, b"]}]}]}")
+        yield shape_of(f"items of {name}", RESPONSES_PATH, reasoning, piece, b"]}]}")
     for name, piece in TEXTS.items():
-        yield f"text of {name}", partial(text_of, name, piece)
-    yield from ((shape.__name__, shape) for shape in (results, claude_tools, system_blocks, marks))
-    own = (keys, decoys, asked_decoys, roles, messages, empty_messages, model, salt, numbers, unclosed, blank, spaced)
-    yield from ((shape.__name__, shape) for shape in own)
-    yield from ((shape.__name__, shape) for shape in (widened, not_a_number, surrogate, embeddings, noise, array_ends))
+        yield content_of(f"text of {name}", piece, b'"', b'"')
+    yield from (results, claude_tools, system_blocks, marks)
+    yield from (keys, decoys, asked_decoys, roles, messages, empty_messages, model, salt, numbers, unclosed, blank)
+    yield from (spaced, widened, not_a_number, surrogate, embeddings, noise, array_ends)
 
 
-def content_of(name: str, piece: bytes, size: int) -> Hostile:
-    start, end = chat(b"[")
-    return Hostile(f"content of {name}", CHAT_PATH, filled(start, piece, b"]" + end, size))
+USER = b'{"messages":[{"role":"user","content":'
 
+results = shape_of("results", MESSAGES_PATH, USER + b"[", b'{"type":"tool_result"},', b"]}]}")  # each is a message
+claude_tools = shape_of("tools", MESSAGES_PATH, USER + b'"x"}],"tools":[', b'{"input_schema":{}},', b"]}")
+system_blocks = shape_of("system", MESSAGES_PATH, USER + b'"x"}],"system":[', b'{"type":"text","text":""},', b"]}")
 
-def blocks_of(name: str, piece: bytes, size: int) -> Hostile:
-    """Of a turn and of a tool's result, where each is looked at."""
-    start = b'{"system":"x","messages":[{"role":"user","content":[{"type":"tool_result","content":['
-    return Hostile(f"blocks of {name}", b"/v1/messages", filled(start, piece, b"]}]}]}", size))
+marks = shape_of(  # ends of items wherever one looks, and nothing to be found there
+    "marks",
+    RESPONSES_PATH,
+    b'{"input":[{"role":"user","content":"',
+    b'\\"role\\":\\"function_call\\"reasoning\\",',
+    b'"}]}',
+)
 
+decoys = content_of("decoys of stream_options", DECOY + b",{},", before=b'"stream_options":{},')
+asked_decoys = content_of(  # options at both ends and in the middle, none of which is the one that counts
+    "more decoys",
+    b"{}," * 5000 + DECOY + b",",
+    behind=b',"stream_options":null,"tools":[%b]' % (DECOY + b"," + DECOY),
+)
 
-def items_of(name: str, piece: bytes, size: int) -> Hostile:
-    start = b'{"instructions":"x","input":[{"type":"reasoning","summary":['
-    return Hostile(f"items of {name}", b"/v1/responses", filled(start, piece, b"]}]}", size))
+roles = shape_of(  # eight proposed cuts, each of which is digested
+    "cuts", CHAT_PATH, chat(b'"')[0], b"a", b'"},' + b",".join([b'{"role":"user","content":"x"}'] * 9) + b"]}"
+)
+messages = shape_of("messages", CHAT_PATH, b'{"messages":[', MESSAGE, b'],"stream":true}')
+empty_messages = shape_of("empty messages", CHAT_PATH, b'{"messages":[', b"{},", b'],"stream":true}')
+model = shape_of("model", CHAT_PATH, b'{"model":"', b"m", b'","messages":[{}]}')
+salt = shape_of("salt", CHAT_PATH, b'{"cache_salt":"', EMOJI, b'","messages":[{}]}')
+numbers = shape_of(
+    "number", CHAT_PATH, b'{"messages":[{}],"seed":', b"1", b"}"
+)  # one library refuses it, another reads it
+unclosed = shape_of("unclosed", CHAT_PATH, b'{"messages":', b"[", b"")
+blank = shape_of("blank", CHAT_PATH, b'{"messages":[{}', b" ", b"]}")
 
-
-def results(size: int) -> Hostile:
-    """Each becomes a message."""
-    start, piece = b'{"messages":[{"role":"user","content":[', b'{"type":"tool_result"},'
-    return Hostile("results", b"/v1/messages", filled(start, piece, b"]}]}", size))
-
-
-def claude_tools(size: int) -> Hostile:
-    start, piece = b'{"messages":[{"role":"user","content":"x"}],"tools":[', b'{"input_schema":{}},'
-    return Hostile("claude_tools", b"/v1/messages", filled(start, piece, b"]}", size))
-
-
-def system_blocks(size: int) -> Hostile:
-    start, piece = b'{"messages":[{"role":"user","content":"x"}],"system":[', b'{"type":"text","text":""},'
-    return Hostile("system_blocks", b"/v1/messages", filled(start, piece, b"]}", size))
-
-
-def marks(size: int) -> Hostile:
-    """Ends of items wherever one looks, and nothing to be found there."""
-    start, piece = b'{"input":[{"role":"user","content":"', b'\\"role\\":\\"function_call\\"reasoning\\",'
-    return Hostile("marks", b"/v1/responses", filled(start, piece, b'"}]}', size))
-
-
-def member_of(member: bytes, name: str, piece: bytes, size: int) -> Hostile:
-    start, end = chat(b'"x"', behind=b',"%b":[' % member)
-    return Hostile(f"{member.decode()} of {name}", CHAT_PATH, filled(start + end[:-1], piece, b"]}", size))
-
-
-def prompt_of(name: str, piece: bytes, size: int) -> Hostile:
-    return Hostile(f"prompt of {name}", COMPLETION_PATH, filled(b'{"prompt":[', piece, b"]}", size))
-
-
-def text_of(name: str, piece: bytes, size: int) -> Hostile:
-    start, end = chat(b'"')
-    return Hostile(f"text of {name}", CHAT_PATH, filled(start, piece, b'"' + end, size))
+spaced = content_of(  # what a search for the end of an array may run through again and again
+    "spaced ends", b"}" + b" " * 60, b'"', b'"', behind=b',"user":"u"'
+)
+widened = content_of("widened", b"a", b'"', EMOJI + b'"')  # one character makes each of the others four bytes wide
+not_a_number = content_of("NaN", b"[],", behind=b',"x":NaN')
+surrogate = content_of("half a surrogate", b"\\n", b'"', b'\\ud83d"')
+embeddings = shape_of("embeddings", b"/v1/embeddings", b'{"model":"m","input":[', b'"ab",', b"]}")
+array_ends = content_of(  # sixteen places that look like the end of the messages, each with a costly rest behind it
+    "array ends", b"[],", b"[" + b"[{}]," * 16, behind=b',"user":"u"'
+)
 
 
 def keys(size: int) -> Hostile:
@@ -163,87 +169,8 @@ def keys(size: int) -> Hostile:
     return Hostile("keys", CHAT_PATH, numbered(start, b'"%b":[]', b"}" + end, size))
 
 
-def decoys(size: int) -> Hostile:
-    start, end = chat(b"[", before=b'"stream_options":{},')
-    return Hostile("decoys of stream_options", CHAT_PATH, filled(start, DECOY + b",{},", b"]" + end, size))
-
-
-def asked_decoys(size: int) -> Hostile:
-    """Options at both ends and in the middle, none of which is the one that counts."""
-    start, end = chat(b"[", behind=b',"stream_options":null,"tools":[%b]' % (DECOY + b"," + DECOY))
-    return Hostile("more decoys", CHAT_PATH, filled(start, b"{}," * 5000 + DECOY + b",", b"]" + end, size))
-
-
-def roles(size: int) -> Hostile:
-    """Eight proposed cuts, each of which is digested."""
-    start, _ = chat(b'"')
-    text = b'"},' + b",".join([b'{"role":"user","content":"x"}'] * 9) + b"]}"
-    return Hostile("cuts", CHAT_PATH, filled(start, b"a", text, size))
-
-
-def messages(size: int) -> Hostile:
-    return Hostile("messages", CHAT_PATH, filled(b'{"messages":[', MESSAGE, b'],"stream":true}', size))
-
-
-def empty_messages(size: int) -> Hostile:
-    return Hostile("empty messages", CHAT_PATH, filled(b'{"messages":[', b"{},", b'],"stream":true}', size))
-
-
-def model(size: int) -> Hostile:
-    return Hostile("model", CHAT_PATH, filled(b'{"model":"', b"m", b'","messages":[{}]}', size))
-
-
-def salt(size: int) -> Hostile:
-    return Hostile("salt", CHAT_PATH, filled(b'{"cache_salt":"', EMOJI, b'","messages":[{}]}', size))
-
-
-def numbers(size: int) -> Hostile:
-    """A number that one library refuses and the other reads."""
-    return Hostile("number", CHAT_PATH, filled(b'{"messages":[{}],"seed":', b"1", b"}", size))
-
-
-def unclosed(size: int) -> Hostile:
-    return Hostile("unclosed", CHAT_PATH, filled(b'{"messages":', b"[", b"", size))
-
-
-def blank(size: int) -> Hostile:
-    return Hostile("blank", CHAT_PATH, filled(b'{"messages":[{}', b" ", b"]}", size))
-
-
-def spaced(size: int) -> Hostile:
-    """What a search for the end of an array may run through again and again."""
-    start, end = chat(b'"', behind=b',"user":"u"')
-    return Hostile("spaced ends", CHAT_PATH, filled(start, b"}" + b" " * 60, b'"' + end, size))
-
-
-def widened(size: int) -> Hostile:
-    """One character makes each of the others four bytes wide."""
-    start, end = chat(b'"')
-    return Hostile("widened", CHAT_PATH, filled(start, b"a", EMOJI + b'"' + end, size))
-
-
-def not_a_number(size: int) -> Hostile:
-    start, end = chat(b"[", behind=b',"x":NaN')
-    return Hostile("NaN", CHAT_PATH, filled(start, b"[],", b"]" + end, size))
-
-
-def surrogate(size: int) -> Hostile:
-    start, end = chat(b'"')
-    return Hostile("half a surrogate", CHAT_PATH, filled(start, b"\\n", b'\\ud83d"' + end, size))
-
-
-def embeddings(size: int) -> Hostile:
-    return Hostile("embeddings", b"/v1/embeddings", filled(b'{"model":"m","input":[', b'"ab",', b"]}", size))
-
-
 def noise(size: int) -> Hostile:
     return Hostile("noise", b"/v1/audio/transcriptions", Random(size).randbytes(size))
-
-
-def array_ends(size: int) -> Hostile:
-    """Sixteen places that look like the end of the messages, each with all of a costly rest behind it."""
-    start, end = chat(b"[" + b"[{}]," * 16, behind=b',"user":"u"')
-    return Hostile("array ends", CHAT_PATH, filled(start, b"[],", b"]" + end, size))
 
 
 def sizes(rng: Random, largest: int = LIMIT) -> int:
@@ -270,20 +197,20 @@ def endless(seed: int) -> Iterator[Hostile]:
     known = list(shapes())
     while True:
         size = sizes(rng)
-        yield rng.choice(known)[1](size) if rng.random() < 0.7 else mixture(rng, size)
+        yield rng.choice(known)(size) if rng.random() < 0.7 else mixture(rng, size)
 
 
 def dearest() -> Iterator[Hostile]:
     """Every shape where it may cost most: below the limits of what is parsed, and at that of what is taken."""
-    for _, shape in shapes():
+    for shape in shapes():
         body = shape(PARSED_BYTES_MAX).body
         marks = sum(body.count(mark) for mark in b'[{,"')
         if marks > MARKS_MAX:
             yield shape(UNCOUNTED_BYTES_MAX)
         yield shape(int(0.97 * PARSED_BYTES_MAX * min(1, MARKS_MAX / max(1, marks))))
-    for shape in (content_of, text_of):
-        yield shape("x", b"a" if shape is text_of else b"[],", KNOWN_BYTES_MAX)
-        yield shape("x", b"a" if shape is text_of else b"[],", LIMIT)
+    for shape in (content_of("content", b"[],"), content_of("text", b"a", b'"', b'"')):
+        yield shape(KNOWN_BYTES_MAX)
+        yield shape(LIMIT)
     yield messages(MESSAGE_BYTES * MESSAGES_MAX)
     yield messages(MESSAGE_BYTES * (MESSAGES_MAX + 2))
     yield empty_messages(3 * MESSAGES_FREE)
