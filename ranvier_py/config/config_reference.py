@@ -69,8 +69,8 @@ def policy_lines() -> list[str]:
     """Return every option of every policy, as comments."""
     return [
         f"#   {line}"
-        for row in option_reference()
-        for line in wrapped(f"{row.policy}: {row.name}={toml_value(row.default)}: {row.meaning}", WIDTH_CHARACTERS - 4)
+        for policy, name, one in option_reference()
+        for line in wrapped(f"{policy}: {name}={toml_value(one.default)}: {one.meaning}", WIDTH_CHARACTERS - 4)
     ]
 
 

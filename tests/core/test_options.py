@@ -9,7 +9,7 @@ import pytest
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.options import Options, OptionValue, option
+from ranvier_py.core.options import Option, Options, OptionValue, option
 from ranvier_py.core.routing.placement import Holder, Match
 from ranvier_py.core.routing.placement.affinity import AffinityOptions
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions, make_policy, option_reference
@@ -77,7 +77,7 @@ def test_an_unknown_name_is_reported_with_those_there_are_and_with_all_other_pro
         PlacementOptions(**{name: 1, "divert_factor": 0.5})
     unknown, bad = caught.value.problems
     assert unknown.startswith(f"{name}: no policy has this option; there are ")
-    assert all(row.name in unknown for row in option_reference())
+    assert all(name in unknown for _, name, _ in option_reference())
     assert bad == "divert_factor: must be 1 to 1000, not 0.5"
 
 
@@ -93,19 +93,20 @@ def test_options_reach_the_policy() -> None:
 
 def test_the_reference_has_each_option_of_each_policy_with_a_meaning() -> None:
     rows = option_reference()
-    assert ("affinity", "divert_factor", 2.0) in [row[:3] for row in rows]
-    assert [row.policy for row in rows] == sorted((row.policy for row in rows), key=list(POLICIES).index)
-    assert all(row.meaning for row in rows)
+    policies = [policy for policy, _, _ in rows]
+    assert ("affinity", "divert_factor", 2.0) in [(policy, name, one.default) for policy, name, one in rows]
+    assert policies == sorted(policies, key=list(POLICIES).index)
+    assert all(one.meaning for _, _, one in rows)
 
 
 def test_an_option_that_two_policies_share_means_the_same_and_has_one_default() -> None:
     """They are set by one name: two defaults or two meanings could not be told apart by who sets it."""
     known: dict[str, tuple[OptionValue, str]] = {}
-    for row in option_reference():
-        assert known.setdefault(row.name, (row.default, row.meaning)) == (row.default, row.meaning)
+    for _, name, one in option_reference():
+        assert known.setdefault(name, (one.default, one.meaning)) == (one.default, one.meaning)
 
 
-@pytest.mark.parametrize("row", option_reference(), ids=lambda row: f"{row.policy}.{row.name}")
-def test_every_default_keeps_its_own_limits(row: tuple[str, str, OptionValue, str]) -> None:
-    policy, name, default, _ = row
-    assert make_policy(policy, PlacementOptions(**{name: default})).name == policy
+@pytest.mark.parametrize("row", option_reference(), ids=lambda row: ".".join(row[:2]))
+def test_every_default_keeps_its_own_limits(row: tuple[str, str, Option]) -> None:
+    policy, name, one = row
+    assert make_policy(policy, PlacementOptions(**{name: one.default})).name == policy

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.options import Options, OptionValue, chosen, options_of
+from ranvier_py.core.options import Option, Options, OptionValue, chosen, options_of
 from ranvier_py.core.routing.placement import Policy
 from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.routing.placement.baselines import LeastLoaded, PowerOfTwo, RoundRobin, WeightedRandom
@@ -52,22 +52,9 @@ POLICIES: Mapping[str, PolicyKind] = MappingProxyType(
 )
 
 
-class OptionRow(NamedTuple):
-    """One line of the reference of options."""
-
-    policy: str
-    name: str
-    default: OptionValue
-    meaning: str
-
-
-def option_reference() -> list[OptionRow]:
-    """Return every option of every policy, in the order in which they are written."""
-    return [
-        OptionRow(policy, name, limits.default, limits.meaning)
-        for policy, kind in POLICIES.items()
-        for name, limits in options_of(kind.options).items()
-    ]
+def option_reference() -> list[tuple[str, str, Option]]:
+    """Return (policy, name, option) of every option of every policy, in the order in which they are written."""
+    return [(policy, name, one) for policy, kind in POLICIES.items() for name, one in options_of(kind.options).items()]
 
 
 class PlacementOptions:
@@ -79,7 +66,7 @@ class PlacementOptions:
 
     def __init__(self, /, **named: OptionValue) -> None:
         self.named: Mapping[str, OptionValue] = MappingProxyType(named)
-        known = dict.fromkeys(row.name for row in option_reference())
+        known = dict.fromkeys(name for _, name, _ in option_reference())
         unknown = [name for name in named if name not in known]
         problems = [f"{name}: no policy has this option; there are {', '.join(known)}" for name in unknown]
         for kind in POLICIES.values():

@@ -19,7 +19,7 @@ from tests.examples import examples
 
 SWITCHED = [
     {},
-    *({row.name: not row.default} for row in option_reference() if isinstance(row.default, bool)),
+    *({name: not one.default} for _, name, one in option_reference() if isinstance(one.default, bool)),
     {"divert_rule": "least"},
     {"median": "middle"},
     {"divert_factor": 1.0, "divert_floor": 0},
