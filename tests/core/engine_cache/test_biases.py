@@ -46,6 +46,14 @@ def test_prompts_of_one_shape_are_no_larger_block() -> None:
     assert evidence.step_tokens == 0
 
 
+def test_one_prompt_that_comes_again_and_again_shows_no_step() -> None:
+    """Its count is a multiple of the engine's blocks, and short of what blocks of ours could be cached."""
+    evidence = Evidence()
+    for _ in range(100):
+        evidence.found(4992, 5008)
+    assert evidence.step_tokens == 0
+
+
 def test_another_template_shows_in_the_counts_and_goes_with_it() -> None:
     evidence, rng = Evidence(), Random(1)
     for _ in range(60):

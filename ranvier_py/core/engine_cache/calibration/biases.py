@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from math import gcd
+
+from ranvier_py.core.routing.checkpoints.cache_profile import STEPS_SEEN, step_of
 
 
 class Bias(Enum):
@@ -67,15 +68,11 @@ OFFSET_MAX = 64
 OFFSETS_USUAL = 3
 """Generation prompts of one template: with or without thinking, with tools. A wrong one differs from chat to chat."""
 
-STEPS_SEEN = 16
-"""Counts of cached tokens that must share a step before it is believed: that 16 multiples of 16 are all multiples of 32
-by chance has a probability of 1 in 65,536."""
-
 STEP_SOUGHT_EVERY = 4
 """Hits after which the step is sought again, unless one contradicts it: every answer asks for it."""
 
 CUT_MIN = 4
-"""How many of these must fall short of the prediction by less than a step: prompts of one shape share steps as well."""
+"""So many of these counts must fall short of the prediction by less than the step: prompts of one shape share one."""
 
 HYBRID_TOKENS = 256
 """A step of this size or more is no block: blocks of vLLM and SGLang have 1 to 128 tokens."""
@@ -148,11 +145,11 @@ class Evidence:
     def step_tokens(self) -> int:
         """The step of which all recent hits are multiples, and to which some were cut; 0 while there is none."""
         if self._step is None:
-            self._step = self._find_step() if len(self._steps) == STEPS_SEEN else 0
+            self._step = self._find_step()
         return self._step
 
     def _find_step(self) -> int:
-        step = gcd(*[cached for cached, _ in self._steps])
+        step = step_of([cached for cached, _ in self._steps])
         return step if sum(0 < missing < step for _, missing in self._steps) >= CUT_MIN else 0
 
     @property

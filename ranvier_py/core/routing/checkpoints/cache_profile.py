@@ -24,9 +24,10 @@ operator wrote, groups in its events, its metrics page, the name on its model ca
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from math import gcd
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -42,6 +43,11 @@ LONGEST_BLOCK = 256
 """No block of an attention engine is longer: an engine whose cached depths have longer steps keeps checkpoints."""
 
 GRID_MAX = 1 << 20
+
+STEPS_SEEN, DIFFERENT_MIN = 16, 4
+"""So many counts of cached tokens must share a step before it is believed, and so many of them must differ. That 16
+multiples of 16 are all multiples of 32 by chance has a probability of 1 in 65,536; chats behind one system prompt, or
+one prompt that comes again and again, have one count, which is no step."""
 
 
 class CheckpointKind(IntEnum):
@@ -118,6 +124,11 @@ def on_grid(profile: CheckpointProfile, block_tokens: int) -> CheckpointProfile:
     blocks = -(-profile.grid // block_tokens)
     decode = -(-profile.decode_grid // block_tokens) if profile.decode_grid else 0
     return replace(profile, grid=blocks * block_tokens, decode_grid=decode * block_tokens)
+
+
+def step_of(counts: Collection[int]) -> int:
+    """Return the step of which the latest counts of cached tokens, above 0, are multiples; 0 while they show none."""
+    return gcd(*counts) if len(counts) >= STEPS_SEEN and len(set(counts)) >= DIFFERENT_MIN else 0
 
 
 class CacheProfile(NamedTuple):

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import gcd, inf
+from math import inf
 from typing import NamedTuple
 
 from ranvier_py.core.answers.answer_stream import Answer
@@ -37,7 +37,14 @@ from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.attempt import Attempt, Observer
 from ranvier_py.core.routing.capacity import FIRST_TOKENS, CapacityEstimate
-from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, CacheProfile, CheckpointKind, CheckpointProfile
+from ranvier_py.core.routing.checkpoints.cache_profile import (
+    ATTENTION,
+    STEPS_SEEN,
+    CacheProfile,
+    CheckpointKind,
+    CheckpointProfile,
+    step_of,
+)
 from ranvier_py.core.routing.checkpoints.checkpoint_index import (
     CHECKPOINT_TTL_S,
     KV,
@@ -65,9 +72,6 @@ INVESTMENT = 0.3
 """The share of recomputed tokens that counts as saved if the request leaves a checkpoint behind them: R4's omega.
 Of 0, 0.01, 0.03, 0.1, 0.3, 0.6 and 1 this one's mean hit rate, over the long traces of `benchmarks.hybrid` and profiles
 with junctions, is within a quarter of a point of the best; with 0 shared documents lose 5 to 12 points."""
-
-STEPS_SEEN = 16
-"""How many counts must agree on one step before it is believed."""
 
 MARKED_MAX = 4096
 """Most positions that are noted of one request: a million tokens in vLLM's shortest blocks."""
@@ -160,8 +164,8 @@ class BackendCheckpoints:
 
     @property
     def step_tokens(self) -> int:
-        """The greatest common divisor of its last STEPS_SEEN counts; 0 while there are fewer."""
-        return gcd(*self._counts) if len(self._counts) == STEPS_SEEN else 0
+        """The step that its latest counts show; 0 while there is none."""
+        return step_of(self._counts)
 
     def looked_up(self, keys: Iterable[PrefixKey], held: int, limit: int, now: float) -> tuple[int, float] | None:
         """Return the deepest checkpoint of a prompt, given up or not: its position, and how many were used since."""

@@ -8,7 +8,7 @@ from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.engine_cache.states import StateMoved
 from ranvier_py.core.gossip.replication.route_updates import CHECKPOINTS, ProcessUpdate, encode_process
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, profile_named
+from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, STEPS_SEEN, profile_named
 from ranvier_py.core.routing.checkpoints.checkpoints import ALARM_ANSWERS, HALF_LIFE, Confidence
 from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
 from ranvier_py.core.routing.route_table import Trust
@@ -331,3 +331,15 @@ def test_a_profile_that_changes_begins_anew() -> None:
     assert checkpoints.set_profile(BackendId(0), ATTENTION)
     assert credit(router, SYSTEM, QUESTION, ANSWER, NEXT) == (0, 0)
     assert router.find(prompt_of(SYSTEM, QUESTION, ANSWER), 1.0).holders[0].tokens == 2096
+
+
+def test_chats_behind_one_system_prompt_show_no_step() -> None:
+    """All of them have the same count. Taken for a step, it would be another profile, and void what is known."""
+    router = hybrid_router("vllm-align:528")
+    own = router.checkpoints.known[BackendId(0)]
+    for number in range(STEPS_SEEN + 4):
+        serve(router, [("system", 1600), (f"question {number}", 300)], ("answer", 4), cached=1584)
+    assert own.step_tokens == 0
+    for blocks in (1, 2, 5):
+        serve(router, [("system", 1600), ("long", 4000)], ("answer", 4), cached=528 * blocks)
+    assert own.step_tokens == 528
