@@ -28,7 +28,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.routing.backend import Backend
-from ranvier_py.core.routing.checkpoints.cache_profile import AUTO, Signs, recognised
+from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, AUTO, Signs, recognised
 from ranvier_py.core.routing.checkpoints.checkpoints import Checkpoints
 from ranvier_py.core.routing.router import Router
 
@@ -121,6 +121,9 @@ class Calibrating:
         before = self._checkpoints.profile(backend.id)
         if self._checkpoints.set_profile(backend.id, profile):
             log.info("calibration.profile %s %s -> %s", backend.name, before.label, profile.label)
+            known = self.calibration.backends().get(backend.id)
+            if known is not None and profile == ATTENTION:
+                known.evidence.forget_steps()
 
     def _signs(self, backend: Backend) -> Signs:
         known, own = self.calibration.backends().get(backend.id), self._checkpoints.known.get(backend.id)
@@ -133,7 +136,7 @@ class Calibrating:
             models=tuple(str(card.get(name) or "") for card in backend.cards for name in ("id", "root")),
             state_groups=block > 0,
             block_tokens=block or backend.signs.block_tokens,
-            step_tokens=own.step_tokens if own is not None else known.evidence.step_tokens if known is not None else 0,
+            step_tokens=(own.step_tokens if own is not None else 0) or (known.evidence.step_tokens if known else 0),
         )
 
     def looked(self, backend: BackendId, metrics: EngineMetrics) -> None:

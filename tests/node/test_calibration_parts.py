@@ -16,6 +16,7 @@ from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
+from ranvier_py.core.routing.checkpoints.cache_profile import ATTENTION, STEPS_SEEN
 from ranvier_py.node.calibration_parts import STALE_INTERVALS, Calibrating, looked_at_by
 from tests.core.engine_cache.test_prediction import URL, A, World
 from tests.node.node_lab import BETWEEN_LOOKS_S, Lab, Node, chat, cluster_lab, opened, start_engine, turn
@@ -209,3 +210,22 @@ async def test_nodes_of_a_cluster_leave_an_engine_to_one_of_them(tmp_path: Path)
             await trio.sleep(1.0)
             after = await looks()
             alone = alone + 1 if sum(now > then for now, then in zip(after, before, strict=True)) == 1 else 0
+
+
+def test_an_engine_that_is_a_hybrid_by_its_counts_alone_stays_one_until_they_disprove_it() -> None:
+    world, clock = World(), Clock()
+    parts, profile = calibrating(world, clock), partial(world.router.checkpoints.profile, A)
+    attempt = world.start_attempt([1, 2], 100.0)
+    world.answer(attempt, 0, 100.0)
+    evidence = parts.calibration.backends()[A].evidence
+    for number in range(STEPS_SEEN):
+        evidence.found(528 * (1 + number % 5), 528 * (1 + number % 5) + 96)
+    for _ in range(3):
+        parts.tick(clock.now)
+        assert profile().label == "vllm-align:528"
+    own = world.router.checkpoints.known[A]
+    for number in range(STEPS_SEEN):
+        own.counted(16 * (33 + number))
+    for _ in range(3):
+        parts.tick(clock.now)
+        assert profile() == ATTENTION

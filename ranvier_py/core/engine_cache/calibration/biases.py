@@ -148,6 +148,11 @@ class Evidence:
             self._step = self._find_step()
         return self._step
 
+    def forget_steps(self) -> None:
+        """Look for a step anew: later counts have disproved it."""
+        self._steps.clear()
+        self._step = 0
+
     def _find_step(self) -> int:
         step = step_of([cached for cached, _ in self._steps])
         return step if sum(0 < missing < step for _, missing in self._steps) >= CUT_MIN else 0
