@@ -219,7 +219,11 @@ def recognised(signs: Signs) -> CacheProfile:
         is_gridded = signs.step_tokens >= EXTRA_BUFFER_GRID and not signs.step_tokens % EXTRA_BUFFER_GRID
         return CACHE_PROFILES["sglang-extra-buffer" if is_gridded else "sglang-no-buffer"]
     name = vllm_name(signs.state_mode, signs.retention)
-    grid = max(signs.block_tokens, signs.step_tokens if signs.step_tokens >= LONGEST_BLOCK else 0)
+    grid = signs.block_tokens
+    if (
+        grid < LONGEST_BLOCK <= signs.step_tokens
+    ):  # else counts of a few prompts would make multiples of a known block one
+        grid = signs.step_tokens
     return with_grid(CACHE_PROFILES[name], grid)
 
 

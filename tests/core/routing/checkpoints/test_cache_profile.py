@@ -36,6 +36,8 @@ VLLM, SGLANG = Signs(engine="vllm"), Signs(engine="sglang")
         (Signs(engine="sglang", has_states=True), "sglang-no-buffer"),
         (Signs(engine="sglang", has_states=True, step_tokens=64), "sglang-extra-buffer"),
         (Signs(engine="sglang", has_states=True, step_tokens=3), "sglang-no-buffer"),
+        (Signs(engine="vllm", has_states=True, block_tokens=528, step_tokens=1584), "vllm-align:528"),
+        (Signs(engine="vllm", has_states=True, block_tokens=16, step_tokens=528), "vllm-align:528"),
         (Signs(engine="", step_tokens=528), "vllm-align:528"),
         (Signs(configured="sglang-extra-buffer", engine="vllm", has_states=False), "sglang-extra-buffer"),
         (Signs(configured="attention", engine="vllm", has_states=True), "attention"),
