@@ -84,9 +84,6 @@ SEVERAL_HOLDERS = 8
 """For `Match.more_holders`: enough to choose among, and few enough to find for a prompt that dozens hold."""
 
 
-NO_MATCH = Match((), 0, Fingerprint(0))
-
-
 class Choice(NamedTuple):
     """A policy's answer. `reason` is one of the policy's few words; metrics and a response header show it."""
 

@@ -2,7 +2,6 @@
 
 from ranvier_py.core.routing.route_table.route_values import (
     BACKENDS_MAX,
-    QUANTUM_S,
     ClaimView,
     NewRoutes,
     RouteTableCounters,
@@ -15,7 +14,6 @@ from ranvier_py.core.routing.route_table.table import RouteTable
 
 __all__ = [
     "BACKENDS_MAX",
-    "QUANTUM_S",
     "ClaimView",
     "NewRoutes",
     "RouteTable",

@@ -21,9 +21,6 @@ ROUTE_TTL_S = 3600.0
 BACKENDS_MAX = 4096
 """Backend ids are 0 … 4095 (core.ids): they fit a 16-bit column with room for «none»."""
 
-QUANTUM_S = 1
-"""Evidence and use are kept as whole seconds: 4 bytes each, and a second is nothing against a TTL of an hour."""
-
 LRU, UTILITY = "lru", "utility"
 
 
@@ -62,7 +59,7 @@ class Claim(NamedTuple):
 
     generation: int
     trust: int
-    evidence: int  # whole second of the latest evidence
+    evidence: int  # whole second of the latest evidence: 4 bytes, and exact enough for a life of an hour
 
 
 class NewRoutes(NamedTuple):

@@ -42,3 +42,6 @@ def match_of(
         (Holder(BackendId(backend), tokens, 1) for backend, tokens in held), key=lambda one: -one.tokens
     )
     return Match(holders, prompt, Fingerprint(home), home_tokens, Fingerprint(home ^ 1), opening=opening)
+
+
+NO_MATCH = Match((), 0, Fingerprint(0))

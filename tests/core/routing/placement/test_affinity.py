@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.routing.placement import NO_MATCH, Choice, Match
+from ranvier_py.core.routing.placement import Choice, Match
 from ranvier_py.core.routing.placement.affinity import SHARED_FLOOR, Affinity, AffinityOptions
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from tests.core.routing.placement.engines import Engine, engines, match_of
+from tests.core.routing.placement.engines import NO_MATCH, Engine, engines, match_of
 
 COLD = match_of()
 

@@ -9,9 +9,9 @@ import pytest
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.routing.placement import NO_MATCH, Holder, Match
+from ranvier_py.core.routing.placement import Holder, Match
 from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
-from tests.core.routing.placement.engines import Engine
+from tests.core.routing.placement.engines import NO_MATCH, Engine
 
 
 def engines(*loads: int) -> list[Engine]:

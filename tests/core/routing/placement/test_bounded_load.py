@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.placement import NO_MATCH, Choice, Match
+from ranvier_py.core.routing.placement import Choice, Match
 from ranvier_py.core.routing.placement.affinity import Affinity
 from ranvier_py.core.routing.placement.baselines import mean_load
 from ranvier_py.core.routing.placement.bounded_load import (
@@ -17,7 +17,7 @@ from ranvier_py.core.routing.placement.bounded_load import (
     cap_of,
     jump_hash,
 )
-from tests.core.routing.placement.engines import Engine, engines, match_of
+from tests.core.routing.placement.engines import NO_MATCH, Engine, engines, match_of
 
 
 def choose(match: Match, *loads: int) -> Choice:
