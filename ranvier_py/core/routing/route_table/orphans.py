@@ -10,6 +10,7 @@ rows that came otherwise. Bound: ORPHANS_MAX; beyond, one piece that waits for t
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, compress, repeat
 from typing import NamedTuple
@@ -70,7 +71,8 @@ class Orphans:
         self.dropped = 0
         self._table = table
         self._known = table.names()
-        self._waiting: dict[int, list[Orphan]] = {}  # by the name they wait for; looked at longest ago first
+        # by the name they wait for, the one looked at longest ago first
+        self._waiting: OrderedDict[int, list[Orphan]] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:
@@ -154,7 +156,7 @@ class Orphans:
         for _ in range(min(LOOKS_EACH, len(self._waiting))):
             parent = next(iter(self._waiting))
             if not self._adopt(parent):
-                self._waiting[parent] = self._waiting.pop(parent)
+                self._waiting.move_to_end(parent)
 
     def _adopt(self, parent: int) -> bool:
         """Hang the pieces that wait for this name under its row. False: there is no such row, or none waits for it."""
